@@ -150,7 +150,7 @@ class GroupResult(Generic[R]):
 
     @classmethod
     def restore(cls, group_id: str, app: HasResults) -> GroupResult[Any] | None:
-        """Return a group that was saved with :meth:`save`, in any process; ``None`` if there is none (any more).
+        """Return a group that was saved with :meth:`save`, in any process; ``None`` if it is missing or has expired.
 
         Args:
             group_id: The group's id.

@@ -48,7 +48,7 @@ class ResultReader(Protocol):
         ...
 
     def load_group(self, queue: str, group_id: str) -> str | None:
-        """Return what :meth:`save_group` stored, ``None`` if there is nothing (any more)."""
+        """Return what :meth:`save_group` stored, ``None`` if there is none, or it has expired."""
         ...
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:

@@ -54,7 +54,7 @@ class AsyncResult(Generic[R]):
         queue: The name of the job's queue in the app.
         reader: Reads jobs and waits for them.
         sent_ms: When this process sent the job (server time), if it did.
-        decode: Returns the result of JSON as the type of the task's hint; ``None``: the result is JSON.
+        decode: Converts the JSON result to the task's return type; ``None``: the result is not converted.
         parent: The handle of the step before, if this process sent the job as a step of a chain.
 
     Attributes:

@@ -34,12 +34,12 @@ def table() -> str:
 def celery_table() -> str:
     """Return the table of all of Celery's settings, one line per reason, as Markdown."""
     same = [f"`{name}`" for name in CELERY_NAMES.read_text().split() if name in SETTINGS]
-    rows: dict[tuple[str, str], list[str]] = {("taken", "the same name and meaning"): same}
+    rows: dict[tuple[str, str], list[str]] = {("supported", "the same name and meaning"): same}
     for row in CELERY_SETTINGS.values():
-        effect = "error" if row.refused else "none" if row.is_redundant(object()) else "warning"
+        effect = "error" if row.rejected else "none" if row.is_redundant(object()) else "warning"
         reason = row.reason
         if row.replacement:
-            effect, reason = "taken", f"as `{row.replacement}`"
+            effect, reason = "supported", f"as `{row.replacement}`"
         rows.setdefault((effect, reason), []).append(f"`{row.name}`")
     lines = [f"| {', '.join(names)} | {effect} | {reason} |" for (effect, reason), names in rows.items()]
     return "\n".join(["| Celery's setting | effect | why, and what to use |", "|---|---|---|", *lines]) + "\n"

@@ -67,7 +67,7 @@ SETTINGS: Final = {
 @click.option(
     "--autoscale",
     metavar="MAX,MIN",
-    help="Adapt the number of child processes to the jobs, instead of -c: 10,3 is 3 to 10 (default: a fixed number).",
+    help="Adapt the number of child processes to the load, instead of -c: 10,3 means 3 to 10 (default: fixed).",
 )
 @click.option(
     "--async-concurrency", type=int, help="Async jobs that may run concurrently in each child process (default: 100)."
@@ -81,14 +81,14 @@ SETTINGS: Final = {
 @click.option(
     "--max-memory-per-child",
     metavar="SIZE",
-    help="Replace a child process with more resident memory when it has finished its jobs: KiB, 512M or 2G "
-    "(default: unlimited).",
+    help="Replace a child process whose resident memory exceeds SIZE, once its jobs have finished. SIZE is in KiB or "
+    "has a unit: 512M, 2G (default: unlimited).",
 )
 @click.option(
     "--hard-memory-limit",
     metavar="SIZE",
-    help="Kill a child process with more resident memory while it runs a job; its jobs run again, which counts as a "
-    "crash (default: unlimited).",
+    help="Kill a child process whose resident memory exceeds SIZE while it is running a job; its jobs run again, and "
+    "this counts as a crash (default: unlimited).",
 )
 @click.option(
     "--start-method",
@@ -134,7 +134,7 @@ SETTINGS: Final = {
     "--max-jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Stop when N jobs have been started, by all child processes together, and have finished.",
+    help="Stop when the child processes have started N jobs in total, and these have finished.",
 )
 @click.option("--paused", is_flag=True, default=None, help="Start paused; 'kill -CONT PID' resumes.")
 @click.option(

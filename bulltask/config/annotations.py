@@ -1,4 +1,4 @@
-"""The setting ``task_annotations``: options of tasks that the app sets without a change to their code."""
+"""The setting ``task_annotations``: task options that the app sets without a change to the tasks' code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Celery's settings that are not bulltask's: what becomes of each, why, and what to use instead.
+"""Celery's settings that bulltask does not have: the effect of each, the reason, and what to use instead.
 
 A setting of Celery 5.7 is in exactly one place: here, or in :data:`bulltask.config.settings.SETTINGS` with the same
-name and meaning. A setting without effect warns unless its value describes what bulltask does anyway. It is refused if
+name and meaning. A setting without effect warns unless its value describes what bulltask does anyway. It is rejected if
 a job would otherwise run elsewhere, in another order or with less protection than the setting demands.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CELERY_SETTINGS", "FIRST_NAMES", "CelerySetting", "current_name"]
+__all__ = ["CELERY_SETTINGS", "OLD_NAMES", "CelerySetting", "current_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class CelerySetting:
         name: Its name.
         reason: Why it has no effect, and what to use instead.
         replacement: The setting of bulltask that takes its value, ``""`` if there is none.
-        refused: Whether it raises an error instead of a warning.
+        rejected: Whether it raises an error instead of a warning.
     """
 
     name: str
     reason: str
     replacement: str = ""
-    refused: bool = False
+    rejected: bool = False
 
     def is_redundant(self, value: object) -> bool:
-        """Return whether ``value`` describes what bulltask does anyway, so that there is nothing to warn of."""
+        """Return whether ``value`` describes what bulltask does anyway, so that no warning is needed."""
         accepts = _REDUNDANT.get(self.name)
         return accepts is not None and accepts(value)
 
@@ -41,7 +41,7 @@ class CelerySetting:
         Args:
             label: The name as the user wrote it. The value is never shown: it may be a password.
         """
-        verb = "is not available" if self.refused else "has no effect"
+        verb = "is not available" if self.rejected else "has no effect"
         return f"Celery's setting {label} {verb} in bulltask: {self.reason}"
 
 
@@ -50,7 +50,7 @@ _RABBITMQ = "it is for RabbitMQ or another AMQP broker, and bulltask uses Redis"
 _NO_BEAT = "the workers run the schedule, so there is no beat process"
 _NO_MAILBOX = "there are no control or event queues; workers and clients communicate through BullMQ's keys"
 _ONE_URL = "use broker_url, as in redis://user:password@host:6379/0"
-_SIGNATURE = "jobs are not signed; restrict who can write to Redis with its ACL"
+_SIGNATURE = "jobs are not signed; use Redis ACLs to restrict who can write"
 _JSON = "arguments and results are always JSON, and a value that JSON cannot represent raises an error when it is sent"
 _AT_LEAST_ONCE = "a job is acknowledged when its outcome is stored, and runs again if its worker dies"
 _RECOVERY = "a job whose child process died is recovered immediately, by its worker"
@@ -58,7 +58,7 @@ _LOG_FORMAT = "a worker writes one structured line per event; configure logging 
 _NO_PREFETCH = "a worker acquires a job only when a child process can run it"
 _EAGER = "eager mode does not use Redis; to store results, test with bulltask.testing"
 _CHORD = "canvas (group, chord, chain) does not use a result backend"
-_INTERNAL = "it replaces a part of Celery's worker, which bulltask does not have"
+_INTERNAL = "it customises a component of Celery's worker that bulltask does not have"
 
 _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     (
@@ -149,7 +149,7 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
         "broker_pool_limit broker_pool_acquire_timeout redis_max_connections",
     ),
     ("connections always use TCP keepalive", "redis_socket_keepalive"),
-    ("a send is retried as often as broker_publish_retries says", "redis_retry_on_timeout"),
+    ("a send is retried up to broker_publish_retries times", "redis_retry_on_timeout"),
     (
         "use broker_publish_retries (0: no retry), broker_reconnect_delay and broker_publish_timeout",
         "task_publish_retry task_publish_retry_policy",
@@ -169,12 +169,12 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
         "a warm shutdown waits for shutdown_timeout, and then releases the running jobs",
         "worker_soft_shutdown_timeout worker_enable_soft_shutdown_on_idle",
     ),
-    ("a queue without a rate limit has none; see limiter", "worker_disable_rate_limits"),
+    ("queues are not rate-limited unless limiter is set", "worker_disable_rate_limits"),
 )
 
-_REFUSED: Final[Iterable[tuple[str, str]]] = (
+_REJECTED: Final[Iterable[tuple[str, str]]] = (
     (_ONE_URL, "broker_host broker_port broker_user broker_password broker_vhost broker_read_url broker_write_url"),
-    ("the scheme of broker_url says it: redis://, rediss:// (TLS) or unix://", "broker_transport"),
+    ("the scheme of broker_url selects the transport: redis://, rediss:// (TLS) or unix://", "broker_transport"),
     (
         "use a broker_url with TLS, as in rediss://host:6379/0?ssl_cert_reqs=required&ssl_ca_certs=/path/ca.pem",
         "broker_use_ssl",
@@ -188,8 +188,8 @@ _REFUSED: Final[Iterable[tuple[str, str]]] = (
         "task_default_rate_limit",
     ),
     (
-        "priorities have another order (1 is the highest, and jobs without a priority come first); use the option "
-        "priority of the task",
+        "priorities are ordered differently (1 is the highest, and jobs without a priority come first); use the "
+        "task's `priority` option",
         "task_default_priority",
     ),
 )
@@ -201,12 +201,12 @@ _RENAMED: Final[Mapping[str, str]] = {
 
 CELERY_SETTINGS: Final[Mapping[str, CelerySetting]] = {
     **{name: CelerySetting(name, reason) for reason, names in _WITHOUT_EFFECT for name in names.split()},
-    **{name: CelerySetting(name, reason, refused=True) for reason, names in _REFUSED for name in names.split()},
+    **{name: CelerySetting(name, reason, rejected=True) for reason, names in _REJECTED for name in names.split()},
     **{name: CelerySetting(name, f"use {new}", replacement=new) for name, new in _RENAMED.items()},
 }
-"""Celery's settings by name, without those that bulltask has too."""
+"""Celery's settings by name, without those that bulltask also has."""
 
-FIRST_NAMES: Final[Mapping[str, str]] = {
+OLD_NAMES: Final[Mapping[str, str]] = {
     "celery_eager_propagates_exceptions": "task_eager_propagates",
     "celery_max_cached_results": "result_cache_max",
     "celery_message_compression": "task_compression",
@@ -218,19 +218,19 @@ FIRST_NAMES: Final[Mapping[str, str]] = {
     "celery_send_task_sent_event": "task_send_sent_event",
     "celery_task_result_expires": "result_expires",
 }
-"""Names of Celery 3 that differ from today's by more than their prefix."""
+"""Names in Celery 3 that differ from the current ones by more than their prefix."""
 
 
 def current_name(name: str, known: Iterable[str]) -> str:
-    """Return today's name of a setting for a name of Celery 3 such as ``CELERYD_CONCURRENCY``, ``""`` if it is none.
+    """Return the current name for a Celery 3 name such as ``CELERYD_CONCURRENCY``; ``""`` if it is not one.
 
     Args:
         name: The name, in any case.
         known: All names of settings.
     """
     lower, names = name.lower(), set(known)
-    if lower in FIRST_NAMES:
-        return FIRST_NAMES[lower]
+    if lower in OLD_NAMES:
+        return OLD_NAMES[lower]
     for prefix, families in (
         ("celerybeat_", ("beat_",)),
         ("celeryd_", ("worker_", "")),

@@ -18,7 +18,13 @@ CHILD_SETTINGS: Final = (
         "auto",
         "number of child processes, or of threads with worker_pool=threads; auto: one per CPU core",
     ),
-    _S("worker_pool", "pool", worker_pool, "prefork", "run sync tasks in child processes, or threads of one child"),
+    _S(
+        "worker_pool",
+        "pool",
+        worker_pool,
+        "prefork",
+        "where sync tasks run: in child processes, or in threads of one child process",
+    ),
     _S(
         "worker_autoscale",
         "autoscale",

@@ -206,7 +206,7 @@ class Settings:
         return self._celery_url is not None and "broker_url" not in self._given()
 
     def overridden(self, settings: Mapping[str, object]) -> Settings:
-        """Return a copy that is not frozen, in which ``settings`` have precedence over all others; for tests."""
+        """Return a copy that is not frozen, in which ``settings`` take precedence over all others; for tests."""
         copied = object.__new__(Settings)
         vars(copied).update({**vars(self), "_overrides": self.overrides(), "_frozen": None, "_used": set()})
         for name, value in settings.items():

@@ -31,7 +31,7 @@ class Configured:
             namespace: Read only names that begin with it: ``CELERY`` reads ``CELERY_BROKER_URL``. Without it, all
                 lower-case names are read.
             silent: Ignore a module that cannot be imported.
-            force: Accepted because Celery has it, where it has this effect: settings are read immediately.
+            force: Ignored: settings are always read immediately, as with ``force=True`` in Celery.
 
         Raises:
             ConfigError: A name is unknown (the message suggests a similar name), or a value is invalid.

@@ -17,12 +17,12 @@ __all__ = ["check_same_meaning", "constructor_settings", "explain", "resolve"]
 _RENAMED_ARGUMENTS: Final = {"broker": "broker_url", "backend": "result_backend"}
 _APP_ARGUMENTS: Final = ("changes", "config_source", "namespace", "set_as_current")
 _REMOVED_ARGUMENTS: Final = {
-    **dict.fromkeys(["amqp", "control", "events", "loader", "log"], "bulltask has no such part"),
+    **dict.fromkeys(["amqp", "control", "events", "loader", "log"], "bulltask has no equivalent"),
     "autofinalize": "a task is registered when it is defined",
     "fixups": "the worker sets Django up if DJANGO_SETTINGS_MODULE is set",
     "main": "the first argument is the name: App('shop')",
     "strict_typing": "arguments are always checked when a task is called",
-    "task_cls": "use the task's option base",
+    "task_cls": "tasks are functions",
     "tasks": "decorate functions with @app.task",
 }
 """Arguments of Celery's constructor that have no meaning in bulltask, with the reason."""
@@ -37,7 +37,7 @@ def resolve(name: str, value: object, label: str) -> str | None:
         label: The name as the user wrote it, such as ``CELERY_TASK_SERIALIZER``.
 
     Raises:
-        ConfigError: The name is unknown, or it is a setting of Celery's that must not be ignored.
+        ConfigError: The name is unknown, or it is one of Celery's settings that must not be ignored.
     """
     if name in SETTINGS:
         return name
@@ -47,20 +47,20 @@ def resolve(name: str, value: object, label: str) -> str | None:
     if celery.replacement:
         return celery.replacement
     if not celery.is_redundant(value):
-        if celery.refused:
+        if celery.rejected:
             raise ConfigError(celery.message(label))
         warn_user(celery.message(label))
     return None
 
 
 def explain(name: str, label: str = "") -> str:
-    """Return the message for a name that is no setting: what to use instead, or the nearest name."""
+    """Return the message for a name that is not a setting: what to use instead, or the nearest name."""
     label = label or name
     if name in CELERY_SETTINGS:
         return CELERY_SETTINGS[name].message(label)
     known = [*SETTINGS, *CELERY_SETTINGS]
-    if today := current_name(name, known):
-        return f"unknown setting {label!r}: it is an old name of Celery's; use {today}"
+    if current := current_name(name, known):
+        return f"unknown setting {label!r}: it is an old Celery name; use {current}"
     prefix = label[: -len(name)] if label.lower().endswith(name.lower()) else ""
     matching = {(prefix + known_name.upper() if label.isupper() else known_name): None for known_name in known}
     return f"unknown setting {label!r}{did_you_mean(label, matching)}"
@@ -90,11 +90,11 @@ def check_same_meaning(found: Mapping[str, tuple[str, Any]]) -> None:
     """Check the values that mean something else in Celery.
 
     Raises:
-        ConfigError: ``result_expires`` is 0, with which Celery keeps results for ever, and bulltask not at all.
+        ConfigError: ``result_expires`` is 0, which keeps results forever in Celery, but not at all in bulltask.
     """
     for label, (name, value) in found.items():
         if name == "result_expires" and value in (0, timedelta(0)) and value is not None:
             raise ConfigError(
-                f"{label} is 0, with which Celery keeps results for ever, and bulltask removes them immediately: set "
+                f"{label} is 0: Celery then keeps results forever, but bulltask removes them immediately; set "
                 "None to keep them, or set result_expires=0 on app.conf to remove them"
             )

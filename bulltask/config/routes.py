@@ -24,7 +24,7 @@ _AMQP_OPTIONS: Final = ("exchange", "exchange_type", "routing_key", "delivery_mo
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A router with names and patterns of tasks; a name has precedence over a pattern."""
+    """A router with task names and patterns; a name takes precedence over a pattern."""
 
     names: Mapping[str, Route]
     patterns: Sequence[tuple[re.Pattern[str], Route]]
@@ -37,7 +37,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Where the jobs of tasks go that name no queue themselves.
+    """The queues of jobs for which neither the call nor the task sets a queue.
 
     Attributes:
         routers: Tables and functions, in order; the first one with a route wins.
@@ -95,13 +95,13 @@ def routes(value: Any, name: str) -> Routes | None:
 
 
 def queue_names(value: Any, name: str) -> tuple[str, ...]:
-    """Return the names of queues, from names, dictionary keys or objects with a ``name`` such as ``kombu.Queue``.
+    """Return queue names, from names, dictionary keys or objects with a ``name`` such as ``kombu.Queue``.
 
     Raises:
         ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     if value is not None and not isinstance(value, str | Iterable):
-        raise ConfigError(f"{name} must be a list of names of queues, not {value!r}")
+        raise ConfigError(f"{name} must be a list of queue names, not {value!r}")
     parts = value if isinstance(value, str) else [getattr(part, "name", part) for part in value or ()]
     return tuple(queue_name(part, name) for part in (parse_names(parts, name) if isinstance(parts, str) else parts))
 
@@ -114,7 +114,7 @@ def _router(value: Any, name: str) -> _Table | _Router:
             if isinstance(key, re.Pattern):
                 patterns.append((key, route))
             elif not isinstance(key, str):
-                raise ConfigError(f"{name} must have names or patterns of tasks as keys, not {key!r}")
+                raise ConfigError(f"{name} must have task names or patterns as keys, not {key!r}")
             elif "*" in key:
                 patterns.append((re.compile(fnmatch.translate(key)), route))
             else:

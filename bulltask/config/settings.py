@@ -115,7 +115,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             1_000,
             "how many lines of a job's log are kept (keep_logs overrides this); none: all",
         ),
-        _S("task_default_queue", "default_queue", queue_name, "default", "queue for tasks without the option queue"),
+        _S("task_default_queue", "default_queue", queue_name, "default", "queue for tasks without a `queue` option"),
         _S(
             "task_canvas_queue",
             "canvas_queue",
@@ -126,7 +126,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         ),
         _S("task_queues", "queues", queue_names, (), "queues of a worker without -Q; none: the default and its tasks'"),
         _S("task_annotations", "annotations", parse_annotations, None, "options of tasks by name; '*': all tasks"),
-        _S("task_routes", "routes", routes, None, "queues of tasks without the option queue, as in Celery"),
+        _S("task_routes", "routes", routes, None, "queues for tasks without a `queue` option, as in Celery"),
         _S(
             "task_max_retries",
             "max_retries",
@@ -179,7 +179,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "have, such as datetime",
         ),
         _S("task_always_eager", "always_eager", flag, False, "run jobs in the process that sends them, without Redis"),
-        _S("task_eager_propagates", "eager_propagates", flag, False, "raise the exception of a job that runs eagerly"),
+        _S("task_eager_propagates", "eager_propagates", flag, False, "raise a failed job's exception in eager mode"),
         _S(
             "task_unknown",
             "task_unknown",
@@ -188,7 +188,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "what happens to a job whose task is not registered; reschedule: it is delayed, so that another "
             "worker can run it; fail: it fails",
         ),
-        _S("imports", "imports", parse_names, (), "modules that the worker imports before those in include"),
+        _S("imports", "imports", parse_names, (), "modules that the worker imports before those in `include`"),
         _S(
             "include", "include", parse_names, (), "modules that the worker imports, so that their tasks are registered"
         ),
@@ -318,7 +318,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         ),
         _S("metrics_host", "metrics_host", plain_text, "127.0.0.1", "address to bind the metrics port to"),
         _S("loglevel", "log_level", choice(*LOG_LEVELS), "info", "minimum level of log lines"),
-        _S("timezone", "timezone", time_zone, "UTC", "time zone for schedules without the option tz"),
+        _S("timezone", "timezone", time_zone, "UTC", "time zone for schedules without a `tz` option"),
         _S(
             "spark_master",
             "spark_master",

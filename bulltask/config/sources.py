@@ -30,7 +30,7 @@ def read_object(source: object, namespace: str | None = None) -> dict[str, tuple
             ``CELERY_BROKER_URL``. Without it, all lower-case names are taken.
 
     Raises:
-        ConfigError: The object does not exist, or a name is an old one of Celery's.
+        ConfigError: The object does not exist, or a name is an old Celery name.
         ImportError: A module does not exist.
     """
     given = _load(source) if isinstance(source, str) else source
@@ -43,10 +43,10 @@ def read_object(source: object, namespace: str | None = None) -> dict[str, tuple
         value = _value(given, name)
         if name.islower() and (isinstance(given, Mapping) or not _is_definition(value)):
             settings[name] = _setting(name, value)
-        elif name.isupper() and (today := current_name(name, {*SETTINGS, *CELERY_SETTINGS})):
+        elif name.isupper() and (current := current_name(name, {*SETTINGS, *CELERY_SETTINGS})):
             raise ConfigError(
-                f"{name} is a setting's old name, or has a namespace: use {today}, or config_from_object(…, "
-                "namespace='CELERY') for names such as CELERY_BROKER_URL"
+                f"{name} is either an old setting name or a name with a namespace prefix: use {current}, or "
+                "config_from_object(…, namespace='CELERY') for names such as CELERY_BROKER_URL"
             )
     return settings
 
@@ -86,7 +86,7 @@ def _read_toml(path: Path, *, required: bool) -> dict[str, tuple[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
         if not required and TABLE not in text:
-            return {}  # saves the time to parse a file that has nothing for us
+            return {}  # avoids parsing a file without settings for bulltask
         content = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"cannot read the settings in {path}: {exc}") from exc

@@ -1,7 +1,7 @@
 """How a job receives the results of its child jobs as an argument.
 
-BullMQ stores the results of a job's children by their full keys, in no order. A job of a workflow also stores, among
-bulltask's options, which parameter receives the results, and their order:
+BullMQ stores the results of a job's children by their full keys, in no particular order. A job in a canvas also
+stores, among bulltask's options, which parameter receives the results, and their order:
 
 * ``to``: the name of the parameter. If it is empty, the data is a list, and the results become its first item.
 * ``shape``: ``"queue:id"`` for the result of that job; 3 for a list of three results; ``[null, 2]`` for a list of one
@@ -100,12 +100,15 @@ class ChildResults:
             return {**data, self.parameter: value if given is None else [value, *given]}
         if not self.parameter and isinstance(data, list):
             return [value, *data]
-        raise InvalidJobError(f"the data of job {job_id} has no place for the results of its child jobs: {data!r:.200}")
+        expected = "an object" if self.parameter else "an array"
+        raise InvalidJobError(
+            f"job {job_id} cannot receive the results of its child jobs: expected {expected}, not {data!r:.200}"
+        )
 
 
 @value_class
 class Replacement:
-    """What a job returns whose task has replaced itself by a canvas (``self.replace``).
+    """The return value of a job whose task has replaced itself with a canvas (``self.replace``).
 
     Attributes:
         base_id: The id from which those of the canvas's last jobs are derived.

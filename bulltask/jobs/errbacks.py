@@ -12,15 +12,15 @@ from bulltask.value_class import value_class
 __all__ = ["FAILED_JOB_FIELD", "Errback", "FailedJob", "read_errbacks", "stored_errbacks"]
 
 FAILED_JOB_FIELD: Final = "bulltask:failedJob"
-"""The field of a job's hash with the :class:`FailedJob` because of which it failed; BullMQ ignores it."""
+"""The field of a job's hash with the :class:`FailedJob` whose failure caused it to fail; BullMQ ignores it."""
 
 
 @value_class
 class FailedJob:
-    """The job in a canvas that failed first, because of which the others fail.
+    """The job in a canvas that failed first, which caused the others to fail.
 
     Attributes:
-        id, task, queue: Its address and its task's name.
+        id, task, queue: Its id, its task's name, and its queue.
     """
 
     id: str

@@ -1,6 +1,6 @@
 """The lake that the data pipeline writes, without Spark: its tables and layout, and :class:`History`, which reads it.
 
-``History`` needs the extra ``history``. Importing this package does not import Arrow: names are loaded on first use.
+``History`` requires the ``history`` extra. Importing this package does not import Arrow: names are loaded on first use.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def add_job_fields(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
 
 
 def drop_job_attributes(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
-    """Drop what :class:`JobAttributes` has added for another handler, as the line has these fields already."""
+    """Drop what :class:`JobAttributes` has added for another handler, because the line already has these fields."""
     for name in (*fields.pop(_ADDED, ()),):
         del fields[name]
     return fields
@@ -33,7 +33,7 @@ class JobAttributes(logging.Filter):
     """Gives every record the attributes ``job_id``, ``task_id`` (the same) and ``task_name``, ``""`` outside of a job.
 
     A filter rather than a record factory: the factory's attributes would reject ``extra={"job_id": …}`` in a log call.
-    Attributes that a record has already are kept.
+    Attributes that a record already has are kept.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

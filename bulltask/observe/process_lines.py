@@ -28,7 +28,7 @@ EXIT_HINTS = {
 CANCEL_HINT = "A running task did not end: its attempt has failed, and the child's other jobs run again"
 MEMORY_HINT = (
     "The child's memory exceeded worker_hard_memory_limit. Its jobs run again, and fail after max_crashes crashes: "
-    "raise the limit, or let the task use less memory"
+    "raise the limit, or reduce the task's memory use"
 )
 
 

@@ -27,7 +27,7 @@ class Callee(Protocol):
 
     @property
     def result_decoder(self) -> Callable[[Any], Any] | None:
-        """Returns a result as the type of its hint; ``None`` if results are not converted."""
+        """Converts a JSON result to the hinted return type; ``None`` if results are not converted."""
         ...
 
     def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Signatures, chains and groups: calls that are described first and sent together later (Celery's canvas).
 
-``add.s(1, 2)`` describes one call, ``a | b`` runs ``b`` with the result of ``a``, ``group(a, b)`` runs both at the
-same time, and ``group(a, b) | c`` (a *chord*) runs ``c`` with the list of their results. They combine to any structure,
-which :mod:`bulltask.registry.canvas_plan` turns into a flow: one transaction stores all of its jobs, or none.
+``add.s(1, 2)`` describes one call, ``a | b`` runs ``b`` with the result of ``a``, ``group(a, b)`` runs both at the same
+time, and ``group(a, b) | c`` (a *chord*) runs ``c`` with the list of their results. They can be combined into any
+structure, which :mod:`bulltask.registry.canvas_plan` turns into a flow: one transaction stores all of its jobs, or
+none.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ S = TypeVar("S")
 
 
 class Canvas(Generic[A_contra, R_co]):
-    """Base class of signatures, chains and groups: something that can be sent and be a step of a chain.
+    """Base class of signatures, chains and groups: something that can be sent, or be a step of a chain.
 
-    Its type parameters are what it accepts from the step before it (``Never``: nothing, as all of its arguments are
-    given; ``object``: it ignores that result) and what it returns.
+    Its type parameters are what it accepts from the step before it (``Never``: nothing, because all of its
+    arguments are given; ``object``: it ignores that result) and what it returns.
     """
 
     @overload
@@ -125,7 +126,7 @@ class Canvas(Generic[A_contra, R_co]):
         raise NotImplementedError
 
     def on_error(self, callback: Signature[Any, Any]) -> Any:
-        """:meth:`link_error` that returns this object: ``(a.s() | b.s()).on_error(c.s()).delay()``."""
+        """Like :meth:`link_error`, but return this object: ``(a.s() | b.s()).on_error(c.s()).delay()``."""
         self.link_error(callback)
         return self
 
@@ -208,7 +209,7 @@ class Signature(Canvas[A_contra, R_co]):
         return callback
 
     def _take_callbacks(self, options: dict[str, Any]) -> None:
-        """Add the callbacks in Celery's options ``link`` and ``link_error``: one, or a list."""
+        """Add the callbacks given in Celery's options ``link`` and ``link_error``: one, or a list."""
         for name, callbacks in (("link", self.links), ("link_error", self.errbacks)):
             given = options.pop(name, None) or []
             for callback in given if isinstance(given, list | tuple) else [given]:
@@ -279,7 +280,7 @@ class Chain(Canvas[A_contra, R_co]):
 
 
 class _ReturnsGroup(Canvas[A_contra, list[R]], Generic[A_contra, R]):
-    """Base class of what has several results: a group, or a chain that ends with one."""
+    """Base class of a canvas with several results: a group, or a chain that ends with one."""
 
     def delay(self, *args: Any, **kwargs: Any) -> GroupResult[R]:  # type: ignore[override]
         """Send all jobs in one transaction; see :meth:`Canvas.delay`."""
@@ -314,7 +315,7 @@ class _ReturnsGroup(Canvas[A_contra, list[R]], Generic[A_contra, R]):
 
 
 class Group(_ReturnsGroup[A_contra, R]):
-    """Members that run at the same time; made by :func:`group`. Groups among the members are dissolved."""
+    """Members that run at the same time; made by :func:`group`. Nested groups are flattened."""
 
     def __init__(self, members: Iterable[Canvas[A_contra, R]]) -> None:
         self.members: list[Canvas[Any, Any]] = []

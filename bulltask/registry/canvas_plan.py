@@ -1,9 +1,9 @@
 """The jobs of a canvas: which job waits for which, and how results reach the next call.
 
-BullMQ knows one relation: a parent job runs after its child jobs. Thus, ``a | b`` is a parent ``b`` with a child ``a``,
-and ``group(a, b) | c`` a parent ``c`` with the children ``a`` and ``b``. But a job has only one parent. If several jobs
-wait for the same one, as in ``a | group(b, c)``, a *fan-out job* comes between: it receives the result of ``a``, and
-the worker that completes it releases ``b`` and ``c``, its followers, in the same step.
+BullMQ has only one kind of dependency: a parent job runs after its child jobs. Thus, ``a | b`` is a parent ``b`` with a
+child ``a``, and ``group(a, b) | c`` a parent ``c`` with the children ``a`` and ``b``. But a job has only one parent. If
+several jobs wait for the same one, as in ``a | group(b, c)``, a *fan-out job* is inserted between them: it receives the
+result of ``a``, and when a worker completes it, ``b`` and ``c``, its followers, become ready to run in the same step.
 
 Results flow as BullMQ's results of child jobs (:mod:`bulltask.jobs.child_results`), and a failed job fails its parent.
 """
@@ -209,7 +209,7 @@ class _Expansion:
         return _Expanded(entries, result, value, before)
 
     def _joint(self, entries: list[_Step]) -> _Step | None:
-        """Return the job before which the preceding step runs."""
+        """Return the job that the preceding step feeds into."""
         if len(entries) < 2:
             return entries[0] if entries else None
         return self._place(_Step(_new_id(), followers=entries), _root_target())
@@ -291,7 +291,7 @@ class _JobBuilder:
             data, (parameter,) = call.task.bind_json_after(1, call.args, call.kwargs)
         job = call.task.build(data, options)
         if step.parent is not None and options.parent is not None:
-            raise ConfigError(f"{call!r} is a step before another one and cannot have another parent")
+            raise ConfigError(f"{call!r} is followed by another step, which is its parent; remove its option `parent`")
         if options.deduplication is not None and (step.parent or step.children or step.receives):
             raise ConfigError(f"{call!r} is part of a chain or chord, so it cannot be deduplicated: others wait for it")
         return replace(job, id=step.id), parameter

@@ -82,7 +82,7 @@ class JobClient(Protocol):
         ...
 
     def replace(self, canvas: Any) -> None:
-        """Add a canvas whose result is that of the job, as child jobs."""
+        """Add a canvas as child jobs; its result becomes that of the job."""
         ...
 
     async def areplace(self, canvas: Any) -> None:
@@ -217,7 +217,7 @@ class Context:
         raise RateLimitQueue(duration)
 
     def replace(self, canvas: Any) -> Never:
-        """End this attempt, and let a canvas run instead of the task (Celery's ``replace``).
+        """End this attempt, and run a canvas instead of the task (Celery's ``replace``).
 
         The job waits for the canvas and then completes with its result, or fails with its error. Everything that waits
         for this job, such as the next step of a chain, therefore waits for the canvas. The attempt does not count.

@@ -1,4 +1,4 @@
-"""``Discovering``: imports the modules that have an app's tasks, with Celery's method."""
+"""``Discovering``: imports the modules that contain an app's tasks, with Celery's method."""
 
 from __future__ import annotations
 

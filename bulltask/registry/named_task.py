@@ -12,7 +12,7 @@ from bulltask.registry.options import CallOptions, TaskOptions, build_job
 __all__ = ["FAN_OUT", "FAN_OUT_PARAMETER", "NamedTask"]
 
 FAN_OUT: Final = "bulltask.fan_out"
-"""The task of a fan-out job: it returns the result that it receives, and its worker releases the jobs after it."""
+"""The task of a fan-out job: it returns the result that it receives, and its worker starts the jobs after it."""
 
 FAN_OUT_PARAMETER: Final = "result"
 
@@ -24,7 +24,7 @@ class NamedTask:
         name: The task's name.
         sender: Returns the app that sends its calls.
         options: The options of its calls.
-        result_decoder: Returns a result of JSON as another type, if its type is known.
+        result_decoder: Converts a JSON result to the task's return type, if that is known.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_of(tasks: Iterable[AnyTask[..., Any]], config: Config) -> Schema:
-    """Return a document with the JSON Schema of each task, by the type hints.
+    """Return a document with the JSON Schema of each task, derived from its type hints.
 
     Args:
         tasks: The tasks.

@@ -146,7 +146,7 @@ class AnyTask(Generic[P, R]):
         """Run a call in this process, without Redis, and return its result (Celery's ``apply``).
 
         Unlike a plain call, it runs as a job in a worker would: arguments and result are converted to JSON and back,
-        and failed attempts are retried by the task's policy, but without waiting for any delay.
+        and failed attempts are retried according to the task's policy, but without waiting for any delay.
 
         Args:
             args, kwargs: The arguments.
@@ -159,7 +159,7 @@ class AnyTask(Generic[P, R]):
         Raises:
             TypeError, EncodeError, PayloadTooLargeError: As for :meth:`delay`. The function was not called.
             Exception: That of the function, after the last attempt, if ``throw`` is true.
-            BulltaskError: A thousand attempts have not been enough.
+            BulltaskError: The job has not finished after a thousand attempts.
         """
         return Signature[Any, R](self, args, kwargs, options).apply(throw=throw)
 
@@ -176,7 +176,7 @@ class AnyTask(Generic[P, R]):
     def map_dataframe(self, df: FrameT, columns: Any = None, **map_options: Any) -> FrameT:
         """Call the task for every row of a Spark DataFrame, and return the rows with the outcome of their jobs.
 
-        It needs the extra ``spark``. :func:`bulltask.spark.map_dataframe` describes all options.
+        It requires the ``spark`` extra. :func:`bulltask.spark.map_dataframe` describes all options.
 
         Args:
             df: The rows.
@@ -208,7 +208,7 @@ class AnyTask(Generic[P, R]):
         return Signature(self, args, kwargs)
 
     def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[object, R]:
-        """:meth:`s` that ignores the result of the call before it (Celery's ``si``)."""
+        """Like :meth:`s`, but ignore the result of the call before it (Celery's ``si``)."""
         return Signature(self, args, kwargs, immutable=True)
 
     def map(self, items: Iterable[Any]) -> Signature[Never, list[R]]:
@@ -216,7 +216,7 @@ class AnyTask(Generic[P, R]):
         return self._in_one_job([(item,) for item in items])
 
     def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]:
-        """:meth:`map` for items that are positional arguments (Celery's ``starmap``)."""
+        """Like :meth:`map`, for items that are positional arguments (Celery's ``starmap``)."""
         return self._in_one_job(items)
 
     def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group[Never, list[R]]:
@@ -231,7 +231,7 @@ class AnyTask(Generic[P, R]):
 
     @functools.cached_property
     def types(self) -> CallTypes:
-        """The types of the parameters and the return value, by their hints.
+        """The types of the parameters and the return value, derived from their hints.
 
         The hints are evaluated on first use, because they may name classes that are defined after the task.
         """
@@ -239,7 +239,7 @@ class AnyTask(Generic[P, R]):
 
     @functools.cached_property
     def conversion(self) -> CallConversion | None:
-        """The conversion of arguments and results by their hints, ``None`` if nothing is converted.
+        """The conversion of arguments and results according to their hints, ``None`` if nothing is converted.
 
         Raises:
             ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
@@ -249,7 +249,7 @@ class AnyTask(Generic[P, R]):
 
     @functools.cached_property
     def result_decoder(self) -> Callable[[Any], R] | None:
-        """Returns a result as the type of its hint; ``None`` if results are not converted."""
+        """Converts a JSON result to the hinted return type; ``None`` if results are not converted."""
         conversion = self.conversion
         return None if conversion is None or conversion.result is None else conversion.decode_result
 
@@ -286,7 +286,7 @@ class AnyTask(Generic[P, R]):
         return self._encoded(data), names
 
     def unbind_json(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a job's data as positional and keyword arguments of the types of their hints.
+        """Return a job's data as positional and keyword arguments, converted to the types of their hints.
 
         Raises:
             InvalidJobError: The data does not match the signature or a type hint.

@@ -1,4 +1,4 @@
-"""A clock that tests can move: delayed jobs become due without waiting."""
+"""A fake clock that tests can advance: delayed jobs become due without waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK: Final = ":lock"
 class MovableClock(ServerClock):
     """The time of an app in a test: this machine's, plus the time by which it was advanced.
 
-    BullMQ's scripts compare the due time of a delayed job with the time that their caller gives. Therefore, delays,
+    BullMQ's scripts compare the due time of a delayed job with the time that their caller passes. Therefore, delays,
     retries, schedules and ``expires`` follow this clock. It also follows libraries that replace Python's clock, such as
     time-machine and freezegun.
 

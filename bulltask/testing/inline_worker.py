@@ -32,7 +32,7 @@ class InlineWorker:
     Everything else is as in production: the jobs are in Redis, their arguments and results are JSON, and BullMQ's
     scripts move them. Patches, database transactions and breakpoints of the test apply to the tasks, too. While the
     worker is open, ``result.get()`` and ``await result`` run the jobs that are due until the awaited job has finished;
-    if it is delayed, they move the clock instead of waiting.
+    if it is delayed, they advance the clock instead of waiting.
 
     Time limits are not enforced, and nothing is retried if Redis is unavailable.
 
@@ -62,7 +62,7 @@ class InlineWorker:
         """Run all jobs that are ready, including jobs that they send, until none is left.
 
         Jobs that are delayed, because of ``countdown``, ``eta`` or a retry's backoff, stay delayed until the clock is
-        moved: see :meth:`run_for`.
+        advanced: see :meth:`run_for`.
 
         Args:
             propagate: Raise the exception of the first job that fails without a further retry. If this is false, the
@@ -89,7 +89,7 @@ class InlineWorker:
         worker does when it starts.
 
         Args:
-            duration: Seconds or ``timedelta`` by which the clock moves.
+            duration: Seconds or ``timedelta`` by which the clock is advanced.
             propagate: As for :meth:`drain`; also what is returned and raised.
         """
         return self._run(self._end_ms(duration), propagate=propagate)

@@ -19,7 +19,7 @@ _SETTINGS: Final[Mapping[str, object]] = {"lock_duration": 86_400}
 
 @contextmanager
 def use_server(app: App, url: str, **settings: object) -> Iterator[MovableClock]:
-    """Let an app use another server, empty it, and let the app follow a clock that the test can move.
+    """Let an app use another server, empty it, and let the app follow a clock that the test can advance.
 
     Example, for test suites without pytest::
 

@@ -39,7 +39,7 @@ def converter_of(hint: Any) -> Converter:
     """Return the converter of a hint that has no unresolved names.
 
     Raises:
-        NoConverter: The hint contains a type that JSON cannot represent, or that is not a type of values.
+        NoConverter: The hint contains a type that JSON cannot represent, or something that is not a type.
     """
     try:
         return _Builder().build(hint)
@@ -48,7 +48,7 @@ def converter_of(hint: Any) -> Converter:
 
 
 class _Builder:
-    """Builds one hint; it remembers classes, because a class may contain itself."""
+    """Builds the converter of one hint; it remembers classes, because a class may contain itself."""
 
     def __init__(self) -> None:
         self._classes: dict[type, Converter] = {}
@@ -68,7 +68,7 @@ class _Builder:
 
     def _class(self, hint: Any, kind: Any, args: tuple[Any, ...]) -> Converter:
         if not isinstance(kind, type):
-            raise NoConverter(f"{_text(hint)} is not a type of values")
+            raise NoConverter(f"{_text(hint)} is not a type that describes a value")
         if _is_pydantics(kind):
             return _model(hint)
         if kind is tuple:
@@ -78,7 +78,7 @@ class _Builder:
         if kind in _OBJECTS:
             return self._object(*(args or (str, Any)))
         if args:
-            raise NoConverter(f"{_text(hint)} is a generic class, which bulltask converts only if it is pydantic's")
+            raise NoConverter(f"{_text(hint)} is a generic class, which is converted only if it is a pydantic model")
         return self._plain_class(kind)
 
     def _plain_class(self, kind: type) -> Converter:
@@ -153,7 +153,7 @@ class _Builder:
 
 
 def _underlying(hint: Any) -> Any:
-    """Return the type that a hint is another name of, or has a qualifier of."""
+    """Return the type behind an alias, a ``NewType``, or a qualifier such as ``Required``."""
     while True:
         if hint is None:
             return type(None)
@@ -175,13 +175,13 @@ def _field_hints(kind: type) -> dict[str, Any]:
 
 
 def _is_required(kind: Any, name: str, hint: Any) -> bool:
-    """Return whether a key is required; ``__required_keys__`` does not know hints that are strings."""
+    """Return whether a key is required; ``__required_keys__`` does not account for string annotations."""
     origin = get_origin(hint)
     return origin is typing.Required or (name in kind.__required_keys__ and origin is not typing.NotRequired)
 
 
 def _is_pydantics(part: Any) -> bool:
-    """Return whether a class, or the metadata of ``Annotated``, is pydantic's. It is if pydantic is imported."""
+    """Return whether a class, or metadata of ``Annotated``, belongs to pydantic; False unless pydantic is imported."""
     if "pydantic" not in sys.modules:
         return False
     kind = part if isinstance(part, type) else type(part)

@@ -150,7 +150,7 @@ class CallConversion:
     def decode_arguments(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a job, which match the signature, as the types of the hints.
+        """Convert a job's arguments, which match the signature, to the types of their hints.
 
         Raises:
             InvalidJobError: An argument does not match its type hint; the message has the path to the bad value.
@@ -188,7 +188,7 @@ class CallConversion:
         return encoded
 
     def decode_result(self, value: Any) -> Any:
-        """Return the return value of a job as the type of the hint.
+        """Convert a job's return value to the type of the hint.
 
         Raises:
             DecodeError: The value does not match the type hint; the message has the path to the bad value.

@@ -18,8 +18,8 @@ class Array(Converter):
     Args:
         item: The type of the items.
         name: The type in messages.
-        make: Returns the collection of a list, such as ``set``; ``list`` for a list.
-        kinds: The types of Python values.
+        make: Makes the collection from a list, for example ``set``.
+        kinds: The Python types that can be sent, in addition to ``list`` and ``tuple``.
     """
 
     def __init__(self, item: Converter, name: str, make: Callable[[list[Any]], Any], kinds: tuple[type, ...]) -> None:
@@ -52,7 +52,7 @@ class FixedTuple(Converter):
 
     Args:
         items: The types of the items.
-        make: Returns the tuple of a list.
+        make: Makes the tuple from a list.
         required: The number of items without a default.
     """
 
@@ -131,7 +131,7 @@ class Object(Converter):
 
 
 class _IntegerKey(Converter):
-    """Keys that are numbers or enum members with numbers: strings in JSON.
+    """Keys that are integers, or enum members whose values are integers; in JSON, they are strings.
 
     Args:
         inner: The converter of the numbers.
@@ -184,7 +184,7 @@ class Union(Converter):
             return None
         if self._only is not None:  # its mismatch has the path to the problem
             return getattr(self._only, method)(value)
-        for exactly in (True, False):  # an integer is a value of float, too, but not if the union has int
+        for exactly in (True, False):  # a float accepts an integer, unless the union also has int
             for member in self._members:
                 if exactly and member.rank == EXACT and type(value) is not _kind(member):
                     continue
@@ -195,7 +195,7 @@ class Union(Converter):
         raise self._mismatch_of_all(value, method)
 
     def _mismatch_of_all(self, value: Any, method: str) -> Mismatch:
-        """Return the reason of each member that has the value's kind, because the others are obvious."""
+        """Return a mismatch with the reason for each member of the value's kind; for the others, it is obvious."""
         reasons = []
         for member in self._members:
             try:

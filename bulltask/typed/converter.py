@@ -23,7 +23,7 @@ class Mismatch(Exception):
     """A value does not match a type.
 
     Args:
-        expected: What the type expects, and what it got.
+        expected: What was expected, and what was found.
         path: Keys and indexes that lead to the value.
     """
 
@@ -74,7 +74,7 @@ class Converter(ABC):
 
     @abstractmethod
     def decode(self, value: Any) -> Any:
-        """Return the Python value of a JSON value.
+        """Return the Python value for a JSON value.
 
         Raises:
             Mismatch: The value does not match the type.
@@ -82,7 +82,7 @@ class Converter(ABC):
 
     @abstractmethod
     def encode(self, value: Any) -> Any:
-        """Return the JSON value of a Python value. A value that is already in its JSON form is only checked.
+        """Return the JSON value for a Python value. A value that is already in its JSON form is only checked.
 
         Raises:
             Mismatch: The value does not match the type.

@@ -13,7 +13,7 @@ _PREFIX: Final = "#/$defs/"
 
 
 class Definitions:
-    """Named types by their names in ``$defs``; types of the same name get different ones.
+    """Named types by their names in ``$defs``; types that share a name get distinct ones.
 
     Args:
         of_results: The schemas describe what a worker writes, not what it accepts: all fields are present, and each

@@ -28,7 +28,7 @@ UNUSABLE: Final = (PydanticSchemaGenerationError, PydanticUndefinedAnnotation, P
 
 
 class Model(Converter):
-    """Any type that pydantic converts, by its own rules and the model's configuration.
+    """Any type that pydantic converts, according to its own rules and the model's configuration.
 
     Args:
         hint: The type.
@@ -62,8 +62,8 @@ class Model(Converter):
     def schema(self, definitions: Definitions) -> Schema:
         try:
             schema = self._adapter.json_schema(mode="serialization" if definitions.of_results else "validation")
-        except PydanticUserError as exc:  # such as a field with a function
-            return {"description": f"pydantic has no JSON Schema of {self.name}: {str(exc).splitlines()[0]}"}
+        except PydanticUserError as exc:  # for example, a field that is a callable
+            return {"description": f"pydantic has no JSON Schema for {self.name}: {str(exc).splitlines()[0]}"}
         if self._class is not None and schema.get("type") == "object" and "$ref" not in schema:
             more = schema.pop("$defs", {})
             name = self._class.__name__

@@ -34,7 +34,7 @@ class Anything(Converter):
 
 
 class PlainScalar(Converter):
-    """A type of JSON.
+    """One of JSON's own types.
 
     Args:
         kind: ``str``, ``int``, ``float``, ``bool`` or ``type(None)``.
@@ -79,8 +79,8 @@ class _Text(Converter):
     Args:
         kind: The class.
         name: What a message says was expected.
-        parse: Returns the value of a string, or raises ``ValueError``.
-        form: Returns the string of a value.
+        parse: Converts a string to the type, or raises ``ValueError``.
+        form: Converts a value to a string.
         schema: The JSON Schema.
     """
 
@@ -108,7 +108,7 @@ class _Text(Converter):
 
 
 class _Number(Converter):
-    """``Decimal``: a string, because a number of JSON is rounded; numbers are accepted, too."""
+    """``Decimal``: a string, because a JSON number would be rounded; numbers are accepted, too."""
 
     name = "a decimal number"
 
@@ -135,7 +135,7 @@ class _Number(Converter):
 
 
 class _Duration(Converter):
-    """``timedelta``: a duration of ISO 8601, or a number of seconds."""
+    """``timedelta``: an ISO 8601 duration, or a number of seconds."""
 
     name = "a duration such as 'PT1H30M', or seconds"
 
@@ -244,7 +244,7 @@ def scalar(kind: type) -> Converter | None:
 
 
 class OneOf(Converter):
-    """One of several values of JSON; the base of enum members and literals."""
+    """One of several JSON values; the base of enum members and literals."""
 
     rank = FIRST
 

@@ -1,4 +1,4 @@
-"""The page of shared memory that concerns all children of a worker."""
+"""A page of shared memory with the supervisor's instructions for all children of a worker."""
 
 from __future__ import annotations
 

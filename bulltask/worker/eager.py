@@ -48,7 +48,9 @@ _Steps = Generator[tuple[InProcessRunner, Attempt], Outcome, None]
 
 
 class EagerBroker(Broker):
-    """The connections of an app with ``task_always_eager``: sends run the jobs. Queues are read from Redis as usual.
+    """The connections of an app with ``task_always_eager``: a job runs when it is sent.
+
+    Queues are read from Redis as usual.
 
     Args:
         app: The app.
@@ -241,7 +243,7 @@ class _JobRun:
         return self.send(command, value)
 
     def replace(self, canvas: Canvas[Any, Any]) -> None:
-        """Run a canvas whose result is that of the running job."""
+        """Run a canvas whose result becomes that of the running job."""
         roots = self._replacement(canvas)
         EagerRunner(self._app, self._results, propagate=False).run(roots)
         self._wait_for(roots)

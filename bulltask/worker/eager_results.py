@@ -45,7 +45,7 @@ class EagerResults:
         self._store(job, JobState.COMPLETED, returnvalue=value.decode(), attempts_made=job.attempts_made + 1)
 
     def fail(self, job: RunningJob, reason: str, traces: tuple[str, ...], failed_job: FailedJob | None) -> None:
-        """Store a failure; ``failed_job`` is the job because of which this one failed, if it is another one."""
+        """Store a failure; ``failed_job`` is the job whose failure caused this one, if it is another job."""
         made = job.attempts_made + 1
         self._store(
             job,
@@ -58,7 +58,7 @@ class EagerResults:
         )
 
     def set_progress(self, job: RunningJob, progress: Any) -> None:
-        """Store a progress."""
+        """Store the job's progress."""
         self._store(job, JobState.ACTIVE, progress=progress)
 
     # ---- read by the jobs that follow ----
@@ -76,7 +76,7 @@ class EagerResults:
         return codec.decode(self.snapshot(ref).returnvalue)
 
     def failure(self, ref: JobRef) -> tuple[str, str, FailedJob]:
-        """Return reason and traceback of a failed job, and the job that failed first."""
+        """Return the reason and traceback of a failed job, and the job that failed first."""
         entry = self._entries[ref]
         traces = entry.snapshot.stacktrace
         return (

@@ -88,7 +88,7 @@ class TaskLoop:
     """An event loop for the async tasks that sync code runs.
 
     The loop is the same for all of them, as in a child, because connections of a task's libraries belong to a loop. If
-    the calling thread is running another loop, this one runs on a thread of its own meanwhile.
+    the calling thread is running another loop, this one runs on a separate thread.
     """
 
     def __init__(self) -> None:

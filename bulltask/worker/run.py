@@ -63,7 +63,7 @@ class StopConditions:
     """When a worker stops without a signal.
 
     Attributes:
-        burst: When the queues have no job that can run now, and the worker runs none.
+        burst: When the queues have no job that can run now, and the worker is running none.
         max_jobs: When its children have started this many jobs, and these have finished; ``None`` for no limit.
     """
 
@@ -246,7 +246,7 @@ class _Assembly:
             self.logger.info("Registered tasks", tasks=names)
         else:
             self.logger.warning(
-                "This app has no tasks, so this worker can run no job: import their modules with include, -I or "
+                "This app has no tasks, so this worker cannot run any jobs: import their modules with include, -I or "
                 "autodiscover_tasks",
                 app=self.app.name,
             )

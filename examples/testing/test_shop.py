@@ -1,4 +1,4 @@
-"""A suite of 50 tests of tasks: each uses a real Valkey server, and none waits."""
+"""52 tests of an app's tasks: each uses a real Valkey server, and none waits."""
 
 from __future__ import annotations
 

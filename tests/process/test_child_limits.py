@@ -151,7 +151,7 @@ async def ahold(self, gate):
 
 
 @pytest.mark.parametrize("task", ["leak", "aleak"])
-def test_a_child_with_too_much_memory_is_replaced_after_the_job(harness: WorkerHarness, task: str) -> None:
+def test_a_child_that_uses_too_much_memory_is_replaced_after_the_job(harness: WorkerHarness, task: str) -> None:
     worker = harness.worker(MEMORY_TASKS, children=1, options=["--max-memory-per-child", "300M"])
     harness.wait_until_idle(1)
     small, large = (harness.app.send_task(task, kwargs={"mib": mib}) for mib in (1, 300))

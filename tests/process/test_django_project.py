@@ -1,4 +1,4 @@
-"""A Django project that was made for Celery runs after two changed lines: the import and the broker's URL."""
+"""A Django project written for Celery runs after two lines are changed: the import and the broker's URL."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def total(amount):
 }
 
 
-def test_a_django_project_of_celerys_runs(harness: WorkerHarness, tmp_path: Path) -> None:
+def test_a_django_project_written_for_celery_runs(harness: WorkerHarness, tmp_path: Path) -> None:
     project = tmp_path / "project"
     for name, text in FILES.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +78,6 @@ def test_a_worker_without_tasks_warns_and_says_what_to_do(harness: WorkerHarness
     worker = harness.worker(children=1, options=["-A", "empty_app"], environ={"PYTHONPATH": str(tmp_path)}, fresh=True)
     worker.wait_for_line("Worker started")
     assert [line["event"] for line in worker.warnings()] == [
-        "This app has no tasks, so this worker can run no job: import their modules with include, -I or "
+        "This app has no tasks, so this worker cannot run any jobs: import their modules with include, -I or "
         "autodiscover_tasks"
     ]

@@ -1,4 +1,4 @@
-"""Attempts that are killed at the moment they end: each job finishes once, and other jobs lose no attempt."""
+"""Attempts that are killed at the moment they end: each job finishes once, and other jobs do not use up an attempt."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_handlers_of_the_app_can_use_the_job_in_their_format(harness: WorkerHarn
     assert "Logging error" not in worker.log
 
 
-def test_an_apps_own_structlog_configuration_gets_the_job_by_merge_contextvars(harness: WorkerHarness) -> None:
+def test_an_apps_own_structlog_configuration_gets_the_job_from_merge_contextvars(harness: WorkerHarness) -> None:
     worker = harness.worker(OWN_STRUCTLOG, children=1)
     jobs = {name: harness.app.send_task(name) for name in ("logs", "alogs")}
     for job in jobs.values():

@@ -95,7 +95,7 @@ def test_sync_tasks_run_at_the_same_time_in_threads_of_one_process(harness: Work
     assert worker.stop() == ExitCode.OK
 
 
-def test_async_tasks_run_beside_the_threads(harness: WorkerHarness) -> None:
+def test_async_tasks_run_alongside_the_threads(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, options=options(2))
     held = [harness.app.send_task("ahold", kwargs={"gate": "gate"}) for _ in range(5)]
     for job in held:

@@ -1,4 +1,4 @@
-"""Arguments and results of the types that the hints say, between a sender and a worker."""
+"""A sender and a worker convert arguments and results to the types of their hints."""
 
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ def test_a_return_value_that_does_not_match_its_hint_fails_the_job(tasks: Any) -
         tasks["shop.wrong"].delay().get(timeout=60)
 
 
-def test_a_task_can_replace_its_arguments_by_values_of_their_types(tasks: Any) -> None:
+def test_a_task_can_replace_its_arguments_with_values_of_their_types(tasks: Any) -> None:
     assert tasks["shop.postpone"].delay(PLACED).get(timeout=60) == b"\xff2026-11-24T10:30:00+00:00"

@@ -125,7 +125,7 @@ def test_a_blocked_receiver_of_worker_ready_delays_neither_jobs_nor_locks_and_th
     assert len(worker.logged("Hook process killed")) == 1
 
 
-def test_a_worker_without_receivers_has_no_hook_process_and_worker_init_can_refuse_the_start(
+def test_a_worker_without_receivers_has_no_hook_process_and_worker_init_can_prevent_the_start(
     harness: WorkerHarness,
 ) -> None:
     worker = harness.worker(children=1)

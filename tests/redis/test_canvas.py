@@ -1,4 +1,4 @@
-"""What a canvas stores, and which ones are rejected before anything is stored."""
+"""What a canvas stores, and which canvases are rejected before anything is stored."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_invalid_canvas_is_rejected_before_anything_is_stored(calls: Calls, r
         (lambda: group(add.s(1, 1)).link(total.s()), TypeError, "no callback of its own"),
         (with_option(deduplication="x"), ConfigError, "cannot be deduplicated"),
         (with_option(ignore_dependency_on_failure=True), ConfigError, "cannot have the option 'idof'"),
-        (with_option(parent={"id": "1", "queue": "q"}), ConfigError, "cannot have another parent"),
+        (with_option(parent={"id": "1", "queue": "q"}), ConfigError, "is followed by another step"),
         (lambda: group(add.s(1, 1).set(job_id="a"), add.s(1, 2).set(job_id="a")).delay(), ConfigError, "different id"),
         (
             lambda: add.s(1, 1).on_error(calls.app.signature("e", countdown=1)).delay(),

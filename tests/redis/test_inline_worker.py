@@ -1,4 +1,4 @@
-"""``InlineWorker`` runs jobs of a real server in the test's thread, at the time of a clock that the test moves."""
+"""``InlineWorker`` runs jobs from a real server in the test's thread, on a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -348,7 +348,9 @@ def test_run_for_runs_the_retries_with_their_backoff(app: App, worker: InlineWor
     assert result.get() == 3
 
 
-def test_a_job_expires_on_the_clock(app: App, worker: InlineWorker, clock: MovableClock, ran: list[Any]) -> None:
+def test_a_job_expires_when_the_clock_is_advanced(
+    app: App, worker: InlineWorker, clock: MovableClock, ran: list[Any]
+) -> None:
     result = send(app, expires=60)
     clock.advance(61)
     worker.drain(propagate=False)
@@ -364,7 +366,7 @@ def test_run_for_runs_the_beat_schedule(broker_url: str, app: App) -> None:
         assert len(w.run_for(3600)) == 6
 
 
-def test_deduplication_and_rate_limits_end_on_the_clock(
+def test_deduplication_and_rate_limits_follow_the_clock(
     app: App, worker: InlineWorker, clock: MovableClock, ran: list[Any]
 ) -> None:
     throttled: dict[str, Any] = {"deduplication": {"id": "once", "ttl": 60}}
@@ -404,7 +406,7 @@ def test_get_runs_the_job_and_returns_its_result(app: App, worker: InlineWorker,
     assert ran == ["before", "this"]
 
 
-def test_get_moves_the_clock_instead_of_waiting(app: App, worker: InlineWorker, ran: list[Any]) -> None:
+def test_get_advances_the_clock_instead_of_waiting(app: App, worker: InlineWorker, ran: list[Any]) -> None:
     began = time.monotonic()
     assert send(app, countdown=3600).get() == 1
     assert time.monotonic() - began < 5

@@ -1,4 +1,4 @@
-"""The pytest plugin, in suites of its own: pytest runs in another process."""
+"""The pytest plugin, tested with suites that pytest runs in another process."""
 
 from __future__ import annotations
 

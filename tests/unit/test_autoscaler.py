@@ -50,16 +50,16 @@ class Pool:
         return self.changes
 
 
-def test_children_are_doubled_while_none_is_idle_and_jobs_wait() -> None:
+def test_the_number_of_children_doubles_while_none_is_idle_and_jobs_wait() -> None:
     assert Pool().tick(0, 0, 0, 0, 0, jobs=100) == [2, 4, 8, 10]
 
 
-def test_no_more_children_are_added_than_jobs_wait() -> None:
+def test_no_more_children_are_added_than_there_are_waiting_jobs() -> None:
     assert Pool(target=4).tick(0, jobs=1) == [5]
     assert Pool(target=4).tick(0, jobs=0) == []
 
 
-def test_children_that_are_idle_are_not_added_to() -> None:
+def test_no_children_are_added_while_one_is_idle() -> None:
     assert Pool(target=2).tick(1, 1, jobs=100) == []
 
 
@@ -70,7 +70,7 @@ def test_children_that_were_never_needed_during_the_keepalive_are_stopped() -> N
     assert pool.tick(6, 6, 6, 6, 6) == [6, 1], "the keepalive starts again, and one child remains"
 
 
-def test_a_moment_without_an_idle_child_starts_the_keepalive_again() -> None:
+def test_a_moment_without_an_idle_child_restarts_the_keepalive() -> None:
     assert Pool(target=8).tick(5, 5, 5, 0, 5, 5, 5) == []
 
 

@@ -637,7 +637,7 @@ def test_sqlite_errors_without_a_code_are_categorized_by_their_message(text: str
         ("23505", P),  # unique violation
     ],
 )
-def test_the_sqlstate_has_precedence_over_the_exception_type(state: str, category: ErrorCategory) -> None:
+def test_the_sqlstate_takes_precedence_over_the_exception_type(state: str, category: ErrorCategory) -> None:
     categories = {
         (base, attribute): categorize_error(exception_class("psycopg.errors.Some", base, **{attribute: state})("x"))
         for base in (PsycopgOperational, PsycopgInternal, PsycopgError, AsyncpgError)
@@ -669,7 +669,7 @@ def test_an_unknown_sqlstate_is_ignored(state: object) -> None:
         (3819, P),  # check constraint
     ],
 )
-def test_the_error_number_of_mysql_has_precedence_over_the_exception_type(number: int, category: ErrorCategory) -> None:
+def test_a_mysql_error_number_takes_precedence_over_the_exception_type(number: int, category: ErrorCategory) -> None:
     assert categorize_error(MySQLOperational(number, "x")) is category
 
 
@@ -866,7 +866,7 @@ def test_an_explicit_category_applies_anywhere_in_the_chain_of_causes() -> None:
     assert categorize_error(from_cause(RuntimeError(), from_cause(ConnectionError(), PermanentError()))) is P
 
 
-def test_the_outermost_explicit_category_has_precedence() -> None:
+def test_the_outermost_explicit_category_takes_precedence() -> None:
     assert categorize_error(from_cause(TransientError(), PermanentError())) is T
     assert categorize_error(from_cause(PermanentError(), TransientError())) is P
 
@@ -986,7 +986,7 @@ def test_a_group_that_is_the_cause_of_one_of_its_members_is_unknown() -> None:
     assert categorize_error(member) is U
 
 
-def test_an_explicit_category_of_a_group_has_precedence_over_its_members() -> None:
+def test_an_explicit_category_of_a_group_takes_precedence_over_its_members() -> None:
     assert categorize_error(from_cause(TransientError(), ExceptionGroup("x", [ValueError()]))) is T
 
 
@@ -1046,7 +1046,7 @@ def test_newer_rules_precede_older_rules_and_built_in_categories() -> None:
     assert rules.categorize(IndexError()) is T
 
 
-def test_explicit_categories_have_precedence_over_rules() -> None:
+def test_explicit_categories_take_precedence_over_rules() -> None:
     rules = Categorizer()
     rules.register(Exception, T)
     assert rules.categorize(PermanentError()) is P
@@ -1233,7 +1233,7 @@ def test_retry_after_of_a_transient_error_has_no_maximum(value: Any, expected_ms
     assert retry_after_ms(from_cause(BusinessError(), TransientError(retry_after=value)), now=NOW) == expected_ms
 
 
-def test_retry_after_of_a_transient_error_has_precedence_over_the_header() -> None:
+def test_retry_after_of_a_transient_error_takes_precedence_over_the_header() -> None:
     assert retry_after_ms(from_cause(TransientError(retry_after=1), busy_error("60")), now=NOW) == 1_000
     assert retry_after_ms(from_cause(TransientError("later"), busy_error("60")), now=NOW) == 60_000
 

@@ -1,4 +1,4 @@
-"""Every setting of Celery 5.7 is known: taken, or refused or warned about with the reason."""
+"""Every setting of Celery 5.7 is supported, or leads to an error or a warning with the reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def warning(name: str, value: object) -> str:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def test_each_of_celerys_207_settings_is_taken_or_has_a_reason() -> None:
+def test_each_of_celerys_207_settings_is_supported_or_has_a_reason() -> None:
     assert len(set(NAMES)) == 207
     both = [name for name in CELERY_SETTINGS if name in SETTINGS]
     assert both == [], (
@@ -59,10 +59,10 @@ def test_each_reason_says_what_to_use_or_why_nothing_is_needed() -> None:
     assert named - set(SETTINGS) == others & named, "a reason names a setting that does not exist"
 
 
-def test_a_setting_of_celerys_never_gets_a_misleading_guess() -> None:
+def test_a_celery_setting_never_leads_to_a_misleading_suggestion() -> None:
     value = object()
     rows = [row for row in CELERY_SETTINGS.values() if not row.replacement and not row.is_redundant(value)]
-    messages = {row.name: (error if row.refused else warning)(row.name, value) for row in rows}
+    messages = {row.name: (error if row.rejected else warning)(row.name, value) for row in rows}
     assert len(messages) > 150
     assert [name for name, text in messages.items() if not text.startswith(f"Celery's setting {name} ")] == []
 
@@ -120,7 +120,7 @@ def test_a_value_that_describes_what_bulltask_does_is_accepted_silently(name: st
         ("broker_transport_options", {"visibility_timeout": 3600}),
     ],
 )
-def test_a_value_that_bulltask_cannot_follow_warns(name: str, value: object) -> None:
+def test_a_value_that_bulltask_cannot_honour_warns(name: str, value: object) -> None:
     assert warning(name, value).startswith(f"Celery's setting {name} has no effect in bulltask: ")
 
 
@@ -135,11 +135,11 @@ def test_a_value_that_bulltask_cannot_follow_warns(name: str, value: object) -> 
         ("task_default_rate_limit", "10/s"),
     ],
 )
-def test_a_setting_is_refused_if_ignoring_it_would_do_something_else(name: str, value: object) -> None:
+def test_a_setting_is_rejected_if_ignoring_it_would_do_something_else(name: str, value: object) -> None:
     assert error(name, value).startswith(f"Celery's setting {name} is not available in bulltask: ")
 
 
-def test_renamed_settings_are_taken() -> None:
+def test_renamed_settings_are_supported() -> None:
     settings = conf(broker_connection_timeout=2, worker_pool_start_method="spawn", imports=["shop.a"])
     config = settings.freeze()
     assert (config.connect_timeout_ms, config.start_method, config.imports) == (2_000, "spawn", ("shop.a",))
@@ -152,7 +152,7 @@ def test_values_that_celery_accepts_have_celerys_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "today"),
+    ("name", "current"),
     [
         ("CELERYD_CONCURRENCY", "worker_concurrency"),
         ("BROKER_URL", "broker_url"),
@@ -162,13 +162,13 @@ def test_values_that_celery_accepts_have_celerys_meaning() -> None:
         ("CELERYD_TASK_TIME_LIMIT", "task_time_limit"),
     ],
 )
-def test_an_old_name_gets_todays_name(name: str, today: str) -> None:
-    assert error(name, 1) == f"unknown setting {name!r}: it is an old name of Celery's; use {today}"
-    with pytest.raises(ConfigError, match=f"use {today}"):
+def test_an_old_name_leads_to_the_current_name(name: str, current: str) -> None:
+    assert error(name, 1) == f"unknown setting {name!r}: it is an old Celery name; use {current}"
+    with pytest.raises(ConfigError, match=f"use {current}"):
         App("shop").config_from_object({name: 1})
 
 
-def test_a_misspelt_name_of_celerys_is_corrected() -> None:
+def test_a_misspelt_celery_name_is_corrected() -> None:
     assert error("broker_pasword", 1) == "unknown setting 'broker_pasword'; did you mean 'broker_password'?"
     with pytest.raises(AttributeError, match="task_serializer has no effect in bulltask"):
         _ = conf().task_serializer
@@ -253,8 +253,8 @@ def test_an_invalid_value_is_named_as_it_was_written(module: types.ModuleType) -
         app().config_from_object(module.__name__, namespace="CELERY")
 
 
-def test_result_expires_of_0_is_refused_because_celery_keeps_such_results() -> None:
-    with pytest.raises(ConfigError, match="CELERY_RESULT_EXPIRES is 0, with which Celery keeps results for ever"):
+def test_result_expires_of_0_is_rejected_because_celery_keeps_such_results() -> None:
+    with pytest.raises(ConfigError, match="CELERY_RESULT_EXPIRES is 0: Celery then keeps results forever"):
         app().config_from_object({"CELERY_RESULT_EXPIRES": 0}, namespace="CELERY")
     app().config_from_object({"CELERY_RESULT_EXPIRES": None}, namespace="CELERY")
 
@@ -283,7 +283,7 @@ def test_settings_are_read_from_the_module_in_an_environment_variable(
 # --- Celery's constructor ---------------------------------------------------------------------------------------------
 
 
-def test_the_constructor_takes_celerys_arguments() -> None:
+def test_the_constructor_accepts_celerys_arguments() -> None:
     made = App(
         "shop",
         broker="redis://:secret@shop/1",
@@ -299,7 +299,7 @@ def test_the_constructor_takes_celerys_arguments() -> None:
     assert App(broker=None).name == "app"
 
 
-def test_an_argument_of_celerys_without_a_meaning_is_refused_with_the_reason() -> None:
+def test_a_celery_argument_without_a_meaning_is_rejected_with_the_reason() -> None:
     with pytest.raises(TypeError, match="App has no argument 'strict_typing', unlike Celery: arguments are always"):
         App("shop", strict_typing=False)
     with pytest.raises(TypeError, match="App got broker_url twice"):

@@ -55,7 +55,7 @@ def test_the_only_app_of_a_module_may_have_any_name(write: Write, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["app", "bulltask", "application"])
-def test_an_app_with_a_usual_name_has_precedence(write: Write, name: str) -> None:
+def test_an_app_with_a_conventional_name_takes_precedence(write: Write, name: str) -> None:
     write(shop=f"{APP}aaa = App('other')\n{name} = App('wanted')\nzzz = App('other')")
     assert app_name("shop") == "wanted"
 

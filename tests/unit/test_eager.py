@@ -76,7 +76,7 @@ def test_apply_stores_the_exception_of_the_last_attempt(lazy_app: App) -> None:
         result.get()
 
 
-def test_apply_raises_the_exception_itself_if_it_is_told_to(lazy_app: App) -> None:
+def test_apply_raises_the_exception_itself_if_throw_is_true(lazy_app: App) -> None:
     error = PermanentError("no such order")
 
     @lazy_app.task
@@ -323,7 +323,7 @@ def test_the_steps_after_a_failed_one_fail_without_running(tasks: Any, calls: li
     assert calls == []
 
 
-def test_a_task_can_replace_itself_by_a_canvas(app: App, tasks: Any) -> None:
+def test_a_task_can_replace_itself_with_a_canvas(app: App, tasks: Any) -> None:
     @app.task(bind=True)
     def sum_of_squares(self: Context, n: int) -> int:
         self.replace(chord([tasks.add.s(i * i, 0) for i in range(n)], tasks.total.s()))

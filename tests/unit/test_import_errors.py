@@ -1,4 +1,4 @@
-"""Errors in the user's modules are one message with file and line, without frames of bulltask."""
+"""Errors in the user's modules are reported as one message with file and line, without bulltask's frames."""
 
 from __future__ import annotations
 

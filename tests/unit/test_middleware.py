@@ -32,7 +32,7 @@ class PlainABeforeRun(Middleware):
         (PlainABeforeRun(), r"PlainABeforeRun.abefore_run is not an async def: make it an async def"),
     ],
 )
-def test_unsuitable_middleware_is_refused(middleware: Any, problem: str) -> None:
+def test_unsuitable_middleware_is_rejected(middleware: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         App("tested").add_middleware(middleware)
 

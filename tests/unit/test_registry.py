@@ -261,7 +261,7 @@ def test_sending_a_shared_task_without_an_app_raises_an_error() -> None:
 
 
 @pytest.mark.usefixtures("isolated_shared_tasks")
-def test_a_task_of_the_app_has_precedence_over_a_shared_task() -> None:
+def test_a_task_of_the_app_takes_precedence_over_a_shared_task() -> None:
     app = App("a")
     shared_one, app_task = shared_task(add), app.task(add)
     assert app.tasks[app_task.name] is app_task is not shared_one

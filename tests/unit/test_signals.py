@@ -126,12 +126,12 @@ def test_an_exception_of_a_receiver_is_logged_and_the_next_one_is_called(caplog:
         (lambda sender: None, r"must accept any keyword arguments: add \*\*kwargs"),
     ],
 )
-def test_an_unsuitable_receiver_is_refused(receiver: Any, problem: str) -> None:
+def test_an_unsuitable_receiver_is_rejected(receiver: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         signals.task_prerun.connect(receiver)
 
 
-def test_a_coroutine_function_is_refused_as_a_receiver() -> None:
+def test_a_coroutine_function_is_rejected_as_a_receiver() -> None:
     async def receiver(**_: Any) -> None: ...
 
     with pytest.raises(ConfigError, match=r"receiver, a receiver of task_prerun, must be a plain function"):

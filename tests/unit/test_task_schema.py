@@ -77,12 +77,12 @@ def test_the_schema_of_all_tasks_or_of_some_is_printed(run: Run) -> None:
     assert json.loads(run("tasks", "schema", "due").stdout)["tasks"].keys() == {"due"}
 
 
-def test_an_unknown_task_is_one_line_of_error(run: Run) -> None:
+def test_an_unknown_task_is_reported_in_one_line(run: Run) -> None:
     failed = run("tasks", "schema", "duo")
     assert (failed.exit_code, failed.output) == (1, "Error: task 'duo' is not registered; did you mean 'due'?\n")
 
 
-def test_the_client_names_queues_and_options_of_the_tasks(run: Run, tmp_path: Path) -> None:
+def test_the_client_contains_the_queues_and_options_of_the_tasks(run: Run, tmp_path: Path) -> None:
     assert run("gen-ts", "-o", "client.ts").exit_code == 0
     source = (tmp_path / "client.ts").read_text()
     assert source == run("gen-ts", "-o", "-").stdout

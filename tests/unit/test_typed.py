@@ -1,4 +1,4 @@
-"""Values of types that JSON does not have, their JSON form, and what is said about values that do not match."""
+"""Values of types that JSON does not have, their JSON form, and the messages for values that do not match."""
 
 from __future__ import annotations
 
@@ -598,7 +598,7 @@ def test_a_model_without_a_schema_is_described_as_such() -> None:
 
     schema = converter_of(Odd).schema(Definitions())
     assert schema.keys() == {"description"}
-    assert schema["description"].startswith("pydantic has no JSON Schema of Odd: Cannot generate a JsonSchema")
+    assert schema["description"].startswith("pydantic has no JSON Schema for Odd: Cannot generate a JsonSchema")
 
 
 def test_classes_of_the_same_name_have_different_definitions() -> None:

@@ -15,15 +15,19 @@ __all__ = ["command"]
 
 @click.command("gen-ts", short_help="Write a typed TypeScript client of an app.")
 @click.option(
-    "-o", "--output", required=True, type=click.File("w", "utf-8", lazy=True), help="File to write; - prints."
+    "-o",
+    "--output",
+    required=True,
+    type=click.File("w", "utf-8", lazy=True),
+    help="File to write, or - for standard output.",
 )
 @app_options
 @click.pass_context
 def command(ctx: click.Context, /, *, output: IO[str], **options: Any) -> None:
     """Write a TypeScript module with a client of the app's tasks, which uses the npm package bullmq.
 
-    The types of the tasks' arguments and results are those of the type hints, so a call that does not match is an error
-    when the program is compiled. Run the command again after a change.
+    The types of the tasks' arguments and results are those of the type hints, so a call that does not match is a
+    compile-time error. Run the command again after you change a task.
     """
     spec, app = load_tasks(ctx, options)
     output.write(client_source(app, spec))

@@ -22,7 +22,7 @@ _RESERVED: Final = frozenset(
     " Array Client Defaults Job JobsOptions Map Partial Promise Queue QueueEvents QueueOptions Record TaskName"
     " Tasks".split()
 )
-"""Names that the client uses itself, and TypeScript's."""
+"""TypeScript's reserved words, and the names that the client uses itself."""
 _SIMPLE: Final = {
     "string": "string",
     "integer": "number",
@@ -33,7 +33,7 @@ _SIMPLE: Final = {
 
 
 class TypeWriter:
-    """Writes the types of a document of ``bulltask tasks schema``.
+    """Writes the types in the output of ``bulltask tasks schema``.
 
     Args:
         definitions: The document's ``$defs``.
@@ -71,7 +71,7 @@ class TypeWriter:
         return _union([self._of_kind(kind, schema, indent) for kind in ([kinds] if isinstance(kinds, str) else kinds)])
 
     def properties(self, schema: Schema, indent: str) -> str:
-        """Return the members of an object type, a line for each."""
+        """Return the members of an object type, one per line."""
         required, lines = schema.get("required", ()), []
         for name, member in schema.get("properties", {}).items():
             optional = "" if name in required else "?"
@@ -122,7 +122,7 @@ def doc_comment(text: str, indent: str = "") -> str:
 
 
 def _notes(schema: Any) -> str:
-    """Return what a type does not say."""
+    """Return what the type itself does not express: description, format and default."""
     if not isinstance(schema, Mapping):
         return ""
     formats = [part["format"] for part in (schema, *schema.get("anyOf", ())) if "format" in part]

@@ -19,10 +19,12 @@ COMMANDS: Final = {
 }
 
 
-@click.group("history", short_help="Search the lake for finished or removed jobs.", cls=LazyGroup, modules=COMMANDS)
+@click.group(
+    "history", short_help="Search the data lake for finished or removed jobs.", cls=LazyGroup, modules=COMMANDS
+)
 def command() -> None:
     """Search for finished or removed jobs, including jobs that are no longer in Redis.
 
-    The jobs are read from the lake that 'bulltask pipeline run' writes. Needs the extra history
+    The jobs are read from the data lake that 'bulltask pipeline run' writes. Requires the history extra
     (pip install 'bulltask[history]'), but neither Redis nor Java. To show a single job, use 'bulltask job show'.
     """

@@ -39,7 +39,7 @@ def command() -> None:
     The bronze tables contain the raw events, silver contains jobs and attempts, gold contains statistics by minute and
     day.
 
-    Needs the extra spark (pip install 'bulltask[spark]') and Java 17 or newer, unless a command says otherwise.
+    Requires the spark extra (pip install 'bulltask[spark]') and Java 17 or newer, unless a command says otherwise.
 
     Formats: DAY is 2026-11-22, TIME is 2026-11-22 or 2026-11-22T14:00, both in UTC. DURATION is 90 (seconds), 10s, 15m,
     12h or 7d.

@@ -23,7 +23,7 @@ __all__ = ["command"]
 @click.option(
     "--slo-config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file with objectives, prices and capacities (gold only).",
+    help="TOML file with objectives (SLOs), prices and capacities (gold only).",
 )
 @click.option(
     "--open-job-timeout",

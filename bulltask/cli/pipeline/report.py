@@ -39,10 +39,10 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
     "--format",
     "output_format",
     type=click.Choice(["html", "md", "table", "json", "csv"]),
-    help="Output format (default: by the suffix of -o, else html, or table for a topic).",
+    help="Output format (default: from the extension of -o, else html, or table for a topic).",
 )
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write, or - for the terminal."
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write, or - for standard output."
 )
 @click.option(
     "--max-wait",
@@ -82,7 +82,7 @@ def command(
     """Write a report on one or more days from the gold tables, as one self-contained HTML file.
 
     With a topic (slo, capacity, cost or errors), print only its table. The report recommends a concurrency that meets
-    the capacity target. Needs the extra report (pip install 'bulltask[report]'), but no Java.
+    the capacity target. Requires the report extra (pip install 'bulltask[report]'), but no Java.
     """
     output_format = _output_format(topic, output_format, output)
     if one_day is not None and day_range is not None:

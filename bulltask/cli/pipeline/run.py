@@ -62,7 +62,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
     metavar="DURATION",
     default="7d",
     show_default=True,
-    help="Time without events after which an unfinished job is written in its last state.",
+    help="Time without events after which an unfinished job is written with its last state.",
 )
 @click.option(
     "--max-events-per-trigger",

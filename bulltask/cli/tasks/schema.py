@@ -21,8 +21,8 @@ __all__ = ["command"]
 def command(ctx: click.Context, /, *, names: tuple[str, ...], **options: Any) -> None:
     """Print a JSON document with the JSON Schema of each TASK, by default of all tasks of the app.
 
-    For each task it has the schemas of a job's data and return value, by the type hints, and the name of its queue in
-    BullMQ.
+    For each task, it contains the schemas of a job's data and return value, derived from the type hints, and its
+    queue's name in BullMQ.
     """
     app = load_tasks(ctx, options)[1]
     tasks = [app.tasks[name] for name in names] or list(app.tasks.values())

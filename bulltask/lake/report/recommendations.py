@@ -83,7 +83,7 @@ def expectations(recommendation: Recommendation) -> ReportTable:
     """Return a table of the effect of the recommended concurrency, and of slightly higher and lower ones."""
     columns = [
         ReportColumn("concurrency", "Concurrency", Unit.COUNT),
-        ReportColumn("in_time", "Start in time", Unit.FRACTION),
+        ReportColumn("in_time", "Start within target", Unit.FRACTION),
         ReportColumn("utilisation", "Utilisation", Unit.FRACTION),
     ]
     return ReportTable(

@@ -31,7 +31,7 @@ def finish_fan_out(
     result: bytes | None,
     now_ms: int,
 ) -> Call[Fetched]:
-    """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and release its followers in one step.
+    """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and start its followers in one step.
 
     Args:
         keys: The queue.
@@ -42,5 +42,5 @@ def finish_fan_out(
         now_ms: The server's time.
     """
     completed = result is not None
-    release = to_msgpack([keys.job(job_id), completed, result or b"", now_ms, [list(it) for it in followers]])
-    return script_call(wrappers.with_finish("finishFanOut"), finish.keys, (release, *finish.argv), finish.parse_reply)
+    fan_out = to_msgpack([keys.job(job_id), completed, result or b"", now_ms, [list(it) for it in followers]])
+    return script_call(wrappers.with_finish("finishFanOut"), finish.keys, (fan_out, *finish.argv), finish.parse_reply)

@@ -225,7 +225,7 @@ class AttemptRunner:
         return ((self._context(job, task, args, kwargs), *args) if task.bind else args), kwargs
 
     def _outcome_of_replacement(self, job: RunningJob) -> Outcome:
-        """Return the result of the canvas by which the job's task has replaced itself."""
+        """Return the result of the canvas with which the job's task has replaced itself."""
         client, replacement = self._job_client(job), Replacement.from_json(job.replacement)
         if client.send("pending_children"):
             return WaitingForChildrenOutcome()  # the child process was killed before it could move the job
@@ -233,7 +233,7 @@ class AttemptRunner:
         return CompletedOutcome(codec.encode(result, what=f"the return value of job {job.id}"), result)
 
     def _failure_of_child(self, job: RunningJob) -> Exception:
-        """Return the failure of a job in a canvas: that of the child job because of which it fails."""
+        """Return the error of a canvas job that fails because a child job has failed: the child job's error."""
         child = _FAILED_CHILD.fullmatch(job.deferred_failure)
         failure = None if child is None else self._job_client(job).send("child_failure", child["key"])
         return PermanentError(job.deferred_failure) if failure is None else _FailedChildError(*failure)

@@ -1,4 +1,4 @@
-"""Calls that finish a job of a canvas: they also release the jobs after it, or add its error callbacks."""
+"""Calls that finish a job of a canvas: they also start the jobs after it, or add its error callbacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["error_callbacks", "with_followers"]
 
 
 def with_followers(keys: QueueKeys, job: RunningJob, call: Call[Any], result: bytes | None, now_ms: int) -> Call[Any]:
-    """Return the call that also releases the followers of a fan-out job; ``call`` for any other job.
+    """Return the call that also makes a fan-out job's followers ready to run; ``call`` for any other job.
 
     Args:
         keys: The job's queue.

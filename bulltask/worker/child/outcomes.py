@@ -70,7 +70,7 @@ class FailedOutcome:
         reason: The error message.
         trace: The attempt's traceback.
         malformed: BullMQ's script may fail with an error on this job, so bulltask's script fails it.
-        failed_job: The job in a canvas because of which this one fails, if it is another one.
+        failed_job: The canvas job whose failure caused this one to fail, if it is a different job.
         expected: The exception is one of the task's ``throws``.
     """
 

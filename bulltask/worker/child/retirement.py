@@ -48,9 +48,10 @@ class Retirement:
         return True
 
     def check_memory(self) -> None:
-        """Retire the child if it has too much memory; call this after a task, on any thread.
+        """Retire the child if its memory exceeds the limit; call this after a task, on any thread.
 
-        Not before the first task: if every new child exceeded the limit, the worker would only start children.
+        The check runs only after a task: if new children exceeded the limit before their first one, the worker would
+        replace them forever and run no jobs.
         """
         if self._max_memory_kib is None or self._reason is not RetireReason.NONE:
             return

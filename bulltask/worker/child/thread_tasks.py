@@ -39,7 +39,7 @@ class InterruptibleCall:
 
     def run(self) -> tuple[BaseException | None, Any]:
         """Call the function; return its exception, or ``None``, and its result."""
-        # The exception is returned, not raised: a future cannot have a StopIteration.
+        # The exception is returned, not raised: a future cannot hold a StopIteration.
         try:
             try:
                 self._thread_id = threading.get_ident()
@@ -84,7 +84,7 @@ class TaskThreads:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._busy: set[Slot] = set()  # each change is one step
+        self._busy: set[Slot] = set()  # each change is atomic
         self._executor = ThreadPoolExecutor(count, "bulltask-task") if count else None
 
     @property

@@ -16,10 +16,10 @@ __all__ = ["Autoscaler"]
 class Autoscaler:
     """Responsible for the number of children between the minimum and the maximum of ``worker_autoscale``.
 
-    It grows when no child waits for a job although jobs are waiting: at most twofold in each tick, so that a short
-    backlog does not start all children. Children of a rate-limited queue, or of one with global concurrency, wait, so
-    they are not increased in vain. It shrinks by the number of children that were never needed during the keepalive,
-    as in Celery 30 s, in which the children with the fewest jobs are stopped; they finish their jobs first.
+    It grows when jobs are waiting, but no child is waiting for a job. Each tick at most doubles the number, so that a
+    short backlog does not start all children. If a rate limit or global concurrency holds the jobs back, children are
+    waiting, so none are started in vain. It shrinks by the number of children that were never needed during the
+    keepalive (30 s by default, as in Celery). It stops the children with the fewest jobs, which finish them first.
 
     Args:
         pool: The children.
@@ -49,7 +49,7 @@ class Autoscaler:
         self._shrink_at_ms = 0
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
-        """Compare the jobs with the children."""
+        """Compare the children with the jobs, and start or stop children."""
         free = self._pool.free_slots()
         if self._pool.is_paused or self._backoff.is_active or free is None:
             self._min_free = None

@@ -105,7 +105,7 @@ class ChildPool:
         return True
 
     def resize(self, target: int) -> None:
-        """Grow or shrink to ``target`` children; the ones that are stopped are those with the fewest jobs."""
+        """Grow or shrink to ``target`` children; the children with the fewest jobs are stopped."""
         while self._target < target and self.grow():
             pass
         while self._target > target and self.shrink():
@@ -194,7 +194,7 @@ class ChildPool:
         ]
 
     def kill_for_memory(self, index: int, used_kib: int, limit_kib: int) -> None:
-        """Kill the child with this index, because it has more memory than the limit."""
+        """Kill the child with this index, because its memory exceeds the limit."""
         child = self._children[index]
         if not (child.killed_attempts or child.exceeded_memory):
             used, limit = f"{used_kib / 1024:.0f} MiB", f"{limit_kib / 1024:.0f} MiB"

@@ -11,15 +11,14 @@ __all__ = ["MemoryCheck"]
 
 
 class MemoryCheck:
-    """Responsible for killing a child that runs a job and has more memory than the hard limit.
+    """Responsible for killing a child whose memory exceeds the hard limit while it runs a job.
 
-    This counts as a crash of its jobs, not as a failed attempt, as if the kernel had killed the child for using too
-    much memory, which the limit is to prevent. The supervisor cannot know which job used the memory: the child may be
-    running several, or an earlier job may have leaked it. The rules for crashes answer this: the jobs run again, in
-    small groups or alone, and only a job that exceeds the limit again, alone, fails
-    (:mod:`bulltask.worker.quarantine`).
+    This counts as a crash of its jobs, not as a failed attempt, just as if the kernel's OOM killer had killed the
+    child. The supervisor cannot know which job used the memory: the child may be running several, or an earlier job
+    may have leaked it. The rules for crashes find out: the jobs run again in small groups or alone, and a job fails
+    only if it exceeds the limit again while it runs alone (:mod:`bulltask.worker.quarantine`).
 
-    A child without a job is not killed. It has checked its memory after its last job
+    A child without a job is not killed. It checked its memory itself after its last job
     (:class:`~bulltask.worker.child.retirement.Retirement`).
 
     Args:

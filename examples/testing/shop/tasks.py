@@ -37,7 +37,7 @@ class Line:
 
 @app.task
 def order(customer: str, lines: list[Line]) -> int:
-    """Reserve the articles, then let other tasks take the money and write to the customer."""
+    """Reserve the products, then let other tasks charge and email the customer."""
     for line in lines:
         if STOCK.get(line.article, 0) < line.pieces:
             raise PermanentError(f"{line.article} is sold out")
