@@ -36,6 +36,7 @@ from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator, deco
 from bulltask.registry.discovering import Discovering
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.options import CallOptions
+from bulltask.registry.result_handles import ResultHandles
 from bulltask.registry.task import AnyTask, AsyncTask, Task
 from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
@@ -53,7 +54,7 @@ _EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a 
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
-class App(Configured, Hooked, Discovering):
+class App(Configured, Hooked, Discovering, ResultHandles):
     """A bulltask application.
 
     Args:
@@ -175,29 +176,6 @@ class App(Configured, Hooked, Discovering):
 
     def _sent(self, job: NewJob, job_id: str) -> AsyncResult[Any]:
         return self.result(job_id, job.queue, task=self.tasks.get(job.name), sent=True)
-
-    @overload
-    def result(
-        self, job_id: str, queue: str | None = None, *, task: None = None, sent: bool = False
-    ) -> AsyncResult[Any]: ...
-    @overload
-    def result(
-        self, job_id: str, queue: str | None = None, *, task: AnyTask[..., R], sent: bool = False
-    ) -> AsyncResult[R]: ...
-
-    def result(
-        self, job_id: str, queue: str | None = None, *, task: AnyTask[..., Any] | None = None, sent: bool = False
-    ) -> AsyncResult[Any]:
-        """Return a handle for any job, including jobs that Node sent.
-
-        Args:
-            job_id: The job's id.
-            queue: The job's queue; default: the app's default queue.
-            task: The job's task, whose type hint determines the type of the result; default: the result is JSON.
-            sent: Whether this process has just sent the job.
-        """
-        sent_ms, decode = self.now_ms() if sent else None, None if task is None else task.result_decoder
-        return AsyncResult(job_id, queue or self.config.default_queue, self.results, sent_ms, decode)
 
     # ---- queues --------------------------------------------------------------------------------------------------
 

@@ -48,10 +48,14 @@ class GroupResult(Generic[R]):
 
     Attributes:
         id, results, parent: As above.
+        children: The handles of the steps after the group, if this process sent it as a step of a chain.
     """
 
     def __init__(self, group_id: str, results: Sequence[AsyncResult[R] | GroupResult[Any]], parent: Any = None) -> None:
         self.id, self.results, self.parent = group_id, list(results), parent
+        self.children: list[Any] = []
+        if parent is not None:
+            parent.children.append(self)
 
     def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:
         """Wait for all members, and return the list of their return values, in the group's order.

@@ -36,6 +36,22 @@ class ResultReader(Protocol):
         """
         ...
 
+    def queue_of(self, job_id: str, queues: Sequence[str]) -> str | None:
+        """Return the first of the queues that has a job with this id, ``None`` if none has; in one round trip."""
+        ...
+
+    def forget(self, ref: JobRef) -> None:
+        """Remove the job.
+
+        Raises:
+            LockMismatchError: It is running.
+        """
+        ...
+
+    async def aforget(self, ref: JobRef) -> None:
+        """:meth:`forget` for asyncio."""
+        ...
+
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
         """Store the addresses of a group's members.
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from types import BuiltinMethodType
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -22,6 +23,9 @@ from bulltask.ports import ResultReader
 __all__ = ["AsyncResult", "RemoteTraceback"]
 
 R = TypeVar("R")
+
+_CURRENT_APP: Final = "bulltask.registry.current"
+"""The module that knows the current app; imported by name, because it is in a layer above."""
 
 _PYTHON_TRACE: Final = "Traceback (most recent call last):"
 _CLASS: Final = re.compile(r"[\w.]+")
@@ -51,8 +55,8 @@ class AsyncResult(Generic[R]):
 
     Args:
         job_id: The job's id.
-        queue: The name of the job's queue in the app.
-        reader: Reads jobs and waits for them.
+        queue: The name of the job's queue in the app; default: see :meth:`bulltask.App.queue_of`.
+        reader: Reads jobs and waits for them; default: that of the current app, which is the app created last.
         sent_ms: When this process sent the job (server time), if it did.
         decode: Converts the JSON result to the task's return type; ``None``: the result is not converted.
         parent: The handle of the step before, if this process sent the job as a step of a chain.
@@ -60,18 +64,25 @@ class AsyncResult(Generic[R]):
     Attributes:
         ref: The job's address.
         reader, parent: As above.
+        children: The handles of the steps after this one, if this process sent the job as a step of a chain.
     """
 
     def __init__(
         self,
         job_id: str,
-        queue: str,
-        reader: ResultReader,
+        queue: str | None = None,
+        reader: ResultReader | None = None,
         sent_ms: int | None = None,
         decode: Callable[[Any], R] | None = None,
         parent: Any = None,
     ) -> None:
+        if queue is None or reader is None:
+            app = import_module(_CURRENT_APP).current_sender()
+            queue, reader = queue or app.queue_of(job_id), reader or app.results
         self.ref, self.reader, self.parent = JobRef(queue, job_id), reader, parent
+        self.children: list[Any] = []
+        if parent is not None:
+            parent.children.append(self)
         self._sent_ms, self._decode = sent_ms, decode
 
     @property
@@ -138,6 +149,38 @@ class AsyncResult(Generic[R]):
         """:meth:`revoke` for asyncio."""
         return await self.reader.arevoke(self.ref, terminate=terminate)
 
+    def forget(self) -> None:
+        """Remove the job and its result from Redis (Celery's ``forget``).
+
+        Raises:
+            LockMismatchError: A worker is running the job.
+            SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
+            BrokerError: Redis could not be reached.
+        """
+        self.reader.forget(self.ref)
+
+    async def aforget(self) -> None:
+        """:meth:`forget` for asyncio."""
+        await self.reader.aforget(self.ref)
+
+    def collect(self, timeout: Duration | None = None) -> Iterator[tuple[Any, Any]]:
+        """Iterate over the handles and results of this job and of all steps after it (Celery's ``collect``).
+
+        The steps after it are known only to the process that sent the canvas: see :attr:`children`.
+
+        Args:
+            timeout: Seconds or ``timedelta`` for each of them; ``None`` waits without a limit.
+
+        Raises:
+            ResultTimeoutError: A job did not finish in time.
+            Exception: A task failed, as for :meth:`get`.
+        """
+        pending: list[Any] = [self]
+        while pending:
+            handle = pending.pop(0)
+            yield handle, handle.get(timeout)
+            pending += handle.children
+
     def snapshot(self) -> JobSnapshot:
         """Return the job's state, progress, result, failure reason and tracebacks, in one round trip."""
         return self.reader.snapshot(self.ref)
@@ -148,8 +191,20 @@ class AsyncResult(Generic[R]):
 
     @property
     def state(self) -> JobState:
-        """The job's state, with BullMQ's names; ``JobState.UNKNOWN`` if the job does not exist."""
+        """The job's state, with BullMQ's names; ``JobState.UNKNOWN`` if the job does not exist.
+
+        It also equals Celery's names, ``result.state == "SUCCESS"``: see :class:`bulltask.JobState`.
+        """
         return self.snapshot().state
+
+    @property
+    def status(self) -> str:
+        """The state with Celery's names: ``PENDING``, ``STARTED``, ``RETRY``, ``SUCCESS``, ``FAILURE``, ``REVOKED``.
+
+        While the job runs, it is the state that its task has set with ``update_state``. A job that does not exist is
+        ``PENDING``.
+        """
+        return self.snapshot().celery_state
 
     def ready(self) -> bool:
         """Return whether the job has completed or failed."""
@@ -170,13 +225,20 @@ class AsyncResult(Generic[R]):
 
     @property
     def info(self) -> Any:
-        """Celery's ``info``: the return value of a completed job, the exception of a failed job, else the progress."""
+        """Celery's ``info``: the return value, the exception, or what the task has reported.
+
+        It is the return value of a completed job, the exception of a job that failed or waits for its retry, else the
+        ``meta`` of ``update_state``, or the progress.
+        """
         snapshot = self.snapshot()
         if snapshot.state is JobState.COMPLETED:
             return self._value(Finished(True, snapshot.returnvalue or "null"))
-        if snapshot.state is JobState.FAILED:
+        if snapshot.state is JobState.FAILED or snapshot.waits_for_retry:
             return self._failure(snapshot.failed_reason, snapshot)
-        return snapshot.progress
+        return snapshot.progress if snapshot.reported is None else snapshot.reported[1]
+
+    result = info
+    """Celery's other name of :attr:`info`; :meth:`get` waits for the result."""
 
     @property
     def traceback(self) -> str | None:

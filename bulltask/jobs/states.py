@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -14,8 +15,26 @@ REVOKED: Final = "revoked"
 """``failedReason`` of a revoked job, and the error category of that failure."""
 
 
+_CELERY: Final[Mapping[str, frozenset[object]]] = {
+    "waiting": frozenset({"PENDING"}),
+    "prioritized": frozenset({"PENDING"}),
+    "delayed": frozenset({"PENDING", "RETRY"}),
+    "waiting-children": frozenset({"PENDING"}),
+    "active": frozenset({"STARTED"}),
+    "completed": frozenset({"SUCCESS"}),
+    "failed": frozenset({"FAILURE"}),
+    "unknown": frozenset({"PENDING"}),
+}
+"""Celery's names of each state."""
+
+
 class JobState(StrEnum):
-    """State of a job, as BullMQ's ``getState`` returns it."""
+    """State of a job, as BullMQ's ``getState`` returns it.
+
+    It also equals Celery's names: ``COMPLETED == "SUCCESS"``, ``FAILED == "FAILURE"``, ``ACTIVE == "STARTED"``, and
+    ``DELAYED`` equals ``"RETRY"`` and, as all other states, ``"PENDING"``. Its hash is that of BullMQ's name, so use
+    tuples rather than sets of Celery's names.
+    """
 
     WAITING = "waiting"
     PRIORITIZED = "prioritized"
@@ -25,6 +44,14 @@ class JobState(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     UNKNOWN = "unknown"
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True or (isinstance(other, str) and other in _CELERY[self.value])
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
 
     @property
     def finished(self) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.numbers import field_number
-from bulltask.jobs.states import JobState
+from bulltask.jobs.states import REVOKED, JobState
 
 __all__ = ["Finished", "JobSnapshot", "StoredJob"]
+
+_NOT_STARTED: Final = (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,30 @@ class JobSnapshot:
     stacktrace: tuple[str, ...]
     progress: codec.Json
     attempts_made: int
+
+    @property
+    def waits_for_retry(self) -> bool:
+        """Whether an attempt has failed, and the next one has not started."""
+        return bool(self.failed_reason and self.attempts_made) and self.state in _NOT_STARTED
+
+    @property
+    def reported(self) -> tuple[str, Any] | None:
+        """State and meta of the last ``update_state``, ``None`` if the task has reported something else, or nothing."""
+        progress = self.progress
+        if isinstance(progress, dict) and progress.keys() == {"state", "meta"} and isinstance(progress["state"], str):
+            return progress["state"], progress["meta"]
+        return None
+
+    @property
+    def celery_state(self) -> str:
+        """The state under Celery's name; while the job is active, what its task has reported with ``update_state``."""
+        if self.state is JobState.FAILED:
+            return "REVOKED" if self.failed_reason == REVOKED else "FAILURE"
+        if self.state is JobState.ACTIVE:
+            return "STARTED" if self.reported is None else self.reported[0]
+        if self.state is JobState.COMPLETED:
+            return "SUCCESS"
+        return "RETRY" if self.waits_for_retry else "PENDING"
 
 
 def _text(raw: Mapping[bytes, bytes], name: bytes) -> str | None:

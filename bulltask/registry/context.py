@@ -124,6 +124,25 @@ class Context:
         """:meth:`update_progress` for async tasks."""
         await self._asend("progress", self._encode(progress))
 
+    def update_state(self, *, state: str | None = None, meta: codec.Json = None) -> None:
+        """Set a custom state and its ``meta``, which ``result.status`` and ``result.info`` return while the job runs.
+
+        It is Celery's method. The two are stored as the job's progress, ``{"state": …, "meta": …}``. The state in Redis
+        remains BullMQ's.
+
+        Args:
+            state: Any name, such as ``"PROGRESS"``; default: ``"STARTED"``.
+            meta: Any JSON value.
+
+        Raises:
+            EncodeError, JobNotFoundError, BrokerError: As for :meth:`update_progress`.
+        """
+        self.update_progress({"state": state or "STARTED", "meta": meta})
+
+    async def aupdate_state(self, *, state: str | None = None, meta: codec.Json = None) -> None:
+        """:meth:`update_state` for async tasks."""
+        await self.aupdate_progress({"state": state or "STARTED", "meta": meta})
+
     def log(self, line: str) -> None:
         """Append a line to the job's log in Redis, where dashboards show it (BullMQ's ``job.log``).
 

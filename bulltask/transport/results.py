@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import Final
 
 from bulltask.clock import mono_ms
@@ -14,6 +15,7 @@ from bulltask.errors import (
     BrokerNotReadyError,
     BrokerUnavailableError,
     JobNotFoundError,
+    LockMismatchError,
     ResultTimeoutError,
 )
 from bulltask.jobs import codec
@@ -26,7 +28,7 @@ from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.keys import QueueKeys, saved_group
 from bulltask.transport.operation import Operation, run_async, run_sync
 from bulltask.transport.replies import text
-from bulltask.transport.scripts.job import finished_state, get_state, is_finished, read_fields, snapshot
+from bulltask.transport.scripts.job import finished_state, get_state, is_finished, read_fields, remove_job, snapshot
 from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
 
 __all__ = ["RECHECK_MS", "Results"]
@@ -89,6 +91,19 @@ class Results:
             part = refs[start : start + _REFS_PER_ROUND_TRIP]
             states += self._pool.run_many([finished_state(self._keys(ref.queue), ref.id) for ref in part])
         return states
+
+    def queue_of(self, job_id: str, queues: Sequence[str]) -> str | None:
+        """Return the first of the queues that has a job with this id."""
+        calls = [command("EXISTS", self._keys(queue).job(job_id), parse_reply=bool) for queue in queues]
+        return next(compress(queues, self._pool.run_many(calls)), None)
+
+    def forget(self, ref: JobRef) -> None:
+        """Remove the job, but not its child jobs."""
+        _check_removed(ref, self._pool.run(remove_job(self._keys(ref.queue), ref.id, children=False)))
+
+    async def aforget(self, ref: JobRef) -> None:
+        """:meth:`forget` for asyncio."""
+        _check_removed(ref, await self._async_client().run(remove_job(self._keys(ref.queue), ref.id, children=False)))
 
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
         """Store the addresses of a group's members; see :meth:`bulltask.ports.ResultReader.save_group`."""
@@ -312,6 +327,11 @@ def _since(sent_ms: int | None) -> str | None:
 
 def _deadline(timeout_ms: int | None) -> int | None:
     return None if timeout_ms is None else mono_ms() + timeout_ms
+
+
+def _check_removed(ref: JobRef, removed: bool) -> None:
+    if not removed:
+        raise LockMismatchError(ref.id, ref.queue, "The job is active and cannot be removed.")
 
 
 def _timed_out(ref: JobRef, timeout_ms: int | None) -> ResultTimeoutError:

@@ -124,6 +124,18 @@ class EagerResults:
         """:meth:`revoke` for asyncio."""
         return self.revoke(ref, terminate=terminate)
 
+    def queue_of(self, job_id: str, queues: Sequence[str]) -> str | None:
+        """Return the first of the queues whose job with this id has run."""
+        return next((queue for queue in queues if self.has(JobRef(queue, job_id))), None)
+
+    def forget(self, ref: JobRef) -> None:
+        """Remove the outcome of a job."""
+        self._entries.pop(ref, None)
+
+    async def aforget(self, ref: JobRef) -> None:
+        """:meth:`forget` for asyncio."""
+        self.forget(ref)
+
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:  # noqa: ARG002
         """Store the addresses of a group's members, in this process."""
         self._groups[group_id] = members

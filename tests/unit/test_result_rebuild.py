@@ -48,6 +48,13 @@ class FailedJobReader:
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
         return [JobState.FAILED for _ in refs]
 
+    def queue_of(self, job_id: str, queues: Sequence[str]) -> str | None:
+        return None
+
+    def forget(self, ref: JobRef) -> None: ...
+
+    async def aforget(self, ref: JobRef) -> None: ...
+
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None: ...
 
     def load_group(self, queue: str, group_id: str) -> str | None:

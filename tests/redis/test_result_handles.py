@@ -1,0 +1,100 @@
+"""Handles of jobs with Celery's names: states, ``info``, ``forget``, ``collect``, and an id without a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bulltask import App, AsyncResult, Context, JobState
+from bulltask.errors import JobNotFoundError
+from bulltask.testing import InlineWorker, use_server
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    app = App("handles", "redis://unreachable.invalid:1")
+    with use_server(app, broker_url):
+        yield app
+
+
+@pytest.fixture
+def worker(app: App) -> Iterator[InlineWorker]:
+    with InlineWorker(app) as worker:
+        yield worker
+
+
+def test_states_have_celerys_names_too(app: App, worker: InlineWorker) -> None:
+    seen: list[Any] = []
+
+    @app.task(name="walk", bind=True, autoretry_for=(KeyError,), default_retry_delay=10, max_retries=1)
+    def walk(self: Context, fail: bool = False) -> str:
+        seen.append(handle_status())
+        self.update_state(state="PROGRESS", meta={"done": 3})
+        seen.append(handle_status())
+        if fail:
+            raise KeyError("gone")
+        return "there"
+
+    handles: list[AsyncResult[str]] = []
+
+    def handle_status() -> tuple[str, Any, bool]:
+        return handles[-1].status, handles[-1].info, handles[-1].state == "STARTED"
+
+    handles.append(walk.delay())
+    assert (handles[-1].status, handles[-1].state in ("PENDING", "FAILURE")) == ("PENDING", True)
+    assert handles[-1].get() == "there"
+    assert seen == [("STARTED", None, True), ("PROGRESS", {"done": 3}, True)]
+    assert (handles[-1].status, handles[-1].result) == ("SUCCESS", "there")
+
+    handles.append(walk.delay(fail=True))
+    worker.drain(propagate=False)
+    failed = handles[-1]
+    assert (failed.status, failed.state == "RETRY", repr(failed.info)) == ("RETRY", True, "KeyError('gone')")
+    worker.clock.advance(10)
+    worker.drain(propagate=False)
+    assert (failed.status, failed.state == "FAILURE", repr(failed.result)) == ("FAILURE", True, "KeyError('gone')")
+
+    handles.append(walk.delay())
+    handles[-1].revoke()
+    assert handles[-1].status == "REVOKED"
+
+
+def test_a_forgotten_job_does_not_exist_any_more(app: App, worker: InlineWorker) -> None:
+    @app.task(name="keep")
+    def keep() -> int:
+        return 1
+
+    handle = keep.delay()
+    assert handle.get() == 1
+    handle.forget()
+    assert (handle.state, handle.status) == (JobState.UNKNOWN, "PENDING")
+    handle.forget()  # again
+    with pytest.raises(JobNotFoundError):
+        AsyncResult[int](handle.id).get()
+
+
+def test_collect_yields_the_results_of_a_step_and_those_after_it(app: App, worker: InlineWorker) -> None:
+    @app.task(name="plus")
+    def plus(value: int, other: int) -> int:
+        return value + other
+
+    last = (plus.s(1, 1) | plus.s(10) | plus.s(100)).apply_async()
+    first = last.parent.parent
+    assert [value for _, value in first.collect()] == [2, 12, 112]
+    assert [handle.id for handle, _ in first.collect()] == [first.id, last.parent.id, last.id]
+    assert first.children == [last.parent]
+
+
+def test_an_id_without_a_queue_is_found_in_the_queues_of_the_tasks(app: App, worker: InlineWorker) -> None:
+    @app.task(name="mail", queue="mail")
+    def mail(to: str) -> str:
+        return to
+
+    sent = mail.delay("x")
+    assert [AsyncResult[Any](sent.id).queue, app.AsyncResult(sent.id).queue] == ["mail", "mail"]
+    assert app.AsyncResult(sent.id).get() == "x"
+    assert app.AsyncResult("no-such-job").queue == "default"
