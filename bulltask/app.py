@@ -32,10 +32,12 @@ from bulltask.registry.builtins import builtin_tasks
 from bulltask.registry.canvas import Canvas, Signature, job_of
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current import set_current
+from bulltask.registry.current_job import current_job
 from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator, decorate
 from bulltask.registry.discovering import Discovering
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.options import CallOptions
+from bulltask.registry.relatives import sent_by
 from bulltask.registry.result_handles import ResultHandles
 from bulltask.registry.task import AnyTask, AsyncTask, Task
 from bulltask.registry.tasks import Tasks
@@ -278,11 +280,15 @@ class App(Configured, Hooked, Discovering, ResultHandles):
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Store jobs and return their ids; see :class:`bulltask.transport.produce.Producer`."""
+        if (job := current_job()) is not None:
+            jobs = sent_by(job, jobs)
         hooks, send = self._send_hooks, self.broker.producer.send
         return hooks.send(jobs, send) if hooks.wanted else send(jobs)
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
+        if (job := current_job()) is not None:
+            jobs = sent_by(job, jobs)
         hooks, send = self._send_hooks, self.broker.producer.asend
         return await (hooks.asend(jobs, send) if hooks.wanted else send(jobs))
 

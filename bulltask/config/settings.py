@@ -135,6 +135,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "maximum number of retries of a failed job, after its first attempt",
         ),
         _S(
+            "task_max_self_retries",
+            "max_self_retries",
+            optional(integer(0, 1_000)),
+            None,
+            "how often self.retry() may retry a job, if neither its task nor its call sets max_retries; none: as "
+            "task_max_retries, but 3 (Celery's default) if that is 0",
+        ),
+        _S(
             "task_retry_backoff",
             "retry_backoff_ms",
             duration(),

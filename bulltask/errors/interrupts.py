@@ -31,14 +31,33 @@ class Retry(Interrupt):
     Attributes:
         delay_ms: Delay before the next attempt in milliseconds, ``None`` for the job's backoff.
         exc: The exception that the job fails with if no attempt is left.
-        max_retries: Maximum number of retries for this job, ``None`` for the job's ``attempts``.
+        max_retries: Maximum number of retries of this job, ``None`` for its own.
+        eta_ms: Epoch milliseconds before which the next attempt does not start, ``None`` for ``delay_ms``.
+        expires: Milliseconds from now, and epoch milliseconds, after which the job is not retried; at most one of them.
     """
 
     def __init__(
-        self, *, delay_ms: int | None = None, exc: BaseException | None = None, max_retries: int | None = None
+        self,
+        *,
+        delay_ms: int | None = None,
+        exc: BaseException | None = None,
+        max_retries: int | None = None,
+        eta_ms: int | None = None,
+        expires: tuple[int | None, int | None] = (None, None),
     ) -> None:
         super().__init__("the task requested a retry")
-        self.delay_ms, self.exc, self.max_retries = delay_ms, exc, max_retries
+        self.delay_ms, self.exc, self.max_retries, self.eta_ms, self.expires = (
+            delay_ms,
+            exc,
+            max_retries,
+            eta_ms,
+            expires,
+        )
+
+    def expires_at(self, now_ms: int) -> int | None:
+        """Return the job's new expiry in epoch milliseconds, ``None`` if it does not change."""
+        in_ms, at_ms = self.expires
+        return at_ms if in_ms is None else now_ms + in_ms
 
 
 class RescheduleJob(Interrupt):

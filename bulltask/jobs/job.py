@@ -20,7 +20,7 @@ from bulltask.jobs.codec import Json
 from bulltask.jobs.failures import truncate_reason, truncate_traces
 from bulltask.jobs.hash_fields import check_parent, read_int, read_object
 from bulltask.jobs.numbers import counter, number
-from bulltask.jobs.retention import KEEP_ALL, stored_keep
+from bulltask.jobs.retention import KEEP_ALL, keep_to_wire, stored_keep
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.value_class import value_class
 
@@ -69,6 +69,8 @@ class JobOptions:
         time_limits: Limits of one attempt, if the sender sets any.
         headers: The sender's headers as JSON, ``""`` for none.
         ignore_result: Whether the return value is not stored; ``None``: the task's option applies.
+        self_retries: How often ``self.retry()`` may retry the job; ``None``: as often as ``attempts`` permits.
+        origin: The ids of the job whose task sent this one, and of its first ancestor; empty for most jobs.
         canvas: The job's place in a canvas, as it is stored; empty for most jobs.
         more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
             the fields above.
@@ -87,6 +89,8 @@ class JobOptions:
     time_limits: TimeLimits = NO_LIMITS
     headers: str = ""
     ignore_result: bool | None = None
+    self_retries: int | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
     canvas: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
 
@@ -106,9 +110,9 @@ class JobOptions:
         if self.lifo:
             wire["lifo"] = True
         if self.keep_completed_ms is not None:
-            wire["removeOnComplete"] = _keep_to_wire(self.keep_completed_ms)
+            wire["removeOnComplete"] = keep_to_wire(self.keep_completed_ms)
         if self.keep_failed_ms is not None:
-            wire["removeOnFail"] = _keep_to_wire(self.keep_failed_ms)
+            wire["removeOnFail"] = keep_to_wire(self.keep_failed_ms)
         wire[BULLTASK_KEY] = self._bulltask_options(now_ms)
         wire.update(self.more)
         return wire
@@ -144,14 +148,13 @@ class JobOptions:
             options["headers"] = self.headers
         if self.ignore_result is not None:
             options["ignore_result"] = self.ignore_result
+        if self.self_retries is not None:
+            options["self_retries"] = self.self_retries
+        if self.origin:
+            options["origin"] = self.origin
         if self.canvas:
             options["canvas"] = self.canvas
         return options
-
-
-def _keep_to_wire(keep_ms: int) -> object:
-    """Return ``keepJobs`` for a duration; BullMQ counts ``age`` in whole seconds, and zero keeps no job."""
-    return {"age": max(1, keep_ms // 1000)} if keep_ms else True
 
 
 @dataclass(frozen=True, slots=True)

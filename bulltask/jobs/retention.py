@@ -9,7 +9,7 @@ from bulltask.clock import to_ms
 from bulltask.errors import ConfigError
 from bulltask.jobs.numbers import MAX_NUMBER, number
 
-__all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "stored_keep"]
+__all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "keep_to_wire", "stored_keep"]
 
 KeepJobs = bool | int | Mapping[str, Any]
 """``True``: remove immediately; ``False``: keep all; ``n``: keep the newest ``n``; ``{"age": seconds, "count": n}``."""
@@ -60,3 +60,8 @@ def _whole(value: Any, name: str, *, low: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_NUMBER:
         raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r}")
     return value
+
+
+def keep_to_wire(keep_ms: int) -> object:
+    """Return ``keepJobs`` for a duration; BullMQ counts ``age`` in whole seconds, and zero keeps no job."""
+    return {"age": max(1, keep_ms // 1000)} if keep_ms else True

@@ -71,6 +71,16 @@ class TimeLimits:
         soft_ms = defaults.soft_ms if self.soft_ms is None else self.soft_ms
         return TimeLimits(soft_ms, defaults.hard_ms if self.hard_ms is None else self.hard_ms)
 
+    @property
+    def soft_s(self) -> float | None:
+        """The soft limit in seconds."""
+        return None if self.soft_ms is None else self.soft_ms / 1000
+
+    @property
+    def hard_s(self) -> float | None:
+        """The hard limit in seconds."""
+        return None if self.hard_ms is None else self.hard_ms / 1000
+
     def soft_exceeded(self, task: str) -> SoftTimeLimitExceeded:
         """Return the exception for exceeding the soft limit."""
         return SoftTimeLimitExceeded(f"task {task} ran longer than its soft time limit of {_text(self.soft_ms)}")

@@ -135,7 +135,7 @@ def fail(
     attempts_made, attempts = running.attempts_made + 1, running.attempts
     if isinstance(error, Retry):  # raised by self.retry() in code that is also a task
         countdown_ms = error.delay_ms if countdown_ms is None else countdown_ms
-        attempts = attempts if error.max_retries is None else min(attempts, error.max_retries + 1)
+        attempts = attempts if error.max_retries is None else error.max_retries + 1
         error = error.exc or error
     fields = running.failure_fields(*_reason_and_trace(error))
     if attempts_made >= attempts or job.is_discarded or _is_permanent(error):

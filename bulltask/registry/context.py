@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, Never, Protocol
 
-from bulltask.clock import Duration, to_ms
+from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
+from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
+from bulltask.registry.option_values import expiry_ms
+from bulltask.registry.relatives import relatives
 from bulltask.typed.call import CallConversion
 
 __all__ = ["Context", "JobClient", "JobCommand", "Request"]
@@ -30,6 +34,14 @@ class Request:
         headers: The sender's ``headers=``.
         timestamp_ms: When the job was added, epoch milliseconds.
         called_directly: The task was called as a function, without a worker.
+        priority: The job's priority, 0 for none.
+        soft_time_limit, time_limit: The limits of this attempt in seconds, ``None`` for no limit.
+        root_id: The job of a task from which this one was sent, directly or through other jobs; its own id if no task
+            sent it. ``None`` for a step of a chain, unless it is the first.
+        parent_id: The job whose task sent this one, or the step of a chain before it; ``None`` for none.
+        group, chord: The id of the job that receives the results of the group which this job is a member of, that is,
+            the chord's body; ``None`` for none.
+        app_id: The name of the worker's app.
     """
 
     id: str = ""
@@ -43,9 +55,48 @@ class Request:
     headers: Mapping[str, Any] = field(default_factory=dict)
     timestamp_ms: int = 0
     called_directly: bool = False
+    priority: int = 0
+    soft_time_limit: float | None = None
+    time_limit: float | None = None
+    root_id: str | None = None
+    parent_id: str | None = None
+    group: str | None = None
+    chord: str | None = None
+    app_id: str = ""
+
+    @property
+    def timelimit(self) -> tuple[float | None, float | None]:
+        """Hard and soft time limit, in Celery's order."""
+        return self.time_limit, self.soft_time_limit
+
+    @property
+    def argsrepr(self) -> str:
+        """``repr()`` of the positional arguments."""
+        return repr(self.args)
+
+    @property
+    def kwargsrepr(self) -> str:
+        """``repr()`` of the keyword arguments."""
+        return repr(self.kwargs)
+
+    @property
+    def delivery_info(self) -> dict[str, Any]:
+        """Celery's ``delivery_info``: the queue is the ``routing_key``.
+
+        ``redelivered`` is true if an attempt ended without an outcome, for example because its process was killed.
+        """
+        redelivered = self.attempts_started > self.retries + 1
+        return {"exchange": "", "routing_key": self.queue, "priority": self.priority, "redelivered": redelivered}
 
     @classmethod
-    def of(cls, job: RunningJob, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Request:
+    def of(
+        cls,
+        job: RunningJob,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        limits: TimeLimits = NO_LIMITS,
+        app_id: str = "",
+    ) -> Request:
         """Return the request of a job, with its arguments decoded.
 
         Raises:
@@ -62,6 +113,11 @@ class Request:
             attempts_started=job.attempts_started,
             headers=job.headers,
             timestamp_ms=job.timestamp_ms,
+            priority=job.priority,
+            soft_time_limit=limits.soft_s,
+            time_limit=limits.hard_s,
+            app_id=app_id,
+            **relatives(job),
         )
 
 
@@ -155,14 +211,23 @@ class Context:
         await self._asend("log", str(line))
 
     def retry(
-        self, *, countdown: Duration | None = None, exc: BaseException | None = None, max_retries: int | None = None
+        self,
+        *,
+        countdown: Duration | None = None,
+        exc: BaseException | None = None,
+        max_retries: int | None = None,
+        eta: datetime | None = None,
+        expires: Duration | datetime | None = None,
     ) -> Never:
         """End this attempt and retry the job; ``raise self.retry(…)`` does the same.
 
         Args:
             countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
             exc: The exception that the job fails with if no attempt is left.
-            max_retries: Maximum number of retries; at most the job's ``attempts`` - 1.
+            max_retries: Maximum number of retries; default: ``max_retries`` of the call or the task, else the setting
+                ``task_max_self_retries``.
+            eta: The earliest time of the next attempt, instead of ``countdown``; a naive ``datetime`` is UTC.
+            expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of retrying it.
 
         Raises:
             Retry: Always (a ``BaseException``, which ``except Exception`` does not catch).
@@ -171,7 +236,10 @@ class Context:
         if self.request.called_directly and exc is not None:
             raise exc
         delay_ms = None if countdown is None else to_ms(countdown, "countdown")
-        raise Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries) from exc
+        eta_ms = None if eta is None else to_epoch_ms(eta)
+        raise Retry(
+            delay_ms=delay_ms, exc=exc, max_retries=max_retries, eta_ms=eta_ms, expires=expiry_ms(expires)
+        ) from exc
 
     def update_data(self, data: Any) -> None:
         """Replace the job's data, which its next attempt receives as arguments (BullMQ's ``updateData``).

@@ -7,12 +7,14 @@ Celery.
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from bulltask.errors import ConfigError
 from bulltask.ports import Sender
 
-__all__ = ["current_sender", "set_current"]
+__all__ = ["current_sender", "registered_task", "set_current"]
 
 _current: weakref.ref[Any] | None = None
 
@@ -33,3 +35,20 @@ def current_sender() -> Sender:
     if sender is None:
         raise ConfigError("a shared task was sent, but this process has no App: import the module that creates it")
     return sender
+
+
+def registered_task(name: str, module: str) -> Any:
+    """Return a task of the current app; a pickled task becomes this call.
+
+    Args:
+        name: The task's name.
+        module: The module that defines it; imported first.
+
+    Raises:
+        ConfigError: This process has no app.
+        TaskNotRegisteredError: The current app has no such task.
+    """
+    with suppress(ImportError):
+        import_module(module)
+    sender: Any = current_sender()
+    return sender.tasks[name]

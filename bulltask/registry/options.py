@@ -41,6 +41,7 @@ from bulltask.value_class import value_class
 __all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
 
 CELERY_RETRY_DELAY_S: Final = 180
+CELERY_MAX_RETRIES: Final = 3
 
 _FLAGS: Final = {"spark": "; for Spark's settings, use spark_conf", "typed": "", "pydantic": "", "ignore_result": ""}
 
@@ -203,6 +204,14 @@ class TaskOptions:
             return UNLIMITED_RETRIES + 1
         return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
 
+    def self_retries(self, config: Config) -> int | None:
+        """Return how often ``self.retry()`` may retry a job, ``None`` if it is :meth:`attempts` that limits it."""
+        if self.max_retries is not None or self.unlimited_retries:
+            return None
+        if config.max_self_retries is None and config.max_retries == 0:
+            return CELERY_MAX_RETRIES
+        return config.max_self_retries
+
 
 @value_class(kw_only=True)
 class CallOptions:
@@ -346,6 +355,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
         expires_ms=expires_ms,
         time_limits=limits,
         ignore_result=call.ignore_result,
+        self_retries=None if call.max_retries is not None else task.self_retries(config),
         more=stored,
     )
     return JobPlan(

@@ -17,6 +17,7 @@ from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.canvas import Group, Signature
 from bulltask.registry.context import Context, Request
+from bulltask.registry.current import registered_task
 from bulltask.registry.current_job import current_job
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
@@ -68,6 +69,9 @@ class AnyTask(Generic[P, R]):
         self._default_plan: tuple[Config, JobPlan] | None = None
         # Without the function's attributes, because a ``name`` or ``options`` among them would replace the task's.
         functools.update_wrapper(cast(Any, self), function, updated=())
+        if bind:
+            signature = inspect.signature(function)
+            vars(self)["__signature__"] = signature.replace(parameters=[*signature.parameters.values()][1:])
 
     @property
     def location(self) -> str:
@@ -342,6 +346,9 @@ class AnyTask(Generic[P, R]):
 
     def _result(self, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[R]:
         return AsyncResult(job_id, job.queue, sender.results, sender.now_ms(), self.result_decoder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return registered_task, (self.name, self.function.__module__)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} at {self.location}>"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bulltask import App, AsyncResult, Context, JobState
-from bulltask.errors import JobNotFoundError
 from bulltask.testing import InlineWorker, use_server
 
 pytestmark = pytest.mark.redis
@@ -63,6 +62,19 @@ def test_states_have_celerys_names_too(app: App, worker: InlineWorker) -> None:
     assert handles[-1].status == "REVOKED"
 
 
+def test_an_async_task_sets_its_state_too(app: App, worker: InlineWorker) -> None:
+    seen: list[tuple[str, Any]] = []
+
+    @app.task(name="awalk", bind=True)
+    async def awalk(self: Context) -> None:
+        await self.aupdate_state(meta={"done": 1})
+        snapshot = await app.result(self.request.id).asnapshot()
+        seen.append((snapshot.celery_state, snapshot.reported))
+
+    awalk.delay().get()
+    assert seen == [("STARTED", ("STARTED", {"done": 1}))]
+
+
 def test_a_forgotten_job_does_not_exist_any_more(app: App, worker: InlineWorker) -> None:
     @app.task(name="keep")
     def keep() -> int:
@@ -73,8 +85,7 @@ def test_a_forgotten_job_does_not_exist_any_more(app: App, worker: InlineWorker)
     handle.forget()
     assert (handle.state, handle.status) == (JobState.UNKNOWN, "PENDING")
     handle.forget()  # again
-    with pytest.raises(JobNotFoundError):
-        AsyncResult[int](handle.id).get()
+    assert app.queue("default").get_job(handle.id) is None
 
 
 def test_collect_yields_the_results_of_a_step_and_those_after_it(app: App, worker: InlineWorker) -> None:

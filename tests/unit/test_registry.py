@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import importlib
 import inspect
 import json
+import pickle  # noqa: TID251 - a user may pickle a task
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import cloudpickle  # type: ignore[import-untyped]
 import pytest
 
 from bulltask import App, AsyncTask, Context, Retry, Task, shared_task
@@ -29,6 +32,7 @@ from bulltask.jobs.job import NewJob
 from bulltask.ports import ResultReader
 from bulltask.registry import current, shared
 from bulltask.registry.canvas_plan import plan_canvas
+from bulltask.registry.current import set_current
 from bulltask.registry.naming import source_location, task_name
 from bulltask.registry.option_values import UNLIMITED_RETRIES
 from bulltask.registry.options import CallOptions, TaskOptions, build_job
@@ -46,7 +50,7 @@ class Outbox:
         self.jobs: list[NewJob] = []
         self.config: Config = CONFIG
         self.typed: bool | None = None
-        self.results = cast(ResultReader, None)
+        self.results = cast(ResultReader, object())
 
     def now_ms(self) -> int:
         return NOW_MS
@@ -602,3 +606,24 @@ def test_an_invalid_call_option_is_rejected(call: dict[str, Any], error: type[Ex
 def test_a_tasks_retention_overrides_the_apps() -> None:
     job = new_job({"result_expires": 0, "result_failure_expires": timedelta(days=1)})
     assert (job.options.keep_completed_ms, job.options.keep_failed_ms) == (0, 86_400_000)
+
+
+# ---- tasks as Python objects -----------------------------------------------------------------------------------------
+
+pickled_app = App("pickled", "redis://h")
+
+
+@pickled_app.task(bind=True)
+def pickled_task(self: Context, x: int, y: int = 1) -> int:
+    return x + y
+
+
+@pytest.mark.parametrize("module", [pickle, cloudpickle])
+def test_a_pickled_task_is_the_registered_task(module: Any) -> None:
+    set_current(pickled_app)
+    assert module.loads(module.dumps(pickled_task)) is pickled_task
+    assert copy.deepcopy(pickled_task) is pickled_task
+
+
+def test_the_signature_of_a_bound_task_has_no_self() -> None:
+    assert str(inspect.signature(pickled_task)) == "(x: 'int', y: 'int' = 1) -> 'int'"

@@ -186,9 +186,18 @@ def test_a_retry_without_attempts_left_fails_with_its_reason() -> None:
 
 @pytest.mark.parametrize(
     ("max_retries", "failures", "expected"),
-    [(0, 0, False), (1, 0, True), (1, 1, False), (9, 1, True), (9, 2, False), (None, 1, True)],
+    [
+        (0, 0, False),
+        (1, 0, True),
+        (1, 1, False),
+        (9, 2, True),
+        (9, 8, True),
+        (9, 9, False),
+        (None, 1, True),
+        (None, 2, False),
+    ],
 )
-def test_max_retries_of_a_retry_may_only_lower_the_attempts_of_the_job(
+def test_max_retries_of_a_retry_overrides_the_attempts_of_the_job(
     max_retries: int | None, failures: int, expected: bool
 ) -> None:
     assert is_retried(decide(Retry(max_retries=max_retries), failures=failures, attempts=3)) is expected

@@ -256,11 +256,16 @@ class AttemptRunner:
     def _context(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Context:
-        return Context(Request.of(job, args, kwargs), self._job_client(job), task.conversion)
+        return Context(self._request(job, task, args, kwargs), self._job_client(job), task.conversion)
+
+    def _request(
+        self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Request:
+        return Request.of(job, args, kwargs, self._limits(job, task), self._app.name)
 
     def _hooked(self, attempt: Attempt, variables: contextvars.Context | None) -> HookedRun:
         job, task, args = attempt.job, attempt.task, attempt.args
-        request = args[0].request if task.bind else Request.of(job, args, attempt.kwargs)
+        request = args[0].request if task.bind else self._request(job, task, args, attempt.kwargs)
         return self.hooks.start(job, task, request, variables)
 
     def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:

@@ -89,7 +89,11 @@ class FailedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RetriedOutcome:
-    """The attempt failed, and the job is retried after ``delay_ms`` (0: immediately)."""
+    """The attempt failed, and the job is retried after ``delay_ms`` (0: immediately).
+
+    Attributes:
+        expires_ms: The job's new expiry in epoch milliseconds, ``None`` if it does not change.
+    """
 
     delay_ms: int
     reason: str
@@ -97,6 +101,7 @@ class RetriedOutcome:
     category: str
 
     exception: BaseException | None = field(default=None, compare=False, repr=False)
+    expires_ms: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", truncate_reason(self.reason))

@@ -47,7 +47,7 @@ def decide_retry(
     requested = exc if isinstance(exc, Retry) else None
     cause = exc if requested is None else (requested.exc or exc)
     category = app.categorizer.categorize(cause)
-    reason, trace = _reason(cause, job), trace_of(cause)
+    reason, trace = _reason(cause, job, requested), trace_of(cause)
     attempts_made = job.attempts_made + 1
     if attempts_made >= _max_attempts(job, requested) or not _is_retryable(cause, category, job, task, requested):
         expected = task is not None and isinstance(cause, task.options.throws)
@@ -57,7 +57,8 @@ def decide_retry(
     except Exception as error:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
         reason = f"{reason} (and it cannot be retried: {type(error).__name__}: {error})"
         return FailedOutcome(reason, trace, category.value, cause)
-    return RetriedOutcome(delay_ms, reason, trace, category.value, cause)
+    expires_ms = None if requested is None else requested.expires_at(app.now_ms())
+    return RetriedOutcome(delay_ms, reason, trace, category.value, cause, expires_ms)
 
 
 def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:
@@ -81,16 +82,19 @@ def _user_frames(tb: TracebackType | None) -> TracebackType | None:
     return tb
 
 
-def _reason(cause: BaseException, job: RunningJob) -> str:
+def _reason(cause: BaseException, job: RunningJob, requested: Retry | None) -> str:
     if isinstance(cause, Retry):
-        return f"the task requested a retry, but this was attempt {job.attempts_made + 1} of {max(1, job.attempts)}"
+        maximum = max(1, _max_attempts(job, requested))
+        return f"the task requested a retry, but this was attempt {job.attempts_made + 1} of {maximum}"
     return reason_of(cause)
 
 
 def _max_attempts(job: RunningJob, requested: Retry | None) -> int:
-    if requested is not None and requested.max_retries is not None:
-        return min(job.attempts, requested.max_retries + 1)
-    return job.attempts
+    if requested is None:
+        return job.attempts
+    own = job.bulltask_options.get("self_retries")
+    retries = own if requested.max_retries is None and isinstance(own, int) else requested.max_retries
+    return job.attempts if retries is None else retries + 1
 
 
 def _is_retryable(
@@ -121,6 +125,8 @@ def _delay_ms(
 ) -> int:
     if requested is not None and requested.delay_ms is not None:
         return requested.delay_ms
+    if requested is not None and requested.eta_ms is not None:
+        return max(0, requested.eta_ms - app.now_ms())
     custom = None if task is None else task.options.custom_backoff
     if custom is not None:
         return to_ms(custom(attempts_made, cause), f"the retry_backoff of task {job.name}")

@@ -37,8 +37,9 @@ from bulltask.events import (
     SchedulingFailed,
     TaskNotRegistered,
 )
+from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FAILED_JOB_FIELD
-from bulltask.jobs.job import RunningJob
+from bulltask.jobs.job import BULLTASK_KEY, RunningJob
 from bulltask.jobs.numbers import MAX_NUMBER, counter
 from bulltask.jobs.states import REVOKED
 from bulltask.process import exit_if_forked
@@ -162,10 +163,10 @@ class Settler:
             case FailedOutcome():
                 return self._failed_call(acquired, outcome, fetch_next, now_ms)
             case RetriedOutcome(delay_ms=0):
-                fields = job.failure_fields(outcome.reason, outcome.trace)
+                fields = _retry_fields(job, outcome)
                 return retry_job(keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
             case RetriedOutcome():
-                fields = job.failure_fields(outcome.reason, outcome.trace)
+                fields = _retry_fields(job, outcome)
                 return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
             case RescheduledByWorkerOutcome():
                 return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
@@ -352,6 +353,15 @@ class Settler:
         exit_if_forked(self._pid, raised)
         error = "" if raised is None else "".join(traceback.format_exception_only(raised)).strip()
         self._bus.emit(EventLoopStopped(self._pid, tuple(jobs), error))
+
+
+def _retry_fields(job: RunningJob, outcome: RetriedOutcome) -> list[str]:
+    fields = job.failure_fields(outcome.reason, outcome.trace)
+    if outcome.expires_ms is None:
+        return fields
+    own = {name: value for name, value in job.bulltask_options.items() if name != "ttl"}
+    opts = {**job.opts, BULLTASK_KEY: {**own, "expires": outcome.expires_ms}}
+    return [*fields, "opts", codec.encode(opts, what=f"the options of job {job.id}").decode()]
 
 
 def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:

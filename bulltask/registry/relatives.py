@@ -1,0 +1,52 @@
+"""The jobs that a job descends from: which task sent it, and its place in a canvas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypedDict
+
+from bulltask.errors import InvalidJobError
+from bulltask.jobs.child_results import ChildResults
+from bulltask.jobs.job import NewJob, RunningJob
+
+__all__ = ["Relatives", "relatives", "sent_by"]
+
+
+class Relatives(TypedDict):
+    """Fields of a :class:`bulltask.Request`."""
+
+    root_id: str | None
+    parent_id: str | None
+    group: str | None
+    chord: str | None
+
+
+def sent_by(job: RunningJob, jobs: Sequence[NewJob]) -> list[NewJob]:
+    """Return jobs that the task of ``job`` sends, with the ids of that job and of the first of its ancestors."""
+    root_id = relatives(job)["root_id"] or job.id
+    return [replace(one, options=replace(one.options, origin={"parent": job.id, "root": root_id})) for one in jobs]
+
+
+def relatives(job: RunningJob) -> Relatives:
+    """Return the jobs from which ``job`` descends."""
+    origin, parent = job.bulltask_options.get("origin"), job.parent_key.rpartition(":")[2]
+    if isinstance(origin, dict):
+        root_id, parent_id = _id(origin.get("root")), _id(origin.get("parent"))
+    else:
+        parent_id = _step_before(job)
+        root_id = job.id if parent_id is None else None
+    chord = parent if parent and job.id.rpartition(".")[0] == parent else None
+    return {"root_id": root_id, "parent_id": parent_id, "group": chord, "chord": chord}
+
+
+def _step_before(job: RunningJob) -> str | None:
+    try:
+        received = ChildResults.from_wire(job.canvas)
+    except InvalidJobError:
+        return None
+    return received.shape.rpartition(":")[2] if received is not None and isinstance(received.shape, str) else None
+
+
+def _id(stored: object) -> str | None:
+    return stored if isinstance(stored, str) else None
