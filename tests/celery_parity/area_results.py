@@ -98,10 +98,9 @@ differs(
     "it does not exist; `await result` works, and so does a task with `link`",
     lambda p: hasattr(finished(p), "then"),
 )
-differs(
-    "`result.collect()` iterates over the results of the tasks that a task has sent.",
-    (True, False),
-    "a job does not store which jobs its task has sent",
+same(
+    "`result.collect()` iterates over the results of a task and of the steps after it.",
+    True,
     lambda p: hasattr(finished(p), "collect"),
 )
 
@@ -174,20 +173,10 @@ better(
     "it is `unknown`",
     lambda p: str(handle_of_nothing(p).state),
 )
-differs(
-    "`result.status` is the state.",
-    (True, False),
-    "there is one name, `state`",
-    lambda p: hasattr(finished(p), "status"),
-)
+same("`result.status` is the state.", True, lambda p: hasattr(finished(p), "status"))
 same("A handle of the same id sees the same state.", True, lambda p: handle(p, finished(p)).successful())
 same("A handle of the same id returns the same value.", 5, lambda p: handle(p, finished(p)).get(timeout=60))
-differs(
-    "`app.AsyncResult(id)` is a handle of any task.",
-    (True, False),
-    "a job is found by its queue and its id: `app.result(id, queue)`",
-    lambda p: hasattr(p.app, "AsyncResult"),
-)
+same("`app.AsyncResult(id)` is a handle of any task.", True, lambda p: hasattr(p.app, "AsyncResult"))
 
 # ---- what a handle knows ---------------------------------------------------------------------------------------------
 
@@ -203,30 +192,15 @@ differs(
     "it also shows the queue",
     lambda p: (lambda result: str(result) == result.id)(finished(p)),
 )
-differs(
-    "`result.result` is the return value.",
-    (5, "AttributeError"),
-    "there is one name, `result.info`",
-    lambda p: finished(p).result,
-)
-differs(
-    "`result.children` are the results of the tasks that a task has sent.",
-    (True, False),
-    "a job does not store which jobs its task has sent",
-    lambda p: hasattr(finished(p), "children"),
-)
+same("`result.result` is the return value.", 5, lambda p: finished(p).result)
+same("`result.children` has the handles of the steps after a task.", True, lambda p: hasattr(finished(p), "children"))
 differs(
     "`result.date_done` is when the task finished.",
     (True, False),
     "the handle does not know it; `app.queue(…).get_job(id)` does",
     lambda p: hasattr(finished(p), "date_done"),
 )
-differs(
-    "`result.forget()` removes the result.",
-    (True, False),
-    "the job holds its result; `app.queue(…).remove(id)` removes both",
-    lambda p: hasattr(finished(p), "forget"),
-)
+same("`result.forget()` removes the result.", True, lambda p: hasattr(finished(p), "forget"))
 differs(
     "`result.as_tuple()` is a form that can be stored.",
     (True, False),
@@ -239,12 +213,7 @@ differs(
     "it does not exist; `asyncio.gather` or a loop waits for any results",
     lambda p: hasattr(__import__(f"{p.library.__name__}.result", fromlist=["x"]), "ResultSet"),
 )
-differs(
-    "`self.update_state(state, meta)` reports progress.",
-    ({"done": 5}, "AttributeError"),
-    "the states are BullMQ's; `self.update_progress(…)` reports progress",
-    lambda p: reports(p),
-)
+same("`self.update_state(state, meta)` reports progress.", {"done": 5}, lambda p: reports(p))
 better(
     "A result cannot be awaited.",
     (False, True),
