@@ -390,7 +390,7 @@ same("`link_error` calls a task with the id of the task that failed.", True, lam
 differs(
     "An error callback with several parameters receives the request, the exception and the traceback.",
     ("['Context', 'ValueError', 'str']", "['dict', 'str', 'str']"),
-    "the worker that failed does not call it; it is a job of its own, whose arguments are JSON",
+    "the worker that failed does not call it; it is a separate job, whose arguments are JSON",
     lambda p: describes_failure(p),
 )
 same("An immutable error callback receives nothing.", "['failed']", lambda p: on_error(p, p.boom.s()))
@@ -491,7 +491,7 @@ differs(
 differs(
     "`app.signature(dict(call))` restores a call that was stored.",
     (5, "TypeError"),
-    "a signature is no dictionary; store the task's name and its arguments",
+    "a signature is not a dictionary; store the task's name and its arguments",
     lambda p: p.get(p.app.signature(dict(p.add.s(2, 3)))),
 )
 differs(

@@ -42,7 +42,7 @@ same("An exception without a message has none.", "", lambda p: str(exception_of(
 differs(
     "The exception has its arguments.",
     (["no", 7], ["('no', 7)"]),
-    "a failed job of BullMQ stores its message only",
+    "a failed BullMQ job stores only the message",
     lambda p: list(exception_of(p, p.fails_with.delay("Refused")).args),
 )
 same(
@@ -231,7 +231,7 @@ same(
 differs(
     "`self.retry(queue=…)` moves the next attempt to another queue.",
     (1, "TypeError"),
-    "a job of BullMQ stays in its queue",
+    "a BullMQ job stays in its queue",
     lambda p: p.get(p.retries.delay(p.key, 1, queue="single")),
 )
 differs(

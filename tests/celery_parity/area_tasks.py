@@ -63,7 +63,7 @@ better(
 differs(
     "`task.run(…)` calls the function.",
     (3, "AttributeError"),
-    "a task is no class with such a method; `task(…)` calls the function",
+    "a task is not a class and has no such method; `task(…)` calls the function",
     lambda p: p.add.run(1, 2),
 )
 same("`task.apply(…)` runs the task in this process and returns a result.", 3, lambda p: p.get(p.add.apply((1, 2))))
