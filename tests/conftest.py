@@ -114,6 +114,16 @@ def _no_process_is_left_running(_leftovers: LeftoverProcesses, session_processes
 
 
 @pytest.fixture(autouse=True)
+def _no_receiver_stays_connected() -> Iterator[None]:
+    """Disconnect the receivers of the test, which its log records may keep alive: they would slow down later tests."""
+    yield
+    if (signals := sys.modules.get("bulltask.signals")) is not None:
+        for name in signals.__all__:
+            if isinstance(found := getattr(signals, name), signals.Signal):
+                found._replace(())
+
+
+@pytest.fixture(autouse=True)
 def _no_signal_stays_blocked() -> Iterator[None]:
     """Fail a test that leaves signals blocked: programs of later tests would inherit the mask and ignore TERM."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
