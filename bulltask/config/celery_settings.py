@@ -283,7 +283,7 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     ),
     (
         _is(None, (), [], {}),
-        "task_compression result_compression task_default_priority task_default_rate_limit"
+        "task_compression result_compression task_default_priority task_default_rate_limit "
         "broker_read_url broker_write_url broker_transport_options",
     ),
     (_is(None, False, {}), "broker_use_ssl"),

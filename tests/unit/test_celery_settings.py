@@ -98,6 +98,8 @@ def test_a_warning_points_to_the_users_line() -> None:
         ("worker_prefetch_multiplier", 1),
         ("broker_transport", "redis"),
         ("task_store_eager_result", False),
+        ("task_default_rate_limit", None),
+        ("broker_read_url", None),
         ("broker_use_ssl", None),
         ("broker_transport_options", {}),
     ],
