@@ -673,6 +673,7 @@ def test_every_class_that_supports_with_or_for_statements_is_tested() -> None:
 # ---- results: one class, whose awaitable methods begin with a -------------------------------------------------------
 
 RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
+    "forget": (after(lambda s: s.result(s.add_completed(1)).forget(), then=lambda s: s.queue.count()), 0),
     "get": (lambda s: s.result(s.add_completed({"n": 1})).get(30), {"n": 1}),
     "revoke": (
         lambda s: [s.result(job := s.add()).revoke(), s.result(job).revoke(terminate=True)],
@@ -681,11 +682,14 @@ RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
     "snapshot": (read_snapshot, ["failed", "no", 1]),
 }
 PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
+    "collect": (lambda s: [value for _, value in s.add_completed(3).result().collect()], [3]),
     "failed": (lambda s: s.add_failed().result().failed(), True),
     "info": (lambda s: s.add_completed(3).result().info, 3),
     "progress": (update_progress_of_result, [None, 50]),
     "ready": (lambda s: [s.add().result().ready(), s.add_completed(priority=1).result().ready()], [False, False]),
+    "result": (lambda s: s.add_completed(3).result().result, 3),
     "state": (lambda s: s.add().result().state, "waiting"),
+    "status": (lambda s: s.add_failed().result().status, "FAILURE"),
     "successful": (lambda s: s.add_completed().result().successful(), True),
     "traceback": (lambda s: s.add_failed().result().traceback, None),
 }

@@ -208,6 +208,10 @@ class AwaitedResult:
         """Run ``asnapshot``."""
         return self._runner.run(self._result.asnapshot())
 
+    def forget(self) -> None:
+        """Run ``aforget``."""
+        self._runner.run(self._result.aforget())
+
     def revoke(self, *, terminate: bool = False) -> Any:
         """Run ``arevoke``."""
         return self._runner.run(self._result.arevoke(terminate=terminate))

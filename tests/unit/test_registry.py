@@ -180,6 +180,7 @@ def test_two_functions_with_the_same_task_name_are_rejected(app: App) -> None:
     assert app.tasks["mail.send"] is first
 
 
+@pytest.mark.usefixtures("isolated_shared_tasks")
 def test_a_reimported_module_replaces_its_tasks(app: App) -> None:
     first, second = app.task(add), app.task(add)
     assert app.tasks[first.name] is second
