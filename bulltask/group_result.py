@@ -210,7 +210,7 @@ class GroupResult(Generic[R]):
 
 
 class _Deadline:
-    """The end of a wait for several results."""
+    """A deadline shared by the waits for several results."""
 
     def __init__(self, timeout: Duration | None) -> None:
         self._at_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")

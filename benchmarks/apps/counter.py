@@ -2,7 +2,7 @@
 
 It contains three words of 8 bytes: the start of the first job, the end of the last job (both in ``CLOCK_MONOTONIC`` ns,
 which is the same for all processes on a machine), and the number of finished jobs. After these, it has one byte for
-each job of the run: how often this process ran it. The sum across all files is 0 for a lost job, and 2 or more for a
+each job of the run: how many times this process ran it. The sum across all files is 0 for a lost job, 2 or more for a
 duplicated job.
 """
 

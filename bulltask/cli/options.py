@@ -66,8 +66,9 @@ def broker_option(function: F) -> F:
         "-b",
         "--broker",
         type=_BrokerUrl(),
-        help="Redis URL; overrides the app's. All users on this machine can see command lines (ps), so put a URL with "
-        "a password into BULLTASK_BROKER_URL, or the path of a file that contains it into BULLTASK_BROKER_URL_FILE.",
+        help="Redis URL; overrides the app's. All users on this machine can see command lines (ps), so for a "
+        "URL with a password, set BULLTASK_BROKER_URL, or set BULLTASK_BROKER_URL_FILE to the path of a file that "
+        "contains it.",
     )(function)
 
 

@@ -67,7 +67,7 @@ SETTINGS: Final = {
 @click.option(
     "--autoscale",
     metavar="MAX,MIN",
-    help="Adapt the number of child processes to the load, instead of -c: 10,3 means 3 to 10 (default: fixed).",
+    help="Scale the number of child processes with the load, instead of -c: 10,3 means 3 to 10 (default: fixed).",
 )
 @click.option(
     "--async-concurrency", type=int, help="Async jobs that may run concurrently in each child process (default: 100)."
@@ -102,7 +102,7 @@ SETTINGS: Final = {
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
     help="Minimum level of log lines (default: info).",
 )
-@click.option("-I", "--include", help="Additional modules with tasks to import, comma-separated.")
+@click.option("-I", "--include", help="Additional task modules to import, comma-separated.")
 @click.option("--metrics-port", type=int, help="Port for Prometheus metrics (default: no metrics).")
 @click.option("--metrics-host", help="Address to bind the metrics port to (default: 127.0.0.1).")
 @click.option(

@@ -1,4 +1,4 @@
-"""The setting ``task_annotations``: task options that the app sets without a change to the tasks' code."""
+"""The setting ``task_annotations``: task options that the app sets without changing the tasks' code."""
 
 from __future__ import annotations
 

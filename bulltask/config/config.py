@@ -255,7 +255,7 @@ class Settings:
             raise ConfigError("task_retry_backoff_max must not be shorter than task_retry_backoff")
         if config.autoscale and config.pool == "threads":
             raise ConfigError(
-                "worker_autoscale adapts the number of child processes, so it needs worker_pool='prefork'"
+                "worker_autoscale scales the number of child processes, so it needs worker_pool='prefork'"
             )
         if config.hard_memory_kib and config.hard_memory_kib < (config.max_memory_kib or 0):
             raise ConfigError("worker_hard_memory_limit must not be less than worker_max_memory_per_child")

@@ -132,7 +132,7 @@ def autoscale(value: Any, name: str) -> Autoscale:
             + (": one child process always waits for jobs" if str(parts[-1:]).strip(" [(',)]") == "0" else "")
         ) from exc
     if minimum > maximum:
-        raise ConfigError(f"{name} must be MAX,MIN: the maximum comes first, not {value!r}")
+        raise ConfigError(f"{name} must be MAX,MIN with the maximum first, not {value!r}")
     return Autoscale(maximum, minimum)
 
 

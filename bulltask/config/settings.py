@@ -139,7 +139,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_self_retries",
             optional(integer(0, 1_000)),
             None,
-            "how often self.retry() may retry a job, if neither its task nor its call sets max_retries; none: as "
+            "how many times self.retry() may retry a job, if neither its task nor its call sets max_retries; none: as "
             "task_max_retries, but 3 (Celery's default) if that is 0",
         ),
         _S(

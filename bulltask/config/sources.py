@@ -104,7 +104,7 @@ def _load(name: str) -> object:
     value: object = importlib.import_module(module_name)
     for part in filter(None, attribute.split(".")):
         if not hasattr(value, part):
-            raise ConfigError(f"{module_name} has no {attribute!r}, which {name!r} names")
+            raise ConfigError(f"{name!r} refers to {attribute!r}, which module {module_name} does not have")
         value = getattr(value, part)
     return value
 

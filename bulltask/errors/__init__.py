@@ -194,7 +194,7 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
     """Redis cannot be reached, or sends no reply before the timeout.
 
     Attributes:
-        refused: The machine refused the connection, because nothing listens on the port; a quick retry is cheap.
+        refused: The host refused the connection, because nothing is listening on the port; a quick retry is cheap.
         wrong_protocol: Whether a server replied, but not in Redis' protocol.
     """
 

@@ -65,7 +65,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
         data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     if limit is not None and len(data) > limit:
         raise PayloadTooLargeError(
-            f"{what} is {len(data):,} bytes of JSON, more than the limit of {limit:,}; store it elsewhere and send "
+            f"{what}: {len(data):,} bytes of JSON exceed the limit of {limit:,}; store the data elsewhere and send "
             "a reference, or raise max_payload"
         )
     return data

@@ -115,7 +115,8 @@ def check_scheduler_id(scheduler_id: str) -> str:
     _check_text(scheduler_id, "scheduler id")
     if not is_scheduler_id(scheduler_id):
         raise InvalidNameError(
-            f"scheduler id {scheduler_id!r} contains more than three ':', like old repeatable jobs; use at most three"
+            f"scheduler id {scheduler_id!r} contains more than three ':', like legacy repeatable jobs; "
+            "use at most three"
         )
     return scheduler_id
 

@@ -193,9 +193,7 @@ def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -
     """
     size_limit = options.more.get("sizeLimit")
     if isinstance(size_limit, int) and len(data) > size_limit:
-        raise PayloadTooLargeError(
-            f"{what} has {len(data):,} bytes of JSON, more than the job's size_limit of {size_limit:,}"
-        )
+        raise PayloadTooLargeError(f"{what}: {len(data):,} bytes of JSON exceed the job's size_limit of {size_limit:,}")
     # The options are encoded only if that can matter, because encoding takes longer than everything else in a send.
     if limit is not None and len(data) + _MAX_OTHER_BYTES + _MAX_ESCAPE_BYTES * text_chars(options) > limit:
         check_together(data, options.to_wire(0), limit, what)

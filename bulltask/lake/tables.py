@@ -67,7 +67,7 @@ class Table:
         doc: The meaning of a row.
         partitions: The text columns that are stored in directory names instead of in files, outermost first.
         key: The columns that identify a row. In silver, if several rows have the same key, the one with the latest
-            ``as_of`` is valid.
+            ``as_of`` is current.
         columns: All other columns.
     """
 
@@ -209,7 +209,7 @@ ATTEMPTS: Final = Table(
         error_fingerprint text first line of failed_reason, with # for quoted text, numbers and hex numbers
         worker text worker id (for a Node.js worker, its name), from a snapshot
         source text events, or snapshot if a backfill added the row
-        as_of time time of the row's last event; of rows with the same key, the one with the latest as_of is valid
+        as_of time time of the row's last event; of rows with the same key, the one with the latest as_of is current
         """,
     ),
 )

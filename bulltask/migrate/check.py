@@ -50,7 +50,7 @@ class MigrationOptions:
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.states) - set(STATES)):
-            raise ConfigError(f"states must be some of {', '.join(STATES)}, not {unknown[0]!r}")
+            raise ConfigError(f"states must be one or more of {', '.join(STATES)}, not {unknown[0]!r}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be 1 or more, not {self.limit}")
         if ":" in self.id_prefix:

@@ -120,7 +120,7 @@ class LogListener:
             queue=event.queue,
             task=event.name,
             delay=seconds(event.delay_ms),
-            hint="Import the module of the task in this app, or send its jobs to a separate queue",
+            hint="Import the task's module in this app, or send its jobs to a separate queue",
         )
 
     def _not_scheduled(self, event: events.SchedulingFailed) -> None:

@@ -57,7 +57,7 @@ class LineWriter:
         self._pid = os.getpid()
         self._threads = threading.RLock()  # a file lock is per process; reentrant for signal handlers
         self._late = False  # the previous line was dropped: do not wait again
-        self._torn = False  # the previous line was written only in part
+        self._torn = False  # the previous line was only partially written
         self.dropped = 0
         """The number of lines dropped since the last line that was written."""
 

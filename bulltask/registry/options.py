@@ -205,7 +205,7 @@ class TaskOptions:
         return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
 
     def self_retries(self, config: Config) -> int | None:
-        """Return how often ``self.retry()`` may retry a job, ``None`` if it is :meth:`attempts` that limits it."""
+        """Return how many times ``self.retry()`` may retry a job, ``None`` if it is :meth:`attempts` that limits it."""
         if self.max_retries is not None or self.unlimited_retries:
             return None
         if config.max_self_retries is None and config.max_retries == 0:

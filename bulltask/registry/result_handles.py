@@ -78,7 +78,7 @@ class ResultHandles:
     def queue_of(self: _App, job_id: str) -> str:
         """Return the queue that has a job: the default queue, or a queue of a registered task.
 
-        If there are several such queues, Redis is asked, in one round trip with an ``EXISTS`` for each of them; the
+        If there are several such queues, Redis is queried in one round trip, with an ``EXISTS`` for each of them; the
         call blocks, also in async code.
 
         Returns:

@@ -200,7 +200,7 @@ class AnyTask(Generic[P, R]):
         return cast(FrameT, mapper(self, df, columns, **map_options))
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[Any, R]:
-        """Return a call that is sent later, alone or as a part of a canvas (Celery's ``s``).
+        """Return a call that is sent later, alone or as part of a canvas (Celery's ``s``).
 
         Args:
             args, kwargs: The arguments. If it follows another call, ``a.s() | b.s()``, the result of that call is its
@@ -258,7 +258,7 @@ class AnyTask(Generic[P, R]):
         return None if conversion is None or conversion.result is None else conversion.decode_result
 
     def check_types(self) -> None:
-        """Evaluate the type hints now, so that a worker's children inherit the result, and errors are raised at start.
+        """Evaluate the type hints now, so that a worker's children inherit them and errors are raised at startup.
 
         Raises:
             ConfigError: The task has ``typed=True``, and a hint cannot be enforced.

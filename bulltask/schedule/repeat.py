@@ -281,7 +281,7 @@ def _number(wire: Mapping[str, Any], name: str) -> int | None:
 
 
 def _moment(wire: Mapping[str, Any], name: str) -> int | None:
-    """Return epoch milliseconds; old repeatable jobs may have a date string."""
+    """Return epoch milliseconds; legacy repeatable jobs may have a date string."""
     value = wire.get(name)
     if not isinstance(value, str):
         return _number(wire, name)

@@ -119,7 +119,7 @@ class _Builder:
     def _object(self, key: Any, value: Any) -> Converter:
         converter = self.build(str) if key is Any else key_converter(self.build(key))
         if converter is None:
-            raise NoConverter(f"the keys of an object in JSON are strings, and {_text(key)} is not represented by one")
+            raise NoConverter(f"the keys of a JSON object are strings, and {_text(key)} cannot be represented by one")
         return Object(converter, self.build(value))
 
     def _record(self, kind: type) -> Converter:

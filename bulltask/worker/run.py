@@ -246,8 +246,8 @@ class _Assembly:
             self.logger.info("Registered tasks", tasks=names)
         else:
             self.logger.warning(
-                "This app has no tasks, so this worker cannot run any jobs: import their modules with include, -I or "
-                "autodiscover_tasks",
+                "This app has no tasks, so this worker cannot run any jobs: import its task modules with include, -I "
+                "or autodiscover_tasks",
                 app=self.app.name,
             )
 

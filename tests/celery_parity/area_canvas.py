@@ -19,7 +19,7 @@ differs(
     lambda p: p.get(p.add.signature((2,), {"y": 3})),
 )
 differs(
-    "`task.subtask(args)` is another name of it.",
+    "`task.subtask(args)` is another name for it.",
     (5, "AttributeError"),
     "there is one name, `task.s(…)`",
     lambda p: p.get(p.add.subtask((2, 3))),
@@ -48,11 +48,13 @@ same("`set(countdown=…)` delays the call.", 5, lambda p: p.get(p.add.s(2, 3).s
 same(
     "`set(immutable=True)` makes a signature immutable.", 5, lambda p: p.get(p.add.s(2, 3).set(immutable=True).delay(9))
 )
-same("`apply_async(countdown=…)` gives the call options.", 5, lambda p: p.get(p.add.s(2, 3).apply_async(countdown=0.1)))
+same(
+    "`apply_async(countdown=…)` sets the call's options.", 5, lambda p: p.get(p.add.s(2, 3).apply_async(countdown=0.1))
+)
 better(
     "A signature with too many arguments raises an error when it is sent.",
     ("sent", "TypeError"),
-    "it raises an error when it is made",
+    "it raises an error when it is created",
     lambda p: p.add.s(1, 2, 3) and "sent",
 )
 differs(
@@ -104,7 +106,7 @@ same(
     "ValueError",
     lambda p: p.get(p.boom.si() | p.group(p.add.s(1), p.add.s(2)) | p.total.s()),
 )
-same("A chain of something else than signatures raises `TypeError`.", "TypeError", lambda p: p.get(p.chain(1, 2)))
+same("A chain of anything other than signatures raises `TypeError`.", "TypeError", lambda p: p.get(p.chain(1, 2)))
 same("A step can be retried.", 11, lambda p: p.get(p.retries.s(p.key, 1) | p.add.s(10)))
 
 
@@ -135,7 +137,7 @@ def failed_chain(p: Any) -> Any:
 same(
     "A group returns the list of its members' results.", [2, 4], lambda p: p.get(p.group(p.add.s(1, 1), p.add.s(2, 2)))
 )
-same("The list has the members' order.", list(range(20)), lambda p: p.get(p.group(p.plain.s(n) for n in range(20))))
+same("The list is in the members' order.", list(range(20)), lambda p: p.get(p.group(p.plain.s(n) for n in range(20))))
 same("`group([…])` takes a list.", [2, 4], lambda p: p.get(p.group([p.add.s(1, 1), p.add.s(2, 2)])))
 same("`group(…)()` sends it.", [2], lambda p: p.get(p.group(p.add.s(1, 1))()))
 same("An empty group returns an empty list.", [], lambda p: p.group([]).delay().get(timeout=60))
@@ -144,7 +146,7 @@ same(
     [11, 12],
     lambda p: p.get(p.group(p.add.s(1), p.add.s(2)).delay(10)),
 )
-same("A group in a group is dissolved.", [2, 4, 6], lambda p: p.get(nested_group(p)))
+same("A group in a group is flattened.", [2, 4, 6], lambda p: p.get(nested_group(p)))
 same("A chain can be a member.", [13, 4], lambda p: p.get(p.group(p.add.s(1, 2) | p.add.s(10), p.add.s(2, 2))))
 same("A failed member fails the group.", "ValueError", lambda p: p.get(p.group(p.add.s(1, 1), p.boom.s())))
 same("The other members run.", 2, lambda p: failing_group(p).results[0].get(timeout=60))
@@ -190,7 +192,7 @@ same("`result.failed()` is true if a member has failed.", True, lambda p: failin
 same("`result.ready()` is true when all members have finished.", True, lambda p: done(p).ready())
 same("`result.waiting()` is true while a member has not finished.", [True, False], lambda p: waiting(p))
 same(
-    "`result[0]` and `len(result)` are about the members.",
+    "`result[0]` and `len(result)` refer to the members.",
     [2, 3],
     lambda p: (lambda r: [r[1].get(timeout=60), len(r)])(done(p)),
 )
@@ -290,7 +292,7 @@ same(
 )
 same("A chord can follow a step.", 36, lambda p: p.get(p.add.s(1, 2) | p.group(p.add.s(10), p.add.s(20)) | p.total.s()))
 same(
-    "A header can have chains.",
+    "A header can contain chains.",
     [[13, 4]],
     lambda p: p.get(p.chord([p.add.s(1, 2) | p.add.s(10), p.add.s(2, 2)], p.collect.s())),
 )
@@ -390,7 +392,7 @@ same("`link_error` calls a task with the id of the task that failed.", True, lam
 differs(
     "An error callback with several parameters receives the request, the exception and the traceback.",
     ("['Context', 'ValueError', 'str']", "['dict', 'str', 'str']"),
-    "the worker that failed does not call it; it is a separate job, whose arguments are JSON",
+    "the worker that ran the failed task does not call it; it is a separate job, whose arguments are JSON",
     lambda p: describes_failure(p),
 )
 same("An immutable error callback receives nothing.", "['failed']", lambda p: on_error(p, p.boom.s()))
@@ -476,7 +478,7 @@ same("A step can follow `starmap`.", 10, lambda p: p.get(p.add.starmap([(1, 2), 
 # ---- in tasks --------------------------------------------------------------------------------------------------------
 
 same("A task can send a canvas.", "['inside']", lambda p: p.get(p.sends_a_chain.delay(p.key)) and p.notes()[0])
-same("`self.replace(signature)` lets another task give the result.", 3, lambda p: p.get(p.replaces_itself.delay()))
+same("`self.replace(signature)` lets another task produce the result.", 3, lambda p: p.get(p.replaces_itself.delay()))
 same(
     "A step after a task that replaces itself receives the result of the replacement.",
     13,

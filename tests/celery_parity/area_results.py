@@ -56,7 +56,7 @@ same("`get` waits for the task.", "held", lambda p: waited(p))
 same("`get` returns the same value each time.", [5, 5], lambda p: [finished(p).get() for _ in range(2)])
 same("`get(propagate=False)` returns the exception.", "boom", lambda p: str(p.boom.delay().get(60, propagate=False)))
 differs(
-    "`wait` is another name of `get`.",
+    "`wait` is another name for `get`.",
     (5, "AttributeError"),
     "there is one name, `get`",
     lambda p: p.add.delay(2, 3).wait(timeout=60),
@@ -174,9 +174,9 @@ better(
     lambda p: str(handle_of_nothing(p).state),
 )
 same("`result.status` is the state.", True, lambda p: hasattr(finished(p), "status"))
-same("A handle of the same id sees the same state.", True, lambda p: handle(p, finished(p)).successful())
-same("A handle of the same id returns the same value.", 5, lambda p: handle(p, finished(p)).get(timeout=60))
-same("`app.AsyncResult(id)` is a handle of any task.", True, lambda p: hasattr(p.app, "AsyncResult"))
+same("A handle for the same id sees the same state.", True, lambda p: handle(p, finished(p)).successful())
+same("A handle for the same id returns the same value.", 5, lambda p: handle(p, finished(p)).get(timeout=60))
+same("`app.AsyncResult(id)` is a handle for any task.", True, lambda p: hasattr(p.app, "AsyncResult"))
 
 # ---- what a handle knows ---------------------------------------------------------------------------------------------
 

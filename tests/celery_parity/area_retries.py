@@ -13,7 +13,7 @@ same, better, differs = AREA.same, AREA.better, AREA.differs
 
 
 def outcome_and_runs(p: Any, sent: Any) -> list[object]:
-    """Return a task's result, or its exception as text, and how often it ran."""
+    """Return a task's result, or its exception as text, and how many times it ran."""
     values: list[object] = []
     error = raised(lambda: values.append(p.get(sent)))
     return [error or values[0], len(p.notes_so_far())]
@@ -33,7 +33,7 @@ def exception_of(p: Any, sent: Any) -> Any:
 same("`get` raises the exception of the task.", "ValueError", lambda p: p.get(p.boom.delay()))
 same("The exception has its message.", "boom", lambda p: str(exception_of(p, p.boom.delay())))
 same(
-    "A class of the project is raised as itself.",
+    "An exception of one of the project's classes keeps its class.",
     True,
     lambda p: type(exception_of(p, p.fails_with.delay("Refused"))) is Refused,
 )
@@ -46,14 +46,14 @@ differs(
     lambda p: list(exception_of(p, p.fails_with.delay("Refused")).args),
 )
 same(
-    "An exception of a nested class, such as Django's `Order.DoesNotExist`, is raised as itself.",
+    "An exception of a nested class, such as Django's `Order.DoesNotExist`, keeps its class.",
     True,
     lambda p: type(exception_of(p, p.fails_with.delay("nested"))) is Order.DoesNotExist,
 )
 better(
     "An exception whose constructor needs more arguments is raised as an `UnpickleableExceptionWrapper`.",
     ("UnpickleableExceptionWrapper", "Invoice"),
-    "it is raised as itself; the constructor is not called",
+    "it keeps its class; the constructor is not called",
     lambda p: type(exception_of(p, p.fails_with.delay("Invoice"))).__name__,
 )
 better(
@@ -73,7 +73,7 @@ def _(p: Any) -> object:
 
 # ---- without self.retry() --------------------------------------------------------------------------------------------
 
-same("An error of the code, such as `ValueError`, is not retried.", "ValueError", lambda p: p.get(p.boom.delay()) or 1)
+same("A bug, such as a `ValueError`, is not retried.", "ValueError", lambda p: p.get(p.boom.delay()) or 1)
 better(
     "A lost connection is not retried.",
     (["ConnectionError", 1], ["ConnectionError", 3]),
@@ -160,7 +160,7 @@ same(
     ["ValueError", 6],
     lambda p: outcome_and_runs(p, p.retries.delay(p.key, 9, exc="ValueError", max_retries=5)),
 )
-same("`max_retries=None` is no limit.", 8, lambda p: p.get(p.retries_for_ever.delay(8)))
+same("`max_retries=None` means no limit.", 8, lambda p: p.get(p.retries_for_ever.delay(8)))
 same(
     "With `max_retries=0`, `self.retry(exc=…)` fails the task with that exception.",
     ["ValueError", 1],
@@ -235,7 +235,7 @@ differs(
     lambda p: p.get(p.retries.delay(p.key, 1, queue="single")),
 )
 differs(
-    "After `self.retry(throw=False)`, the code goes on.",
+    "After `self.retry(throw=False)`, the code continues.",
     (0, "TypeError"),
     "the attempt always ends",
     lambda p: p.get(p.retries.delay(p.key, 1, throw=False)),

@@ -75,7 +75,7 @@ same(
     lambda p: type(delayed(p).get(60, propagate=False)).__name__,
 )
 same(
-    "Revoking a task twice is no error.",
+    "Revoking a task twice is not an error.",
     "TaskRevokedError",
     lambda p: (lambda r: [r.revoke(), p.get(r)])(delayed(p)),
 )

@@ -105,7 +105,7 @@ same("Parameters can be keyword-only.", "hi Ada?", lambda p: p.get(p.greet.delay
 same("`*args` arrive.", [1, 2, 3], lambda p: p.get(p.collect.delay(1, 2, 3)))
 same("`**kwargs` arrive.", [[1], {"a": 2}], lambda p: p.get(p.collect.delay(1, a=2)))
 same("A missing argument raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1))
-same("A superfluous argument raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, 2, 3))
+same("An extra argument raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, 2, 3))
 same("An unknown keyword raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, z=2))
 same("A task can return nothing.", None, lambda p: p.get(p.nothing.delay()))
 same("Text arrives as it was sent.", "ünï ☃ \0", lambda p: p.get(p.plain.delay("ünï ☃ \0")))
@@ -227,7 +227,7 @@ def _(p: Any) -> object:
 same("`priority` is accepted.", 5, lambda p: p.get(p.add.apply_async((2, 3), priority=3)))
 
 
-@same("With Redis, the lowest number of `priority` runs first.", "[9]")
+@same("With Redis, the lowest `priority` number runs first.", "[9]")
 def _(p: Any) -> object:
     p.hold.apply_async((p.key,), queue="single")
     p.notes()

@@ -1,4 +1,4 @@
-"""Workers that adapt the number of their children to the jobs."""
+"""Workers that scale the number of their children with the load."""
 
 from __future__ import annotations
 

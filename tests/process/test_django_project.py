@@ -78,6 +78,6 @@ def test_a_worker_without_tasks_warns_and_says_what_to_do(harness: WorkerHarness
     worker = harness.worker(children=1, options=["-A", "empty_app"], environ={"PYTHONPATH": str(tmp_path)}, fresh=True)
     worker.wait_for_line("Worker started")
     assert [line["event"] for line in worker.warnings()] == [
-        "This app has no tasks, so this worker cannot run any jobs: import their modules with include, -I or "
-        "autodiscover_tasks"
+        "This app has no tasks, so this worker cannot run any jobs: import its task modules with include, -I "
+        "or autodiscover_tasks"
     ]

@@ -88,7 +88,7 @@ def reason_of(harness: WorkerHarness, job: AsyncResult[Any]) -> str:
 
 
 def ends(harness: WorkerHarness, jobs: Sequence[AsyncResult[Any]]) -> list[int]:
-    """Return how often each job has run to its end, and check that it completed as often."""
+    """Return how many times each job has run to its end, and check that it completed as many times."""
     seen = [len(harness.journal.all(what="end", job=job.id)) for job in jobs]
     assert seen == [len(harness.events.all(event="completed", jobId=job.id)) for job in jobs]
     return seen

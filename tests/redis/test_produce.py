@@ -429,7 +429,7 @@ def test_max_payload_limits_the_arguments_of_a_task(broker_url: str, redis_clien
     work.delay("x" * room)
     with pytest.raises(PayloadTooLargeError, match=r"arguments of task work \(.*\) and the job's options .* of 1,000"):
         work.delay("x" * (room + 1))
-    with pytest.raises(PayloadTooLargeError, match="the arguments of task work is 1,001 bytes of JSON"):
+    with pytest.raises(PayloadTooLargeError, match="the arguments of task work: 1,001 bytes of JSON"):
         work.delay("x" * (1_001 - len('{"x":""}')))
     app.close()
 

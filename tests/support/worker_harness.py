@@ -109,7 +109,7 @@ class WorkerHarness:
         return self.journal.wait_for(count, timeout, what="start", job=job.id)[-1]
 
     def start_count(self, job: AsyncResult[Any]) -> int:
-        """Return how often a job has started so far."""
+        """Return how many times a job has started so far."""
         return len(self.journal.all(what="start", job=job.id))
 
     def wait_for_event(self, event: str, job: AsyncResult[Any], count: int = 1, timeout: float = 60.0) -> Entry:

@@ -103,7 +103,7 @@ def test_autoscale_with_one_number_has_the_minimum_1() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("3,10", "the maximum comes first"),
+        ("3,10", "with the maximum first"),
         ("10,0", "one child process always waits"),
         ("many", "MAX,MIN as in '10,3'"),
         ("10,3,1", "MAX,MIN as in '10,3'"),

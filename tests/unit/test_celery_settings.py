@@ -265,7 +265,7 @@ def test_a_missing_module_or_attribute_raises_an_error_unless_it_may_be_missing(
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         app().config_from_object("no_such_module")
     app().config_from_object("no_such_module", silent=True)
-    with pytest.raises(ConfigError, match="celeryconfig_of_test has no 'settings'"):
+    with pytest.raises(ConfigError, match="refers to 'settings', which module celeryconfig_of_test does not have"):
         app().config_from_object("celeryconfig_of_test:settings")
 
 

@@ -153,7 +153,7 @@ def test_a_wide_value_does_not_count_as_deeply_nested() -> None:
 
 def test_the_size_limit_counts_bytes() -> None:
     assert len(encode("é" * 4, limit=10)) == 10
-    with pytest.raises(PayloadTooLargeError, match=r"value is 12 bytes of JSON, more than the limit of 10"):
+    with pytest.raises(PayloadTooLargeError, match=r"value: 12 bytes of JSON exceed the limit of 10"):
         encode("é" * 5, limit=10)
 
 

@@ -488,5 +488,5 @@ def test_a_threads_pool_has_one_child_with_as_many_threads_as_the_concurrency() 
     threads, prefork = (config(worker_pool=pool, worker_concurrency=20) for pool in ("threads", "prefork"))
     assert (threads.children, threads.threads) == (1, 20)
     assert (prefork.children, prefork.threads) == (20, 0)
-    with pytest.raises(ConfigError, match="worker_autoscale adapts the number of child processes"):
+    with pytest.raises(ConfigError, match="worker_autoscale scales the number of child processes"):
         config(worker_pool="threads", worker_autoscale="10,3")

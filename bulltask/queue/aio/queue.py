@@ -276,7 +276,7 @@ class AsyncQueue(AsyncQueueGetters):
 
     @property
     def repeatables(self) -> AsyncRepeatables:
-        """The queue's repeatable jobs, created with BullMQ's older interface: list and remove them."""
+        """The queue's repeatable jobs, created with BullMQ's legacy API: list and remove them."""
         return AsyncRepeatables(self._context)
 
     async def wait_until_ready(self) -> None:

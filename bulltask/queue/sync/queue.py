@@ -275,7 +275,7 @@ class Queue(QueueGetters):
 
     @property
     def repeatables(self) -> Repeatables:
-        """The queue's repeatable jobs, created with BullMQ's older interface: list and remove them."""
+        """The queue's repeatable jobs, created with BullMQ's legacy API: list and remove them."""
         return Repeatables(self._context)
 
     def wait_until_ready(self) -> None:

@@ -109,7 +109,7 @@ def _job_states(value: Any, name: str) -> tuple[str, ...]:
     parse_state = choice(*STATES, "waiting")
     states = [parse_state(word, name) for word in parse_names(value, name)]
     if not states:
-        raise ConfigError(f"{name} must name one or more states of {', '.join(STATES)}, not {value!r}")
+        raise ConfigError(f"{name} must name one or more of the states {', '.join(STATES)}, not {value!r}")
     return tuple(dict.fromkeys(s for word in states for s in (("wait", "paused") if word == "waiting" else (word,))))
 
 

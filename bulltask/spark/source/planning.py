@@ -1,4 +1,4 @@
-"""Plan the end of the next batch of events: one batch limit and one time limit for all queues.
+"""Plan the end of the next batch of events: one batch limit and one cutoff time for all queues.
 
 Queues with different traffic must advance together in event time. A query that groups by minute drops events that are
 older than its watermark, and the queue that is furthest ahead moves the watermark. Therefore no queue is read beyond

@@ -76,7 +76,7 @@ class InterruptibleCall:
 
 
 class TaskThreads:
-    """Responsible for the threads in which a child runs sync tasks.
+    """Manages the threads in which a child runs sync tasks.
 
     Args:
         count: The number of threads; 0 if sync tasks run on the main thread.

@@ -1,4 +1,4 @@
-"""Adapts the number of children to the number of jobs."""
+"""Scales the number of children with the number of jobs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Autoscaler"]
 
 
 class Autoscaler:
-    """Responsible for the number of children between the minimum and the maximum of ``worker_autoscale``.
+    """Scales the number of children between the minimum and the maximum of ``worker_autoscale``.
 
     It grows when jobs are waiting, but no child is waiting for a job. Each tick at most doubles the number, so that a
     short backlog does not start all children. If a rate limit or global concurrency holds the jobs back, children are
-    waiting, so none are started in vain. It shrinks by the number of children that were never needed during the
+    waiting, so none are started needlessly. It shrinks by the number of children that were never needed during the
     keepalive (30 s by default, as in Celery). It stops the children with the fewest jobs, which finish them first.
 
     Args:

@@ -13,7 +13,7 @@ __all__ = ["BurstCheck", "MaxJobsCheck"]
 
 
 class BurstCheck:
-    """Responsible for stopping a worker when its queues have no job that it could run, and its children have none.
+    """Stops a worker when its queues have no job that it could run, and its children have none.
 
     The children are checked before and after the queues, because a child may take the last job in between, and that
     job may send others.
@@ -45,7 +45,7 @@ class BurstCheck:
 
 
 class MaxJobsCheck:
-    """Responsible for stopping a worker whose children have started the maximum number of jobs.
+    """Stops a worker whose children have started the maximum number of jobs.
 
     Args:
         control: Counts the started jobs.

@@ -11,11 +11,11 @@ __all__ = ["MemoryCheck"]
 
 
 class MemoryCheck:
-    """Responsible for killing a child whose memory exceeds the hard limit while it runs a job.
+    """Kills a child whose memory exceeds the hard limit while it runs a job.
 
     This counts as a crash of its jobs, not as a failed attempt, just as if the kernel's OOM killer had killed the
     child. The supervisor cannot know which job used the memory: the child may be running several, or an earlier job
-    may have leaked it. The rules for crashes find out: the jobs run again in small groups or alone, and a job fails
+    may have leaked it. The jobs therefore run again as after a crash, in small groups or alone, and a job fails
     only if it exceeds the limit again while it runs alone (:mod:`bulltask.worker.quarantine`).
 
     A child without a job is not killed. It checked its memory itself after its last job

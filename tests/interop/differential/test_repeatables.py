@@ -1,4 +1,4 @@
-"""bulltask lists and removes repeatable jobs of BullMQ's legacy interface, which only Node adds, like Node."""
+"""bulltask lists and removes repeatable jobs of BullMQ's legacy API, which only Node adds, like Node."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ const STEPS = {
   },
   remove_scheduler: (run, { id }) => run.queue.removeJobScheduler(id),
 
-  // The legacy interface of repeatable jobs.
+  // The legacy API of repeatable jobs.
   add_repeatable: (run, { name, data, opts }) => run.queue.add(name, data, opts).then(() => null),
   repeatables: async run => (await run.queue.getRepeatableJobs(0, -1, true)).map(({ key, name, next }) => [key, name, next]),
   remove_repeatable: (run, { name, repeat, jobId }) => run.queue.removeRepeatable(name, repeat, jobId),
