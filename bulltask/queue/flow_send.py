@@ -168,7 +168,7 @@ class FlowSender:
         return list(in_order(self._roots))
 
     def _raise_rejection(self) -> None:
-        """Raise a rejected job's error; children that are missing because their root was deduplicated are not an error."""
+        """Raise a rejected job's error; children missing because their root was deduplicated are not errors."""
         expected = {
             child
             for root in self._roots
