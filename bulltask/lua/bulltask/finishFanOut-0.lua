@@ -1,6 +1,6 @@
 --[[
-  Finishes a fan-out job and releases its followers in the same step: jobs that wait for it, although it is not their
-  child job (a canvas in which several jobs follow the same one).
+  Finishes a fan-out job and makes its followers ready to run in the same step. Followers are jobs that wait for it,
+  although it is not their child job: in a canvas in which several jobs follow the same one.
 
   The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_finish). A follower is treated as moveToFinished treats a parent with the option
@@ -9,7 +9,7 @@
   KEYS     the keys of moveToFinished
   ARGV[1]  msgpack: { the fan-out job's key, true if it completed, its return value, time, { { queue's key, id }, ... } }
   ARGV[2…] the arguments of moveToFinished
-  returns  the reply of moveToFinished; if that is an error code, no follower is released
+  returns  the reply of moveToFinished; if that is an error code, the followers keep waiting
   event    those of moveToFinished; for each follower, waiting or delayed
 ]]
 local call = redis.call
@@ -39,10 +39,10 @@ local function delay(queue, id, delay_ms)
   call("ZADD", queue .. ":marker", tonumber(first[2]) / 0x1000, "1")
 end
 
-local function release(queue, id)
+local function make_ready(queue, id)
   local job = queue .. ":" .. id
   if call("SREM", job .. ":dependencies", fan_out) == 0 then
-    return  -- removed, or released already
+    return  -- removed, or ready already
   end
   if completed then
     call("HSET", job .. ":processed", fan_out, value)
@@ -67,7 +67,7 @@ end
 local reply = finish(KEYS, { unpack(ARGV, 2) })
 if type(reply) ~= "number" or reply >= 0 then
   for _, follower in ipairs(followers) do
-    release(follower[1], follower[2])
+    make_ready(follower[1], follower[2])
   end
 end
 return reply
