@@ -119,10 +119,14 @@ class WaitForChildren(Interrupt):
 
     BullMQ's ``WaitingChildrenError``. A job without pending child jobs runs again immediately. If a child job with
     ``fail_parent_on_failure`` has failed, the job fails.
+
+    Attributes:
+        replaced: The task has replaced itself by a canvas, whose result is the job's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, replaced: bool = False) -> None:
         super().__init__("the task is waiting for child jobs")
+        self.replaced = replaced
 
 
 class SoftTimeLimitExceeded(Interrupt):

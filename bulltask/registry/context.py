@@ -318,12 +318,16 @@ class Context:
             BrokerError: Redis is unavailable, or returns an error.
         """
         self._client_for_replace().replace(canvas)
-        raise WaitForChildren
+        raise WaitForChildren(replaced=True)
 
     async def areplace(self, canvas: Any) -> Never:
-        """:meth:`replace` for async tasks."""
+        """:meth:`replace` for async tasks.
+
+        Raises:
+            WaitForChildren: Always. Also raises the errors of :meth:`replace`.
+        """
         await self._client_for_replace().areplace(canvas)
-        raise WaitForChildren
+        raise WaitForChildren(replaced=True)
 
     def move_to_waiting_children(self) -> Never:
         """End this attempt and run the job again when its pending child jobs have finished; the attempt does not count.

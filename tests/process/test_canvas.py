@@ -47,6 +47,14 @@ TASKS = """
     async def adouble_later(self, number):
         await self.areplace(group(add.s(number, number), add.s(0, 0)))
 
+    @app.task(bind=True, name="fail_sooner")
+    def fail_sooner(self):
+        try:
+            self.replace(boom.s())
+        except BaseException:
+            wait_at("failed")  # the canvas has failed before the job can wait for it
+            raise
+
     @app.task(bind=True, name="fail_later")
     def fail_later(self):
         self.replace(add.s(1, 1) | boom.s())
@@ -293,6 +301,12 @@ def test_a_task_replaced_by_a_canvas_returns_its_result_to_the_next_step(harness
     assert sign("adouble_later", kwargs={"number": 4}).delay().get(timeout=60) == [8, 0]
     with pytest.raises(ValueError, match=r"^boom$"):
         (sign("fail_later") | calls.note.s()).delay().get(timeout=60)
+
+    result = (sign("fail_sooner") | calls.note.s()).delay()
+    harness.events.wait_for(4, event="failed")  # after the three jobs above
+    harness.open_gate("failed")
+    with pytest.raises(ValueError, match=r"^boom$"):
+        result.get(timeout=60)
 
 
 def test_the_programs_of_the_page_print_the_documented_output(

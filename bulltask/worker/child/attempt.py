@@ -228,7 +228,7 @@ class AttemptRunner:
         """Return the result of the canvas with which the job's task has replaced itself."""
         client, replacement = self._job_client(job), Replacement.from_json(job.replacement)
         if client.send("pending_children"):
-            return WaitingForChildrenOutcome()  # the child process was killed before it could move the job
+            return WaitingForChildrenOutcome(replaced=True)  # the child process was killed before it could move the job
         result = replacement.result(client.send("children_values"))
         return CompletedOutcome(codec.encode(result, what=f"the return value of job {job.id}"), result)
 

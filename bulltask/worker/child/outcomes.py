@@ -140,7 +140,13 @@ class RateLimitedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class WaitingForChildrenOutcome:
-    """The job waits for its child jobs and then runs again (``WaitForChildren``). The attempt does not count."""
+    """The job waits for its child jobs and then runs again (``WaitForChildren``). The attempt does not count.
+
+    Attributes:
+        replaced: Its task has replaced itself by a canvas, and does not run again.
+    """
+
+    replaced: bool = False
 
 
 RequestedOutcome = RescheduledByTaskOutcome | ReleasedOutcome | RateLimitedOutcome | WaitingForChildrenOutcome
@@ -162,7 +168,7 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | CompletedOutcome
         case RateLimitQueue():
             return _rate_limited(exc)
         case _:
-            return WaitingForChildrenOutcome() if isinstance(exc, WaitForChildren) else None
+            return WaitingForChildrenOutcome(exc.replaced) if isinstance(exc, WaitForChildren) else None
 
 
 def release_reason(outcome: ReleasedOutcome | RateLimitedOutcome) -> str:

@@ -261,6 +261,8 @@ class Settler:
         """
         if isinstance(exc, NoPendingChildrenError):
             return ReleasedOutcome()
+        if isinstance(exc, FailedChildrenError) and isinstance(outcome, WaitingForChildrenOutcome) and outcome.replaced:
+            return ReleasedOutcome()  # the canvas has failed already: the job fails with its error when it is acquired
         script_stopped = isinstance(exc, BrokerError)
         if isinstance(outcome, FailedOutcome):
             return replace(outcome, malformed=True) if script_stopped and not outcome.malformed else None
