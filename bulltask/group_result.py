@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 from bulltask.clock import Duration, mono_ms, to_ms
-from bulltask.config.config import Config
 from bulltask.errors import ResultTimeoutError
 from bulltask.jobs.states import JobState, Revocation
-from bulltask.ports import ResultReader
+from bulltask.ports import ResultReader, Sender
 from bulltask.result import AsyncResult
 
 __all__ = ["GroupResult"]
@@ -22,20 +21,6 @@ _Member = AsyncResult[Any]
 
 _POLL_MS: Final = 200
 """How long :meth:`GroupResult.iterate` waits for one member before it looks at all of them again."""
-
-
-class HasResults(Protocol):
-    """An app."""
-
-    @property
-    def config(self) -> Config:
-        """The settings."""
-        ...
-
-    @property
-    def results(self) -> ResultReader:
-        """The reader of results."""
-        ...
 
 
 class GroupResult(Generic[R]):
@@ -153,7 +138,7 @@ class GroupResult(Generic[R]):
             members[0].reader.save_group(members[0].queue, self.id, json.dumps(self._addresses()), keep_ms)
 
     @classmethod
-    def restore(cls, group_id: str, app: HasResults) -> GroupResult[Any] | None:
+    def restore(cls, group_id: str, app: Sender) -> GroupResult[Any] | None:
         """Return a group that was saved with :meth:`save`, in any process; ``None`` if it is missing or has expired.
 
         Args:

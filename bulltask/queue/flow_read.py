@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bulltask.errors import ConfigError
+from bulltask.jobs.names import name_in_app
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import QueueContext
 from bulltask.transport.broker import Broker
@@ -116,8 +117,7 @@ class FlowReader:
 
     def _context(self, prefix: str, name: str) -> QueueContext:
         broker = self._broker()
-        bare = name[1:-1] if name.startswith("{") and name.endswith("}") else name
-        for queue in (bare, name):
+        for queue in (name_in_app(name, hash_tag=True), name):
             if broker.keys(queue).base == f"{prefix}:{name}:":
                 return QueueContext(queue, self._broker, None)
         return _OtherNamingContext(QueueKeys(prefix, name), self._broker)

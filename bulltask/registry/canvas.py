@@ -117,9 +117,9 @@ class Canvas(Generic[A_contra, R_co]):
         """Run ``callback`` once if a call in it fails, after that call's last attempt; return ``callback``.
 
         ``callback`` is called with the failed job's address (a dict with ``id``, ``task`` and ``queue``), its error
-        message and its traceback; if it accepts only one argument, with the job's id; if it is immutable
-        (``si``), with its own arguments only. The worker that fails the job
-        adds the callback in the same step, so no callback is added for a job that a Node.js worker fails.
+        message and its traceback; if it accepts only one argument, with the job's id; if it is immutable (``si``), with
+        its own arguments only. The worker that fails the job adds the callback in the same step, so no callback is
+        added for a job that a Node.js worker fails.
 
         For each member of a group that fails, the callback is called once.
         """

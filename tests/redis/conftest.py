@@ -15,6 +15,7 @@ from bulltask.app import App
 from bulltask.cli.main import main
 from bulltask.events import Bus, Event
 from bulltask.queue import AsyncQueue, Queue, aio, event_reader, sync
+from bulltask.testing import InlineWorker
 from bulltask.testing.server import RedisServer
 from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
@@ -57,6 +58,13 @@ def client(app: App) -> Iterator[Client]:
     client = app.broker.client()
     yield client
     client.close()
+
+
+@pytest.fixture
+def worker(app: App) -> Iterator[InlineWorker]:
+    """A worker in the test's thread."""
+    with InlineWorker(app) as worker:
+        yield worker
 
 
 @pytest.fixture

@@ -22,12 +22,6 @@ def app(broker_url: str) -> Iterator[App]:
         yield app
 
 
-@pytest.fixture
-def worker(app: App) -> Iterator[InlineWorker]:
-    with InlineWorker(app) as worker:
-        yield worker
-
-
 @pytest.mark.parametrize(
     ("settings", "call", "attempts"),
     [

@@ -31,12 +31,6 @@ def app(broker_url: str) -> Iterator[App]:
 
 
 @pytest.fixture
-def worker(app: App) -> Iterator[InlineWorker]:
-    with InlineWorker(app) as worker:
-        yield worker
-
-
-@pytest.fixture
 def clock(worker: InlineWorker) -> MovableClock:
     return worker.clock
 

@@ -20,12 +20,6 @@ def app(broker_url: str) -> Iterator[App]:
         yield app
 
 
-@pytest.fixture
-def worker(app: App) -> Iterator[InlineWorker]:
-    with InlineWorker(app) as worker:
-        yield worker
-
-
 def test_states_have_celerys_names_too(app: App, worker: InlineWorker) -> None:
     seen: list[Any] = []
 

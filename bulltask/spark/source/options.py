@@ -21,7 +21,7 @@ from bulltask.config.config import Config
 from bulltask.config.parsers import Parse, choice, flag, integer, optional, parse_names, plain_text, url
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
-from bulltask.jobs.names import bullmq_name, check_queue_name
+from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
 from bulltask.spark.source.broker_options import option_error, resolve_config
 from bulltask.spark.source.offsets import StartAt, StreamId
 from bulltask.transport.keys import QueueKeys
@@ -318,7 +318,7 @@ def app_name(stored_name: str, *, hash_tag: bool) -> str | None:
     """Return bulltask's name for a queue, given BullMQ's name; ``None`` if bulltask has no name for it."""
     if not hash_tag:
         return stored_name
-    inner = stored_name[1:-1] if stored_name.startswith("{") and stored_name.endswith("}") else stored_name
+    inner = name_in_app(stored_name, hash_tag=hash_tag)
     return next((name for name in (inner, stored_name) if bullmq_name(name, hash_tag=hash_tag) == stored_name), None)
 
 
