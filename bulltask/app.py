@@ -29,6 +29,7 @@ from bulltask.queue.sync.flow import FlowProducer
 from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
 from bulltask.registry.builtins import builtin_tasks
+from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Canvas, Signature, job_of
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current import set_current
@@ -36,7 +37,6 @@ from bulltask.registry.current_job import current_job
 from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator, decorate
 from bulltask.registry.discovering import Discovering
 from bulltask.registry.named_task import NamedTask
-from bulltask.registry.options import CallOptions
 from bulltask.registry.relatives import sent_by
 from bulltask.registry.result_handles import ResultHandles
 from bulltask.registry.task import AnyTask, AsyncTask, Task
@@ -116,7 +116,8 @@ class App(Configured, Hooked, Discovering, ResultHandles):
             function: A plain function or an ``async def``.
             bind: Pass a :class:`Context` as the first argument (``self`` in Celery).
             name: The task's name; default: ``module.function``.
-            options: See :class:`bulltask.registry.options.TaskOptions`; ``max_retries=None`` retries without a limit.
+            options: See :class:`bulltask.registry.task_options.TaskOptions`; ``max_retries=None`` retries without a
+                limit.
 
         Raises:
             DuplicateTaskError: Another function has this name.

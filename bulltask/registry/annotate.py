@@ -8,8 +8,8 @@ from typing import Any
 
 from bulltask.config.annotations import Annotations
 from bulltask.errors import BulltaskError, ConfigError
-from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask
+from bulltask.registry.task_options import TaskOptions
 
 __all__ = ["annotate"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from bulltask.jobs.names import STARMAP
 from bulltask.ports import Sender
 from bulltask.registry.named_task import FAN_OUT
-from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
+from bulltask.registry.task_options import TaskOptions
 
 __all__ = ["builtin_tasks"]
 

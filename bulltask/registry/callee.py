@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
-from bulltask.registry.options import CallOptions
+from bulltask.registry.call_options import CallOptions
 
 __all__ = ["Callee"]
 

@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar, cast, overload
 from bulltask.group_result import GroupResult
 from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
+from bulltask.registry.call_options import CallOptions
 from bulltask.registry.callee import Callee
 from bulltask.registry.current import current_sender
-from bulltask.registry.options import CallOptions
 from bulltask.result import AsyncResult
 
 __all__ = ["Canvas", "Chain", "Group", "GroupChain", "Signature", "chain_of", "job_of"]

@@ -26,9 +26,11 @@ from bulltask.jobs.job import JobRef, NewJob, ParentLink
 from bulltask.jobs.names import bullmq_name, qualified_name
 from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
 from bulltask.ports import ResultReader
+from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Canvas, Chain, Group, Signature
+from bulltask.registry.job_plan import build_job
 from bulltask.registry.named_task import FAN_OUT, FAN_OUT_PARAMETER
-from bulltask.registry.options import CallOptions, TaskOptions, build_job
+from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
 
 __all__ = ["CanvasPlan", "plan_canvas", "plan_replacement"]

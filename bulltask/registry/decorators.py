@@ -9,9 +9,9 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 from bulltask.registry.context import Context
 from bulltask.registry.current import current_sender
 from bulltask.registry.naming import task_name
-from bulltask.registry.options import TaskOptions
 from bulltask.registry.shared import add_shared
 from bulltask.registry.task import AnyTask, AsyncTask, Task
+from bulltask.registry.task_options import TaskOptions
 
 __all__ = ["BoundTaskDecorator", "TaskDecorator", "decorate", "shared_task"]
 

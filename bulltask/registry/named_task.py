@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
-from bulltask.registry.options import CallOptions, TaskOptions, build_job
+from bulltask.registry.call_options import CallOptions
+from bulltask.registry.job_plan import build_job
+from bulltask.registry.task_options import TaskOptions
 
 __all__ = ["FAN_OUT", "FAN_OUT_PARAMETER", "NamedTask"]
 

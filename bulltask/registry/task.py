@@ -15,13 +15,15 @@ from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
 from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import Arguments
+from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Group, Signature
 from bulltask.registry.context import Context, Request
 from bulltask.registry.current import registered_task
 from bulltask.registry.current_job import current_job
+from bulltask.registry.job_plan import JobPlan, build_job, plan_job
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
-from bulltask.registry.options import CallOptions, JobPlan, TaskOptions, build_job, plan_job
+from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion, CallTypes
 
@@ -121,8 +123,8 @@ class AnyTask(Generic[P, R]):
             kwargs: Keyword arguments.
             options: ``countdown``, ``eta``, ``expires``, ``priority``, ``queue``, ``job_id``, ``headers``,
                 ``max_retries``, ``lifo``, ``deduplication``, ``parent`` …: see
-                :class:`bulltask.registry.options.CallOptions`; ``link`` and ``link_error``, a signature or a list: see
-                :meth:`bulltask.registry.canvas.Canvas.link`.
+                :class:`bulltask.registry.call_options.CallOptions`; ``link`` and ``link_error``, a signature or a
+                list: see :meth:`bulltask.registry.canvas.Canvas.link`.
 
         Raises:
             TypeError: An option is unknown. Also raises the errors of :meth:`delay`.

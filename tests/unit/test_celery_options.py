@@ -9,7 +9,7 @@ import pytest
 
 from bulltask import App
 from bulltask.errors import ConfigError
-from bulltask.registry.options import TaskOptions
+from bulltask.registry.task_options import TaskOptions
 
 SAME = {
     "acks_late": True,

@@ -29,7 +29,8 @@ from bulltask.cli import worker as worker_command
 from bulltask.cli.main import COMMANDS, main
 from bulltask.config.settings import SETTINGS
 from bulltask.events import Bus
-from bulltask.registry.options import CallOptions, TaskOptions
+from bulltask.registry.call_options import CallOptions
+from bulltask.registry.task_options import TaskOptions
 from bulltask.testing.wait import wait_until
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.exit_codes import ExitCode

@@ -21,8 +21,8 @@ from bulltask.errors import InvalidJobError, JobExpiredError
 from bulltask.events import Bus
 from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, truncate_traces
 from bulltask.jobs.job import RunningJob
-from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
+from bulltask.registry.task_options import TaskOptions
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.cancellation import Cancellation

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from bulltask.app import App
 from bulltask.cli.gen_ts.types import TypeWriter, doc_comment
-from bulltask.registry.options import CallOptions, plan_job
+from bulltask.registry.call_options import CallOptions
+from bulltask.registry.job_plan import plan_job
 from bulltask.registry.schema import schema_of
 from bulltask.registry.task import AnyTask
 

@@ -14,7 +14,8 @@ from bulltask.clock import Duration, to_ms
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError, InvalidJobError
 from bulltask.jobs.names import bullmq_name
-from bulltask.registry.options import CallOptions, JobPlan, plan_job
+from bulltask.registry.call_options import CallOptions
+from bulltask.registry.job_plan import JobPlan, plan_job
 from bulltask.registry.task import AnyTask
 from bulltask.spark.sink.enqueue import (
     WEEK,

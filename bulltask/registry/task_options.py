@@ -1,4 +1,4 @@
-"""Options of tasks and of calls, and the job that results from both."""
+"""Options of tasks: the keywords of ``@app.task``."""
 
 from __future__ import annotations
 
@@ -7,38 +7,19 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
 
-import uuid_utils
-
-from bulltask.clock import Duration, to_epoch_ms, to_ms
+from bulltask.clock import Duration, to_ms
 from bulltask.config.config import Config
 from bulltask.config.parsers import jitter_fraction
-from bulltask.config.routes import Routes
 from bulltask.errors import ConfigError
-from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_of_long_delay
-from bulltask.jobs.job import JobOptions, NewJob, ParentLink
-from bulltask.jobs.names import STARMAP, check_job_id, check_job_name, check_queue_name
-from bulltask.jobs.options import (
-    STORED,
-    BackoffLike,
-    Deduplication,
-    ParentLike,
-    check_priority,
-    check_size,
-    link_to_parent,
-    stored_options,
-)
+from bulltask.jobs.names import check_queue_name
+from bulltask.jobs.options import STORED, check_priority, stored_options
 from bulltask.jobs.retention import KeepJobs
 from bulltask.jobs.time_limits import TimeLimits
-from bulltask.registry.celery_options import (
-    hint_for_unknown_call_option,
-    hint_for_unknown_option,
-    translate_task_options,
-)
-from bulltask.registry.option_values import UNLIMITED_RETRIES, check_max_retries, expiry_ms, is_exception, keep_ms
-from bulltask.value_class import value_class
+from bulltask.registry.celery_options import hint_for_unknown_option, translate_task_options
+from bulltask.registry.option_values import UNLIMITED_RETRIES, check_max_retries, expiry_ms, is_exception
 
-__all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
+__all__ = ["TaskOptions"]
 
 CELERY_RETRY_DELAY_S: Final = 180
 CELERY_MAX_RETRIES: Final = 3
@@ -134,7 +115,7 @@ class TaskOptions:
             if not isinstance(value := getattr(self, name), bool | None):
                 raise ConfigError(f"{name} must be True or False, not {value!r}{advice}")
         self.time_limits.check("a task")
-        stored_options(_stored_names(self))
+        stored_options(self.stored)
 
     def _check_retry_options(self) -> None:
         expiry_ms(self.expires)
@@ -212,184 +193,11 @@ class TaskOptions:
             return CELERY_MAX_RETRIES
         return config.max_self_retries
 
-
-@value_class(kw_only=True)
-class CallOptions:
-    """Options of a call (``apply_async``, ``send_task``), which override the task's.
-
-    Attributes:
-        countdown: Seconds or ``timedelta`` before the job may run.
-        eta: ``datetime`` before which the job may not run; a naive ``datetime`` is UTC.
-        expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
-        priority, queue, max_retries: As in :class:`TaskOptions`.
-        job_id: The job's id, default: a new UUIDv7. Sending an existing id again adds nothing.
-        headers: JSON value for ``self.request.headers`` in the worker.
-        lifo: Run the job before those that are already waiting.
-        ignore_result: As in :class:`TaskOptions`; ``None``: the task's option.
-        remove_on_complete … time_limit: As in :class:`TaskOptions`.
-        backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
-            3600}``; overrides the task's ``retry_backoff`` unless that is a function.
-        timestamp: The job's creation time: a ``datetime``, or seconds since the epoch.
-        deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`. If this job is a duplicate, the call
-            returns the existing job's result.
-        parent: The parent job; in a task, ``parent=self.request``.
-        telemetry_metadata, omit_context: Context that bullmq-otel passes from producer to worker.
-    """
-
-    countdown: Duration | None = None
-    eta: datetime | None = None
-    expires: Duration | datetime | None = None
-    priority: int | None = None
-    queue: str | None = None
-    job_id: str | None = None
-    headers: Mapping[str, Any] | None = None
-    max_retries: int | None = None
-    lifo: bool = False
-    ignore_result: bool | None = None
-    remove_on_complete: KeepJobs | None = None
-    remove_on_fail: KeepJobs | None = None
-    keep_logs: int | None = None
-    stack_trace_limit: int | None = None
-    size_limit: int | None = None
-    fail_parent_on_failure: bool | None = None
-    continue_parent_on_failure: bool | None = None
-    ignore_dependency_on_failure: bool | None = None
-    remove_dependency_on_failure: bool | None = None
-    soft_time_limit: Duration | None = None
-    time_limit: Duration | None = None
-    backoff: BackoffLike | None = None
-    timestamp: datetime | float | None = None
-    deduplication: Deduplication | Mapping[str, Any] | str | None = None
-    parent: ParentLike | None = None
-    telemetry_metadata: str | None = None
-    omit_context: bool | None = None
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> CallOptions:
-        """Build the options from keywords.
-
-        Raises:
-            TypeError: A name is unknown; the message lists the known names.
-        """
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(given) - known):
-            raise TypeError(f"unknown option {unknown[0]!r}{hint_for_unknown_call_option(unknown[0], known)}")
-        return cls(**given)
-
-
-@value_class
-class JobPlan:
-    """A call's options without its arguments; it can build any number of jobs.
-
-    Attributes:
-        max_payload: Maximum size of data and options in bytes, ``None`` for no limit.
-    """
-
-    name: str
-    queue: str
-    options: JobOptions
-    parent: ParentLink | None
-    timestamp_ms: int | None
-    max_payload: int | None
-
-    def job(self, data: Any, job_id: str | None = None) -> NewJob:
-        """Return the job to send.
-
-        Args:
-            data: The arguments.
-            job_id: The job's id, default: a new UUIDv7.
-
-        Raises:
-            EncodeError, PayloadTooLargeError, InvalidNameError: The arguments are not JSON or too large, or
-                the id is invalid.
-        """
-        what = f"the arguments of task {self.name}"
-        encoded = codec.encode(data, what=what, limit=self.max_payload)
-        check_size(encoded, self.options, self.max_payload, what)
-        new_id = str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id)
-        return NewJob(
-            self.queue,
-            new_id,
-            self.name,
-            encoded,
-            self.options,
-            parent=self.parent,
-            timestamp_ms=self.timestamp_ms,
-            has_custom_id=job_id is not None,
-        )
-
-
-def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, data: Any = None) -> JobPlan:
-    """Merge the options of a call, its task and the app.
-
-    Args:
-        name: The task's name.
-        task, call, config: The options, those of the call first.
-        data: The arguments, for functions in ``task_routes``.
-
-    Raises:
-        EncodeError, InvalidNameError, ConfigError: An option is invalid; the message names the task.
-    """
-    if config.routes is not None and not (call.queue or task.queue):
-        call = _with_route(name, task, call, config.routes, data)
-    limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
-    limits.with_defaults(task.time_limits).with_defaults(config.time_limits).check(f"a call to task {name}")
-    expires_in_ms, expires_ms = expiry_ms(task.expires if call.expires is None else call.expires)
-    given = {**_stored_names(task), **_stored_names(call)}
-    stored = stored_options(given, config.backoff_strategies) if given else {}
-    parent, timestamp_ms = (
-        link_to_parent(call.parent, stored, prefix=config.prefix, hash_tag=config.queue_hash_tag),
-        stored.get("timestamp"),
-    )
-    options = JobOptions(
-        attempts=task.attempts(config) if call.max_retries is None else check_max_retries(call.max_retries) + 1,
-        backoff=None if "backoff" in stored else task.backoff(config),
-        delay_ms=0 if call.countdown is None else to_ms(call.countdown, "countdown"),
-        eta_ms=None if call.eta is None else to_epoch_ms(call.eta),
-        priority=check_priority(task.priority if call.priority is None else call.priority),
-        lifo=call.lifo or task.lifo,
-        keep_completed_ms=keep_ms(task.result_expires, config.result_expires_ms),
-        keep_failed_ms=keep_ms(task.result_failure_expires, config.failure_expires_ms),
-        headers="" if not call.headers else codec.encode(call.headers, what=f"headers of task {name}").decode(),
-        expires_in_ms=expires_in_ms,
-        expires_ms=expires_ms,
-        time_limits=limits,
-        ignore_result=call.ignore_result,
-        self_retries=None if call.max_retries is not None else task.self_retries(config),
-        more=stored,
-    )
-    return JobPlan(
-        name=check_job_name(name),
-        queue=check_queue_name(call.queue or task.queue or config.default_queue),
-        options=options,
-        parent=parent,
-        timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
-        max_payload=config.max_payload,
-    )
-
-
-def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config: Config) -> NewJob:
-    """Return a call's job; raises the errors of :func:`plan_job` and :meth:`JobPlan.job`."""
-    return plan_job(name, task, call, config, data).job(data, call.job_id)
-
-
-def _with_route(name: str, task: TaskOptions, call: CallOptions, routes: Routes, data: Any) -> CallOptions:
-    """Return the call with the options of its route that neither the call nor the task sets."""
-    given = {field.name: value for field in fields(call) if (value := getattr(call, field.name)) not in (None, False)}
-    set_by_task = {field.name for field in fields(task) if getattr(task, field.name) not in (None, False, ())}
-    route = routes.find(data["task"] if name == STARMAP else name, data, given)
-    try:
-        return CallOptions.of({**{key: value for key, value in route.items() if key not in set_by_task}, **given})
-    except TypeError as exc:
-        raise ConfigError(f"task_routes for {name}: {exc}") from exc
-
-
-def _stored_names(options: TaskOptions | CallOptions) -> dict[str, Any]:
-    """Return the options that have a name in BullMQ."""
-    names = _STORED_TASK_OPTIONS if isinstance(options, TaskOptions) else _STORED_CALL_OPTIONS
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The options that have a name in BullMQ, if they are set."""
+        return {name: value for name in _STORED if (value := getattr(self, name)) is not None}
 
 
 # Only fields, because STORED has an option ``backoff``, and TaskOptions a method of that name.
-_STORED_TASK_OPTIONS: Final = tuple(field.name for field in fields(TaskOptions) if field.name in STORED)
-_STORED_CALL_OPTIONS: Final = tuple(field.name for field in fields(CallOptions) if field.name in STORED)
+_STORED: Final = tuple(field.name for field in fields(TaskOptions) if field.name in STORED)

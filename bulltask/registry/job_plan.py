@@ -1,0 +1,131 @@
+"""Merges the options of a call, its task and the app into those of a job."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import uuid_utils
+
+from bulltask.clock import to_epoch_ms, to_ms
+from bulltask.config.config import Config
+from bulltask.config.routes import Routes
+from bulltask.errors import ConfigError
+from bulltask.jobs import codec
+from bulltask.jobs.job import JobOptions, NewJob, ParentLink
+from bulltask.jobs.names import STARMAP, check_job_id, check_job_name, check_queue_name
+from bulltask.jobs.options import check_priority, check_size, link_to_parent, stored_options
+from bulltask.jobs.time_limits import TimeLimits
+from bulltask.registry.call_options import CallOptions
+from bulltask.registry.option_values import check_max_retries, expiry_ms, keep_ms
+from bulltask.registry.task_options import TaskOptions
+from bulltask.value_class import value_class
+
+__all__ = ["JobPlan", "build_job", "plan_job"]
+
+
+@value_class
+class JobPlan:
+    """A call's options without its arguments; it can build any number of jobs.
+
+    Attributes:
+        max_payload: Maximum size of data and options in bytes, ``None`` for no limit.
+    """
+
+    name: str
+    queue: str
+    options: JobOptions
+    parent: ParentLink | None
+    timestamp_ms: int | None
+    max_payload: int | None
+
+    def job(self, data: Any, job_id: str | None = None) -> NewJob:
+        """Return the job to send.
+
+        Args:
+            data: The arguments.
+            job_id: The job's id, default: a new UUIDv7.
+
+        Raises:
+            EncodeError, PayloadTooLargeError, InvalidNameError: The arguments are not JSON or too large, or
+                the id is invalid.
+        """
+        what = f"the arguments of task {self.name}"
+        encoded = codec.encode(data, what=what, limit=self.max_payload)
+        check_size(encoded, self.options, self.max_payload, what)
+        new_id = str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id)
+        return NewJob(
+            self.queue,
+            new_id,
+            self.name,
+            encoded,
+            self.options,
+            parent=self.parent,
+            timestamp_ms=self.timestamp_ms,
+            has_custom_id=job_id is not None,
+        )
+
+
+def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, data: Any = None) -> JobPlan:
+    """Merge the options of a call, its task and the app.
+
+    Args:
+        name: The task's name.
+        task, call, config: The options, those of the call first.
+        data: The arguments, for functions in ``task_routes``.
+
+    Raises:
+        EncodeError, InvalidNameError, ConfigError: An option is invalid; the message names the task.
+    """
+    if config.routes is not None and not (call.queue or task.queue):
+        call = _with_route(name, task, call, config.routes, data)
+    limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
+    limits.with_defaults(task.time_limits).with_defaults(config.time_limits).check(f"a call to task {name}")
+    expires_in_ms, expires_ms = expiry_ms(task.expires if call.expires is None else call.expires)
+    given = {**task.stored, **call.stored}
+    stored = stored_options(given, config.backoff_strategies) if given else {}
+    parent, timestamp_ms = (
+        link_to_parent(call.parent, stored, prefix=config.prefix, hash_tag=config.queue_hash_tag),
+        stored.get("timestamp"),
+    )
+    options = JobOptions(
+        attempts=task.attempts(config) if call.max_retries is None else check_max_retries(call.max_retries) + 1,
+        backoff=None if "backoff" in stored else task.backoff(config),
+        delay_ms=0 if call.countdown is None else to_ms(call.countdown, "countdown"),
+        eta_ms=None if call.eta is None else to_epoch_ms(call.eta),
+        priority=check_priority(task.priority if call.priority is None else call.priority),
+        lifo=call.lifo or task.lifo,
+        keep_completed_ms=keep_ms(task.result_expires, config.result_expires_ms),
+        keep_failed_ms=keep_ms(task.result_failure_expires, config.failure_expires_ms),
+        headers="" if not call.headers else codec.encode(call.headers, what=f"headers of task {name}").decode(),
+        expires_in_ms=expires_in_ms,
+        expires_ms=expires_ms,
+        time_limits=limits,
+        ignore_result=call.ignore_result,
+        self_retries=None if call.max_retries is not None else task.self_retries(config),
+        more=stored,
+    )
+    return JobPlan(
+        name=check_job_name(name),
+        queue=check_queue_name(call.queue or task.queue or config.default_queue),
+        options=options,
+        parent=parent,
+        timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
+        max_payload=config.max_payload,
+    )
+
+
+def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config: Config) -> NewJob:
+    """Return a call's job; raises the errors of :func:`plan_job` and :meth:`JobPlan.job`."""
+    return plan_job(name, task, call, config, data).job(data, call.job_id)
+
+
+def _with_route(name: str, task: TaskOptions, call: CallOptions, routes: Routes, data: Any) -> CallOptions:
+    """Return the call with the options of its route that neither the call nor the task sets."""
+    given = {field.name: value for field in fields(call) if (value := getattr(call, field.name)) not in (None, False)}
+    set_by_task = {field.name for field in fields(task) if getattr(task, field.name) not in (None, False, ())}
+    route = routes.find(data["task"] if name == STARMAP else name, data, given)
+    try:
+        return CallOptions.of({**{key: value for key, value in route.items() if key not in set_by_task}, **given})
+    except TypeError as exc:
+        raise ConfigError(f"task_routes for {name}: {exc}") from exc
