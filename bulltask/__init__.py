@@ -1,4 +1,4 @@
-"""bulltask: Celery-style tasks for Python over BullMQ's Redis protocol.
+"""bulltask: Celery-style tasks for Python on BullMQ's queues in Redis.
 
 Importing the package is cheap: each name is imported on first use. Spark's Python processes import parts of bulltask,
 and the modules for apps and workers would take longer to import than these parts.

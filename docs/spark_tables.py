@@ -41,13 +41,16 @@ def tables() -> str:
 
 def _option(row: Option) -> str:
     uses = ", ".join(word for use, word in USES.items() if use in row.uses)
-    if row.default is REQUIRED:
+    meaning, _, computed = row.doc.partition("; default: ")
+    if computed:
+        default = computed
+    elif row.default is REQUIRED:
         default = "required"
     elif row.default is None:
         default = "none"
     else:
         default = f"`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`"
-    return f"| `{row.name}` | {uses} | {default} | {row.doc} |"
+    return f"| `{row.name}` | {uses} | {default} | {meaning} |"
 
 
 def _section(table: Table) -> Iterator[str]:

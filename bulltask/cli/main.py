@@ -34,7 +34,7 @@ COMMANDS: Final = {
 @click.option("--workdir", type=click.Path(exists=True, file_okay=False), help="Change to this directory first.")
 @click.pass_context
 def main(ctx: click.Context, app: str | None, broker: SecretUrl | None, workdir: str | None) -> None:
-    """Run and manage Celery-style tasks on BullMQ's Redis protocol.
+    """Run and manage Celery-style tasks on BullMQ queues in Redis.
 
     -A, -b and --config may be given before or after the command.
     """

@@ -37,7 +37,7 @@ _MAX_LISTED: Final = 5
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
 @click.option("--id-prefix", default="", help="Prefix for job ids, if the target queue has jobs with the same ids.")
 @click.option("--default-name", default=DEFAULT_NAME, show_default=True, help="Name for jobs without a name.")
-@click.option("--recover-active", is_flag=True, help="Move active jobs whose worker has died to the waiting jobs.")
+@click.option("--recover-active", is_flag=True, help="Return active jobs whose worker has died to the waiting list.")
 @click.option("--force", is_flag=True, help="Migrate even if workers seem to be connected.")
 @click.pass_context
 def command(

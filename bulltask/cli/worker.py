@@ -67,7 +67,7 @@ SETTINGS: Final = {
 @click.option(
     "--autoscale",
     metavar="MAX,MIN",
-    help="Scale the number of child processes with the load, instead of -c: 10,3 means 3 to 10 (default: fixed).",
+    help="Scale the number of child processes with the load, instead of -c: 10,3 means 3 to 10 (default: off).",
 )
 @click.option(
     "--async-concurrency", type=int, help="Async jobs that may run concurrently in each child process (default: 100)."

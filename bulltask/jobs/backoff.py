@@ -134,7 +134,7 @@ def check_strategy(kind: str, registered: Sequence[str]) -> None:
 
 
 def warn_of_long_delay(delay_ms: int, name: str) -> None:
-    """Warn about a first delay of more than an hour: usually it was given in milliseconds instead of seconds."""
+    """Warn about an initial delay of more than an hour: usually it was given in milliseconds instead of seconds."""
     if delay_ms > _WARN_ABOVE_MS:
         warn_user(f"{name} is {delay_ms / 1000:g} s, more than an hour; in bulltask, delays are in seconds")
 
@@ -170,7 +170,7 @@ def bulltask_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[],
 
     Args:
         backoff: The job's backoff.
-        attempts_made: Failed attempts so far, including this attempt; below 1, the first delay without jitter is
+        attempts_made: Failed attempts so far, including this attempt; below 1, the initial delay without jitter is
             returned.
         random: Returns a number from 0 to 1, excluding 1.
 

@@ -34,7 +34,7 @@ class MigrationOptions:
         limit: The maximum number of jobs; ``None``: all.
         id_prefix: A prefix for the ids of migrated jobs.
         default_name: The name for jobs that were added to Bull without one.
-        recover_active: Move active jobs without a lock, because their workers have died, to the waiting jobs.
+        recover_active: Move active jobs without a lock, because their workers have died, to the waiting list.
         force: Migrate even if workers seem to be connected.
 
     Raises:

@@ -16,8 +16,8 @@ JOB_IDS = 10
 
 NATIVE_CRASH = "Native code crashed: run the task alone with python -X faulthandler"
 EXIT_HINTS = {
-    "SIGKILL": "Probably the OOM killer: check dmesg or the container's memory limit, lower --concurrency, or send "
-    "such jobs to a separate queue",
+    "SIGKILL": "Probably the OOM killer: check dmesg or the container's memory limit, lower --concurrency, or "
+    "move memory-hungry jobs to a separate queue",
     "SIGSEGV": NATIVE_CRASH,
     "SIGBUS": NATIVE_CRASH,
     "SIGILL": NATIVE_CRASH,
@@ -25,7 +25,10 @@ EXIT_HINTS = {
 }
 
 
-CANCEL_HINT = "A running task did not end: its attempt has failed, and the child's other jobs run again"
+CANCEL_HINT = (
+    "A task did not stop when it was cancelled, so its child was killed: the attempt has failed, and the child's other "
+    "jobs run again"
+)
 MEMORY_HINT = (
     "The child's memory exceeded worker_hard_memory_limit. Its jobs run again, and fail after max_crashes crashes: "
     "raise the limit, or reduce the task's memory use"

@@ -42,7 +42,7 @@ class AddOptions(TypedDict, total=False):
             3600}``. ``type`` may be the name of a custom strategy that the workers define. Default: the app's setting.
         delay: Time before the job may run.
         priority: 0 for none (runs before all jobs with a priority), otherwise 1 (first) to 2,097,151 (last).
-        lifo: Put the job in front of the waiting jobs.
+        lifo: Put the job at the front of the waiting list.
         timestamp: When the job was created: a ``datetime``, or seconds since the epoch.
         job_id: The job's id (default: a new UUIDv7). If a job with this id exists, nothing is added.
         remove_on_complete, remove_on_fail: Retention of the finished job: ``True`` removes it, ``False`` keeps it, a

@@ -82,7 +82,7 @@ class AnyTask(Generic[P, R]):
 
     @property
     def request(self) -> Request:
-        """The request of the job that this code runs for (Celery's ``task.request``); an empty one outside of one."""
+        """The request of the job that this code runs for (Celery's ``task.request``); empty outside a job."""
         job = current_job()
         if job is None or job.name != self.name:
             return Request(task=self.name, called_directly=True)

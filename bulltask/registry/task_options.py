@@ -40,7 +40,7 @@ class TaskOptions:
         expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
         max_retries: Maximum number of retries after the first attempt (3 attempts are ``max_retries=2``).
         unlimited_retries: Retry without a limit.
-        retry_backoff: First delay of the exponential backoff (seconds, ``timedelta``; ``True`` is 1 s), ``False``
+        retry_backoff: Initial delay of the exponential backoff (seconds, ``timedelta``; ``True`` is 1 s), ``False``
             for the fixed ``default_retry_delay``, or a function of (attempts made, exception) that returns seconds.
         retry_backoff_max: Maximum delay.
         retry_jitter: Random variation of the delay, as a fraction; ``True`` is 0.2.
@@ -48,7 +48,7 @@ class TaskOptions:
             is ``False``.
         autoretry_for: Exceptions that are retried even if they are not transient, except ``PermanentError``.
         dont_autoretry_for: Exceptions that are never retried.
-        throws: Exceptions that are expected: a job that fails with one is logged as information, without a traceback.
+        throws: Exceptions that are expected: a job that fails with one is logged at INFO level, without a traceback.
         ignore_result: Store ``null`` instead of the return value, unless another job of a canvas or flow receives it.
         result_expires, result_failure_expires: Retention of completed and failed jobs.
         lifo: Run a job before those that are already waiting.
@@ -174,7 +174,7 @@ class TaskOptions:
         return Backoff("exponential", config.retry_backoff_ms if first_ms is None else first_ms, jitter, max_ms)
 
     def _first_ms(self) -> int | None:
-        """Return the first delay if ``retry_backoff`` sets one."""
+        """Return the initial delay if ``retry_backoff`` sets one."""
         if self.retry_backoff is None or isinstance(self.retry_backoff, bool) or callable(self.retry_backoff):
             return None
         return to_ms(self.retry_backoff, "retry_backoff")

@@ -20,7 +20,7 @@ COMMANDS: Final = {
 
 @click.group("job", short_help="Show a job from Redis and from the data lake.", cls=LazyGroup, modules=COMMANDS)
 def command() -> None:
-    """Show a job, including jobs that Redis has removed.
+    """Show a job, even if it is no longer in Redis.
 
     Removed jobs are read from the data lake that 'bulltask pipeline run' writes. This requires the history extra
     (pip install 'bulltask[history]'). To search for jobs in the lake, use 'bulltask history search'.

@@ -161,7 +161,7 @@ class AsyncJob(JobFields):
             )
 
     async def promote(self) -> None:
-        """Move a delayed job to the waiting jobs.
+        """Move a delayed job to the waiting list.
 
         Raises:
             JobStateError: The job is not delayed.

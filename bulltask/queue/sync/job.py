@@ -160,7 +160,7 @@ class Job(JobFields):
             )
 
     def promote(self) -> None:
-        """Move a delayed job to the waiting jobs.
+        """Move a delayed job to the waiting list.
 
         Raises:
             JobStateError: The job is not delayed.

@@ -199,7 +199,7 @@ def move_to_delayed(
 
 
 def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: Fields, now_ms: int) -> Call[None]:
-    """``retryJob``: move an active job back to the waiting jobs and count the attempt."""
+    """``retryJob``: move an active job back to the waiting list and count the attempt."""
     script_keys = (
         keys.active,
         keys.wait,

@@ -151,7 +151,7 @@ def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
 
 
 def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | None) -> Call[bool]:
-    """``moveJobsToWait``: move up to ``count`` jobs of ``state`` to the waiting jobs. Returns True if more may be left.
+    """``moveJobsToWait``: move up to ``count`` jobs of ``state`` to the waiting list. Returns True if more may be left.
 
     Args:
         keys: The queue.
