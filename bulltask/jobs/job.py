@@ -222,6 +222,7 @@ class RunningJob:
             to process it (:func:`bulltask.transport.scripts.move.fail_malformed`).
         replacement: The stored :class:`bulltask.jobs.child_results.Replacement`, ``""`` for none.
         parent_key: Full Redis key of the parent's hash, ``""`` for none.
+        bulltask_options: The options that only bulltask reads; empty if another client sent the job.
     """
 
     queue: str
@@ -239,6 +240,12 @@ class RunningJob:
     malformed: bool = False
     replacement: str = ""
     parent_key: str = ""
+    bulltask_options: Mapping[str, Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        options = self.opts.get(BULLTASK_KEY)
+        # Not a property: it is read several times for each job.
+        object.__setattr__(self, "bulltask_options", options if isinstance(options, dict) else {})
 
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
@@ -293,12 +300,6 @@ class RunningJob:
         """The job's deduplication id, ``""`` for none."""
         stored = self.opts.get("de")
         return str(stored.get("id", "")) if isinstance(stored, dict) else ""
-
-    @property
-    def bulltask_options(self) -> Mapping[str, Any]:
-        """The options that only bulltask reads; empty if another client sent the job."""
-        options = self.opts.get(BULLTASK_KEY)
-        return options if isinstance(options, dict) else {}
 
     @property
     def sent_by_bulltask(self) -> bool:

@@ -23,7 +23,8 @@ def number(value: object) -> int | None:
         return None
     if isinstance(value, float) and not math.isfinite(value):  # 1e999 is legal JSON
         return None
-    return max(-MAX_NUMBER, min(int(value), MAX_NUMBER))
+    whole = int(value)
+    return whole if -MAX_NUMBER <= whole <= MAX_NUMBER else _clamped(whole)
 
 
 def field_number(raw: bytes | str) -> int:
@@ -35,7 +36,8 @@ def field_number(raw: bytes | str) -> int:
     read = float(raw)
     if not math.isfinite(read):
         raise ValueError(f"not a finite number: {raw[:40]!r}")
-    return max(-MAX_NUMBER, min(int(read), MAX_NUMBER))
+    whole = int(read)
+    return whole if -MAX_NUMBER <= whole <= MAX_NUMBER else _clamped(whole)
 
 
 def counter(raw: bytes) -> int:
@@ -50,4 +52,8 @@ def counter(raw: bytes) -> int:
     value = int(raw)
     if not -(2**63) <= value < 2**63 - 1:
         raise ValueError(f"a counter at its maximum: {raw[:40]!r}")
+    return value if -MAX_NUMBER <= value <= MAX_NUMBER else _clamped(value)
+
+
+def _clamped(value: int) -> int:
     return max(-MAX_NUMBER, min(value, MAX_NUMBER))

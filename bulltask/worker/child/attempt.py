@@ -242,7 +242,8 @@ class AttemptRunner:
         """Return the job's limits, else its task's, else the app's."""
         defaults = self._task_limits.get(task.name)
         if defaults is None:
-            defaults = self._task_limits[task.name] = task.options.time_limits.with_defaults(self._config.time_limits)
+            limits = task.options.time_limits.with_defaults(self._config.time_limits)
+            defaults = self._task_limits[task.name] = NO_LIMITS if limits == NO_LIMITS else limits
         return job.time_limits.with_defaults(defaults)
 
     def _not_registered_outcome(self, job: RunningJob) -> Outcome:
@@ -270,7 +271,7 @@ class AttemptRunner:
 
     def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:
         limits = attempt.limits
-        if limits != NO_LIMITS:
+        if limits is not NO_LIMITS:
             now_ms = mono_ms()
             hard_ms = limits.hard_ms or 0
             # Computed now, because the retry policy may be user code, which the supervisor never runs.

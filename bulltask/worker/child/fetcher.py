@@ -217,8 +217,9 @@ class JobFetcher:
             return None
         self.round_robin.acquired_from(index)
         keys, reserved_ms = self.round_robin.queues[index], slot.since_ms
-        slot.activate(index, fetched.job_id, mono_ms())
-        is_late = mono_ms() - reserved_ms > self._config.lock_ms // 2
+        now_ms = mono_ms()
+        slot.activate(index, fetched.job_id, now_ms)
+        is_late = now_ms - reserved_ms > self._config.lock_ms // 2
         if is_late and not self._renew_late_lock(keys, slot, fetched.job_id):
             return None
         job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)

@@ -80,17 +80,15 @@ class TaskThreads:
 
     Args:
         count: The number of threads; 0 if sync tasks run on the main thread.
+
+    Attributes:
+        enabled: Whether sync tasks run in threads.
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self._count, self.enabled = count, count > 0
         self._busy: set[Slot] = set()  # each change is atomic
         self._executor = ThreadPoolExecutor(count, "bulltask-task") if count else None
-
-    @property
-    def enabled(self) -> bool:
-        """Whether sync tasks run in threads."""
-        return self._executor is not None
 
     @property
     def all_busy(self) -> bool:
