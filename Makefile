@@ -15,6 +15,7 @@ NODE_CLIENT := tests/interop/node_modules/.package-lock.json
 # One environment per major version of the official Python client: tests/interop/official/requirements-2.txt and so on.
 OFFICIAL := $(patsubst tests/interop/official/requirements-%.txt,$(VENV)/official-%/installed.stamp,\
 	$(wildcard tests/interop/official/requirements-*.txt))
+CELERY := $(VENV)/celery/installed.stamp
 ARGS ?=
 TESTS ?= tests
 # Half of the tests wait for processes to exit and locks to expire, so four processes keep two cores busy.
@@ -132,7 +133,7 @@ $(BIN)/python:
 
 # Missing programs are reported, not installed. CI has all of them.
 .PHONY: externals
-externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(if $(CI),$(VENV)/connect/installed.stamp)
+externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(CELERY) $(if $(CI),$(VENV)/connect/installed.stamp)
 	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
 	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests with Redis need it (others use the embedded Valkey)"
 	@command -v podman >/dev/null || test -S /var/run/docker.sock || echo "make: no container engine (podman and crun, or Docker): the tests of servers in containers need one"
@@ -154,6 +155,13 @@ $(NODE_CLIENT): tests/interop/package.json tests/interop/package-lock.json
 
 # A separate environment, because the client pins an older redis-py; without pip, which takes a second less.
 $(VENV)/official-%/installed.stamp: tests/interop/official/requirements-%.txt | $(BIN)/python
+	@echo "make: installing into $(@D)"
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(call install,$(@D),--no-deps -r $<)
+	@touch $@
+
+# Celery and Django, to run examples/from_celery as it is before the migration.
+$(CELERY): tests/celery_parity/requirements.txt | $(BIN)/python
 	@echo "make: installing into $(@D)"
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(call install,$(@D),--no-deps -r $<)

@@ -45,7 +45,8 @@
     ├── TransientError           raised by a task: retry the job
     ├── PermanentError           raised by a task: do not retry the job
     │   ├── JobExpiredError          the job expired before a worker started it
-    │   └── InvalidJobError          the job cannot run: wrong arguments, malformed fields
+    │   ├── InvalidJobError          the job cannot run: wrong arguments, malformed fields
+    │   └── MaxRetriesExceededError  raised by ``self.retry()`` if no retry is left
     └── TimeLimitExceeded        the task exceeded its ``time_limit``
 
     Interrupt (a BaseException, so that ``except Exception`` in a task does not catch it)
@@ -67,8 +68,6 @@ line of its class's docstring.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from datetime import timedelta
 
 from bulltask.errors.interrupts import (
@@ -83,6 +82,7 @@ from bulltask.errors.interrupts import (
     TaskCancelled,
     WaitForChildren,
 )
+from bulltask.errors.suggestions import did_you_mean
 
 __all__ = [
     "RECOVERABLE",
@@ -112,6 +112,7 @@ __all__ = [
     "LakeInUseError",
     "LockMismatchError",
     "LockMissingError",
+    "MaxRetriesExceededError",
     "MigrationError",
     "MissingExtraError",
     "NoPendingChildrenError",
@@ -390,11 +391,9 @@ class InvalidJobError(PermanentError):
     """The job cannot run: its arguments or stored fields are invalid."""
 
 
+class MaxRetriesExceededError(PermanentError):
+    """The task requested a retry, but no retry is left; raised by ``self.retry()`` without ``exc``, as in Celery."""
+
+
 class TimeLimitExceeded(BulltaskError):
     """The task exceeded its ``time_limit`` and was stopped."""
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a suffix for an error message that suggests the closest of the ``known`` names, or ``""``."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""

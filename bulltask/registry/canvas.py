@@ -69,7 +69,8 @@ class Canvas(Generic[A_contra, R_co]):
 
         Args:
             args, kwargs: As for :meth:`delay`.
-            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`.
+            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`. Those of a chain concern its first step,
+                except ``link`` and ``link_error``: see :meth:`link` and :meth:`link_error`.
         """
         return cast(AsyncResult[R_co], self._sender().send_canvas(self.clone(args, kwargs, **options)))
 
@@ -210,11 +211,8 @@ class Signature(Canvas[A_contra, R_co]):
 
     def _take_callbacks(self, options: dict[str, Any]) -> None:
         """Add the callbacks given in Celery's options ``link`` and ``link_error``: one, or a list."""
-        for name, callbacks in (("link", self.links), ("link_error", self.errbacks)):
-            given = options.pop(name, None) or []
-            for callback in given if isinstance(given, list | tuple) else [given]:
-                _check_canvas(callback)
-                callbacks.append(callback)
+        self.links += _pop_callbacks(options, "link")
+        self.errbacks += _pop_callbacks(options, "link_error")
 
     def job(self) -> NewJob:
         """Return this call's job, with a new id each time unless ``job_id`` is set.
@@ -251,10 +249,13 @@ class Chain(Canvas[A_contra, R_co]):
             raise TypeError("a chain needs at least one step")
 
     def clone(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """Return a copy; the arguments and options are those of the first step."""
+        """Return a copy; the arguments and options are those of the first step, except ``link`` and ``link_error``."""
+        links, errbacks = _pop_callbacks(options, "link"), _pop_callbacks(options, "link_error")
         first, *others = self.steps
         copy = chain_of([first.clone(args, kwargs, **options), *(step.clone() for step in others)])
-        copy.errbacks = list(self.errbacks)
+        copy.errbacks = [*self.errbacks, *errbacks]
+        for callback in links:
+            copy.link(callback)
         return copy
 
     def calls(self) -> Iterator[Signature[Any, Any]]:
@@ -378,6 +379,14 @@ def job_of(call: Signature[Any, Any] | NewJob) -> NewJob:
     if not isinstance(call, NewJob):
         raise TypeError(f"send_many sends signatures of single calls, not {call!r}; use its method apply_async")
     return call
+
+
+def _pop_callbacks(options: dict[str, Any], name: str) -> list[Any]:
+    given = options.pop(name, None) or []
+    callbacks = list(given) if isinstance(given, list | tuple) else [given]
+    for callback in callbacks:
+        _check_canvas(callback)
+    return callbacks
 
 
 def _check_canvas(value: object) -> None:

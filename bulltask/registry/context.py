@@ -12,8 +12,10 @@ from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJ
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
+from bulltask.registry.current_job import current_job
 from bulltask.registry.option_values import expiry_ms
 from bulltask.registry.relatives import relatives
+from bulltask.registry.self_retries import check_retries_left
 from bulltask.typed.call import CallConversion
 
 __all__ = ["Context", "JobClient", "JobCommand", "Request"]
@@ -163,6 +165,11 @@ class Context:
         self.has_reported = False
         self._job_client, self._conversion = job_client, conversion
 
+    @property
+    def name(self) -> str:
+        """The task's name (Celery's ``self.name``)."""
+        return self.request.task
+
     def update_progress(self, progress: codec.Json) -> None:
         """Store the job's progress, which Redis publishes as an event (BullMQ's ``updateProgress``).
 
@@ -230,11 +237,16 @@ class Context:
             expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of retrying it.
 
         Raises:
-            Retry: Always (a ``BaseException``, which ``except Exception`` does not catch).
+            Retry: If a retry is left (a ``BaseException``, which ``except Exception`` does not catch); also if none is
+                left, but there is an ``exc``.
+            MaxRetriesExceededError: No retry is left, and there is no ``exc``.
             Exception: ``exc``, if the task was called directly.
         """
         if self.request.called_directly and exc is not None:
             raise exc
+        job = current_job()
+        if exc is None and job is not None and job.id == self.request.id:
+            check_retries_left(job, max_retries)
         delay_ms = None if countdown is None else to_ms(countdown, "countdown")
         eta_ms = None if eta is None else to_epoch_ms(eta)
         raise Retry(

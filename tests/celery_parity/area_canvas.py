@@ -409,6 +409,16 @@ same(
     lambda p: on_error(p, p.add.si(1, 2) | p.boom.s()),
 )
 same(
+    "`apply_async(link_error=…)` of a chain is called if a later step fails.",
+    "['failed']",
+    lambda p: on_error_of_later_step(p),
+)
+same(
+    "`apply_async(link=…)` of a chain is called with the result of the last step.",
+    "[13]",
+    lambda p: linked_chain(p),
+)
+same(
     "`on_error` of a chord is called if a member fails.",
     "['failed']",
     lambda p: on_error(p, p.chord([p.add.s(1, 1), p.boom.s()], p.total.s())),
@@ -418,6 +428,16 @@ same(
 def linked(p: Any, canvas: Any) -> object:
     canvas.link(p.note.s(p.key))
     p.get(canvas)
+    return p.notes()[0]
+
+
+def linked_chain(p: Any) -> object:
+    (p.add.s(1, 2) | p.add.s(10)).apply_async(link=p.note.s(p.key))
+    return p.notes()[0]
+
+
+def on_error_of_later_step(p: Any) -> object:
+    (p.add.si(1, 2) | p.boom.s()).apply_async(link_error=p.note.si("failed", p.key))
     return p.notes()[0]
 
 

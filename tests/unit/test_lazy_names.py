@@ -43,7 +43,8 @@ def test_importing_bulltask_imports_no_other_module() -> None:
 
 def test_importing_errors_does_not_import_a_redis_client() -> None:
     assert imported_modules("from bulltask import Retry, ConfigError; import bulltask.queue") == {
-        "bulltask", "bulltask.errors", "bulltask.errors.interrupts", "bulltask.queue",
+        "bulltask", "bulltask.errors", "bulltask.errors.interrupts", "bulltask.errors.suggestions",
+        "bulltask.queue",
     }  # fmt: skip
 
 

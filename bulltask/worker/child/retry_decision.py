@@ -21,6 +21,7 @@ from bulltask.errors import Reject, Retry, TaskCancelled
 from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
+from bulltask.registry.self_retries import max_attempts, no_retries_left
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.outcomes import FailedOutcome, RetriedOutcome
 
@@ -47,9 +48,10 @@ def decide_retry(
     requested = exc if isinstance(exc, Retry) else None
     cause = exc if requested is None else (requested.exc or exc)
     category = app.categorizer.categorize(cause)
-    reason, trace = _reason(cause, job, requested), trace_of(cause)
+    reason, trace = _reason(cause, job), trace_of(cause)
     attempts_made = job.attempts_made + 1
-    if attempts_made >= _max_attempts(job, requested) or not _is_retryable(cause, category, job, task, requested):
+    maximum = job.attempts if requested is None else max_attempts(job, requested.max_retries)
+    if attempts_made >= maximum or not _is_retryable(cause, category, job, task, requested):
         expected = task is not None and isinstance(cause, task.options.throws)
         return FailedOutcome(reason, trace, category.value, cause, expected=expected)
     try:
@@ -82,19 +84,8 @@ def _user_frames(tb: TracebackType | None) -> TracebackType | None:
     return tb
 
 
-def _reason(cause: BaseException, job: RunningJob, requested: Retry | None) -> str:
-    if isinstance(cause, Retry):
-        maximum = max(1, _max_attempts(job, requested))
-        return f"the task requested a retry, but this was attempt {job.attempts_made + 1} of {maximum}"
-    return reason_of(cause)
-
-
-def _max_attempts(job: RunningJob, requested: Retry | None) -> int:
-    if requested is None:
-        return job.attempts
-    own = job.bulltask_options.get("self_retries")
-    retries = own if requested.max_retries is None and isinstance(own, int) else requested.max_retries
-    return job.attempts if retries is None else retries + 1
+def _reason(cause: BaseException, job: RunningJob) -> str:
+    return no_retries_left(job, cause.max_retries) if isinstance(cause, Retry) else reason_of(cause)
 
 
 def _is_retryable(

@@ -190,6 +190,8 @@ class RunHooks:
         task: AnyTask[..., Any] | None = self._tasks.get(job.name)
         if task is None or not isinstance(outcome, FailedOutcome | RetriedOutcome):
             return None
+        if isinstance(outcome, FailedOutcome) and outcome.failed_job is not None:
+            return None  # a later step of a canvas, which Celery does not send: the failure has been reported
         variables = contextvars.copy_context()
         variables.run(enter_job, job)
         try:

@@ -1,0 +1,36 @@
+"""How many times ``self.retry()`` may retry a job."""
+
+from __future__ import annotations
+
+from bulltask.errors import MaxRetriesExceededError
+from bulltask.jobs.job import RunningJob
+
+__all__ = ["check_retries_left", "max_attempts", "no_retries_left"]
+
+
+def max_attempts(job: RunningJob, max_retries: int | None) -> int:
+    """Return the maximum number of attempts of a job that ``self.retry()`` retries.
+
+    Args:
+        job: The job.
+        max_retries: The argument of ``self.retry()``.
+    """
+    own = job.bulltask_options.get("self_retries")
+    retries = own if max_retries is None and isinstance(own, int) else max_retries
+    return max(1, job.attempts if retries is None else retries + 1)
+
+
+def check_retries_left(job: RunningJob, max_retries: int | None) -> None:
+    """Check that a running job may be retried.
+
+    Raises:
+        MaxRetriesExceededError: This is its last attempt.
+    """
+    if job.attempts_made + 1 >= max_attempts(job, max_retries):
+        raise MaxRetriesExceededError(no_retries_left(job, max_retries))
+
+
+def no_retries_left(job: RunningJob, max_retries: int | None) -> str:
+    """Return why a job that has requested a retry fails."""
+    maximum = max_attempts(job, max_retries)
+    return f"the task requested a retry, but this was attempt {job.attempts_made + 1} of {maximum}"

@@ -1,0 +1,43 @@
+"""Tasks for products."""
+
+from __future__ import annotations
+
+from celery import shared_task
+from celery.utils.log import get_task_logger
+from django.db.models import F
+
+from catalog.models import Product
+
+logger = get_task_logger(__name__)
+
+
+@shared_task
+def import_product(name, price, stock=0, *, is_offer=False):
+    product, created = Product.objects.update_or_create(
+        name=name, defaults={"price": price, "stock": stock, "is_offer": is_offer}
+    )
+    logger.info("%s %s", "created" if created else "updated", name)
+    return product.name
+
+
+@shared_task(ignore_result=True)
+def end_offers():
+    Product.objects.filter(is_offer=True).update(is_offer=False)
+
+
+@shared_task(bind=True)
+def reindex(self):
+    names = list(Product.objects.order_by("name").values_list("name", flat=True))
+    for number, name in enumerate(names, 1):
+        self.update_state(state="PROGRESS", meta={"current": number, "total": len(names), "name": name})
+    return {"indexed": len(names), "queue": self.request.delivery_info["routing_key"]}
+
+
+@shared_task
+def price_of(name, quantity):
+    return Product.objects.get(name=name).price * quantity
+
+
+@shared_task
+def take_from_stock(name, quantity):
+    return Product.objects.filter(name=name, stock__gte=quantity).update(stock=F("stock") - quantity)

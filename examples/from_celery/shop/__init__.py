@@ -1,0 +1,7 @@
+"""The project. The app is created with it, so ``shared_task`` uses it everywhere."""
+
+from __future__ import annotations
+
+from shop.celery import app as celery_app
+
+__all__ = ["celery_app"]
