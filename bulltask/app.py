@@ -15,6 +15,7 @@ from bulltask.config.configured import Configured
 from bulltask.config.names import constructor_settings
 from bulltask.config.parsers import parse_names
 from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
+from bulltask.hooks.django_connections import DjangoConnections
 from bulltask.hooks.hooked import Hooked
 from bulltask.hooks.sending import SendHooks
 from bulltask.jobs.job import NewJob
@@ -36,6 +37,7 @@ from bulltask.registry.current import set_current
 from bulltask.registry.current_job import current_job
 from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator, decorate
 from bulltask.registry.discovering import Discovering
+from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.relatives import sent_by
 from bulltask.registry.result_handles import ResultHandles
@@ -128,7 +130,8 @@ class App(Configured, Hooked, Discovering, ResultHandles):
     def load_tasks(self) -> list[str]:
         """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks.
 
-        If the environment variable ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first.
+        If the environment variable ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first, and the tasks' database
+        connections are closed as those of Django's requests are.
 
         Raises:
             ConfigError: A task has ``typed=True``, and one of its type hints cannot be enforced.
@@ -137,6 +140,8 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         imported = self.import_modules(modules)
         for task in self.tasks.values():
             task.check_types()
+        if set_up_django():
+            self.middleware.add_outermost(DjangoConnections())
         return imported
 
     # ---- sending -------------------------------------------------------------------------------------------------

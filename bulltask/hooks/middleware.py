@@ -101,6 +101,11 @@ class MiddlewareList:
         if _overrides(kind, _RUN):
             self.running = (*self.running, middleware)
 
+    def add_outermost(self, middleware: Middleware) -> None:
+        """Add middleware around the methods for running of all others, unless one of this class was added already."""
+        if not any(type(one) is type(middleware) for one in self.running):
+            self.running = (middleware, *self.running)
+
 
 def _overrides(kind: type[Middleware], names: tuple[str, ...]) -> bool:
     return any(getattr(kind, name) is not getattr(Middleware, name) for name in names)

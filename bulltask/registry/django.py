@@ -1,14 +1,15 @@
-"""Django, if the process has it: its set-up, and its installed apps as packages with tasks."""
+"""Django, if the process has it: its set-up, its connections, and its installed apps as packages with tasks."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
+import sys
 
 from bulltask.errors import ConfigError
 
-__all__ = ["installed_packages", "set_up_django"]
+__all__ = ["close_connections", "installed_packages", "set_up_django"]
 
 _VARIABLE = "DJANGO_SETTINGS_MODULE"
 
@@ -26,6 +27,12 @@ def set_up_django() -> bool:
     if not importlib.import_module("django.apps").apps.ready:
         importlib.import_module("django").setup()
     return True
+
+
+def close_connections() -> None:
+    """Close the database connections of this thread, if Django is in use, so that forked children do not share them."""
+    if "django.db" in sys.modules and importlib.import_module("django.apps").apps.ready:
+        importlib.import_module("django.db").connections.close_all()
 
 
 def installed_packages() -> list[str]:

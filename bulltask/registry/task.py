@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, cast, overload
 
 from bulltask.config.config import Config
 from bulltask.errors import BulltaskError, ConfigError
@@ -23,6 +23,7 @@ from bulltask.registry.current_job import current_job
 from bulltask.registry.job_plan import JobPlan, build_job, plan_job
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
+from bulltask.registry.on_commit import CommitSending
 from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion, CallTypes
@@ -39,7 +40,7 @@ _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
 """The module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
 
 
-class AnyTask(Generic[P, R]):
+class AnyTask(CommitSending[P, R]):
     """Base class of sync and async tasks.
 
     Args:

@@ -22,6 +22,7 @@ from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
 from bulltask.process import memory_kib
+from bulltask.registry.django import close_connections
 from bulltask.signals.catalog import worker_init
 from bulltask.transport.inspect import count_runnable_jobs, queue_lengths
 from bulltask.worker.beat import Beat
@@ -155,6 +156,7 @@ class _Assembly:
 
     def run(self) -> ExitCode:
         worker_init.send(self.info)
+        close_connections()  # those that the app's modules or receivers have opened
         exporter = self._exporter()
         self.signals.install(self.wakeup_pipe)
         try:

@@ -29,6 +29,7 @@ from bulltask.cli import worker as worker_command
 from bulltask.cli.main import COMMANDS, main
 from bulltask.config.settings import SETTINGS
 from bulltask.events import Bus
+from bulltask.registry import shared
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.task_options import TaskOptions
 from bulltask.testing.wait import wait_until
@@ -118,6 +119,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/how-to/canvas.md": {},
     "docs/how-to/coming-from-celery.md": {"download": FakeLibrary("download")},
     "docs/reference/configuration.md": {},
+    "docs/how-to/django.md": {},
     "docs/how-to/embedded-server.md": {"App": App},
     "docs/how-to/errors-and-retries.md": {
         name: FakeLibrary(name) for name in ("httpx", "URL", "BANK", "balance", "botocore", "order_id", "download")
@@ -181,6 +183,8 @@ def test_every_python_snippet_runs_and_uses_no_undefined_name(
     name: str, broker_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "")  # a snippet may set it, which would apply to later tests
+    monkeypatch.setattr(shared.SHARED, "_tasks", dict(shared.SHARED))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     run_snippets(ROOT / name)
 
