@@ -151,7 +151,7 @@ class Drain:
                 self._client.run(settler.limit_call(acquired, outcome))
             self._client.run(settler.call(acquired, outcome, fetch_next=False))
         except _NEED_FALLBACK as exc:
-            fallback = settler.fallback(acquired, outcome, exc)
+            fallback = settler.failed_writes.fallback(acquired, outcome, exc)
             if fallback is None:
                 raise
             return self._write(acquired, fallback)

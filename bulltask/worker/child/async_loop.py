@@ -17,8 +17,9 @@ from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
+from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
-from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, WriteStep
+from bulltask.worker.child.settle import Settler
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slots import ChildBlock, Slot
 from bulltask.worker.wakeup_pipe import WakeupPipe
@@ -165,7 +166,7 @@ class AsyncLoop:
         try:
             await self._write(acquired, outcome)
         except (BrokerError, JobError) as exc:
-            written = await self._execute(self._settler.retry_settle(acquired, outcome, exc), acquired)
+            written = await self._execute(self._settler.failed_writes.steps(acquired, outcome, exc), acquired)
         self._backoff.reset()
         if (call := self._settler.after_settle(acquired, written)) is not None:
             await self._run_until_reply(call)

@@ -52,6 +52,10 @@ _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
 """The same message as in Node's BullMQ, because alerts may search for it."""
 
 
+_Ending = tuple[BaseException | None, object]
+"""The exception that ended an execution, or ``None`` and the function's return value."""
+
+
 class _FailedChildError(Exception):
     """A child job failed, and so does its parent, for the same reason."""
 
@@ -155,15 +159,8 @@ class AttemptRunner:
             context = attempt.args[0] if attempt.task.bind else None
             function = self._spark.wrap(attempt.job, slot.token, function, context)
         execution = self._start_execution(attempt, slot, alone=True)
-        self._cancellation.enter(execution)
-        try:
-            result = variables.run(function, *attempt.args, **attempt.kwargs)
-        except BaseException as exc:  # noqa: BLE001 - see the docstring
-            return self._outcome_of_exception(attempt, execution, exc)
-        else:
-            return self._outcome_of_return(attempt, execution, result)
-        finally:
-            self._retirement.check_memory()
+        function = functools.partial(variables.run, function, *attempt.args, **attempt.kwargs)
+        return self._outcome(attempt, *self._execute(execution, function))
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run an async task, or a sync task in a thread.
@@ -171,36 +168,59 @@ class AttemptRunner:
         The caller creates a separate asyncio task, and so a separate context, for it.
         """
         execution = self._start_execution(attempt, slot, alone=False)
-        self._cancellation.enter_async(execution)
         enter_job(attempt.job)
+        return self._outcome(
+            attempt, *await self._aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
+        )
+
+    def _bound(self, attempt: Attempt) -> Callable[[], Any]:
+        """Return the call of a task that leaves the main thread, with its hooks."""
+        target: Callable[..., Any] = attempt.task.function
+        if self.hooks.wanted():
+            variables = None if attempt.task.is_async else contextvars.copy_context()
+            hooked = self._hooked(attempt, variables)
+            target = hooked.acall if variables is None else functools.partial(variables.run, hooked.call)
+        return functools.partial(target, *attempt.args, **attempt.kwargs)
+
+    def _execute(self, execution: TaskExecution, function: Callable[[], Any]) -> _Ending:
+        """Call a function on the main thread."""
+        self._cancellation.enter(execution)
+        try:
+            result = function()
+        except BaseException as exc:  # noqa: BLE001 - any exception ends the attempt
+            return execution.resolve(exc) or exc, None
+        else:
+            return execution.resolve(None), result
+        finally:
+            self._retirement.check_memory()
+
+    async def _aexecute(
+        self, execution: TaskExecution, task: AnyTask[..., Any], bound: Callable[[], Callable[[], Any]]
+    ) -> _Ending:
+        """Call a function on the event loop, or in a thread if the task is sync; ``bound`` returns it."""
+        self._cancellation.enter_async(execution)
         raised: BaseException | None = None
         result: object = None
         try:
-            if attempt.task.is_async:
-                target = self._hooked(attempt, None).acall if self.hooks.wanted() else attempt.task.function
-                result = await target(*attempt.args, **attempt.kwargs)
+            if task.is_async:
+                result = await bound()()
             else:
-                raised, result = await self._call_in_thread(attempt, execution)
-        except BaseException as exc:  # noqa: BLE001 - as in call()
+                raised, result = await self._call_in_thread(execution, bound())
+        except BaseException as exc:  # noqa: BLE001 - as in _execute()
             raised = exc
         try:
             exit_if_forked(self._pid, raised)
-            if raised is not None:
-                return self._outcome_of_exception(attempt, execution, raised)
-            return self._outcome_of_return(attempt, execution, result)
+            return execution.resolve(raised), result
         finally:
             self._cancellation.leave_async()
             self._retirement.check_memory()
 
-    async def _call_in_thread(self, attempt: Attempt, execution: TaskExecution) -> tuple[BaseException | None, Any]:
+    async def _call_in_thread(
+        self, execution: TaskExecution, function: Callable[[], Any]
+    ) -> tuple[BaseException | None, Any]:
         def started(call: InterruptibleCall) -> None:
             execution.call = call
 
-        target: Callable[..., Any] = attempt.task.function
-        if self.hooks.wanted():
-            variables = contextvars.copy_context()
-            target = functools.partial(variables.run, self._hooked(attempt, variables).call)
-        function = functools.partial(target, *attempt.args, **attempt.kwargs)
         return await self._threads.run(execution.slot, started, call_task, lambda: None, function)
 
     def close(self) -> None:
@@ -288,15 +308,10 @@ class AttemptRunner:
             self._cancellation.set_deadlines(slot, deadlines)
         return TaskExecution(slot, attempt.job.name, limits)
 
-    def _outcome_of_exception(self, attempt: Attempt, execution: TaskExecution, raised: BaseException) -> Outcome:
-        exc = execution.resolve(raised) or raised
-        return requested_outcome(exc) or self._outcome_of_error(exc, attempt.job, attempt.task)
-
-    def _outcome_of_return(self, attempt: Attempt, execution: TaskExecution, result: object) -> Outcome:
-        exc = execution.resolve(None)
-        if exc is not None:
-            return self._outcome_of_error(exc, attempt.job, attempt.task)
-        return self._encode_result(attempt, result)
+    def _outcome(self, attempt: Attempt, raised: BaseException | None, result: object) -> Outcome:
+        if raised is None:
+            return self._encode_result(attempt, result)
+        return requested_outcome(raised) or self._outcome_of_error(raised, attempt.job, attempt.task)
 
     def _outcome_of_error(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = decide_retry(exc, job, task, self._app)

@@ -65,36 +65,52 @@ class HookedRun:
         """Call a sync task's function and the hooks around it."""
         result, raised = None, None
         try:
-            self._send_prerun()
-            for one in self._middleware:
-                self._entered.append(one)
-                call_hook(one.before_run, "before_run", self._request, passes=MAY_END_ATTEMPT)
+            self.enter()
             result = self._task.function(*args, **kwargs)
         except BaseException as exc:
             raised = exc
             raise
         finally:
-            while self._entered:
-                call_hook(self._entered.pop().after_run, "after_run", self._request, result, raised)
+            self.leave(result, raised)
         return result
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
         """Call an async task's function and the hooks around it."""
         result, raised = None, None
         try:
-            self._send_prerun()
-            for one in self._middleware:
-                self._entered.append(one)
-                await acall_hook(one.abefore_run, "abefore_run", self._request, passes=MAY_END_ATTEMPT)
+            await self.aenter()
             result = await self._task.function(*args, **kwargs)
         except BaseException as exc:
             raised = exc
             raise
         finally:
-            while self._entered:
-                await acall_hook(self._entered.pop().aafter_run, "aafter_run", self._request, result, raised)
-            self.last_variables = contextvars.copy_context()
+            await self.aleave(result, raised)
         return result
+
+    def enter(self) -> None:
+        """Call the hooks before a sync task's function; an ``Interrupt`` that they raise ends the attempt."""
+        self._send_prerun()
+        for one in self._middleware:
+            self._entered.append(one)
+            call_hook(one.before_run, "before_run", self._request, passes=MAY_END_ATTEMPT)
+
+    def leave(self, result: Any, raised: BaseException | None) -> None:
+        """Call the hooks after a sync task's function, for the hooks before it that were called."""
+        while self._entered:
+            call_hook(self._entered.pop().after_run, "after_run", self._request, result, raised)
+
+    async def aenter(self) -> None:
+        """:meth:`enter` for an async task."""
+        self._send_prerun()
+        for one in self._middleware:
+            self._entered.append(one)
+            await acall_hook(one.abefore_run, "abefore_run", self._request, passes=MAY_END_ATTEMPT)
+
+    async def aleave(self, result: Any, raised: BaseException | None) -> None:
+        """:meth:`leave` for an async task."""
+        while self._entered:
+            await acall_hook(self._entered.pop().aafter_run, "aafter_run", self._request, result, raised)
+        self.last_variables = contextvars.copy_context()
 
     def settled(self, outcome: Outcome | None) -> None:
         """Send the signals that follow the outcome that Redis has stored; ``None`` if it was discarded."""

@@ -5,25 +5,11 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
-from bulltask.errors import (
-    RECOVERABLE,
-    BrokerError,
-    BrokerUnavailableError,
-    BulltaskError,
-    DecodeError,
-    FailedChildrenError,
-    JobError,
-    LockMissingError,
-    NoPendingChildrenError,
-    PendingChildrenError,
-)
 from bulltask.events import (
     Bus,
     EventLoopStopped,
@@ -40,11 +26,10 @@ from bulltask.events import (
 from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FAILED_JOB_FIELD
 from bulltask.jobs.job import BULLTASK_KEY, RunningJob
-from bulltask.jobs.numbers import MAX_NUMBER, counter
 from bulltask.jobs.states import REVOKED
 from bulltask.process import exit_if_forked
 from bulltask.registry.named_task import FAN_OUT
-from bulltask.transport.call import Call, command
+from bulltask.transport.call import Call
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.canvas import finish_with_errbacks
 from bulltask.transport.scripts.job import add_log, finish_revoked
@@ -55,12 +40,12 @@ from bulltask.transport.scripts.move import (
     move_to_delayed,
     move_to_finished,
     move_to_waiting_children,
-    renew_lock,
     retry_job,
     wake_next,
 )
 from bulltask.transport.scripts.queue import limit_now
 from bulltask.worker.child.canvas_calls import error_callbacks, with_followers
+from bulltask.worker.child.failed_writes import FailedWrites
 from bulltask.worker.child.fetcher import FetchOptionsCache
 from bulltask.worker.child.outcomes import (
     AcquiredJob,
@@ -78,43 +63,12 @@ from bulltask.worker.child.outcomes import (
 )
 from bulltask.worker.child.run_hooks import RunHooks
 
-__all__ = ["BackoffStep", "Settlement", "Settler", "WriteStep"]
-
-_NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
-"""Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`Settler.fallback`."""
-
-_MAX_RETRY_S: Final = 3_600
-"""Maximum time for which a call is retried."""
+__all__ = ["Settler"]
 
 _NOT_REGISTERED: Final = (
     "task {!r} is not registered in the worker that acquired this job; the job is rescheduled until it is acquired by "
     "a worker in which the task is registered (set task_unknown='fail' to fail such jobs instead)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BackoffStep:
-    """A step of a settlement: wait, because of ``error``."""
-
-    error: BrokerError
-
-
-@dataclass(frozen=True, slots=True)
-class WriteStep:
-    """A step of a settlement: write the outcome again. The result is the next job, if the reply contains one.
-
-    Attributes:
-        uncertain: The reply to an earlier write was lost, so Redis may have executed that write.
-    """
-
-    outcome: Outcome
-    uncertain: bool
-
-
-Settlement = Generator[
-    BackoffStep | WriteStep | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
-]
-"""Sans-I/O steps, which both loops of a child execute. A :class:`Call` is retried until there is a reply."""
 
 
 class Settler:
@@ -129,6 +83,9 @@ class Settler:
         worker_id: Stored in the next job as the worker that runs it.
         rate_limited: Called with a queue's index and a time in milliseconds when a task rate-limits its queue.
         hooks: The hooks of the app.
+
+    Attributes:
+        failed_writes: What follows when an outcome could not be written.
     """
 
     def __init__(
@@ -141,7 +98,7 @@ class Settler:
         hooks: RunHooks | None = None,
     ) -> None:
         self._config, self._clock, self._bus, self._rate_limited = config, clock, bus, rate_limited
-        self._hooks = hooks
+        self._hooks, self.failed_writes = hooks, FailedWrites(config)
         self._fetch_options, self._pid = FetchOptionsCache(config, worker_id), os.getpid()
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
@@ -201,110 +158,6 @@ class Settler:
         """
         self._rate_limited(acquired.queue_index, outcome.limit_ms)
         return limit_now(acquired.keys, outcome.limit_ms)
-
-    # ---- after a failed write ----
-
-    def retry_settle(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Settlement:
-        """Return the steps that follow when writing ``outcome`` has failed with ``exc``.
-
-        While Redis is unavailable, the outcome is kept and written again; the supervisor renews the job's lock.
-
-        Returns:
-            A generator. It returns the outcome that Redis has stored (``None`` if the lock was lost), the next job,
-            and the error of the fetch after the write, if the script failed with an error during that fetch.
-        """
-        uncertain = False
-        while True:
-            if isinstance(exc, RECOVERABLE):
-                uncertain = uncertain or isinstance(exc, BrokerUnavailableError)
-                yield BackoffStep(exc)
-            else:
-                next_outcome, stored = yield from self._handle_error(acquired, outcome, exc, uncertain)
-                if next_outcome is None:
-                    fetch_error = exc if stored and isinstance(exc, BrokerError) else None
-                    return (outcome if stored else None), None, fetch_error
-                outcome = next_outcome
-            try:
-                next_job = yield WriteStep(outcome, uncertain)
-            except (BrokerError, JobError) as error:
-                exc = error
-            else:
-                return outcome, next_job, None
-
-    def _handle_error(
-        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, uncertain: bool
-    ) -> Generator[Call[bool], bool, tuple[Outcome | None, bool]]:
-        """Return the outcome to write next, or ``None`` and whether Redis has stored ``outcome`` already."""
-        # A script that has stored the outcome may still fail with an error afterwards, usually on the next job.
-        if isinstance(exc, BrokerError) and (yield self.already_applied(acquired)):
-            return None, True
-        if isinstance(exc, _NEED_FALLBACK):
-            return self.fallback(acquired, outcome, exc), False
-        if uncertain and (yield self.already_applied(acquired)):
-            return None, True
-        reacquired = isinstance(exc, LockMissingError) and (yield self.reacquire_lock(acquired))
-        return (outcome if reacquired else None), False
-
-    def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
-        """Return the outcome to write instead of ``outcome`` after an error that waiting cannot fix.
-
-        BullMQ's scripts fail with an error on a malformed hash, and a flow's parent cannot complete while child jobs
-        are pending or failed. Such a job fails with that error as its reason; a malformed job is failed by bulltask's
-        script, which does not read the malformed fields. A parent with pending child jobs is retried first, as in
-        Node.js.
-
-        ``None`` means that nothing can be written. The job is then left to the stalled check, so that one malformed job
-        does not block a child forever.
-
-        A job that requested to wait for its child jobs, but has no pending child job, is released: it runs again
-        immediately.
-        """
-        if isinstance(exc, NoPendingChildrenError):
-            return ReleasedOutcome()
-        if isinstance(exc, FailedChildrenError) and isinstance(outcome, WaitingForChildrenOutcome) and outcome.replaced:
-            return ReleasedOutcome()  # the canvas has failed already: the job fails with its error when it is acquired
-        script_stopped = isinstance(exc, BrokerError)
-        if isinstance(outcome, FailedOutcome):
-            return replace(outcome, malformed=True) if script_stopped and not outcome.malformed else None
-        reason = f"the job's outcome could not be stored: {exc}"
-        attempts_made = acquired.job.attempts_made + 1
-        if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
-            with suppress(DecodeError):  # a malformed backoff: the job fails
-                return RetriedOutcome(acquired.job.retry_delay_ms(attempts_made), reason, "", "transient")
-        return FailedOutcome(reason, "", "permanent", malformed=script_stopped)
-
-    def already_applied(self, acquired: AcquiredJob) -> Call[bool]:
-        """Return the call that checks whether Redis executed a write whose reply was lost.
-
-        Redis executed it if the attempt was counted, or if the job no longer exists and its retention permits removal.
-        Otherwise the lock has expired and another worker has the job, or Redis has lost its data.
-        """
-        expected, may_be_removed = min(acquired.job.attempts_made + 1, MAX_NUMBER), self._is_removed_soon(acquired.job)
-
-        def parse_reply(reply: Any) -> bool:
-            name, attempts_made = reply
-            try:
-                return may_be_removed if name is None else counter(attempts_made or b"0") >= expected
-            except ValueError:
-                return False
-
-        return command("HMGET", acquired.keys.job(acquired.job.id), "name", "atm", parse_reply=parse_reply)
-
-    def reacquire_lock(self, acquired: AcquiredJob) -> Call[bool]:
-        """Return the call that reacquires an expired lock; its result is False if the lock is lost.
-
-        Redis was unavailable, or the supervisor was suspended, for longer than the lock lasts. The outcome is valid
-        unless another worker has acquired the job.
-        """
-        return renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
-
-    def _is_removed_soon(self, job: RunningJob) -> bool:
-        """Whether retention may remove the job before a write whose reply was lost is retried."""
-        options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
-        kept = [job.keep(*option) for option in options]
-        return any(keep.get("count", -1) >= 0 or keep.get("age", _MAX_RETRY_S) < _MAX_RETRY_S for keep in kept)
-
-    # ---- after the write ----
 
     def after_settle(self, acquired: AcquiredJob, outcome: Outcome | None) -> Call[Any] | None:
         """Return the call to make after ``outcome`` was written, if any; its result is not used.

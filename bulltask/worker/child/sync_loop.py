@@ -13,10 +13,11 @@ from bulltask.transport.call import Call
 from bulltask.transport.operation import run_sync
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
+from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome, RescheduledByWorkerOutcome
 from bulltask.worker.child.retirement import Retirement
-from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, WriteStep
+from bulltask.worker.child.settle import Settler
 
 __all__ = ["IterationAdder", "SyncLoop"]
 
@@ -130,7 +131,7 @@ class SyncLoop:
         try:
             next_job = self._exchange(acquired, outcome, fetch=fetcher.may_fetch_next)
         except (BrokerError, JobError) as exc:
-            steps = self._settler.retry_settle(acquired, outcome, exc)
+            steps = self._settler.failed_writes.steps(acquired, outcome, exc)
             written, next_job, fetch_error = self._execute(steps, acquired)
         if fetch_error is not None:
             fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)

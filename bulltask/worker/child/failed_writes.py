@@ -1,0 +1,178 @@
+"""What a child does when Redis has not stored an outcome: waits and writes it again, or writes another one."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from bulltask.config.config import Config
+from bulltask.errors import (
+    RECOVERABLE,
+    BrokerError,
+    BrokerUnavailableError,
+    BulltaskError,
+    DecodeError,
+    FailedChildrenError,
+    JobError,
+    LockMissingError,
+    NoPendingChildrenError,
+    PendingChildrenError,
+)
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.numbers import MAX_NUMBER, counter
+from bulltask.transport.call import Call, command
+from bulltask.transport.scripts.move import renew_lock
+from bulltask.worker.child.outcomes import (
+    AcquiredJob,
+    FailedOutcome,
+    Outcome,
+    ReleasedOutcome,
+    RetriedOutcome,
+    WaitingForChildrenOutcome,
+)
+
+__all__ = ["BackoffStep", "FailedWrites", "Settlement", "WriteStep"]
+
+_NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
+"""Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`FailedWrites.fallback`."""
+
+_MAX_RETRY_S: Final = 3_600
+"""Maximum time for which a call is retried."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffStep:
+    """A step of a settlement: wait, because of ``error``."""
+
+    error: BrokerError
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStep:
+    """A step of a settlement: write the outcome again. The result is the next job, if the reply contains one.
+
+    Attributes:
+        uncertain: The reply to an earlier write was lost, so Redis may have executed that write.
+    """
+
+    outcome: Outcome
+    uncertain: bool
+
+
+Settlement = Generator[
+    BackoffStep | WriteStep | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
+]
+"""Sans-I/O steps, which both loops of a child execute. A :class:`Call` is retried until there is a reply."""
+
+
+class FailedWrites:
+    """Decides what follows when writing an outcome has failed. It does no I/O: both loops of a child use it.
+
+    Args:
+        config: Lock duration, and the settings for retention.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def steps(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Settlement:
+        """Return the steps that follow when writing ``outcome`` has failed with ``exc``.
+
+        While Redis is unavailable, the outcome is kept and written again; the supervisor renews the job's lock.
+
+        Returns:
+            A generator. It returns the outcome that Redis has stored (``None`` if the lock was lost), the next job,
+            and the error of the fetch after the write, if the script failed with an error during that fetch.
+        """
+        uncertain = False
+        while True:
+            if isinstance(exc, RECOVERABLE):
+                uncertain = uncertain or isinstance(exc, BrokerUnavailableError)
+                yield BackoffStep(exc)
+            else:
+                next_outcome, stored = yield from self._handle_error(acquired, outcome, exc, uncertain)
+                if next_outcome is None:
+                    fetch_error = exc if stored and isinstance(exc, BrokerError) else None
+                    return (outcome if stored else None), None, fetch_error
+                outcome = next_outcome
+            try:
+                next_job = yield WriteStep(outcome, uncertain)
+            except (BrokerError, JobError) as error:
+                exc = error
+            else:
+                return outcome, next_job, None
+
+    def _handle_error(
+        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, uncertain: bool
+    ) -> Generator[Call[bool], bool, tuple[Outcome | None, bool]]:
+        """Return the outcome to write next, or ``None`` and whether Redis has stored ``outcome`` already."""
+        # A script that has stored the outcome may still fail with an error afterwards, usually on the next job.
+        if isinstance(exc, BrokerError) and (yield self.already_applied(acquired)):
+            return None, True
+        if isinstance(exc, _NEED_FALLBACK):
+            return self.fallback(acquired, outcome, exc), False
+        if uncertain and (yield self.already_applied(acquired)):
+            return None, True
+        reacquired = isinstance(exc, LockMissingError) and (yield self.reacquire_lock(acquired))
+        return (outcome if reacquired else None), False
+
+    def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
+        """Return the outcome to write instead of ``outcome`` after an error that waiting cannot fix.
+
+        BullMQ's scripts fail with an error on a malformed hash, and a flow's parent cannot complete while child jobs
+        are pending or failed. Such a job fails with that error as its reason; a malformed job is failed by bulltask's
+        script, which does not read the malformed fields. A parent with pending child jobs is retried first, as in
+        Node.js.
+
+        ``None`` means that nothing can be written. The job is then left to the stalled check, so that one malformed job
+        does not block a child forever.
+
+        A job that requested to wait for its child jobs, but has no pending child job, is released: it runs again
+        immediately.
+        """
+        if isinstance(exc, NoPendingChildrenError):
+            return ReleasedOutcome()
+        if isinstance(exc, FailedChildrenError) and isinstance(outcome, WaitingForChildrenOutcome) and outcome.replaced:
+            return ReleasedOutcome()  # the canvas has failed already: the job fails with its error when it is acquired
+        script_stopped = isinstance(exc, BrokerError)
+        if isinstance(outcome, FailedOutcome):
+            return replace(outcome, malformed=True) if script_stopped and not outcome.malformed else None
+        reason = f"the job's outcome could not be stored: {exc}"
+        attempts_made = acquired.job.attempts_made + 1
+        if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
+            with suppress(DecodeError):  # a malformed backoff: the job fails
+                return RetriedOutcome(acquired.job.retry_delay_ms(attempts_made), reason, "", "transient")
+        return FailedOutcome(reason, "", "permanent", malformed=script_stopped)
+
+    def already_applied(self, acquired: AcquiredJob) -> Call[bool]:
+        """Return the call that checks whether Redis executed a write whose reply was lost.
+
+        Redis executed it if the attempt was counted, or if the job no longer exists and its retention permits removal.
+        Otherwise the lock has expired and another worker has the job, or Redis has lost its data.
+        """
+        expected, may_be_removed = min(acquired.job.attempts_made + 1, MAX_NUMBER), self._is_removed_soon(acquired.job)
+
+        def parse_reply(reply: Any) -> bool:
+            name, attempts_made = reply
+            try:
+                return may_be_removed if name is None else counter(attempts_made or b"0") >= expected
+            except ValueError:
+                return False
+
+        return command("HMGET", acquired.keys.job(acquired.job.id), "name", "atm", parse_reply=parse_reply)
+
+    def reacquire_lock(self, acquired: AcquiredJob) -> Call[bool]:
+        """Return the call that reacquires an expired lock; its result is False if the lock is lost.
+
+        Redis was unavailable, or the supervisor was suspended, for longer than the lock lasts. The outcome is valid
+        unless another worker has acquired the job.
+        """
+        return renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
+
+    def _is_removed_soon(self, job: RunningJob) -> bool:
+        """Whether retention may remove the job before a write whose reply was lost is retried."""
+        options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
+        kept = [job.keep(*option) for option in options]
+        return any(keep.get("count", -1) >= 0 or keep.get("age", _MAX_RETRY_S) < _MAX_RETRY_S for keep in kept)
