@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from bulltask.jobs.states import JobState
     from bulltask.registry.canvas import Signature
     from bulltask.registry.context import Context, Request
+    from bulltask.registry.current import current_app
     from bulltask.registry.current_job import get_task_logger
     from bulltask.registry.decorators import shared_task
     from bulltask.registry.task import AsyncTask, Task
-    from bulltask.registry.workflows import chain, chord, group
+    from bulltask.registry.workflows import chain, chord, group, signature
     from bulltask.result import AsyncResult
     from bulltask.schedule.crontabs import crontab
 
@@ -68,9 +69,11 @@ __all__ = [
     "chain",
     "chord",
     "crontab",
+    "current_app",
     "get_task_logger",
     "group",
     "shared_task",
+    "signature",
 ]
 
 _MODULES: Final = {
@@ -102,9 +105,11 @@ _MODULES: Final = {
     "chain": "bulltask.registry.workflows",
     "chord": "bulltask.registry.workflows",
     "crontab": "bulltask.schedule.crontabs",
+    "current_app": "bulltask.registry.current",
     "get_task_logger": "bulltask.registry.current_job",
     "group": "bulltask.registry.workflows",
     "shared_task": "bulltask.registry.decorators",
+    "signature": "bulltask.registry.workflows",
 }
 """The module of each public name."""
 

@@ -250,6 +250,17 @@ class App(Configured, Hooked, Discovering, ResultHandles):
     # ---- for tasks and results (ports.Sender) --------------------------------------------------------------------
 
     @property
+    def main(self) -> str:
+        """The app's name, under Celery's name for it."""
+        return self.name
+
+    def set_current(self) -> None:
+        """Make this app the current one, which sends the tasks of ``shared_task`` (Celery's ``set_current``)."""
+        set_current(self)
+
+    set_default = set_current
+
+    @property
     def config(self) -> Config:
         """The configuration; reading it freezes the settings."""
         return self.conf.freeze()

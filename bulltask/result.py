@@ -56,10 +56,11 @@ class AsyncResult(Generic[R]):
     Args:
         job_id: The job's id.
         queue: The name of the job's queue in the app; default: see :meth:`bulltask.App.queue_of`.
-        reader: Reads jobs and waits for them; default: that of the current app, which is the app created last.
+        reader: Reads jobs and waits for them; default: that of ``app``.
         sent_ms: When this process sent the job (server time), if it did.
         decode: Converts the JSON result to the task's return type; ``None``: the result is not converted.
         parent: The handle of the step before, if this process sent the job as a step of a chain.
+        app: The app; default: the current app, which is the app created last.
 
     Attributes:
         ref: The job's address.
@@ -67,7 +68,7 @@ class AsyncResult(Generic[R]):
         children: The handles of the steps after this one, if this process sent the job as a step of a chain.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - handles are made by an app, except as AsyncResult(id)
         self,
         job_id: str,
         queue: str | None = None,
@@ -75,9 +76,11 @@ class AsyncResult(Generic[R]):
         sent_ms: int | None = None,
         decode: Callable[[Any], R] | None = None,
         parent: Any = None,
+        *,
+        app: Any = None,
     ) -> None:
         if queue is None or reader is None:
-            app = import_module(_CURRENT_APP).current_sender()
+            app = app or import_module(_CURRENT_APP).current_sender()
             queue, reader = queue or app.queue_of(job_id), reader or app.results
         self.ref, self.reader, self.parent = JobRef(queue, job_id), reader, parent
         self.children: list[Any] = []
@@ -88,6 +91,11 @@ class AsyncResult(Generic[R]):
     @property
     def id(self) -> str:
         """The job's id."""
+        return self.ref.id
+
+    @property
+    def task_id(self) -> str:
+        """The job's id, under Celery's name."""
         return self.ref.id
 
     @property
@@ -121,6 +129,8 @@ class AsyncResult(Generic[R]):
         finished = await self.reader.await_finished(self.ref, _timeout_ms(timeout), self._sent_ms)
         snapshot = None if finished.completed else await self.reader.asnapshot(self.ref)
         return self._outcome(finished, snapshot, propagate=propagate)
+
+    wait = get
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.aget().__await__()

@@ -10,7 +10,7 @@ from typing import Any, Final
 from bulltask.clock import Duration
 from bulltask.jobs.options import STORED, BackoffLike, Deduplication, ParentLike
 from bulltask.jobs.retention import KeepJobs
-from bulltask.registry.celery_options import hint_for_unknown_call_option
+from bulltask.registry.celery_options import hint_for_unknown_call_option, translate_call_options
 from bulltask.value_class import value_class
 
 __all__ = ["CallOptions"]
@@ -75,6 +75,8 @@ class CallOptions:
             TypeError: A name is unknown; the message lists the known names.
         """
         known = {field.name for field in fields(cls)}
+        if not given.keys() <= known:
+            given = translate_call_options(given)
         if unknown := sorted(set(given) - known):
             raise TypeError(f"unknown option {unknown[0]!r}{hint_for_unknown_call_option(unknown[0], known)}")
         return cls(**given)

@@ -238,6 +238,7 @@ class Chain(Canvas[A_contra, R_co]):
 
     def __init__(self, steps: Iterable[Canvas[Any, Any]]) -> None:
         self.steps: list[Canvas[Any, Any]] = []
+        self.tasks = self.steps  # Celery's name
         self.errbacks: list[Signature[Any, Any]] = []
         for step in steps:
             _check_canvas(step)
@@ -320,6 +321,7 @@ class Group(_ReturnsGroup[A_contra, R]):
 
     def __init__(self, members: Iterable[Canvas[A_contra, R]]) -> None:
         self.members: list[Canvas[Any, Any]] = []
+        self.tasks = self.members  # Celery's name
         for member in members:
             _check_canvas(member)
             self.members += member.members if isinstance(member, Group) else [member]

@@ -8,7 +8,12 @@ from typing import Any, Final
 from bulltask.errors import ConfigError, did_you_mean
 from bulltask.user_warnings import warn_user
 
-__all__ = ["hint_for_unknown_call_option", "hint_for_unknown_option", "translate_task_options"]
+__all__ = [
+    "hint_for_unknown_call_option",
+    "hint_for_unknown_option",
+    "translate_call_options",
+    "translate_task_options",
+]
 
 _UNAVAILABLE: Final[Mapping[str, str]] = {
     "serializer": "calls are plain JSON",
@@ -28,25 +33,25 @@ _WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "store_errors_even_if_ignored": ((True,), "the error of a failed job is always stored"),
     "serializer": (("json",), ""),
     "compression": ((None,), "jobs are plain JSON, which Node.js can read"),
+    "trail": ((True, False), ""),
     "typing": ((True,), "arguments are always checked when a call is sent"),
     "resultrepr_maxsize": ((), "log lines shorten results by themselves"),
 }
 """Options that change nothing: the values that describe what bulltask does anyway, and why others have no effect."""
 
 _CALL: Final[Mapping[str, str]] = {
-    "task_id": "use job_id=",
     "serializer": "calls are plain JSON",
     "compression": "calls are plain JSON, which Node.js can read",
     "exchange": "use queue=",
     "routing_key": "use queue=",
     "exchange_type": "use queue=",
-    "retry": "a send is retried until broker_publish_timeout, without the risk of a second job",
+    "retry": "a send is always retried until broker_publish_timeout, without the risk of a second job",
     "retry_policy": "set broker_publish_retries and broker_publish_timeout",
     "connection": "a call uses the connections of its app",
     "producer": "a call uses the connections of its app",
     "publisher": "a call uses the connections of its app",
     "shadow": "a job has the name of its task; use headers= for another one",
-    "add_to_parent": "use trail=True on the task that sends the call",
+    "add_to_parent": "the jobs that a task sends are not recorded as its children",
     "chord": "use chord() or group() | callback",
     "group_id": "use group()",
     "root_id": "a worker sets it",
@@ -80,6 +85,16 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
         options.update(_resolved(retry_kwargs, options))
     if options.get("max_retries", 0) is None:
         options["unlimited_retries"] = True
+    return options
+
+
+def translate_call_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a call in bulltask's form: ``task_id`` is ``job_id``, and ``retry=True`` has no effect."""
+    options = dict(given)
+    if "task_id" in options and "job_id" not in options:
+        options["job_id"] = options.pop("task_id")
+    if options.get("retry") is True:
+        options.pop("retry")
     return options
 
 

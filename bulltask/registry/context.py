@@ -72,6 +72,11 @@ class Request:
         return self.time_limit, self.soft_time_limit
 
     @property
+    def correlation_id(self) -> str:
+        """The job's id (Celery's ``correlation_id``)."""
+        return self.id
+
+    @property
     def argsrepr(self) -> str:
         """``repr()`` of the positional arguments."""
         return repr(self.args)

@@ -14,7 +14,7 @@ from typing import Any
 from bulltask.errors import ConfigError
 from bulltask.ports import Sender
 
-__all__ = ["current_sender", "registered_task", "set_current"]
+__all__ = ["current_app", "current_sender", "registered_task", "set_current"]
 
 _current: weakref.ref[Any] | None = None
 
@@ -35,6 +35,20 @@ def current_sender() -> Sender:
     if sender is None:
         raise ConfigError("a shared task was sent, but this process has no App: import the module that creates it")
     return sender
+
+
+class _CurrentApp:
+    """Has the attributes of the current app, whichever that is at the time (Celery's ``current_app``)."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(current_sender(), name)
+
+    def __repr__(self) -> str:
+        return "<the current app>"
+
+
+current_app: Any = _CurrentApp()
+"""The app that was created last, for modules that cannot import it."""
 
 
 def registered_task(name: str, module: str) -> Any:

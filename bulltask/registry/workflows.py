@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast, overload
 
 from bulltask.registry.canvas import Canvas, Chain, Group, chain_of
+from bulltask.registry.current import current_sender
 from bulltask.result import AsyncResult
 
-__all__ = ["ChordHeader", "chain", "chord", "group"]
+__all__ = ["ChordHeader", "chain", "chord", "group", "signature"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -89,6 +90,21 @@ def chord(header: Any, body: Any = None) -> Any:
     """
     members: Group[Any, Any] = header if isinstance(header, Group) else Group(header)
     return ChordHeader(members) if body is None else chain(members, body)
+
+
+def signature(
+    name: str | Canvas[A, S], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> Canvas[Any, Any]:
+    """Return a signature of the current app, by task name; see :meth:`bulltask.App.signature`.
+
+    Args:
+        name: The task's name; a signature, chain or group is returned as it is.
+        args, kwargs, options: As for :meth:`bulltask.App.signature`; and ``app``, another app.
+    """
+    if isinstance(name, Canvas):
+        return name
+    app: Any = options.pop("app", None) or current_sender()
+    return cast(Canvas[Any, Any], app.signature(name, args, kwargs, **options))
 
 
 def _spread(given: Sequence[Any]) -> Iterable[Canvas[Any, Any]]:

@@ -249,10 +249,9 @@ def _(p: Any) -> object:
     return first + p.notes(2)[1:]
 
 
-differs(
+same(
     "`task_id` sets the id.",
-    (True, "TypeError"),
-    "the option is called `job_id`",
+    True,
     lambda p: p.add.apply_async((2, 3), task_id=p.key).id == p.key,
 )
 

@@ -9,6 +9,7 @@ import pytest
 
 from bulltask import App
 from bulltask.errors import ConfigError
+from bulltask.registry.call_options import CallOptions
 from bulltask.registry.task_options import TaskOptions
 
 SAME = {
@@ -61,9 +62,8 @@ def test_options_that_bulltask_does_not_have_name_the_alternative() -> None:
     @app.task(name="plain")
     def plain() -> None: ...
 
-    with pytest.raises(TypeError, match=r"'task_id' \(Celery's\): use job_id="):
-        plain.apply_async(task_id="x")
     with pytest.raises(TypeError, match=r"'routing_key' \(Celery's\): use queue="):
         plain.apply_async(routing_key="x")
+    assert CallOptions.of({"task_id": "x", "retry": True}) == CallOptions(job_id="x")
     with pytest.raises(ConfigError, match="throws must be a tuple of exception classes"):
         app.task(throws="KeyError")
