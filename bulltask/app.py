@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -18,8 +18,9 @@ from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
 from bulltask.hooks.django_connections import DjangoConnections
 from bulltask.hooks.hooked import Hooked
 from bulltask.hooks.sending import SendHooks
+from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.job import NewJob
-from bulltask.ports import EagerRunner, ResultReader
+from bulltask.ports import EagerRunner, OutboxRelay, ResultReader
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.aio.events import AsyncQueueEvents
 from bulltask.queue.aio.flow import AsyncFlowProducer
@@ -85,6 +86,7 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         self.tasks: Tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
         self.conf.when_frozen(lambda config: self.tasks.annotate(config.annotations or ()))
         self.categorizer = Categorizer()
+        self.outboxes: list[OutboxRelay] = []
         self._send_hooks = SendHooks(self.middleware, lambda: self.config.max_payload)
         self._lock = threading.RLock()
         self._broker: Broker | None = None
@@ -318,15 +320,25 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         """
         plan = plan_canvas(canvas, self.config)
         eager = self.broker.eager
-        self._send_hooks.send_canvas(plan.roots, self.flows().add_planned if eager is None else eager.run)
+        self.send_planned(plan.roots, self.flows().add_planned if eager is None else eager.run)
         return plan.result(self.results, self.now_ms())
 
     async def asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """:meth:`send_canvas` for asyncio."""
         plan = plan_canvas(canvas, self.config)
         eager = self.broker.eager
-        await self._send_hooks.asend_canvas(plan.roots, self.aflows().add_planned if eager is None else eager.arun)
+        await self.asend_planned(plan.roots, self.aflows().add_planned if eager is None else eager.arun)
         return plan.result(self.results, self.now_ms())
+
+    def send_planned(self, roots: Sequence[PlannedJob], send: Callable[[Sequence[PlannedJob]], None]) -> None:
+        """Pass trees of jobs to ``send``, with the hooks before and after it."""
+        self._send_hooks.send_canvas(roots, send)
+
+    async def asend_planned(
+        self, roots: Sequence[PlannedJob], send: Callable[[Sequence[PlannedJob]], Awaitable[None]]
+    ) -> None:
+        """:meth:`send_planned` for asyncio."""
+        await self._send_hooks.asend_canvas(roots, send)
 
     def apply_canvas(self, canvas: Canvas[Any, Any], *, throw: bool | None) -> Any:
         """Run the jobs of a canvas in this process, and return the handle of its result; see ``Canvas.apply``."""

@@ -6,7 +6,7 @@ does not import the transport.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from bulltask.config.config import Config
@@ -15,7 +15,7 @@ from bulltask.jobs.job import JobRef, NewJob
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 
-__all__ = ["DataFrameMapper", "EagerRunner", "ResultReader", "Sender"]
+__all__ = ["DataFrameMapper", "EagerRunner", "OutboxRelay", "ResultReader", "Sender"]
 
 
 class ResultReader(Protocol):
@@ -155,6 +155,27 @@ class Sender(Protocol):
 
     def apply_canvas(self, canvas: Any, *, throw: bool | None) -> Any:
         """Run all jobs of a canvas in this process, and return the handle of its result."""
+        ...
+
+
+class OutboxRelay(Protocol):
+    """Sends the rows of a transactional outbox; :class:`bulltask.outbox.base.OutboxBase` implements it."""
+
+    def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
+        """Send rows until ``wait``, which waits for a number of seconds, returns true.
+
+        Args:
+            wait: Waits between two reads of the table.
+            logger: Logs errors.
+        """
+        ...
+
+    def backlog(self) -> Any:
+        """Return a :class:`bulltask.outbox.store.Backlog`."""
+        ...
+
+    def after_fork(self) -> None:
+        """Drop the database connections that this process has inherited."""
         ...
 
 

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "history": "bulltask.cli.history",
     "job": "bulltask.cli.job",
     "migrate-bull": "bulltask.cli.migrate_bull",
+    "outbox": "bulltask.cli.outbox",
     "pipeline": "bulltask.cli.pipeline",
     "revoke": "bulltask.cli.revoke",
     "server": "bulltask.cli.server",

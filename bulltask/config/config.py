@@ -91,6 +91,7 @@ class Config:
     stalled_interval_ms: int
     max_stalled_count: int
     skip_stalled_check: bool
+    outbox_relay: bool
     max_crashes: int
     max_started_attempts: int | None
     drain_delay_ms: int

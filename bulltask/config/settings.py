@@ -245,6 +245,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         ),
         _S("skip_stalled_check", "skip_stalled_check", flag, False, "do not check for stalled jobs"),
         _S(
+            "worker_outbox_relay", "outbox_relay", flag, True, "send the rows of the app's outboxes, in another process"
+        ),
+        _S(
             "max_crashes",
             "max_crashes",
             integer(1, 1_000),

@@ -139,7 +139,7 @@ class QueueKeys:
         return f"{self.bulltask_base}crashes:{job_id}"
 
     def added_ids(self, write_id: str) -> str:
-        """Ids of the jobs that a DataFrame write has added (bulltask's own set, which expires)."""
+        """Ids of the jobs that a DataFrame write or an outbox has added (bulltask's own set, which expires)."""
         return f"{self.bulltask_base}spark:{write_id}"
 
     def client_name(self, worker: str = "") -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from bulltask.errors import BrokerError, BulltaskError
+from bulltask.errors import BrokerError, BrokerNotReadyError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation
@@ -66,6 +66,8 @@ def _with_bodies(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
 
 
 def _results(calls: Sequence[Call[Any]], reply: Any, where: str) -> list[Any]:
+    if reply is None:
+        raise BrokerNotReadyError(f"Redis at {where} did not execute a transaction, because a watched key has changed")
     if not isinstance(reply, list) or len(reply) != len(calls):
         raise BrokerError(f"Redis at {where} replied to a transaction of {len(calls)} calls with {reply!r:.200}")
 

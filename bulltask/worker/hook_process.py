@@ -22,9 +22,10 @@ from bulltask.app import App
 from bulltask.clock import mono_ms
 from bulltask.events import Bus, WorkerStopping
 from bulltask.hooks.calls import send_signal
-from bulltask.process import die_with_parent, exit_child, fork_with_blocked_signals, unblock_signals
+from bulltask.process import exit_child, fork_with_blocked_signals
 from bulltask.signals.catalog import worker_ready, worker_shutdown, worker_shutting_down
 from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.helper_signals import ignore_stop_signals
 
 __all__ = ["HookProcess", "WorkerInfo"]
 
@@ -80,7 +81,7 @@ class HookProcess:
         self._pid = fork_with_blocked_signals()
         if self._pid == 0:
             try:
-                _ignore_signals(parent_pid)
+                ignore_stop_signals(parent_pid)
                 close_inherited()
                 self.close_inherited()
                 self._run(read_fd)
@@ -135,15 +136,3 @@ class HookProcess:
                     return
                 sig, how = _CAUSES[message]
                 send_signal(worker_shutting_down, self._worker.hostname, sig=sig, how=how, exitcode=0)
-
-
-def _ignore_signals(parent_pid: int) -> None:
-    """Continue while the worker stops: terminals and service managers send its signals to all of its processes."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs that a receiver starts would inherit
-    for number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGTTIN, signal.SIGTTOU):
-        signal.signal(number, lambda *_: None)
-    die_with_parent(signal.SIGKILL, parent_pid)
-    unblock_signals()

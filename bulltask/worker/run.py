@@ -34,6 +34,7 @@ from bulltask.worker.child.spawned import SpawnSpec
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.hook_process import HookProcess, WorkerInfo
 from bulltask.worker.metrics_process import MetricsProcess
+from bulltask.worker.outbox_process import OutboxProcess
 from bulltask.worker.preflight import Preflight
 from bulltask.worker.slots import Slots, anonymous_file
 from bulltask.worker.states import ProcessState
@@ -147,6 +148,7 @@ class _Assembly:
         self.named_connections = NamedConnections(self.broker, queues, self.worker_id, self.backoff)
         self.info = WorkerInfo(self.worker_id, app, queues, config.concurrency)
         self.hook_process = HookProcess(self.info, self._is_ready, self.logger)
+        self.outbox_process = OutboxProcess(app, self._close_inherited, self.logger)
         self.slots_fd = anonymous_file("bulltask-slots")
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
         self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.children) + 2
@@ -170,6 +172,7 @@ class _Assembly:
             else:
                 code, restart = failure, not self.signals.contains(STOP_METHODS) and self.signals.contains({"restart"})
         finally:
+            self.outbox_process.stop()
             self.hook_process.stop()
             if exporter is not None:
                 exporter.stop()
@@ -215,6 +218,7 @@ class _Assembly:
             *([] if config.skip_stalled_check else [stalled_check]),
             self.named_connections,
             beat,
+            self.outbox_process,
             *self._sizing(pool),
             *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below
         ]
@@ -333,6 +337,7 @@ class _Assembly:
         self.broker.close()  # open if the app sent jobs while it was being imported
         self.wakeup_pipe.close()
         self.hook_process.close_inherited()
+        self.outbox_process.close_inherited()
 
     def _slots_per_child(self) -> int:
         has_async = any(task.is_async for task in self.app.tasks.values())

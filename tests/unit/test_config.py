@@ -125,6 +125,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "stalled_interval_ms": 30_000,
         "max_stalled_count": 1,
         "skip_stalled_check": False,
+        "outbox_relay": True,
         "max_crashes": 2,
         "max_started_attempts": None,
         "drain_delay_ms": 5_000,

@@ -126,7 +126,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     }
     | {name: type(name, (Exception,), {}) for name in ("InsufficientFunds", "Throttled", "Overloaded")},
     "docs/how-to/flows.md": {"parts_of": FakeLibrary("parts_of")},
-    "docs/explanation/guarantees.md": {"bank": FakeLibrary("bank"), "outbox": []},
+    "docs/explanation/guarantees.md": {"bank": FakeLibrary("bank"), "unsent": []},
     "docs/how-to/interop-node.md": {},
     "docs/how-to/migrating-from-bull.md": {},
     "docs/reference/mixed-versions.md": {},
@@ -142,6 +142,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     },
     "docs/reference/workers.md": {},
     "docs/how-to/hooks.md": {name: FakeLibrary(name) for name in ("database", "pager", "tracer", "current_request_id")},
+    "docs/how-to/outbox.md": {},
     "docs/how-to/observability.md": {"pager": FakeLibrary("pager")},
 }
 """Names that the snippets of a page may use without a definition."""
@@ -185,6 +186,8 @@ def test_every_python_snippet_runs_and_uses_no_undefined_name(
     monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "")  # a snippet may set it, which would apply to later tests
     monkeypatch.setattr(shared.SHARED, "_tasks", dict(shared.SHARED))
+    for module in re.findall(r"^from (sqlalchemy\S*) import", (ROOT / name).read_text(), re.MULTILINE):
+        importlib.import_module(module)  # its circular imports fail if `sys.modules` is replaced
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     run_snippets(ROOT / name)
 

@@ -1,0 +1,39 @@
+"""``bulltask outbox relay``: send the rows of an app's outboxes."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import click
+
+from bulltask.cli.app_loader import load_tasks
+from bulltask.cli.options import app_options
+
+__all__ = ["command"]
+
+
+@click.command("relay", short_help="Send rows until the process is stopped.")
+@app_options
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
+    """Send the rows of the app's outboxes to Redis, until TERM or INT.
+
+    Workers do this too, unless the setting worker_outbox_relay is false. Any number of relays may run at the same time.
+    """
+    from bulltask.observe.app_logging import configure_logging  # noqa: PLC0415 - slow
+    from bulltask.outbox.relay import run_relays  # noqa: PLC0415
+    from bulltask.worker.run import worker_id  # noqa: PLC0415
+
+    app = load_tasks(ctx, options)[1]
+    if not app.outboxes:
+        raise click.ClickException(
+            f"the app {app.name} has no outbox: create an Outbox(app, ...) in one of its modules"
+        )
+    logger = configure_logging(level=app.config.log_level, worker_id=worker_id("relay"))
+    stop_signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)  # also in the threads of the relays
+    logger.info("Outbox relay started", outboxes=len(app.outboxes))
+    run_relays(app.outboxes, lambda: signal.sigwait(stop_signals), logger)
+    logger.info("Outbox relay stopped")
+    app.close()

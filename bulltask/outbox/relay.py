@@ -1,0 +1,117 @@
+"""Relays: they read an outbox's rows again and again, and send them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from bulltask.clock import mono_ms
+from bulltask.jobs.backoff import reconnect_delay_ms
+from bulltask.outbox.sending import RowSender
+from bulltask.outbox.store import Backlog, Sent, Store
+from bulltask.ports import OutboxRelay
+
+__all__ = ["Relay", "run_relays"]
+
+_BATCH: Final = 500
+_FIRST_RETRY_MS: Final = 100
+_MAX_RETRY_MS: Final = 10_000
+_REPORT_MS: Final = 60_000
+_STOP_S: Final = 5.0
+
+
+class Relay:
+    """Sends the rows of one outbox.
+
+    It may be killed at any moment, and any number of relays may read the same table.
+
+    Args:
+        store: The rows.
+        sender: Sends them.
+        poll_s: Seconds between two reads of a table without rows.
+        now_ms: Returns the time in epoch milliseconds.
+        logger: Logs errors.
+    """
+
+    def __init__(self, store: Store, sender: RowSender, poll_s: float, now_ms: Callable[[], int], logger: Any) -> None:
+        self._store, self._sender, self._poll_s, self._now_ms, self._logger = store, sender, poll_s, now_ms, logger
+        self._failures = 0
+        self._report_at_ms = mono_ms() + _REPORT_MS
+
+    def run(self, wait: Callable[[float], bool]) -> None:
+        """Send rows until ``wait`` returns true."""
+        wait_s = 0.0
+        while not wait(wait_s):
+            wait_s = self._send_rows()
+            self._report()
+        self._store.close()
+
+    def send_batch(self) -> Sent:
+        """Send up to 500 rows, and log those that were set aside.
+
+        Raises:
+            BrokerError: Redis cannot store them.
+            Exception: The database cannot be read; an error of its library.
+        """
+        sent = self._store.transfer(_BATCH, self._sender.send)
+        for row_id, error in sent.failed.items():
+            self._logger.error(
+                "Outbox row set aside", row=row_id, error=error, hint="It is not sent until `error` is NULL"
+            )
+        return sent
+
+    def _send_rows(self) -> float:
+        """Send a batch; return the seconds to wait before the next one."""
+        try:
+            if self._failures:
+                self._sender.check()  # before the rows are locked, because it may take as long as all timeouts
+            sent = self.send_batch()
+        except Exception as exc:  # noqa: BLE001 - a relay must continue when the database or Redis is back
+            self._failures += 1
+            wait_ms = reconnect_delay_ms(self._failures, first_ms=_FIRST_RETRY_MS, cap_ms=_MAX_RETRY_MS)
+            error = f"{type(exc).__name__}: {exc}"
+            self._logger.warning("Outbox rows could not be sent", error=error, attempt=self._failures, retry_ms=wait_ms)
+            self._store.close()
+            return wait_ms / 1000
+        if self._failures:
+            self._logger.info("Outbox rows are sent again", after_attempts=self._failures)
+            self._failures = 0
+        return 0.0 if len(sent.done) + len(sent.failed) == _BATCH else self._poll_s
+
+    def _report(self) -> None:
+        """Log once a minute that rows are waiting for longer than that."""
+        if mono_ms() < self._report_at_ms:
+            return
+        self._report_at_ms = mono_ms() + _REPORT_MS
+        try:
+            backlog: Backlog = self._store.backlog(self._now_ms())
+        except Exception:  # noqa: BLE001 - the next attempt to send logs the error
+            self._store.close()
+            return
+        if backlog.failed or backlog.oldest_s * 1000 > _REPORT_MS:
+            self._logger.warning(
+                "Outbox rows are waiting", rows=backlog.waiting, oldest_s=backlog.oldest_s, set_aside=backlog.failed
+            )
+
+
+def run_relays(outboxes: Sequence[OutboxRelay], until: Callable[[], object], logger: Any) -> None:
+    """Run the relays of all outboxes, each in a thread, until ``until`` returns; in the main thread.
+
+    Args:
+        outboxes: The outboxes of an app.
+        until: Blocks until the relays shall stop.
+        logger: Logs errors.
+    """
+    stopping = threading.Event()
+    threads = [
+        threading.Thread(target=outbox.run_relay, args=(stopping.wait, logger), name="outbox-relay", daemon=True)
+        for outbox in outboxes
+    ]
+    for thread in threads:
+        thread.start()
+    until()
+    stopping.set()
+    deadline_ms = mono_ms() + int(_STOP_S * 1000)
+    for thread in threads:
+        thread.join(max(0, deadline_ms - mono_ms()) / 1000)

@@ -1,0 +1,106 @@
+"""Adds the jobs of rows to Redis, each once, although a relay may send a row several times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from bulltask.app import App
+from bulltask.errors import BrokerError, DecodeError
+from bulltask.outbox.store import Row, Sent
+from bulltask.outbox.stored import StoredCall
+from bulltask.queue.flow_once import add_flow_once
+from bulltask.transport.call import command
+from bulltask.transport.operation import run_sync
+from bulltask.transport.scripts.add import IdempotentWrite
+
+__all__ = ["RowSender"]
+
+
+class RowSender:
+    """Sends rows to the server of an app.
+
+    A relay may be killed after it has sent a row and before the row is deleted, so another one sends it again. By then,
+    the jobs may have run and may have been removed. Therefore, Redis remembers for ``ttl_ms`` what was added.
+
+    Args:
+        app: The app.
+        ttl_ms: How long Redis remembers it, after the last job.
+    """
+
+    def __init__(self, app: App, ttl_ms: int) -> None:
+        self._app, self._ttl_ms = app, ttl_ms
+
+    def check(self) -> None:
+        """Raise ``BrokerError`` if Redis does not answer."""
+        if self._app.broker.eager is None:
+            self._app.broker.pool.run(command("PING"))
+
+    def send(self, rows: Sequence[Row]) -> Sent:
+        """Send rows in order.
+
+        Raises:
+            BrokerError: Redis could not be reached, or refuses to write. Some of the rows may have been sent.
+        """
+        calls, failed = _decode(rows)
+        if self._app.broker.eager is not None:
+            return self._send_each(calls, failed)
+        try:
+            self._send(list(calls.values()))
+        except Exception as exc:
+            if _concerns_all(exc):
+                raise
+            return self._send_each(calls, failed)
+        return Sent(list(calls), failed)
+
+    def _send_each(self, calls: dict[int, StoredCall], failed: dict[int, str]) -> Sent:
+        """Send the rows one by one, because at least one of them is rejected."""
+        done: list[int] = []
+        rejected: BrokerError | None = None
+        for row_id, call in calls.items():
+            try:
+                self._send([call])
+                done.append(row_id)
+            except Exception as exc:
+                if _concerns_all(exc):
+                    raise
+                if isinstance(exc, BrokerError):
+                    rejected = exc
+                failed[row_id] = _text(exc)
+        if rejected is not None and not done:
+            raise rejected  # it may be the server that rejects everything
+        return Sent(done, failed)
+
+    def _send(self, calls: Sequence[StoredCall]) -> None:
+        broker = self._app.broker
+        if broker.eager is not None:
+            for call in calls:
+                broker.eager.run(call.roots)
+            return
+        for write_id, group in groupby(calls, key=lambda call: call.write_id):
+            same_write = list(group)
+            if jobs := [job for call in same_write if (job := call.single) is not None]:
+                broker.producer.send_once(jobs, IdempotentWrite(write_id, self._ttl_ms))
+            else:
+                with broker.pool.client() as client:
+                    client.connect()  # sets the clock, whose time the calls contain
+                    run_sync(client, add_flow_once(same_write[0].roots, broker, write_id, self._ttl_ms))
+
+
+def _decode(rows: Sequence[Row]) -> tuple[dict[int, StoredCall], dict[int, str]]:
+    calls, failed = dict[int, StoredCall](), dict[int, str]()
+    for row in rows:
+        try:
+            calls[row.id] = StoredCall.decode(row.payload)
+        except DecodeError as exc:
+            failed[row.id] = _text(exc)
+    return calls, failed
+
+
+def _concerns_all(exc: Exception) -> bool:
+    """Whether other rows would fail, too. A plain ``BrokerError`` is an error reply that may concern only one row."""
+    return isinstance(exc, BrokerError) and type(exc) is not BrokerError
+
+
+def _text(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"

@@ -1,0 +1,52 @@
+"""Add a flow that may be sent several times, even after its jobs have run and were removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from bulltask.errors import BulltaskError
+from bulltask.jobs.flow import PlannedJob
+from bulltask.queue.flow_send import FlowSender, ServerFacts
+from bulltask.transport.broker import Broker
+from bulltask.transport.call import Call, command
+from bulltask.transport.operation import Operation, execute
+from bulltask.transport.scripts.flow import key_exists
+
+__all__ = ["add_flow_once"]
+
+
+def add_flow_once(roots: Sequence[PlannedJob], broker: Broker, write_id: str, ttl_ms: int) -> Operation[bool]:
+    """Return the operation that adds a flow, unless the same write has added it before; false in that case.
+
+    A key in Redis marks the write. It is set in the transaction that adds the jobs, and watched before it, so that of
+    two senders only one adds them. After any error, the operation can be run again.
+
+    Args:
+        roots: The trees of jobs.
+        broker: Keys, clock and settings.
+        write_id: Identifies the write; not used for another flow.
+        ttl_ms: How long the key is kept.
+
+    Raises:
+        BrokerNotReadyError: Another sender has changed the key.
+        BulltaskError: As for ``FlowProducer.add``.
+    """
+    marker = broker.keys(roots[0].job.queue).added_ids(write_id)
+    _, was_added = yield [command("WATCH", marker), key_exists(marker)]
+    try:
+        if not was_added:
+            also: list[Call[Any]] = [command("SET", marker, 1, "PX", ttl_ms)]
+            yield from FlowSender(roots, broker, ServerFacts(), also).try_once()
+    except BulltaskError:
+        yield from _unwatch()
+        raise
+    yield from _unwatch()
+    return not was_added
+
+
+def _unwatch() -> Operation[None]:
+    """Stop watching: the next user of the connection must not have its transaction refused."""
+    with suppress(BulltaskError):  # if the connection is broken, the server watches nothing for it
+        yield from execute(command("UNWATCH"))
