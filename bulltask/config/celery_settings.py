@@ -169,7 +169,6 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
         "a warm shutdown waits for shutdown_timeout, and then releases the running jobs",
         "worker_soft_shutdown_timeout worker_enable_soft_shutdown_on_idle",
     ),
-    ("queues are not rate-limited unless limiter is set", "worker_disable_rate_limits"),
 )
 
 _REJECTED: Final[Iterable[tuple[str, str]]] = (
@@ -182,10 +181,6 @@ _REJECTED: Final[Iterable[tuple[str, str]]] = (
     (
         _SIGNATURE,
         "security_certificate security_cert_store security_key security_key_password security_digest",
-    ),
-    (
-        "a limit counts the jobs of a queue across all workers; use limiter, as in limiter={'*': '100/m'}",
-        "task_default_rate_limit",
     ),
     (
         "priorities are ordered differently (1 is the highest, and jobs without a priority come first); use the "
@@ -278,12 +273,12 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     (
         _is(False),
         "task_store_eager_result task_ignore_result "
-        "task_inherit_parent_priority worker_disable_rate_limits worker_hijack_root_logger worker_redirect_stdouts "
+        "task_inherit_parent_priority worker_hijack_root_logger worker_redirect_stdouts "
         "worker_direct worker_cancel_long_running_tasks_on_connection_loss",
     ),
     (
         _is(None, (), [], {}),
-        "task_compression result_compression task_default_priority task_default_rate_limit "
+        "task_compression result_compression task_default_priority "
         "broker_read_url broker_write_url broker_transport_options",
     ),
     (_is(None, False, {}), "broker_use_ssl"),

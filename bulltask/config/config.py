@@ -17,7 +17,7 @@ from typing import Any, Final
 from bulltask.config.annotations import Annotations
 from bulltask.config.names import check_same_meaning, explain, resolve
 from bulltask.config.parsers import Autoscale, url
-from bulltask.config.rate_limits import EVERY_QUEUE, Limits
+from bulltask.config.rate_limits import EVERY_QUEUE, Limits, TaskRate
 from bulltask.config.routes import Routes
 from bulltask.config.settings import SETTINGS
 from bulltask.config.sources import read_config, read_object, read_project_file
@@ -69,6 +69,7 @@ class Config:
     retry_jitter: float
     soft_time_limit_ms: int | None
     time_limit_ms: int | None
+    default_rate: TaskRate | None
     typed: bool | None
     always_eager: bool
     eager_propagates: bool
@@ -96,6 +97,7 @@ class Config:
     max_started_attempts: int | None
     drain_delay_ms: int
     run_retry_delay_ms: int
+    disable_rate_limits: bool
     paused: bool
     shutdown_timeout_ms: int
     worker_name: str

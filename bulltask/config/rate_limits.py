@@ -1,7 +1,8 @@
-"""The setting ``limiter``: rate limits as users write them, translated to BullMQ's form."""
+"""Rate limits as users write them: of queues (the setting ``limiter``), translated to BullMQ's form, and of tasks."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,8 +10,9 @@ from typing import Any, Final
 from bulltask.clock import to_ms
 from bulltask.config.parsers import queue_name
 from bulltask.errors import ConfigError
+from bulltask.value_class import value_class
 
-__all__ = ["EVERY_QUEUE", "Limits", "rate_limits"]
+__all__ = ["EVERY_QUEUE", "Limits", "TaskRate", "rate_limits", "task_rate"]
 
 EVERY_QUEUE: Final = "*"
 """The key of the limit for all queues that are not listed."""
@@ -21,7 +23,59 @@ Limits = Mapping[str, Mapping[str, int] | None]
 _MAX_JOBS: Final = 2**53 - 1
 _PARTS: Final = {"max", "duration"}
 _RATE: Final = re.compile(r"(\d{1,16})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d)", re.ASCII)
+_TASK_RATE: Final = re.compile(r"(\d{1,16}(?:\.\d{1,9})?)(?:\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d))?", re.ASCII)
 _UNIT_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_MAX_INTERVAL_MS: Final = 365 * 86_400_000
+_MIN_INTERVAL_MS: Final = 0.001
+_MAX_TOLERANCE_MS: Final = 1_000
+
+
+@value_class
+class TaskRate:
+    """How often jobs of a task may start.
+
+    Attributes:
+        interval_ms: Average time between two starts.
+        tolerance_ms: By how much starts may catch up after a late one: 1% of the limit's period, at most 1 s. The
+            interval is longer by a share of it, so that no period has more starts than the limit.
+    """
+
+    interval_ms: float
+    tolerance_ms: float
+
+    @classmethod
+    def of(cls, jobs: float, period_ms: float) -> TaskRate:
+        """Return the rate of ``jobs`` per period; of 0.5 jobs a minute, a period of two minutes has one."""
+        if jobs < 1:
+            jobs, period_ms = 1, period_ms / jobs
+        tolerance_ms = min(period_ms / 100, _MAX_TOLERANCE_MS)
+        return cls((period_ms + tolerance_ms) / jobs, tolerance_ms)
+
+
+def task_rate(value: Any, name: str) -> TaskRate | None:
+    """Return the rate limit of a task, ``None`` for no limit.
+
+    Args:
+        value: A number of jobs per second, or a string such as ``"10/s"``, ``"100/m"``, ``"1000/h"`` or ``"5/30s"``. 0
+            and ``None`` mean no limit.
+        name: Name of the option or setting, for the message.
+
+    Raises:
+        ConfigError: The value is invalid.
+    """
+    jobs, period_s = value, 1.0
+    if isinstance(value, str) and (rate := _TASK_RATE.fullmatch(value.strip())) is not None:
+        jobs, period_s = float(rate[1]), float(rate[2] or 1) * _UNIT_S[rate[3] or "s"]
+    if value is None or (jobs == 0 and not isinstance(jobs, bool)):
+        return None
+    if not isinstance(jobs, int | float) or isinstance(jobs, bool) or not 0 < jobs < math.inf or not period_s:
+        raise ConfigError(
+            f"{name} must be a number of jobs per second, or a rate such as '100/m', '10/s' or '5/30s', not {value!r}"
+        )
+    rate_ms = period_s * 1000 / jobs
+    if not _MIN_INTERVAL_MS <= rate_ms <= _MAX_INTERVAL_MS:
+        raise ConfigError(f"{name} must be from 1 job per 365 days to 1,000,000 per second, not {value!r}")
+    return TaskRate.of(jobs, period_s * 1000)
 
 
 def rate_limits(value: Any, name: str) -> Limits:

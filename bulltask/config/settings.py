@@ -29,7 +29,7 @@ from bulltask.config.parsers import (
     url,
     worker_name,
 )
-from bulltask.config.rate_limits import rate_limits
+from bulltask.config.rate_limits import rate_limits, task_rate
 from bulltask.config.routes import queue_names, routes
 from bulltask.config.setting import Setting
 
@@ -179,6 +179,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "time after which a running task is stopped, by killing its process if necessary; none: no limit",
         ),
         _S(
+            "task_default_rate_limit",
+            "default_rate",
+            optional(task_rate),
+            None,
+            "maximum rate at which a task's jobs start, for each task without a `rate_limit` option, such as 100/m; "
+            "none: no limit",
+        ),
+        _S(
             "task_typed",
             "typed",
             optional(flag),
@@ -276,6 +284,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             duration(1),
             3,
             "maximum delay before a worker tries again after Redis has returned an error",
+        ),
+        _S(
+            "worker_disable_rate_limits",
+            "disable_rate_limits",
+            flag,
+            False,
+            "whether this worker ignores the rate limits of tasks; the limiter of a queue still applies",
         ),
         _S("worker_paused", "paused", flag, False, "start the worker paused; the signal CONT resumes it"),
         _S(

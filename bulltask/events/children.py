@@ -14,6 +14,7 @@ __all__ = [
     "EventLoopStopped",
     "JobCompleted",
     "JobFailed",
+    "JobHeld",
     "JobReleased",
     "JobRescheduled",
     "JobRetried",
@@ -96,6 +97,16 @@ class JobRetried(ChildEvent):
     delay_ms: int
     exception: BaseException | None = field(default=None, compare=False, repr=False)
     """The exception from the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobHeld(ChildEvent):
+    """The job's task has reached its ``rate_limit``, so the job is delayed until its turn. No attempt has started."""
+
+    job_id: str
+    queue: str
+    task: str
+    delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)

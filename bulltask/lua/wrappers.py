@@ -11,7 +11,7 @@ from functools import cache
 
 from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 
-__all__ = ["add_once", "retry_failed", "with_errbacks", "with_finish", "with_guard", "with_wakeup"]
+__all__ = ["add_once", "retry_failed", "with_delay", "with_errbacks", "with_finish", "with_guard", "with_wakeup"]
 
 
 @cache
@@ -22,6 +22,16 @@ def add_once(name: str) -> Script:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     return _combine(bulltask_script("addOnce"), official_script(name), b"add")
+
+
+@cache
+def with_delay(name: str) -> Script:
+    """Return one of bulltask's scripts with BullMQ's ``moveToDelayed``, which it calls as ``delay(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    """
+    return _combine(bulltask_script(name), official_script("moveToDelayed"), b"delay")
 
 
 @cache

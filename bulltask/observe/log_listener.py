@@ -45,6 +45,7 @@ class LogListener:
             (logging.INFO, events.JobCompleted, self._completed),
             (logging.ERROR, events.JobFailed, self._failed),
             (logging.WARNING, events.JobRetried, self._retried),
+            (logging.DEBUG, events.JobHeld, self._held),
             (logging.INFO, events.JobReleased, self._released),
             (logging.INFO, events.JobRescheduled, self._rescheduled),
             (logging.INFO, events.JobWaitsForChildren, self._waits_for_children),
@@ -102,6 +103,10 @@ class LogListener:
             attempts_made=event.attempts_made,
             delay=seconds(event.delay_ms),
         )
+
+    def _held(self, event: events.JobHeld) -> None:
+        delay = seconds(event.delay_ms)
+        self._log.debug("Job held", job_id=event.job_id, queue=event.queue, task=event.task, delay=delay)
 
     def _released(self, event: events.JobReleased) -> None:
         self._log.info("Job released", job_id=event.job_id, queue=event.queue, task=event.task, reason=event.reason)

@@ -30,7 +30,8 @@ def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[An
         return [_call(find(task), item) for item in items]
 
     functions: dict[str, Callable[..., Any]] = {FAN_OUT: fan_out, STARMAP: starmap}
-    return {name: Task(function, name, TaskOptions(), sender, bind=False) for name, function in functions.items()}
+    options = TaskOptions(rate_limit=0)  # task_default_rate_limit is for the user's tasks
+    return {name: Task(function, name, options, sender, bind=False) for name, function in functions.items()}
 
 
 def _call(task: AnyTask[Any, Any], data: Any) -> Any:

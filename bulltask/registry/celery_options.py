@@ -17,7 +17,6 @@ __all__ = [
 
 _UNAVAILABLE: Final[Mapping[str, str]] = {
     "serializer": "calls are plain JSON",
-    "rate_limit": "use a separate queue for the task, and start its worker with --limiter 100/m",
     "pydantic_strict": "set strict=True in the model's model_config",
     "pydantic_context": "use a model validator that needs no context",
     "pydantic_dump_kwargs": "models are dumped as they are validated, by their aliases",

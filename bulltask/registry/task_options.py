@@ -10,6 +10,7 @@ from typing import Any, Final
 from bulltask.clock import Duration, to_ms
 from bulltask.config.config import Config
 from bulltask.config.parsers import jitter_fraction
+from bulltask.config.rate_limits import TaskRate, task_rate
 from bulltask.errors import ConfigError
 from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_of_long_delay
 from bulltask.jobs.names import check_queue_name
@@ -61,6 +62,8 @@ class TaskOptions:
         soft_time_limit: Seconds or ``timedelta`` after which the task is interrupted with ``SoftTimeLimitExceeded`` (an
             async task is cancelled).
         time_limit: Seconds or ``timedelta`` after which the attempt is stopped and fails with ``TimeLimitExceeded``.
+        rate_limit: How often the task's jobs may start, across all workers of a queue: a number per second, or a string
+            such as ``"10/s"``, ``"100/m"`` or ``"5/30s"``; 0 for no limit. Starts are spread evenly.
         spark: Give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
         typed: Which type hints are enforced: ``True``: all; ``False``: none; ``None``: the setting ``task_typed``, by
             default those of types that JSON does not have (``datetime``, dataclasses, pydantic models …).
@@ -94,6 +97,7 @@ class TaskOptions:
     remove_dependency_on_failure: bool | None = None
     soft_time_limit: Duration | None = None
     time_limit: Duration | None = None
+    rate_limit: float | str | None = None
     spark: bool = False
     typed: bool | None = None
     pydantic: bool | None = None
@@ -115,6 +119,7 @@ class TaskOptions:
             if not isinstance(value := getattr(self, name), bool | None):
                 raise ConfigError(f"{name} must be True or False, not {value!r}{advice}")
         self.time_limits.check("a task")
+        task_rate(self.rate_limit, "rate_limit")
         stored_options(self.stored)
 
     def _check_retry_options(self) -> None:
@@ -148,6 +153,12 @@ class TaskOptions:
     def time_limits(self) -> TimeLimits:
         """The task's time limits."""
         return TimeLimits.of(self.soft_time_limit, self.time_limit)
+
+    def rate(self, config: Config) -> TaskRate | None:
+        """Return the task's rate limit, else the app's; ``None`` if there is no limit."""
+        if config.disable_rate_limits:
+            return None
+        return config.default_rate if self.rate_limit is None else task_rate(self.rate_limit, "rate_limit")
 
     @property
     def enforced_hints(self) -> bool | None:

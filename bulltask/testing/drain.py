@@ -15,7 +15,7 @@ from bulltask.errors import (
     PendingChildrenError,
     TaskError,
 )
-from bulltask.events import ChildEvent, JobCompleted, JobFailed, JobStarted
+from bulltask.events import ChildEvent, JobCompleted, JobFailed, JobHeld, JobStarted
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.queue.next_iteration import add_next_iteration
 from bulltask.testing.queues import queues_in_redis
@@ -23,6 +23,7 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.move import FetchOptions, move_from_active_to_wait, move_to_active
+from bulltask.transport.scripts.start import start_or_hold
 from bulltask.worker.child.attempt import Attempt
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
@@ -106,11 +107,16 @@ class Drain:
     def _work(self, acquired: AcquiredJob) -> Steps:
         """Run an acquired job and write its outcome."""
         job, started_ms = acquired.job, mono_ms()
-        self._runner.bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
         if job.is_repeated:
             zone = zone_of(self._app.config.timezone)
             run_sync(self._client, add_next_iteration(acquired.keys, job, self._clock.now_ms(), zone))
         attempt = self._runner.begin(job)
+        if isinstance(attempt, Attempt) and attempt.rate is not None:
+            token, now_ms = acquired.slot.token, self._clock.now_ms()
+            if delay_ms := self._client.run(start_or_hold(acquired.keys, job, token, attempt.rate, now_ms)):
+                self._runner.bus.emit(JobHeld(job.id, job.queue, job.name, delay_ms))
+                return
+        self._runner.bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
         outcome = (yield self._runner, attempt) if isinstance(attempt, Attempt) else attempt
         written = self._write(acquired, outcome)
         if (call := self._runner.settler.after_settle(acquired, written)) is not None:

@@ -138,6 +138,14 @@ class QueueKeys:
         """Tokens of the children that died while running the job (bulltask's own set, which expires)."""
         return f"{self.bulltask_base}crashes:{job_id}"
 
+    def next_start(self, task: str) -> str:
+        """When the next job of a task with a rate limit may start (bulltask's own key, which expires)."""
+        return f"{self.bulltask_base}next-start:{task}"
+
+    def held(self, task: str) -> str:
+        """Ids of the held jobs of a task with a rate limit, in their order (bulltask's own set, which expires)."""
+        return f"{self.bulltask_base}held:{task}"
+
     def added_ids(self, write_id: str) -> str:
         """Ids of the jobs that a DataFrame write or an outbox has added (bulltask's own set, which expires)."""
         return f"{self.bulltask_base}spark:{write_id}"

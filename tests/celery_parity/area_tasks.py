@@ -74,6 +74,18 @@ def defined_with(**options: Any) -> Any:
     return lambda p: p.app.task(name=p.key, **options)(one)()
 
 
+def one_an_hour(p: Any) -> int:
+    """Define a task with a limit given as text, and call its function."""
+    result: int = p.app.task(name=f"{p.key}-text", rate_limit="1/h")(one)()
+    return result
+
+
+def are_spread(p: Any) -> bool:
+    """Return whether six jobs of a task with five starts per second take at least 0.9 s."""
+    times = [p.get(sent) for sent in [p.limited.delay() for _ in range(6)]]
+    return bool(max(times) - min(times) >= 0.9)
+
+
 ACCEPTED: tuple[tuple[str, Any], ...] = (
     ("`acks_late=True` acknowledges a message after its task.", True),
     ("`reject_on_worker_lost=True` runs a task again if its process dies.", True),
@@ -85,11 +97,13 @@ ACCEPTED: tuple[tuple[str, Any], ...] = (
 )
 for sentence, value in ACCEPTED:
     same(sentence, 1, defined_with(**{sentence.strip("`").partition("`")[0].partition("=")[0]: value}))
+same("`rate_limit` may be a number or text.", 2, lambda p: defined_with(rate_limit=5)(p) + one_an_hour(p))
+same("`rate_limit` spreads the starts of a task evenly.", True, lambda p: are_spread(p))
 differs(
-    "`rate_limit` limits how often each worker runs a task.",
-    (1, "TypeError"),
-    "only a queue can have a limit, which all its workers share",
-    defined_with(rate_limit="100/m"),
+    "`rate_limit` is checked when a worker starts.",
+    (1, "ConfigError"),
+    "it is checked when the task is defined",
+    defined_with(rate_limit="often"),
 )
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

@@ -75,6 +75,10 @@ def _define_values(app: Any) -> dict[str, Any]:
     def add(x, y):
         return x + y
 
+    @app.task(rate_limit="5/s")
+    def limited():
+        return time.time()
+
     @app.task
     def total(numbers):
         return sum(numbers)

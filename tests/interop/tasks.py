@@ -25,6 +25,7 @@ def register(app: App) -> None:
     for bound in (busy, fail_until, report, areport, record, arecord):
         app.task(bind=True, name=bound.__name__)(bound)
     app.task(name="limited", soft_time_limit=0.3)(limited)
+    app.task(name="one_an_hour", rate_limit="1/h")(echo)
 
 
 def echo(value: Any = None) -> Any:

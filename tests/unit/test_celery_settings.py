@@ -98,7 +98,6 @@ def test_a_warning_points_to_the_users_line() -> None:
         ("worker_prefetch_multiplier", 1),
         ("broker_transport", "redis"),
         ("task_store_eager_result", False),
-        ("task_default_rate_limit", None),
         ("broker_read_url", None),
         ("broker_use_ssl", None),
         ("broker_transport_options", {}),
@@ -134,7 +133,6 @@ def test_a_value_that_bulltask_cannot_honour_warns(name: str, value: object) -> 
         ("broker_use_ssl", {"ssl_cert_reqs": ssl.CERT_REQUIRED}),
         ("security_key", "/etc/key.pem"),
         ("task_default_priority", 5),
-        ("task_default_rate_limit", "10/s"),
     ],
 )
 def test_a_setting_is_rejected_if_ignoring_it_would_do_something_else(name: str, value: object) -> None:

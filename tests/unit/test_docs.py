@@ -133,6 +133,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/reference/official-python.md": {},
     "docs/reference/queue-events.md": {"pager": FakeLibrary("pager")},
     "docs/reference/queues.md": {},
+    "docs/how-to/rate-limits.md": {"call_service": FakeLibrary("call_service")},
     "docs/how-to/revoking.md": {},
     "docs/how-to/schedules.md": {},
     "docs/how-to/typed-arguments.md": {},

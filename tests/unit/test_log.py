@@ -30,6 +30,7 @@ EVENTS: list[events.Event] = [
     events.JobCompleted("1", "mail", "mail.send", 2500.0, {"sent": True}),
     events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK),
     events.JobRetried("1", "mail", "mail.send", 12.5, "timed out", "transient", 1, 2000),
+    events.JobHeld("1", "mail", "mail.send", 600),
     events.JobReleased("1", "mail", "mail.send", "shutdown"),
     events.JobRescheduled("1", "mail", "mail.send", 2000),
     events.JobWaitsForChildren("1", "mail", "mail.send"),
@@ -271,7 +272,12 @@ def test_an_event_bus_wants_no_events_below_the_log_level() -> None:
     }
     frequent = {events.JobStarted, events.JobCompleted}
     assert wanted["debug"] == KINDS
-    assert wanted["debug"] - wanted["info"] == {events.HeartbeatSucceeded, events.ChildReady, events.ChildClosing}
+    assert wanted["debug"] - wanted["info"] == {
+        events.HeartbeatSucceeded,
+        events.ChildReady,
+        events.ChildClosing,
+        events.JobHeld,
+    }
     assert frequent < wanted["info"]
     assert not frequent & wanted["warning"]
     assert events.JobRetried in wanted["warning"] - wanted["error"]

@@ -112,5 +112,6 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
             durations.append(duration_ms)
 
     retirement: Any = SimpleNamespace(count_job=lambda: False)
-    Loop(nothing, runner, nothing, nothing, nothing, retirement)._work(job)
+    fetcher: Any = SimpleNamespace(emit_started=lambda _: None)
+    Loop(fetcher, runner, nothing, nothing, nothing, retirement)._work(job)
     assert durations == [0.0]

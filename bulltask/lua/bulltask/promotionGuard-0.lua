@@ -6,6 +6,10 @@
   store), and the following jobs are then no longer in any list. Therefore, this script handles both cases first. It
   changes a priority of NaN to 0, and removes a job whose key is not a hash from the queue, as `failMalformed` does.
 
+  It also promotes the due jobs that were held because of their task's rate limit (`startOrHold`). BullMQ's scripts
+  would add them behind all waiting jobs, and they would miss their turn. This script adds them before those, in the
+  order of their places in the line.
+
   The source of BullMQ's moveToActive, moveToFinished or retryJob is inserted before this one, as the function
   `official(KEYS, ARGV)` (bulltask.lua.wrappers.with_guard). In all three, the seventh key is `delayed`.
 
@@ -18,17 +22,40 @@
 local official_keys, prefix = KEYS, ARGV[7] or ARGV[1]
 local delayed = official_keys[7]
 local due = redis.call("ZRANGEBYSCORE", delayed, 0, (ARGV[2] + 1) * 4096 - 1, "LIMIT", 0, 1000)
+local held = {}
 for _, id in ipairs(due) do
-  local priority = redis.pcall("HGET", prefix .. id, "priority")
-  if type(priority) == "table" then
+  local fields = redis.pcall("HMGET", prefix .. id, "priority", "bulltask:held")
+  if fields.err then
     redis.call("ZREM", delayed, id)
-    local reason = "malformed job: " .. priority.err
+    local reason = "malformed job: " .. fields.err
     redis.call("XADD", prefix .. "events", "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "delayed")
   else
-    priority = tonumber(priority)
+    local priority = tonumber(fields[1])
     if priority ~= priority then
       redis.call("HSET", prefix .. id, "priority", 0)
+      priority = 0
     end
+    if fields[2] then
+      held[#held + 1] = { id = id, priority = priority or 0, place = tonumber(fields[2]) or 0 }
+    end
+  end
+end
+if #held > 0 then
+  local paused = redis.call("HEXISTS", prefix .. "meta", "paused") == 1
+  table.sort(held, function(one, other) return one.place < other.place end)
+  for i = #held, 1, -1 do
+    local id, priority = held[i].id, held[i].priority
+    redis.call("ZREM", delayed, id)
+    redis.call("HSET", prefix .. id, "delay", 0)
+    if priority > 0 then
+      redis.call("ZADD", prefix .. "prioritized", string.format("%.0f", priority * 0x100000000 + i), id)
+    else
+      redis.call("RPUSH", prefix .. (paused and "paused" or "wait"), id)
+    end
+    redis.call("XADD", prefix .. "events", "*", "event", "waiting", "jobId", id, "prev", "delayed")
+  end
+  if not paused then
+    redis.call("ZADD", prefix .. "marker", 0, "0")
   end
 end
 return official(KEYS, ARGV)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from bulltask.app import App
 from bulltask.clock import mono_ms
+from bulltask.config.rate_limits import TaskRate
 from bulltask.errors import BrokerError, DecodeError, InvalidJobError, JobExpiredError, PermanentError
 from bulltask.jobs import codec
 from bulltask.jobs.child_results import ChildResults, Replacement
@@ -73,13 +74,18 @@ def _as_permanent(exc: Exception) -> PermanentError:
 
 @value_class
 class Attempt:
-    """A job with its task and valid arguments."""
+    """A job with its task and valid arguments.
+
+    Attributes:
+        rate: The task's rate limit, which decides whether the job may start; ``None`` for most tasks.
+    """
 
     job: RunningJob
     task: AnyTask[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     limits: TimeLimits = NO_LIMITS
+    rate: TaskRate | None = None
 
 
 class AttemptRunner:
@@ -110,6 +116,7 @@ class AttemptRunner:
         self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
         self._threads = threads
         self._task_limits: dict[str, TimeLimits] = {}
+        self._task_rates: dict[str, TaskRate | None] = {}
         self.hooks = RunHooks(app)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
@@ -128,7 +135,7 @@ class AttemptRunner:
             return FailedOutcome(exc.reason, exc.trace, "permanent", failed_job=exc.failed_job)
         except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
             return self._outcome_of_error(_as_permanent(exc), job, task)
-        return Attempt(job, task, args, kwargs, self._limits(job, task))
+        return Attempt(job, task, args, kwargs, self._limits(job, task), self._rate(task))
 
     @property
     def may_start(self) -> bool:
@@ -265,6 +272,12 @@ class AttemptRunner:
             limits = task.options.time_limits.with_defaults(self._config.time_limits)
             defaults = self._task_limits[task.name] = NO_LIMITS if limits == NO_LIMITS else limits
         return job.time_limits.with_defaults(defaults)
+
+    def _rate(self, task: AnyTask[..., Any]) -> TaskRate | None:
+        """Return the task's rate limit, else the app's."""
+        if task.name not in self._task_rates:
+            self._task_rates[task.name] = task.options.rate(self._config)
+        return self._task_rates[task.name]
 
     def _not_registered_outcome(self, job: RunningJob) -> Outcome:
         if self._config.task_unknown == "fail":

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
+from bulltask.config.rate_limits import TaskRate
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError, Interrupt, JobError
-from bulltask.events import Bus, JobStarted
+from bulltask.events import Bus, JobHeld, JobStarted
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
@@ -22,6 +23,7 @@ from bulltask.transport.scripts.move import (
     move_to_active,
     renew_lock,
 )
+from bulltask.transport.scripts.start import start_or_hold
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.child.outcomes import AcquiredJob
 from bulltask.worker.child.round_robin import RoundRobin
@@ -223,9 +225,38 @@ class JobFetcher:
         if is_late and not self._renew_late_lock(keys, slot, fetched.job_id):
             return None
         job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
+        return AcquiredJob(slot, index, keys, job, max_concurrent(fetched.fields, self._config.max_crashes))
+
+    def emit_started(self, job: RunningJob) -> None:
+        """Emit the event that an acquired job starts."""
         if self._bus.wants(JobStarted):
             self._bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
-        return AcquiredJob(slot, index, keys, job, max_concurrent(fetched.fields, self._config.max_crashes))
+
+    def held(self, acquired: AcquiredJob, rate: TaskRate) -> bool:
+        """Hold an acquired job if its task has reached its rate limit, and free its slot; False if the job may start.
+
+        While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.
+        """
+        job, interrupted, delay_ms = acquired.job, False, None
+        while True:
+            call = start_or_hold(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
+            try:
+                # After a lost reply, the job still has its lock unless that call has held it.
+                delay_ms = None if interrupted and not self.renew_lock(acquired) else self.client.run(call)
+                self.backoff.reset()
+                break
+            except BrokerError as exc:
+                interrupted = True
+                self.back_off(exc)
+            except JobError:  # this process was suspended for longer than the lock lasts
+                if interrupted:
+                    break  # the stalled check recovers the job if no other worker has it
+                interrupted = True
+        if delay_ms:
+            self._bus.emit(JobHeld(job.id, job.queue, job.name, delay_ms))
+        if delay_ms != 0:
+            self.free_slot(acquired.slot)
+        return delay_ms != 0
 
     def _renew_late_lock(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
         """Renew or reacquire a lock after this process was suspended; False if another worker has the job."""

@@ -108,14 +108,12 @@ class SyncLoop:
 
     def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
         """Run one job; return the next job if the call that settled this one has fetched it."""
+        attempt = self._begin(acquired)
+        if isinstance(attempt, Attempt) and attempt.rate is not None and self._fetcher.held(acquired, attempt.rate):
+            return None
+        self._fetcher.emit_started(acquired.job)
         if self._retirement.count_job():
             self._fetcher.closing = True  # this is the last job
-        if acquired.max_concurrent:
-            # Before the job's data is decoded, because decoding may crash the child.
-            self._async.wait_for_others(acquired.max_concurrent)
-        if acquired.job.is_repeated and (rescheduled := self._iteration_adder.add_next(acquired)) is not None:
-            return self._settle(acquired, rescheduled, 0.0)
-        attempt = self._runner.begin(acquired.job)
         if not isinstance(attempt, Attempt):
             return self._settle(acquired, attempt, 0.0)
         if self._runner.leaves_main_thread(attempt, acquired.slot):
@@ -124,6 +122,14 @@ class SyncLoop:
         started = time.monotonic()
         outcome = self._runner.call(attempt, acquired.slot)
         return self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
+
+    def _begin(self, acquired: AcquiredJob) -> Attempt | Outcome:
+        if acquired.max_concurrent:
+            # Before the job's data is decoded, because decoding may crash the child.
+            self._async.wait_for_others(acquired.max_concurrent)
+        if acquired.job.is_repeated and (rescheduled := self._iteration_adder.add_next(acquired)) is not None:
+            return rescheduled
+        return self._runner.begin(acquired.job)
 
     def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:
         fetcher, written, fetch_error = self._fetcher, outcome, None

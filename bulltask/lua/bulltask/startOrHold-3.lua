@@ -1,0 +1,166 @@
+--[[
+  Starts a job of a task with a rate limit, or holds the job: delays it until its turn.
+
+  Starts are spread evenly. A start makes the next one possible after the interval. If a start is late, later ones may
+  catch up by the tolerance. All of the task's held jobs in this queue form a line: first by priority, then in the
+  order of their arrival. A held job is in `delayed`, due when it is expected to start. When it is acquired again before
+  a start is possible, because starts were late, it is delayed again and keeps its place. When a job starts, the first
+  job in the line becomes due at the next possible start, if it was due later: jobs before it were removed, or the limit
+  was raised.
+
+  If the job is held, so are the jobs of the same task that are next in `wait`. They need not be acquired one by one.
+
+  The place in the line is also in the job's hash, so that jobs that are promoted together keep their order
+  (`promotionGuard`).
+
+  The source of BullMQ's moveToDelayed is inserted before this one, as the function `delay(KEYS, ARGV)`
+  (bulltask.lua.wrappers.with_delay).
+
+  KEYS[1]  when the next start is possible, in milliseconds
+  KEYS[2]  the line, a sorted set of job ids
+  KEYS[3]  wait
+  KEYS[4…] the keys of moveToDelayed
+  ARGV[1]  interval between two starts in milliseconds
+  ARGV[2]  tolerance in milliseconds
+  ARGV[3]  "1": the job goes before the line
+  ARGV[4]  the task's name
+  ARGV[5]  key prefix of the queue
+  ARGV[6]  now in milliseconds
+  ARGV[7]  job id
+  ARGV[8]  token of its lock
+  returns  0 if the job may start; the milliseconds until it is due, if it is held; or an error code of moveToDelayed
+  event    delayed for each job that is held or becomes due earlier
+]]
+local call = redis.call
+local start_key, line, wait, delay_keys = KEYS[1], KEYS[2], KEYS[3], { unpack(KEYS, 4) }
+local marker, delayed, job, events, meta = delay_keys[1], delay_keys[4], delay_keys[5], delay_keys[6], delay_keys[7]
+local interval, tolerance, is_first, task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == "1", ARGV[4]
+local prefix, now, id, token = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
+local HELD, CLASS, BATCH, KEEP_S = "bulltask:held", 0x100000000, 200, 7 * 86400
+
+if call("EXISTS", job) == 0 then
+  return -1
+end
+local holder = call("GET", job .. ":lock")
+if holder ~= token then
+  return holder and -6 or -2
+end
+
+-- The first job in the line. Jobs that were removed, or that Node.js has run, leave the line here.
+local function first_in_line()
+  for _ = 1, 1000 do
+    local first = call("ZRANGE", line, 0, 0)[1]
+    if not first then
+      return nil
+    end
+    local fields = redis.pcall("HMGET", prefix .. first, HELD, "finishedOn")
+    if not fields.err and fields[1] and not fields[2] then
+      return first
+    end
+    call("ZREM", line, first)
+  end
+end
+
+local function join_line(member, priority, before)
+  priority = tonumber(priority) or 0
+  if priority ~= priority or priority < 0 then
+    priority = 0
+  end
+  local low, high = priority * CLASS, string.format("(%.0f", (priority + 1) * CLASS)
+  local score = low + CLASS / 2
+  if before then
+    local first = call("ZRANGEBYSCORE", line, string.format("%.0f", low), high, "WITHSCORES", "LIMIT", 0, 1)[2]
+    score = first and tonumber(first) - 1 or score
+  else
+    local last = call("ZREVRANGEBYSCORE", line, high, string.format("%.0f", low), "WITHSCORES", "LIMIT", 0, 1)[2]
+    score = last and tonumber(last) + 1 or score
+  end
+  score = string.format("%.0f", score)
+  call("ZADD", line, score, member)
+  call("HSET", prefix .. member, HELD, score)
+end
+
+local function set_due(member, due)
+  call("ZADD", delayed, string.format("%.0f", due * 0x1000), member)
+  call("HSET", prefix .. member, "delay", string.format("%.0f", due - now))
+  local max_events = call("HGET", meta, "opts.maxLenEvents") or 10000
+  local due_text = string.format("%.0f", due)
+  call("XADD", events, "MAXLEN", "~", max_events, "*", "event", "delayed", "jobId", member, "delay", due_text)
+end
+
+local function update_marker()
+  local earliest = call("ZRANGE", delayed, 0, 0, "WITHSCORES")[2]
+  if earliest then
+    call("ZADD", marker, tonumber(earliest) / 0x1000, "1")
+  end
+end
+
+local function advance_line(start)
+  local first, due = first_in_line(), math.ceil(math.max(now, start))
+  local score = first and call("ZSCORE", delayed, first)
+  if score and math.floor(tonumber(score) / 0x1000) > due then
+    set_due(first, due)
+    update_marker()
+  end
+end
+
+local function store(start)
+  local keep_ms = math.ceil(math.max(0, start - now) + tolerance) + 1000
+  call("SET", start_key, string.format("%.3f", start), "PX", string.format("%.0f", keep_ms))
+end
+
+local next_start = tonumber(call("GET", start_key)) or 0
+if next_start > now + interval then  -- the limit was lower, or the clock has been set back
+  next_start = now + interval
+  store(next_start)
+end
+local was_held = call("ZSCORE", line, id)
+
+if now >= next_start and (was_held or is_first or not first_in_line()) then
+  next_start = math.max(next_start, now - tolerance) + interval
+  store(next_start)
+  call("ZREM", line, id)
+  call("HDEL", job, HELD)
+  advance_line(next_start)
+  return 0
+end
+
+if not was_held then
+  join_line(id, call("HGET", job, "priority"), is_first)
+end
+local base = math.max(now, next_start)
+local function due_of(member)
+  return math.ceil(base + call("ZRANK", line, member) * interval)
+end
+local due = due_of(id)
+local delay_ms = string.format("%.0f", due - now)
+local code = delay(delay_keys, { prefix, ARGV[6], id, token, delay_ms, "1", "" })
+if code ~= 0 then
+  call("ZREM", line, id)
+  return code
+end
+call("HINCRBY", job, "ats", -1)  -- the attempt has not started
+
+-- The next jobs in `wait`, up to one of another task. A worker acquires the others as usual: a job that has started
+-- before, a job of a job scheduler (its next iteration is added first), and jobs that fail or go before the line.
+local next_ids, held = call("LRANGE", wait, -BATCH, -1), 0
+for i = #next_ids, 1, -1 do
+  local other = next_ids[i]
+  local fields = redis.pcall("HMGET", prefix .. other, "name", "ats", "rjk", "defa", "opts", "priority")
+  local is_same = not fields.err and fields[1] == task and (tonumber(fields[2]) or 0) == 0
+  if not is_same or fields[3] or fields[4] or string.find(fields[5] or "", '"lifo":true', 1, true) then
+    break
+  end
+  if not call("ZSCORE", line, other) then
+    join_line(other, fields[6], false)
+  end
+  set_due(other, due_of(other))
+  held = held + 1
+end
+if held > 0 then
+  call("LTRIM", wait, 0, -held - 1)
+end
+call("EXPIRE", line, KEEP_S)
+advance_line(base)
+update_marker()
+return math.max(1, due - now)

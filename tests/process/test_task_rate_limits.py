@@ -1,0 +1,87 @@
+"""``rate_limit`` of tasks with several workers, and after crashes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from bulltask import AsyncResult
+from bulltask.lua import wrappers
+from tests.support.machine_load import scale_to_load
+from tests.support.worker_harness import WorkerHarness
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+TASKS = """
+import os, signal
+
+@app.task(name="limited", bind=True, rate_limit="20/s")
+def limited(self):
+    record("start", job=self.request.id)
+
+
+@app.task(name="alimited", bind=True, rate_limit="20/s")
+async def alimited(self):
+    record("start", job=self.request.id)
+
+
+@app.task(name="slowly", bind=True, rate_limit="1/s")
+def slowly(self, dies=False):
+    record("start", job=self.request.id)
+    if dies and self.request.attempts_started == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def starts_ms(harness: WorkerHarness, jobs: Sequence[AsyncResult[object]]) -> list[int]:
+    """Return the times at which the jobs started, by the server's clock."""
+    ids = {job.id for job in jobs}
+    return sorted(entry.ms for entry in harness.journal.all(what="start") if entry.fields["job"] in ids)
+
+
+def test_all_workers_share_the_limit_of_a_task_and_do_not_hold_back_others(harness: WorkerHarness) -> None:
+    workers = [harness.worker(TASKS, children=2, settings={"loglevel": "debug"}) for _ in range(2)]
+    harness.wait_until_idle(4)
+    limited = [harness.app.send_task(task) for _ in range(20) for task in ("limited", "alimited")]
+    others = [harness.app.send_task("quick") for _ in range(10)]
+    for job in (*others, *limited):
+        job.get(timeout=60)
+    for task in (limited[::2], limited[1::2]):
+        starts = starts_ms(harness, task)
+        harness.report(in_all_ms=starts[-1] - starts[0])
+        assert len(starts) == 20
+        assert starts[-1] - starts[0] > 900
+        assert max(sum(start <= at < start + 400 for at in starts) for start in starts) <= 10
+    assert starts_ms(harness, others)[-1] - starts_ms(harness, limited)[0] < scale_to_load(700)
+    held = [line for worker in workers for line in worker.logged("Job held")]
+    assert held
+    assert {line["level"] for line in held} == {"debug"}
+    assert [worker.warnings() for worker in workers] == [[], []]
+
+
+def test_the_job_of_a_child_killed_while_the_job_is_held_starts_once(harness: WorkerHarness) -> None:
+    proxy = harness.proxy()
+    worker = harness.worker(TASKS, via=proxy, children=1, settings={"lock_duration": 30, "drain_delay": 30})
+    first = harness.app.send_task("slowly")
+    first.get(timeout=60)
+    harness.wait_until_idle(1)
+    (child,) = worker.children
+    proxy.drop_replies(1, match=wrappers.with_wakeup(wrappers.with_delay("startOrHold")).sha, then="freeze")
+    second = harness.app.send_task("slowly")
+    proxy.wait_for(lambda proxy: proxy.dropped == 1)
+    os.kill(child, signal.SIGKILL)
+    second.get(timeout=20)
+    first_ms, second_ms = starts_ms(harness, [first, second])
+    assert second_ms - first_ms > 950
+    assert harness.redis.hget(harness.keys.job(second.id), "ats") == "1"
+
+
+def test_a_job_that_runs_again_after_a_crash_uses_another_start(harness: WorkerHarness) -> None:
+    harness.worker(TASKS, children=1)
+    job = harness.app.send_task("slowly", (True,))
+    job.get(timeout=60)
+    first_ms, second_ms = starts_ms(harness, [job])
+    assert second_ms - first_ms > 950

@@ -1,0 +1,322 @@
+"""``rate_limit``: how often the jobs of one task may start, across all workers of a queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask import App, Context, JobState
+from bulltask.events import JobHeld, JobStarted
+from bulltask.queue import Queue
+from bulltask.testing import InlineWorker, MovableClock, use_server
+
+pytestmark = pytest.mark.redis
+
+START = 1_900_000_000_000
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    app = App("tested", "redis://unreachable.invalid:1")
+    with use_server(app, broker_url):
+        yield app
+
+
+class Starts(list[tuple[float, Any]]):
+    """The time in seconds and the value of each call of the task ``limited``."""
+
+    @property
+    def times(self) -> list[float]:
+        return [at for at, _ in self]
+
+    @property
+    def values(self) -> list[Any]:
+        return [value for _, value in self]
+
+
+@pytest.fixture
+def worker(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[InlineWorker]:
+    """A worker whose clock stands still unless the test advances it."""
+    monkeypatch.setattr("bulltask.testing.clock.wall_ms", lambda: START)
+    with InlineWorker(app) as worker:
+        yield worker
+
+
+@pytest.fixture
+def clock(worker: InlineWorker) -> MovableClock:
+    return worker.clock
+
+
+@pytest.fixture
+def starts(app: App, worker: InlineWorker) -> Starts:
+    starts = Starts()
+
+    def record(value: Any) -> None:
+        starts.append(((worker.clock.now_ms() - START) / 1000, value))
+
+    @app.task(name="limited", rate_limit="10/m")
+    def limited(value: Any = None) -> None:
+        record(value)
+
+    @app.task(name="other")
+    def other(value: Any = None) -> None:
+        record(value)
+
+    @app.task(name="fails", bind=True, rate_limit="10/m", max_retries=2, default_retry_delay=1)
+    def fails(self: Context, value: Any = None) -> None:
+        record((value, self.request.retries, self.request.attempts_started))
+        raise ConnectionError
+
+    return starts
+
+
+@pytest.fixture
+def server(broker_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(broker_url, decode_responses=True) as server:
+        yield server
+
+
+@pytest.fixture
+def queue(broker_url: str) -> Iterator[Queue]:
+    with Queue("default", broker_url) as queue:
+        yield queue
+
+
+def send(app: App, count: int, task: str = "limited", **options: Any) -> list[Any]:
+    return [app.send_task(task, (number,), **options) for number in range(count)]
+
+
+def most_in(seconds: float, times: list[float]) -> int:
+    """Return the maximum number of starts in any period of this length."""
+    return max(sum(start <= at < start + seconds for at in times) for start in times)
+
+
+def test_starts_are_spread_evenly_and_no_period_has_more_than_the_limit(
+    app: App, worker: InlineWorker, starts: Starts
+) -> None:
+    send(app, 25)
+    worker.run_for(170)
+    assert starts.values == list(range(25))
+    assert most_in(60, starts.times) == 10
+    gaps = [later - earlier for earlier, later in zip(starts.times[1:], starts.times[2:], strict=False)]
+    assert all(6 <= gap < 6.2 for gap in gaps), gaps
+
+
+def test_jobs_of_other_tasks_are_not_held(app: App, worker: InlineWorker, starts: Starts) -> None:
+    for number in range(5):
+        send(app, 5)
+        app.send_task("other", (f"other {number}",))
+    worker.drain()
+    assert starts.values == [0, *(f"other {number}" for number in range(5))]
+
+
+def test_each_job_is_held_once(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
+    jobs = send(app, 20)
+    events = worker.run_for(200)
+    assert len(starts) == 20
+    assert sum(isinstance(event, JobHeld) for event in events) == 1  # the others are held in the same call
+    entries: Any = server.xrange("bull:{default}:events")
+    held = Counter(fields["jobId"] for _, fields in entries if fields["event"] == "delayed")
+    assert held == Counter(job.id for job in jobs[1:])
+    assert [server.hget(f"bull:{{default}}:{job.id}", "ats") for job in jobs] == ["1"] * 20
+
+
+def test_a_held_job_has_not_started(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
+    started: list[JobStarted] = []
+    app.on(JobStarted, started.append)
+    first, second = send(app, 2)
+    worker.drain()
+    assert [event.job_id for event in started] == [first.id]
+    assert second.state is JobState.DELAYED
+    assert server.hmget(f"bull:{{default}}:{second.id}", "ats", "atm") == ["0", None]
+
+
+def test_a_retry_goes_before_the_held_jobs_and_takes_its_turn(app: App, worker: InlineWorker, starts: Starts) -> None:
+    send(app, 3, "fails")
+    worker.run_for(60, propagate=False)
+    assert [at for at, _ in starts] == pytest.approx([0.0, *(5.46 + 6.06 * n for n in range(8))], abs=0.1)
+    # (value, retries, attempts started): the retries of a job are not behind the jobs that have not started.
+    assert starts.values == [(value, retry, retry + 1) for value in range(3) for retry in range(3)]
+
+
+def test_held_jobs_start_in_the_order_of_their_priority(app: App, worker: InlineWorker, starts: Starts) -> None:
+    for priority in (9, 9, 1, 5, None, 1):
+        app.send_task("limited", (priority,), priority=priority)
+    worker.drain()
+    for priority in (1, 9, None):
+        app.send_task("limited", (f"later {priority}",), priority=priority)
+    worker.run_for(100)
+    assert starts.values == [None, "later None", 1, 1, "later 1", 5, 9, 9, "later 9"]
+    assert most_in(60, starts.times) <= 10
+
+
+def test_a_lifo_job_goes_before_the_held_jobs(app: App, worker: InlineWorker, starts: Starts) -> None:
+    send(app, 3)
+    worker.drain()
+    app.send_task("limited", ("lifo",), lifo=True)
+    worker.run_for(30)
+    assert starts.values == [0, "lifo", 1, 2]
+
+
+def test_jobs_that_come_too_late_are_held_again_in_their_order(
+    app: App, worker: InlineWorker, clock: MovableClock, starts: Starts
+) -> None:
+    send(app, 10)
+    worker.drain()
+    clock.advance(40)  # no worker is running
+    events = worker.run_for(80)
+    assert starts.values == list(range(10))
+    assert starts.times[1] == 40
+    assert most_in(60, starts.times) <= 10
+    gaps = [later - earlier for earlier, later in zip(starts.times[1:], starts.times[2:], strict=False)]
+    assert min(gaps) > 5.4
+    assert sum(isinstance(event, JobHeld) for event in events) <= 9
+
+
+def test_a_removed_job_leaves_no_gap(app: App, worker: InlineWorker, starts: Starts, queue: Queue) -> None:
+    jobs = send(app, 6)
+    worker.drain()
+    for job in jobs[2:5]:
+        queue.remove(job.id)
+    worker.run_for(20)
+    assert starts.values == [0, 1, 5]
+    assert starts.times[2] - starts.times[1] == pytest.approx(6.06, abs=0.1)
+
+
+def test_promote_does_not_exceed_the_limit(app: App, worker: InlineWorker, starts: Starts, queue: Queue) -> None:
+    jobs = send(app, 3)
+    worker.drain()
+    queue.promote_jobs()
+    worker.drain()
+    assert starts.values == [0]
+    assert jobs[1].state is JobState.DELAYED
+    worker.run_for(20)
+    assert starts.values == [0, 1, 2]
+
+
+def test_a_held_job_expires(app: App, worker: InlineWorker, starts: Starts) -> None:
+    jobs = send(app, 3, expires=8)
+    worker.run_for(20, propagate=False)
+    assert starts.values == [0, 1]
+    assert jobs[2].state is JobState.FAILED
+
+
+def test_a_held_job_can_be_revoked(app: App, worker: InlineWorker, starts: Starts) -> None:
+    jobs = send(app, 3)
+    worker.drain()
+    jobs[1].revoke()
+    worker.run_for(20)
+    assert starts.values == [0, 2]
+
+
+def test_held_jobs_start_earlier_when_the_limit_is_raised(
+    app: App, broker_url: str, worker: InlineWorker, starts: Starts
+) -> None:
+    task = app.tasks["limited"]
+    task.options = replace(task.options, rate_limit="1/h")
+    send(app, 4)
+    worker.drain()
+    task.options = replace(task.options, rate_limit="10/m")
+    app.send_task("limited", ("new",))  # a job that starts or is held applies the new limit
+    worker.run_for(40)
+    assert starts.values == [0, 1, 2, 3, "new"]
+    assert starts.times[-1] < 35
+
+
+def test_a_held_job_is_promoted_before_the_waiting_jobs(
+    app: App, worker: InlineWorker, clock: MovableClock, starts: Starts
+) -> None:
+    send(app, 2)
+    worker.drain()
+    clock.advance(10)
+    app.send_task("other", ("other",))
+    worker.drain()
+    assert starts.values == [0, 1, "other"]
+
+
+def test_waiting_jobs_of_the_task_are_held_together(
+    app: App, worker: InlineWorker, starts: Starts, server: redis.Redis
+) -> None:
+    send(app, 1_000)
+    app.send_task("other", ("other",))
+    events = worker.drain()
+    assert starts.values == [0, "other"]
+    assert sum(isinstance(event, JobHeld) for event in events) == 5
+    assert server.zcard("bull:{default}:delayed") == server.zcard("bulltask:{default}:held:limited") == 999
+    assert server.llen("bull:{default}:wait") == server.llen("bull:{default}:active") == 0
+
+
+def test_each_queue_of_a_task_has_its_own_limit(app: App, worker: InlineWorker, starts: Starts) -> None:
+    for queue in ("a", "b"):
+        for _ in range(2):
+            app.send_task("limited", (queue,), queue=queue)
+    worker.drain()
+    assert sorted(starts.values) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "expected"),
+    [
+        ({"task_default_rate_limit": "1/h"}, {}, 1),
+        ({"task_default_rate_limit": "1/h"}, {"rate_limit": 0}, 3),
+        ({"task_default_rate_limit": "1/h", "worker_disable_rate_limits": True}, {}, 3),
+        ({"task_annotations": {"tested.limited": {"rate_limit": "1/h"}}}, {"rate_limit": "10/s"}, 1),
+        ({"task_annotations": {"tested.limited": {"rate_limit": None}}}, {"rate_limit": "1/h"}, 3),
+        ({"worker_disable_rate_limits": True}, {"rate_limit": "1/h"}, 3),
+    ],
+)
+def test_the_settings_apply_to_tasks(
+    broker_url: str, queue: Queue, settings: dict[str, Any], options: dict[str, Any], expected: int
+) -> None:
+    app = App("tested", "redis://unreachable.invalid:1", **settings)
+    task = app.task(name="tested.limited", **options)(lambda: None)
+    with use_server(app, broker_url), InlineWorker(app) as worker:
+        for _ in range(3):
+            task.delay()
+        worker.drain()
+    assert queue.get_completed_count() == expected
+
+
+def test_eager_mode_has_no_limit() -> None:
+    app = App("tested", task_always_eager=True)
+    task = app.task(name="limited", rate_limit="1/h")(lambda: 1)
+    assert [task.delay().get() for _ in range(3)] == [1, 1, 1]
+
+
+def test_async_tasks_have_limits_too(app: App, worker: InlineWorker) -> None:
+    ran: list[int] = []
+
+    @app.task(rate_limit="1/m")
+    async def alimited() -> None:
+        ran.append(1)
+
+    for _ in range(2):
+        alimited.delay()
+    worker.drain()
+    assert len(ran) == 1
+    worker.run_for(61)
+    assert len(ran) == 2
+
+
+def test_a_held_job_of_a_scheduler_does_not_stop_the_scheduler(
+    app: App, worker: InlineWorker, starts: Starts, queue: Queue
+) -> None:
+    queue.schedulers.upsert("often", every=1, name="limited", data={"value": 1})
+    worker.run_for(31)
+    assert 5 <= len(starts) <= 6
+
+
+def test_a_limit_leaves_nothing_behind(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
+    jobs = send(app, 3)
+    worker.drain()
+    keys = server.keys("bulltask:*")
+    assert sorted(keys) == ["bulltask:{default}:held:limited", "bulltask:{default}:next-start:limited"]
+    assert all(server.pttl(key) > 0 for key in keys)
+    worker.run_for(60)
+    assert server.keys("bulltask:*:held:*") == []
+    assert not any(server.hexists(f"bull:{{default}}:{job.id}", "bulltask:held") for job in jobs)
