@@ -326,7 +326,6 @@ new().conf.task_eager_propagates = True
 MISSING: Final = {
     "new().conf.broker_connection_retry_on_startup": "always on",
     "new().conf.result_backend": "a job stores its result",
-    'app.task(name="t.rate", rate_limit="10/m")(fn)': "a queue has a limit",
     'from celery import Task; Base = type("Base", (Task,), {"abstract": True}); app.task(base=Base, name="t.base")(fn)': "tasks are functions",
     'from celery import Task; Celery("a", broker=URL, set_as_current=False, task_cls=Task)': "tasks are functions",
     "add.run(2, 3) == 5": "call the task",
