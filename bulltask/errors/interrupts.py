@@ -73,10 +73,17 @@ class RescheduleJob(Interrupt):
 
 
 class ReleaseJob(Interrupt):
-    """Releases the job: it is next in its queue, and the attempt does not count (BullMQ's ``WaitingError``)."""
+    """Releases the job: it is next in its queue, and the attempt does not count (BullMQ's ``WaitingError``).
 
-    def __init__(self) -> None:
+    The loop of a checkpointed task raises it when the worker stops.
+
+    Args:
+        reason: Why, for the worker's log.
+    """
+
+    def __init__(self, reason: str = "its task released it") -> None:
         super().__init__("the task released its job")
+        self.reason = reason
 
 
 class RateLimitQueue(Interrupt):

@@ -15,6 +15,7 @@ from typing import Any, Final
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff, bullmq_delay_ms, bulltask_delay_ms
+from bulltask.jobs.checkpoint import CHECKPOINT_FIELD
 from bulltask.jobs.child_results import REPLACEMENT_FIELD
 from bulltask.jobs.codec import Json
 from bulltask.jobs.failures import truncate_reason, truncate_traces
@@ -24,22 +25,14 @@ from bulltask.jobs.retention import KEEP_ALL, keep_to_wire, stored_keep
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.value_class import value_class
 
-__all__ = [
-    "BULLTASK_KEY",
-    "MAX_PRIORITY",
-    "JobOptions",
-    "JobRef",
-    "NewJob",
-    "ParentLink",
-    "Progress",
-    "RunningJob",
-]
+__all__ = ["BULLTASK_KEY", "MAX_PRIORITY", "JobOptions", "JobRef", "NewJob", "ParentLink", "Progress", "RunningJob"]
 
 MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every version of BullMQ accepts (5.62: 2^21, 6.x: one less)."""
 
 BULLTASK_KEY: Final = "bulltask"
 _REPLACEMENT: Final = REPLACEMENT_FIELD.encode()
+_CHECKPOINT: Final = CHECKPOINT_FIELD.encode()
 _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 Progress = Json
 
@@ -222,6 +215,7 @@ class RunningJob:
             to process it (:func:`bulltask.transport.scripts.move.fail_malformed`).
         replacement: The stored :class:`bulltask.jobs.child_results.Replacement`, ``""`` for none.
         parent_key: Full Redis key of the parent's hash, ``""`` for none.
+        checkpoint: The stored :class:`bulltask.jobs.checkpoint.Checkpoint`, ``""`` for none.
         bulltask_options: The options that only bulltask reads; empty if another client sent the job.
     """
 
@@ -240,6 +234,7 @@ class RunningJob:
     malformed: bool = False
     replacement: str = ""
     parent_key: str = ""
+    checkpoint: str = ""
     bulltask_options: Mapping[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -283,6 +278,7 @@ class RunningJob:
             stacktrace=raw.get(b"stacktrace"),
             replacement=codec.decode_text(raw.get(_REPLACEMENT)),
             parent_key=codec.decode_text(raw.get(b"parentKey")),
+            checkpoint=codec.decode_text(raw[_CHECKPOINT]) if _CHECKPOINT in raw else "",
         )
 
     @classmethod

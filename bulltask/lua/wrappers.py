@@ -11,7 +11,16 @@ from functools import cache
 
 from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 
-__all__ = ["add_once", "retry_failed", "with_delay", "with_errbacks", "with_finish", "with_guard", "with_wakeup"]
+__all__ = [
+    "add_once",
+    "retry_failed",
+    "with_checkpoint",
+    "with_delay",
+    "with_errbacks",
+    "with_finish",
+    "with_guard",
+    "with_wakeup",
+]
 
 
 @cache
@@ -88,6 +97,16 @@ def with_wakeup(script: Script) -> Script:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.bulltask_script`.
     """
     return _combine(bulltask_script("wakeNext"), script, b"move")
+
+
+@cache
+def with_checkpoint(script: Script) -> Script:
+    """Return ``moveWithCheckpoint`` with a script that moves a job, which it calls as ``move(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.bulltask_script`.
+    """
+    return _combine(bulltask_script("moveWithCheckpoint"), script, b"move")
 
 
 def _combine(outer: Script, inner: Script, function: bytes) -> Script:

@@ -12,7 +12,9 @@ from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJ
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
+from bulltask.registry.checkpoints import Checkpoints, CheckpointStore
 from bulltask.registry.current_job import current_job
+from bulltask.registry.iterating import CheckpointMethods
 from bulltask.registry.option_values import expiry_ms
 from bulltask.registry.relatives import relatives
 from bulltask.registry.self_retries import check_retries_left
@@ -133,7 +135,7 @@ JobCommand = Literal["progress", "log", "data", "children_values", "pending_chil
 pending, and why one has failed."""
 
 
-class JobClient(Protocol):
+class JobClient(CheckpointStore, Protocol):
     """Executes commands on a running task's job."""
 
     def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
@@ -153,7 +155,7 @@ class JobClient(Protocol):
         ...
 
 
-class Context:
+class Context(CheckpointMethods):
     """First argument of a task with ``bind=True``.
 
     Each attempt has a separate context, even if async tasks run concurrently.
@@ -164,8 +166,13 @@ class Context:
     """
 
     def __init__(
-        self, request: Request, job_client: JobClient | None = None, conversion: CallConversion | None = None
+        self,
+        request: Request,
+        job_client: JobClient | None = None,
+        conversion: CallConversion | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
+        super().__init__(request.task, checkpoints)
         self.request = request
         self.has_reported = False
         self._job_client, self._conversion = job_client, conversion

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, cast, overload
 
 from bulltask.config.config import Config
-from bulltask.errors import BulltaskError, ConfigError
+from bulltask.errors import BulltaskError
 from bulltask.extras import SPARK, look_up
 from bulltask.jobs import codec
 from bulltask.jobs.job import NewJob
@@ -17,6 +17,7 @@ from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Group, Signature
+from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.context import Context, Request
 from bulltask.registry.current import registered_task
 from bulltask.registry.current_job import current_job
@@ -62,11 +63,7 @@ class AnyTask(CommitSending[P, R]):
     ) -> None:
         self.function, self.name, self.options, self.bind = function, name, options, bind
         self.is_async = inspect.iscoroutinefunction(function)
-        if self.is_async and options.spark:
-            raise ConfigError(
-                f"task {name!r} is an async def and cannot have spark=True, because calls to Spark would block the "
-                "event loop and all other tasks; make it a plain function"
-            )
+        options.check_function(name, is_async=self.is_async, bind=bind)
         self.arguments = Arguments(function, name, skip_first=bind)
         self._sender = sender
         self._default_plan: tuple[Config, JobPlan] | None = None
@@ -312,7 +309,8 @@ class AnyTask(CommitSending[P, R]):
         if not self.bind:
             return self.function(*args, **kwargs)
         request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
-        return self.function(Context(request), *args, **kwargs)
+        checkpoints = Checkpoints() if self.options.checkpoint else None
+        return self.function(Context(request, checkpoints=checkpoints), *args, **kwargs)
 
     def _encoded(self, data: dict[str, Any]) -> dict[str, Any]:
         conversion = self.conversion

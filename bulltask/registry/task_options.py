@@ -25,7 +25,21 @@ __all__ = ["TaskOptions"]
 CELERY_RETRY_DELAY_S: Final = 180
 CELERY_MAX_RETRIES: Final = 3
 
-_FLAGS: Final = {"spark": "; for Spark's settings, use spark_conf", "typed": "", "pydantic": "", "ignore_result": ""}
+_FLAGS: Final = {
+    "spark": "; for Spark's settings, use spark_conf",
+    "typed": "",
+    "pydantic": "",
+    "ignore_result": "",
+    "checkpoint": "",
+}
+
+_DURATIONS: Final = (
+    "retry_backoff_max",
+    "default_retry_delay",
+    "result_expires",
+    "result_failure_expires",
+    "checkpoint_interval",
+)
 
 Exceptions = tuple[type[BaseException], ...]
 
@@ -68,6 +82,10 @@ class TaskOptions:
         typed: Which type hints are enforced: ``True``: all; ``False``: none; ``None``: the setting ``task_typed``, by
             default those of types that JSON does not have (``datetime``, dataclasses, pydantic models …).
         pydantic: Celery's option. ``True`` has no effect, as models are always converted; ``False``: ``typed=False``.
+        checkpoint: The task's jobs have a cursor, where they continue after an interruption (``self.iterate()``); needs
+            ``bind=True``.
+        checkpoint_interval: Minimum time between two writes of the cursor (seconds or ``timedelta``); 0 stores it after
+            each item.
     """
 
     queue: str | None = None
@@ -101,6 +119,8 @@ class TaskOptions:
     spark: bool = False
     typed: bool | None = None
     pydantic: bool | None = None
+    checkpoint: bool = False
+    checkpoint_interval: Duration = 1
 
     def __post_init__(self) -> None:
         # All checks run when the task is defined, so that errors do not point to a call.
@@ -111,7 +131,7 @@ class TaskOptions:
             kinds = getattr(self, name)
             if not (isinstance(kinds, tuple) and all(is_exception(kind) for kind in kinds)):
                 raise ConfigError(f"{name} must be a tuple of exception classes, not {kinds!r}")
-        for name in ("retry_backoff_max", "default_retry_delay", "result_expires", "result_failure_expires"):
+        for name in _DURATIONS:
             if (value := getattr(self, name)) is not None:
                 to_ms(value, name)
         self._check_retry_options()
@@ -121,6 +141,25 @@ class TaskOptions:
         self.time_limits.check("a task")
         task_rate(self.rate_limit, "rate_limit")
         stored_options(self.stored)
+
+    def check_function(self, name: str, *, is_async: bool, bind: bool) -> None:
+        """Check that a function can be a task with these options.
+
+        Args:
+            name: The task's name.
+            is_async: Whether it is an ``async def``.
+            bind: Whether it receives a context.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        if is_async and self.spark:
+            raise ConfigError(
+                f"task {name!r} is an async def and cannot have spark=True, because calls to Spark would block the "
+                "event loop and all other tasks; make it a plain function"
+            )
+        if self.checkpoint and not bind:
+            raise ConfigError(f"task {name!r} has checkpoint=True, but no self with a cursor: add bind=True")
 
     def _check_retry_options(self) -> None:
         expiry_ms(self.expires)

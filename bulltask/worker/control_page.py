@@ -11,7 +11,7 @@ from bulltask.errors import ConfigError
 __all__ = ["ControlPage"]
 
 # Words of the page.
-_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED = range(4)
+_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING = range(5)
 
 
 class ControlPage:
@@ -38,6 +38,15 @@ class ControlPage:
     @paused.setter
     def paused(self, paused: bool) -> None:
         self._words[_PAUSED] = paused
+
+    @property
+    def finishing(self) -> bool:
+        """True while the worker stops, but running jobs may take as long as they need."""
+        return bool(self._words[_FINISHING])
+
+    @finishing.setter
+    def finishing(self, finishing: bool) -> None:
+        self._words[_FINISHING] = finishing
 
     def limit_jobs(self, jobs: int) -> None:
         """Let all children together start at most ``jobs`` jobs; call this before the first child starts.

@@ -183,6 +183,8 @@ class _JobRun:
     def _finish(self, outcome: Outcome) -> bool:
         """Store the outcome and return true, or prepare the next attempt."""
         job = self._job
+        if not isinstance(outcome, RescheduledByWorkerOutcome) and outcome.checkpoint is not None:
+            job = replace(job, checkpoint=outcome.checkpoint)
         match outcome:
             case CompletedOutcome():
                 self._results.complete(job, outcome.value)
@@ -241,6 +243,17 @@ class _JobRun:
     async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
         """:meth:`send` for asyncio."""
         return self.send(command, value)
+
+    def store_checkpoint(self, _token: str, checkpoint: str, progress: bytes | None) -> bool:
+        """Store the running job's checkpoint and progress."""
+        self._job = replace(self._job, checkpoint=checkpoint)
+        if progress is not None:
+            self.send("progress", progress)
+        return True
+
+    async def astore_checkpoint(self, token: str, checkpoint: str, progress: bytes | None) -> bool:
+        """:meth:`store_checkpoint` for asyncio."""
+        return self.store_checkpoint(token, checkpoint, progress)
 
     def replace(self, canvas: Canvas[Any, Any]) -> None:
         """Run a canvas whose result becomes that of the running job."""

@@ -117,6 +117,13 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "README.md": {},
     "docs/tutorial/first-steps.md": {},
     "docs/how-to/canvas.md": {},
+    "docs/how-to/checkpoints.md": {
+        name: FakeLibrary(name)
+        for name in (
+            *("products_after", "index", "crm", "save", "send_reminder", "feeds_after", "download", "charge", "create"),
+            *("connect", "rows_after", "append", "upload", "resize", "close_orders", "compute_totals", "send_reports"),
+        )
+    },
     "docs/how-to/coming-from-celery.md": {"download": FakeLibrary("download")},
     "docs/reference/configuration.md": {},
     "docs/how-to/django.md": {},

@@ -360,7 +360,7 @@ def test_a_retry_in_a_direct_call_raises_its_reason(app: App) -> None:
 
 def test_progress_that_is_not_json_is_rejected_in_a_direct_call() -> None:
     with pytest.raises(EncodeError, match="progress of job"):
-        Context(cast(Any, type("R", (), {"id": "1"}))).update_progress(float("nan"))
+        Context(cast(Any, type("R", (), {"id": "1", "task": "add"}))).update_progress(float("nan"))
 
 
 # --- sending ----------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Worker:
     def reap(self) -> list[Any]:
         return []
 
-    def close(self) -> None:
+    def close(self, *, finishing: bool = False) -> None:
         pass
 
     def kill(self) -> None:

@@ -10,18 +10,21 @@ import functools
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from bulltask.app import App
-from bulltask.clock import mono_ms
+from bulltask.clock import mono_ms, to_ms
 from bulltask.config.rate_limits import TaskRate
 from bulltask.errors import BrokerError, DecodeError, InvalidJobError, JobExpiredError, PermanentError
 from bulltask.jobs import codec
+from bulltask.jobs.checkpoint import Checkpoint
 from bulltask.jobs.child_results import ChildResults, Replacement
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import exit_if_forked
+from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.context import Context, JobClient, Request
 from bulltask.registry.current_job import enter_job
 from bulltask.registry.task import AnyTask
@@ -88,6 +91,19 @@ class Attempt:
     rate: TaskRate | None = None
 
 
+def _started_before_checkpoint(job: RunningJob) -> int:
+    """Return how often the job had started when its checkpoint was stored: it has made progress since."""
+    return Checkpoint.from_json(job.checkpoint, job.id).attempts_started
+
+
+def _with_checkpoint(attempt: Attempt, outcome: Outcome) -> Outcome:
+    """Return the outcome with the checkpoint that is stored in the same step."""
+    if isinstance(outcome, RescheduledByWorkerOutcome):
+        return outcome
+    last = attempt.args[0].checkpoints.last(completed=isinstance(outcome, CompletedOutcome))
+    return outcome if last is None else replace(outcome, checkpoint=last)
+
+
 class AttemptRunner:
     """Runs attempts.
 
@@ -101,6 +117,7 @@ class AttemptRunner:
 
     Attributes:
         hooks: The hooks around attempts.
+        is_stopping: Returns whether checkpointed tasks should end between two items.
     """
 
     def __init__(
@@ -115,6 +132,7 @@ class AttemptRunner:
         self._app, self._config, self._job_client, self._spark = app, app.config, job_client, spark
         self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
         self._threads = threads
+        self.is_stopping: Callable[[], bool] = lambda: False
         self._task_limits: dict[str, TimeLimits] = {}
         self._task_rates: dict[str, TaskRate | None] = {}
         self.hooks = RunHooks(app)
@@ -239,7 +257,7 @@ class AttemptRunner:
             in_canvas = job.canvas or job.replacement
             raise self._failure_of_child(job) if in_canvas else PermanentError(job.deferred_failure)
         limit = self._config.max_started_attempts
-        if limit is not None and job.attempts_started > limit:
+        if limit is not None and job.attempts_started > limit + _started_before_checkpoint(job):
             raise PermanentError(_STARTED_TOO_OFTEN)
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
@@ -290,7 +308,11 @@ class AttemptRunner:
     def _context(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Context:
-        return Context(self._request(job, task, args, kwargs), self._job_client(job), task.conversion)
+        client, checkpoints = self._job_client(job), None
+        if task.options.checkpoint:
+            interval_ms = to_ms(task.options.checkpoint_interval)
+            checkpoints = Checkpoints(job.checkpoint, job.id, job.attempts_started, interval_ms, client)
+        return Context(self._request(job, task, args, kwargs), client, task.conversion, checkpoints)
 
     def _request(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -319,12 +341,17 @@ class AttemptRunner:
                 will_retry=will_retry,
             )
             self._cancellation.set_deadlines(slot, deadlines)
+        if attempt.task.options.checkpoint:
+            attempt.args[0].checkpoints.start(slot.token, self.is_stopping, is_async=attempt.task.is_async)
         return TaskExecution(slot, attempt.job.name, limits)
 
     def _outcome(self, attempt: Attempt, raised: BaseException | None, result: object) -> Outcome:
+        outcome: Outcome
         if raised is None:
-            return self._encode_result(attempt, result)
-        return requested_outcome(raised) or self._outcome_of_error(raised, attempt.job, attempt.task)
+            outcome = self._encode_result(attempt, result)
+        else:
+            outcome = requested_outcome(raised) or self._outcome_of_error(raised, attempt.job, attempt.task)
+        return _with_checkpoint(attempt, outcome) if attempt.task.options.checkpoint else outcome
 
     def _outcome_of_error(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = decide_retry(exc, job, task, self._app)

@@ -132,8 +132,8 @@ class FailedWrites:
         A job that requested to wait for its child jobs, but has no pending child job, is released: it runs again
         immediately.
         """
-        if isinstance(exc, NoPendingChildrenError):
-            return ReleasedOutcome()
+        if isinstance(exc, NoPendingChildrenError) and isinstance(outcome, WaitingForChildrenOutcome):
+            return ReleasedOutcome(checkpoint=outcome.checkpoint)
         if isinstance(exc, FailedChildrenError) and isinstance(outcome, WaitingForChildrenOutcome) and outcome.replaced:
             return ReleasedOutcome()  # the canvas has failed already: the job fails with its error when it is acquired
         script_stopped = isinstance(exc, BrokerError)

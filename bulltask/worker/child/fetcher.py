@@ -106,7 +106,7 @@ class JobFetcher:
         self._uncertain: set[Slot] = set()
         self._max_wait_ms, self._check_at_ms = self._config.drain_delay_ms, 0
         self.closing = False
-        self._waiting = False
+        self._stop_requested = self._waiting = False
 
     @property
     def may_acquire(self) -> bool:
@@ -118,9 +118,17 @@ class JobFetcher:
         """Whether the call that settles a job may fetch the next one; not if each fetch needs a permit."""
         return not (self.closing or self._control.paused or self._control.has_permits)
 
+    @property
+    def interrupts_tasks(self) -> bool:
+        """Whether checkpointed tasks should end between two items: this child is stopping, and not at a limit of jobs.
+
+        A child that has acquired its last job (``worker_max_tasks_per_child``) is only closing, and finishes that job.
+        """
+        return self._stop_requested and not self._control.finishing
+
     def close(self) -> None:
         """Acquire no more jobs, and end a wait; called by a signal handler."""
-        self.closing = True
+        self.closing = self._stop_requested = True
         self.interrupt_wait()
 
     def interrupt_wait(self) -> None:

@@ -17,6 +17,7 @@ from bulltask.registry.context import JobCommand
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
+from bulltask.transport.scripts.checkpoint import store_checkpoint
 from bulltask.transport.scripts.flow import child_failure, children_values
 from bulltask.transport.scripts.job import add_log, update_data, update_progress
 
@@ -44,6 +45,20 @@ class RedisJobClient:
     async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
         """Execute a command on the child's event loop."""
         return await self._aclient().run(self._call(command, value))
+
+    def store_checkpoint(self, token: str, checkpoint: str, progress: bytes | None) -> bool:
+        """Store the job's checkpoint and progress on a connection from the pool."""
+        is_stored = self._pool.run(store_checkpoint(self._keys, self._job.id, token, checkpoint))
+        if is_stored and progress is not None:
+            self.send("progress", progress)
+        return is_stored
+
+    async def astore_checkpoint(self, token: str, checkpoint: str, progress: bytes | None) -> bool:
+        """Store the job's checkpoint and progress on the child's event loop."""
+        is_stored = await self._aclient().run(store_checkpoint(self._keys, self._job.id, token, checkpoint))
+        if is_stored and progress is not None:
+            await self.asend("progress", progress)
+        return is_stored
 
     def replace(self, canvas: Canvas[Any, Any]) -> None:
         """Add a canvas as child jobs of the job, which returns its result."""

@@ -145,6 +145,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     threads = TaskThreads(config.threads)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
     runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads)
+    runner.is_stopping = lambda: fetcher.interrupts_tasks
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited, runner.hooks)
     async_loop = AsyncLoop(plan.block, runner, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe)
     _handle_stop_signals(fetcher)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from bulltask.clock import to_ms
 from bulltask.errors import ConfigError, Ignore, RateLimitQueue, Reject, ReleaseJob, RescheduleJob, WaitForChildren
+from bulltask.jobs.checkpoint import CHECKPOINT_FIELD
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.failures import truncate_reason
 from bulltask.jobs.job import RunningJob
@@ -25,9 +27,12 @@ __all__ = [
     "RescheduledByWorkerOutcome",
     "RetriedOutcome",
     "WaitingForChildrenOutcome",
+    "checkpoint_fields",
     "release_reason",
     "requested_outcome",
 ]
+
+_BY_TASK: Final = "its task released it"
 
 
 @value_class
@@ -55,15 +60,29 @@ class CompletedOutcome:
 
     Attributes:
         ignored: The task ended with ``Ignore``.
+        checkpoint: As in the other outcomes.
     """
 
     value: bytes
     result: object
     ignored: bool = False
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class FailedOutcome:
+class _WithCheckpoint:
+    """An outcome that can be stored with a checkpoint.
+
+    Attributes:
+        checkpoint: The job's new :class:`bulltask.jobs.checkpoint.Checkpoint`, as it is stored; ``None`` if it does not
+            change.
+    """
+
+    checkpoint: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOutcome(_WithCheckpoint):
     """The attempt failed and the job is not retried.
 
     Attributes:
@@ -88,7 +107,7 @@ class FailedOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class RetriedOutcome:
+class RetriedOutcome(_WithCheckpoint):
     """The attempt failed, and the job is retried after ``delay_ms`` (0: immediately).
 
     Attributes:
@@ -120,26 +139,32 @@ class RescheduledByWorkerOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class RescheduledByTaskOutcome:
+class RescheduledByTaskOutcome(_WithCheckpoint):
     """The task rescheduled its job by ``delay_ms`` (``RescheduleJob``). The attempt does not count."""
 
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class ReleasedOutcome:
-    """The task released its job (``ReleaseJob``): it is next in its queue. The attempt does not count."""
+class ReleasedOutcome(_WithCheckpoint):
+    """The task released its job (``ReleaseJob``): it is next in its queue. The attempt does not count.
+
+    Attributes:
+        reason: Why, for the log.
+    """
+
+    reason: str = _BY_TASK
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimitedOutcome:
+class RateLimitedOutcome(_WithCheckpoint):
     """The task released its job and rate-limits the queue for ``limit_ms`` (``RateLimitQueue``)."""
 
     limit_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingForChildrenOutcome:
+class WaitingForChildrenOutcome(_WithCheckpoint):
     """The job waits for its child jobs and then runs again (``WaitForChildren``). The attempt does not count.
 
     Attributes:
@@ -162,7 +187,7 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | CompletedOutcome
             except ConfigError as error:
                 return FailedOutcome(str(error), "", "permanent")
         case ReleaseJob() | Reject(requeue=True):
-            return ReleasedOutcome()
+            return ReleasedOutcome(exc.reason if isinstance(exc, ReleaseJob) else _BY_TASK)
         case Ignore():
             return CompletedOutcome(b"null", None, ignored=True)
         case RateLimitQueue():
@@ -175,9 +200,14 @@ def release_reason(outcome: ReleasedOutcome | RateLimitedOutcome) -> str:
     """Return the reason in the log line of a released job."""
     match outcome:
         case ReleasedOutcome():
-            return "its task released it"
+            return outcome.reason
         case RateLimitedOutcome():
             return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
+
+
+def checkpoint_fields(outcome: CompletedOutcome | FailedOutcome | RetriedOutcome) -> list[str]:
+    """Return the field of the job's hash that changes with an outcome of a checkpointed task; usually none."""
+    return [] if outcome.checkpoint is None else [CHECKPOINT_FIELD, outcome.checkpoint]
 
 
 def _rate_limited(exc: RateLimitQueue) -> RateLimitedOutcome | FailedOutcome:

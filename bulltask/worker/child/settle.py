@@ -14,11 +14,6 @@ from bulltask.events import (
     Bus,
     EventLoopStopped,
     JobCompleted,
-    JobFailed,
-    JobReleased,
-    JobRescheduled,
-    JobRetried,
-    JobWaitsForChildren,
     LockLost,
     SchedulingFailed,
     TaskNotRegistered,
@@ -32,6 +27,7 @@ from bulltask.registry.named_task import FAN_OUT
 from bulltask.transport.call import Call
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.canvas import finish_with_errbacks
+from bulltask.transport.scripts.checkpoint import move_with_checkpoint
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
     FinishOptions,
@@ -47,6 +43,7 @@ from bulltask.transport.scripts.queue import limit_now
 from bulltask.worker.child.canvas_calls import error_callbacks, with_followers
 from bulltask.worker.child.failed_writes import FailedWrites
 from bulltask.worker.child.fetcher import FetchOptionsCache
+from bulltask.worker.child.outcome_events import failed_event, requested_event, retried_event
 from bulltask.worker.child.outcomes import (
     AcquiredJob,
     CompletedOutcome,
@@ -59,7 +56,7 @@ from bulltask.worker.child.outcomes import (
     RescheduledByWorkerOutcome,
     RetriedOutcome,
     WaitingForChildrenOutcome,
-    release_reason,
+    checkpoint_fields,
 )
 from bulltask.worker.child.run_hooks import RunHooks
 
@@ -113,7 +110,7 @@ class Settler:
         match outcome:
             case CompletedOutcome():
                 keep = job.keep("removeOnComplete", self._config.keep_completed)
-                finish = FinishOptions(True, outcome.value, keep, job.attempts)
+                finish = FinishOptions(True, outcome.value, keep, job.attempts, checkpoint_fields(outcome))
                 options, fetch = self._fetch_options.get(keys, token), fetch_next and job.name != FAN_OUT
                 call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
                 return with_followers(keys, job, call, outcome.value, now_ms)
@@ -132,7 +129,7 @@ class Settler:
 
     def _failed_call(self, acquired: AcquiredJob, outcome: FailedOutcome, fetch_next: bool, now_ms: int) -> Call[Any]:
         keys, job, token, revoked = acquired.keys, acquired.job, acquired.slot.token, outcome.category == REVOKED
-        fields = job.failure_fields(outcome.reason, outcome.trace)
+        fields = [*job.failure_fields(outcome.reason, outcome.trace), *checkpoint_fields(outcome)]
         if outcome.failed_job is not None:
             fields += [FAILED_JOB_FIELD, json.dumps(outcome.failed_job.to_dict())]
         keep = job.keep("removeOnFail", self._config.keep_failed)
@@ -191,9 +188,9 @@ class Settler:
                 if self._bus.wants(JobCompleted):
                     self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
             case FailedOutcome():
-                self._bus.emit(_failed_event(job, outcome, duration_ms))
+                self._bus.emit(failed_event(job, outcome, duration_ms))
             case RetriedOutcome():
-                self._bus.emit(_retried_event(job, outcome, duration_ms))
+                self._bus.emit(retried_event(job, outcome, duration_ms))
             case RescheduledByWorkerOutcome() if outcome.reason:
                 self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
             case RescheduledByWorkerOutcome():
@@ -201,7 +198,7 @@ class Settler:
             case None:
                 self._bus.emit(LockLost(job.id, job.queue, job.name))
             case _:
-                self._bus.emit(_requested_event(job, outcome))
+                self._bus.emit(requested_event(job, outcome))
 
     def emit_loop_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
         """Emit the event that the loop stopped while these jobs were running; a process that a task forked exits."""
@@ -211,7 +208,7 @@ class Settler:
 
 
 def _retry_fields(job: RunningJob, outcome: RetriedOutcome) -> list[str]:
-    fields = job.failure_fields(outcome.reason, outcome.trace)
+    fields = [*job.failure_fields(outcome.reason, outcome.trace), *checkpoint_fields(outcome)]
     if outcome.expires_ms is None:
         return fields
     own = {name: value for name, value in job.bulltask_options.items() if name != "ttl"}
@@ -220,6 +217,13 @@ def _retry_fields(job: RunningJob, outcome: RetriedOutcome) -> list[str]:
 
 
 def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
+    call = _move_call(acquired, outcome, now_ms)
+    if outcome.checkpoint is None:
+        return call
+    return move_with_checkpoint(acquired.keys, acquired.job.id, outcome.checkpoint, call)
+
+
+def _move_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
     keys, job_id, token = acquired.keys, acquired.job.id, acquired.slot.token
     match outcome:
         case RescheduledByTaskOutcome():
@@ -228,26 +232,3 @@ def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: in
             return move_from_active_to_wait(keys, job_id, token)
         case WaitingForChildrenOutcome():
             return move_to_waiting_children(keys, job_id, token, now_ms)
-
-
-def _requested_event(job: RunningJob, outcome: RequestedOutcome) -> JobReleased | JobRescheduled | JobWaitsForChildren:
-    match outcome:
-        case RescheduledByTaskOutcome():
-            return JobRescheduled(job.id, job.queue, job.name, outcome.delay_ms)
-        case WaitingForChildrenOutcome():
-            return JobWaitsForChildren(job.id, job.queue, job.name)
-        case _:
-            return JobReleased(job.id, job.queue, job.name, release_reason(outcome))
-
-
-def _failed_event(job: RunningJob, outcome: FailedOutcome, duration_ms: float) -> JobFailed:
-    attempts_made, raised = job.attempts_made + 1, outcome.exception
-    error, category, trace = outcome.reason, outcome.category, outcome.trace
-    names = job.id, job.queue, job.name
-    return JobFailed(*names, duration_ms, error, category, attempts_made, trace, raised, outcome.expected)
-
-
-def _retried_event(job: RunningJob, outcome: RetriedOutcome, duration_ms: float) -> JobRetried:
-    attempts_made, raised = job.attempts_made + 1, outcome.exception
-    error, category, delay_ms = outcome.reason, outcome.category, outcome.delay_ms
-    return JobRetried(job.id, job.queue, job.name, duration_ms, error, category, attempts_made, delay_ms, raised)

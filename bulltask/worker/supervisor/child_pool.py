@@ -227,8 +227,13 @@ class ChildPool:
                 dead.append(self._remove_dead(index, child, status))
         return dead
 
-    def close(self) -> None:
-        """Ask every child to stop once its jobs are settled (warm shutdown)."""
+    def close(self, *, finishing: bool = False) -> None:
+        """Ask every child to stop once its jobs are settled (warm shutdown).
+
+        Args:
+            finishing: Checkpointed tasks run until they have finished, too, instead of ending between two items.
+        """
+        self._slots.control.finishing = finishing
         for child in self._children.values():
             _request_stop(child)
 

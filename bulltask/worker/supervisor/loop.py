@@ -97,7 +97,7 @@ class Supervisor:
             reason: ``"burst"`` or ``"max_jobs"``.
         """
         if self._state is ProcessState.RUN:
-            self._start_shutdown(reason)
+            self._start_shutdown(reason, finishing=True)
             self._finishing, self._kill_at_ms = True, None
 
     def cold_shutdown(self) -> None:
@@ -152,11 +152,11 @@ class Supervisor:
     def child_changed(self) -> None:
         """Do nothing, because the signal only ends the wait; the loop collects dead children in every round."""
 
-    def _start_shutdown(self, mode: str) -> None:
+    def _start_shutdown(self, mode: str, *, finishing: bool = False) -> None:
         self._advance(ProcessState.CLOSE)
         self._finishing = False
         running = self._pool.running()
-        self._pool.close()
+        self._pool.close(finishing=finishing)
         # After close(), because the event means that no more jobs are acquired.
         self._bus.emit(WorkerStopping(mode, running))
         # The services run until this time, so that running jobs keep their locks.

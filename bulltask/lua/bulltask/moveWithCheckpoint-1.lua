@@ -1,0 +1,18 @@
+--[[
+  Stores a job's checkpoint in the same step that moves the job out of `active` without an outcome.
+
+  The source of BullMQ's script that moves the job is inserted before this one, as the function `move(KEYS, ARGV)`
+  (bulltask.lua.wrappers.with_checkpoint). That script checks the job's lock.
+
+  KEYS[1]  the job's hash
+  KEYS[2…] the keys of the script that moves the job
+  ARGV[1]  the checkpoint
+  ARGV[2…] the arguments of that script
+  returns  the reply of that script; if that is an error code, the checkpoint is not stored
+  event    those of that script
+]]
+local reply = move({ unpack(KEYS, 2) }, { unpack(ARGV, 2) })
+if type(reply) ~= "number" or reply >= 0 then
+  redis.call("HSET", KEYS[1], "bulltask:checkpoint", ARGV[1])
+end
+return reply

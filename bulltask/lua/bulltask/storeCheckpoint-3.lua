@@ -1,0 +1,28 @@
+--[[
+  Stores the checkpoint of a running job, unless another worker has the job.
+
+  A job that moves on is neither a poison pill nor stuck. The script therefore also resets the counters of crashes and
+  stalls, which limit how often a job may run again without making progress.
+
+  KEYS[1]  the job's hash
+  KEYS[2]  the job's lock
+  KEYS[3]  the set that counts the job's crashes
+  ARGV[1]  token
+  ARGV[2]  the checkpoint
+  returns  1 if it was stored, 0 if the lock has expired; -1 if there is no job, -6 if another worker has its lock
+]]
+if redis.call("EXISTS", KEYS[1]) == 0 then
+  return -1
+end
+local holder = redis.call("GET", KEYS[2])
+if not holder then
+  return 0
+end
+if holder ~= ARGV[1] then
+  return -6
+end
+-- HDEL comes first, because Redis at maxmemory rejects HSET unless the script has already written.
+redis.call("HDEL", KEYS[1], "stc", "bulltask:crashes")
+redis.call("DEL", KEYS[3])
+redis.call("HSET", KEYS[1], "bulltask:checkpoint", ARGV[2])
+return 1
