@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from shop import app, build_report
 
-from bulltask import JobState, ResultTimeoutError
+from bulltask import App, JobState, ResultTimeoutError
 from bulltask.errors import JobNotFoundError
+from bulltask.queue.events import Completed, Failed, Progress
 
-api = FastAPI(title="Shop")
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    """Close the app's connections when the server stops."""
+    yield
+    await app.aclose()
+
+
+def get_app() -> App:
+    """Return bulltask's app; a test can replace it with ``api.dependency_overrides``."""
+    return app
+
+
+Tasks = Annotated[App, Depends(get_app)]
+
+api = FastAPI(title="Shop", lifespan=lifespan)
 NOT_FOUND = "the report does not exist, or was removed a day after it was finished"
 
 
@@ -30,22 +49,41 @@ async def order_report(order: Order, request: Request) -> dict[str, str]:
 
 
 @api.get("/reports/{job_id}")
-async def report_status(job_id: UUID) -> dict[str, Any]:
+async def report_status(job_id: UUID, tasks: Tasks) -> dict[str, Any]:
     """Return the job's state; the type ``UUID`` rejects ids of other formats."""
-    snapshot = await app.result(str(job_id)).asnapshot()
+    snapshot = await tasks.result(str(job_id)).asnapshot()
     if snapshot.state is JobState.UNKNOWN:
         raise HTTPException(404, NOT_FOUND)
     return {"state": snapshot.state, "attempts_made": snapshot.attempts_made, "error": snapshot.failed_reason or None}
 
 
 @api.get("/reports/{job_id}/result")
-async def report_result(job_id: UUID, wait: Annotated[float, Query(ge=0, le=30)] = 10) -> Any:
+async def report_result(job_id: UUID, tasks: Tasks, wait: Annotated[float, Query(ge=0, le=30)] = 10) -> Any:
     """Return the report; wait for it up to ``wait`` seconds."""
     try:
-        return await app.result(str(job_id)).aget(timeout=wait)
+        return await tasks.result(str(job_id)).aget(timeout=wait)
     except ResultTimeoutError:
         raise HTTPException(503, "not ready yet, try again", {"Retry-After": "1"}) from None
     except JobNotFoundError:
         raise HTTPException(404, NOT_FOUND) from None
     except ValueError as error:  # the task's exception
         raise HTTPException(422, str(error)) from error
+
+
+@api.get("/reports/{job_id}/progress")
+async def report_progress(job_id: UUID, tasks: Tasks) -> StreamingResponse:
+    """Send the job's progress while it runs, as server-sent events."""
+    return StreamingResponse(progress(str(job_id), tasks), media_type="text/event-stream")
+
+
+async def progress(job_id: str, tasks: App) -> AsyncIterator[str]:
+    async with tasks.aevents("reports") as events:  # open before the job is read, so that no event is missed
+        snapshot = await tasks.result(job_id, "reports").asnapshot()
+        if snapshot.state.finished or snapshot.state is JobState.UNKNOWN:
+            return
+        async for event in events:
+            match event:
+                case Progress(job_id=found, data=percent) if found == job_id:
+                    yield f"data: {percent}\n\n"
+                case Completed(job_id=found) | Failed(job_id=found) if found == job_id:
+                    return

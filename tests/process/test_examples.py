@@ -17,8 +17,10 @@ from uuid import uuid4
 
 import httpx
 import pytest
+import redis
 
 from bulltask import App
+from bulltask.testing import InlineWorker, use_server
 from bulltask.testing.wait import wait_until
 from tests.support.programs import ROOT
 
@@ -178,10 +180,77 @@ async def test_the_fastapi_handlers_send_a_job_and_return_its_state_result_or_er
     assert (await web.get(status)).json() == {"state": "completed", "attempts_made": 1, "error": None}
 
 
+async def test_the_fastapi_example_streams_the_progress_of_a_job(
+    web: httpx.AsyncClient, servers: dict[str, str]
+) -> None:
+    status = (await web.post("/reports", json={"year": 2025})).json()["status"]
+    with running("fastapi", "bulltask worker -A shop", servers):
+        assert (await web.get(f"{status}/progress")).text == "data: 25\n\ndata: 50\n\ndata: 75\n\ndata: 100\n\n"
+    assert (await web.get(f"{status}/progress")).text == ""
+
+
+async def test_the_fastapi_example_closes_its_connections_when_the_server_stops(
+    web: httpx.AsyncClient, redis_client: redis.Redis
+) -> None:
+    def connections() -> int:
+        return len(cast("list[Any]", redis_client.client_list()))
+
+    api: Any = importlib.import_module("api").api
+    before = connections()
+    async with api.router.lifespan_context(api):
+        assert (await web.post("/reports", json={"year": 2025})).status_code == 202
+        assert connections() > before
+    wait_until(lambda: connections() == before, 60, "the connections to close")
+
+
 async def test_the_fastapi_handlers_do_not_show_jobs_of_other_tasks(web: httpx.AsyncClient) -> None:
     assert (await web.get(f"/reports/{uuid4()}")).status_code == 404
     assert (await web.get(f"/reports/{uuid4()}/result")).status_code == 404
     assert (await web.get("/reports/meta")).status_code == 422
+
+
+@pytest.fixture
+def flask_shop(servers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The Flask example, which runs in this process."""
+    for name, value in servers.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(str(EXAMPLES / "flask"))
+    flask_app = importlib.import_module("shop").create_app()
+    yield flask_app
+    flask_app.extensions["bulltask"].close()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        del sys.modules[name]
+
+
+def test_the_tasks_of_the_flask_example_run_in_its_application_context(
+    flask_shop: Any, servers: dict[str, str]
+) -> None:
+    client = flask_shop.test_client()
+    sent = client.post("/reports", json={"year": 2025})
+    assert sent.status_code == 202
+    page = f"/reports/{sent.json['id']}"
+    assert client.get(page).json["state"] == "waiting"
+    with running("flask", "bulltask worker -A worker", servers), flask_shop.app_context():
+        flask_shop.extensions["bulltask"].result(sent.json["id"]).get(timeout=60)
+    assert client.get(page).json == {"state": "completed", "report": '"14175 orders, in EUR"', "error": None}
+    assert client.get(f"/reports/{uuid4()}").status_code == 404
+
+
+def test_each_task_of_the_flask_example_has_a_context_of_its_own_which_is_torn_down(
+    flask_shop: Any, broker_url: str
+) -> None:
+    reports: Any = importlib.import_module("shop.reports")
+    flask: Any = importlib.import_module("flask")
+    torn_down: list[object] = []
+    flask_shop.teardown_appcontext(torn_down.append)
+    app = flask_shop.extensions["bulltask"]
+    with use_server(app, broker_url), InlineWorker(app):
+        assert reports.build_report.delay(2025).get(timeout=60) == "14175 orders, in EUR"
+        failing = reports.build_report.delay(None)
+        with pytest.raises(TypeError, match="NoneType"):
+            failing.get(timeout=60)
+        assert not flask.has_app_context()
+    assert [type(error).__name__ for error in torn_down] == ["NoneType", "TypeError"]
 
 
 @pytest.mark.interop

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import flask  # noqa: F401 - a snippet cannot be the first to import it, because it runs with a copy of sys.modules
 import pytest
 
 from bulltask import App, Context
@@ -128,6 +129,8 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/reference/configuration.md": {},
     "docs/how-to/django.md": {},
     "docs/how-to/embedded-server.md": {"App": App},
+    "docs/how-to/fastapi.md": {},
+    "docs/how-to/flask.md": {},
     "docs/how-to/errors-and-retries.md": {
         name: FakeLibrary(name) for name in ("httpx", "URL", "BANK", "balance", "botocore", "order_id", "download")
     }

@@ -1,0 +1,107 @@
+"""Workers that are killed at random, and started again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tests.support.worker import Worker
+
+__all__ = ["KilledWorkers"]
+
+WORKERS: Final = 3
+CHILDREN: Final = 2
+SHARE_OF_SUPERVISORS: Final = 0.15
+TASKS: Final = """
+import time
+
+
+@app.task(bind=True, name="member")
+def member(self, n):
+    record("member", job=self.request.id)
+    journal().blpop("nothing", 0.005)
+    return n
+
+
+@app.task(bind=True, name="body")
+def body(self, numbers):
+    record("body", job=self.request.id)
+    journal().blpop("nothing", 0.005)
+    return sum(numbers)
+"""
+SETTINGS: Final = {
+    "worker_concurrency": CHILDREN,
+    "lock_duration": 2,
+    "stalled_interval": 1,
+    # Kills are no reason to fail a job here.
+    "max_stalled_count": 1_000,
+    "max_crashes": 1_000,
+}
+
+
+class KilledWorkers:
+    """Three workers with two children each.
+
+    Args:
+        directory: The directory for their modules.
+        url: The server.
+        rng: Chooses what is killed.
+        every: Mean seconds between two kills.
+
+    Attributes:
+        killed: The process ids of killed supervisors and children.
+    """
+
+    def __init__(self, directory: Path, url: str, rng: random.Random, every: float) -> None:
+        self._directory, self._url, self._rng, self._every = directory, url, rng, every
+        self._started, self._supervisors, self._children = 0, 0, 0
+        self._never = threading.Event()
+        self._workers: list[Worker] = []
+        self.killed: set[int] = set()
+
+    def start(self) -> Callable[[], None]:
+        """Start the workers; return a function that waits and then kills a process."""
+        self._workers = [self._start() for _ in range(WORKERS)]
+        for worker in self._workers:
+            worker.wait_for_line("Child started", CHILDREN)
+        return self._kill
+
+    def stop(self) -> None:
+        """Stop the workers."""
+        for worker in self._workers:
+            worker.stop(60)
+
+    @property
+    def summary(self) -> str:
+        """What was killed."""
+        return f"{self._children} children and {self._supervisors} supervisors were killed"
+
+    def _kill(self) -> None:
+        self._never.wait(self._rng.uniform(0, 2 * self._every))
+        index = self._rng.randrange(WORKERS)
+        worker = self._workers[index]
+        children = worker.children
+        if self._rng.random() < SHARE_OF_SUPERVISORS:
+            self.killed |= {worker.pid, *children}  # the children exit with their supervisor
+            worker.process.kill()
+            worker.wait()
+            self._workers[index] = self._start()
+            self._supervisors += 1
+        elif children:
+            victim = self._rng.choice(children)
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+                self.killed.add(victim)
+                self._children += 1
+
+    def _start(self) -> Worker:
+        self._started += 1
+        settings = {**SETTINGS, "broker_url": self._url}
+        environ = {"JOURNAL_URL": self._url}
+        return Worker(self._directory / f"worker-{self._started}", TASKS, settings=settings, environ=environ)
