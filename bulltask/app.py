@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from bulltask import embedded
 from bulltask.categories import Categorizer
@@ -32,7 +32,7 @@ from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
 from bulltask.registry.builtins import builtin_tasks
 from bulltask.registry.call_options import CallOptions
-from bulltask.registry.canvas import Canvas, Signature, job_of
+from bulltask.registry.canvas import Canvas, Signature
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current import set_current
 from bulltask.registry.current_job import current_job
@@ -40,8 +40,10 @@ from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator, deco
 from bulltask.registry.discovering import Discovering
 from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
+from bulltask.registry.option_types import CallKeywords, SignatureKeywords, TaskKeywords
 from bulltask.registry.relatives import sent_by
 from bulltask.registry.result_handles import ResultHandles
+from bulltask.registry.single_jobs import job_of
 from bulltask.registry.task import AnyTask, AsyncTask, Task
 from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
@@ -101,9 +103,13 @@ class App(Configured, Hooked, Discovering, ResultHandles):
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, /, *, bind: Literal[True], name: str | None = None, **options: Any) -> BoundTaskDecorator: ...
+    def task(
+        self, /, *, bind: Literal[True], name: str | None = None, **options: Unpack[TaskKeywords]
+    ) -> BoundTaskDecorator: ...
     @overload
-    def task(self, /, *, bind: Literal[False] = False, name: str | None = None, **options: Any) -> TaskDecorator: ...
+    def task(
+        self, /, *, bind: Literal[False] = False, name: str | None = None, **options: Unpack[TaskKeywords]
+    ) -> TaskDecorator: ...
 
     def task(
         self,
@@ -112,7 +118,7 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         *,
         bind: bool = False,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[TaskKeywords],
     ) -> Any:
         """Turn a function into a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
 
@@ -149,7 +155,11 @@ class App(Configured, Hooked, Discovering, ResultHandles):
     # ---- sending -------------------------------------------------------------------------------------------------
 
     def send_task(
-        self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[CallKeywords],
     ) -> AsyncResult[Any]:
         """Send a job by task name, for tasks that this app does not define (Celery's ``send_task``).
 
@@ -163,7 +173,11 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         return self.send_many([self.build_job(name, args, kwargs, options)])[0]
 
     async def asend_task(
-        self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[CallKeywords],
     ) -> AsyncResult[Any]:
         """:meth:`send_task` for asyncio."""
         return (await self.asend_many([self.build_job(name, args, kwargs, options)]))[0]
@@ -236,7 +250,11 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         return task.build(task.bind_json(args, kwargs or {}), CallOptions.of(options))
 
     def signature(
-        self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SignatureKeywords],
     ) -> Signature[Any, Any]:
         """Return a signature by task name, also for tasks that this app does not define (Celery's ``signature``).
 

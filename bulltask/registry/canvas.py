@@ -9,7 +9,7 @@ none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, Unpack, cast, overload
 
 from bulltask.group_result import GroupResult
 from bulltask.jobs.job import NewJob
@@ -17,9 +17,10 @@ from bulltask.ports import Sender
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.callee import Callee
 from bulltask.registry.current import current_sender
+from bulltask.registry.option_types import CallKeywords, SignatureKeywords
 from bulltask.result import AsyncResult
 
-__all__ = ["Canvas", "Chain", "Group", "GroupChain", "Signature", "chain_of", "job_of"]
+__all__ = ["Canvas", "Chain", "Group", "GroupChain", "Signature", "chain_of"]
 
 A_contra = TypeVar("A_contra", contravariant=True)
 """What a canvas accepts from the step before it."""
@@ -63,7 +64,7 @@ class Canvas(Generic[A_contra, R_co]):
         return await self.aapply_async(args, kwargs)
 
     def apply_async(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncResult[R_co]:
         """Send it, with options for the calls that start first: ``countdown``, ``queue`` …
 
@@ -75,7 +76,7 @@ class Canvas(Generic[A_contra, R_co]):
         return cast(AsyncResult[R_co], self._sender().send_canvas(self.clone(args, kwargs, **options)))
 
     async def aapply_async(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncResult[R_co]:
         """:meth:`apply_async` for asyncio."""
         return cast(AsyncResult[R_co], await self._sender().asend_canvas(self.clone(args, kwargs, **options)))
@@ -86,17 +87,19 @@ class Canvas(Generic[A_contra, R_co]):
         kwargs: Mapping[str, Any] | None = None,
         *,
         throw: bool | None = None,
-        **options: Any,
+        **options: Unpack[CallKeywords],
     ) -> AsyncResult[R_co]:
         """Run its calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
         canvas = self.clone(args, kwargs, **options)
         return cast(AsyncResult[R_co], self._sender().apply_canvas(canvas, throw=throw))
 
-    def clone(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    def clone(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+    ) -> Any:
         """Return a copy; arguments and options as for :meth:`apply_async`."""
         raise NotImplementedError
 
-    def set(self, **options: Any) -> Any:
+    def set(self, **options: Unpack[SignatureKeywords]) -> Any:
         """Set options of every call in it, in place, and return it: ``add.s(1, 2).set(countdown=5)``.
 
         Args:
@@ -165,20 +168,17 @@ class Signature(Canvas[A_contra, R_co]):
         self.options = CallOptions.of(self._given)
         task.check_partial(self.args, self.kwargs)
 
-    def set(self, **options: Any) -> Signature[A_contra, R_co]:
-        """Set options of the call, in place, and return it: ``add.s(1, 2).set(countdown=5)``.
-
-        Args:
-            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`; and ``immutable``.
-        """
-        self.immutable = options.pop("immutable", self.immutable)
-        self._take_callbacks(options)
-        self._given.update(options)
+    def set(self, **options: Unpack[SignatureKeywords]) -> Signature[A_contra, R_co]:
+        """Set options of the call, in place, and return it; see :meth:`Canvas.set`."""
+        given: dict[str, Any] = {**options}
+        self.immutable = given.pop("immutable", self.immutable)
+        self._take_callbacks(given)
+        self._given.update(given)
         self.options = CallOptions.of(self._given)
         return self
 
     def clone(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
     ) -> Signature[A_contra, R_co]:
         """Return a copy. ``args`` come before its own, ``kwargs`` and ``options`` replace its own.
 
@@ -249,11 +249,14 @@ class Chain(Canvas[A_contra, R_co]):
         if not self.steps:
             raise TypeError("a chain needs at least one step")
 
-    def clone(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    def clone(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+    ) -> Any:
         """Return a copy; the arguments and options are those of the first step, except ``link`` and ``link_error``."""
-        links, errbacks = _pop_callbacks(options, "link"), _pop_callbacks(options, "link_error")
+        given: dict[str, Any] = {**options}
+        links, errbacks = _pop_callbacks(given, "link"), _pop_callbacks(given, "link_error")
         first, *others = self.steps
-        copy = chain_of([first.clone(args, kwargs, **options), *(step.clone() for step in others)])
+        copy = chain_of([first.clone(args, kwargs, **given), *(step.clone() for step in others)])
         copy.errbacks = [*self.errbacks, *errbacks]
         for callback in links:
             copy.link(callback)
@@ -293,13 +296,13 @@ class _ReturnsGroup(Canvas[A_contra, list[R]], Generic[A_contra, R]):
         return await self.aapply_async(args, kwargs)
 
     def apply_async(  # type: ignore[override]
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
     ) -> GroupResult[R]:
         """Send all jobs in one transaction; see :meth:`Canvas.apply_async`."""
         return cast(GroupResult[R], super().apply_async(args, kwargs, **options))
 
     async def aapply_async(  # type: ignore[override]
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
     ) -> GroupResult[R]:
         """:meth:`apply_async` for asyncio."""
         return cast(GroupResult[R], await super().aapply_async(args, kwargs, **options))
@@ -310,7 +313,7 @@ class _ReturnsGroup(Canvas[A_contra, list[R]], Generic[A_contra, R]):
         kwargs: Mapping[str, Any] | None = None,
         *,
         throw: bool | None = None,
-        **options: Any,
+        **options: Unpack[CallKeywords],
     ) -> GroupResult[R]:
         """Run all calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
         return cast(GroupResult[R], super().apply(args, kwargs, throw=throw, **options))
@@ -326,7 +329,9 @@ class Group(_ReturnsGroup[A_contra, R]):
             _check_canvas(member)
             self.members += member.members if isinstance(member, Group) else [member]
 
-    def clone(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    def clone(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+    ) -> Any:
         """Return a copy; each member gets the arguments and options."""
         return Group([member.clone(args, kwargs, **options) for member in self.members])
 
@@ -368,19 +373,6 @@ def chain_of(steps: Iterable[Canvas[Any, Any]]) -> Chain[Any, Any]:
     """Return a chain of one or more steps."""
     every = list(steps)
     return GroupChain(every) if every and isinstance(every[-1], _ReturnsGroup) else Chain(every)
-
-
-def job_of(call: Signature[Any, Any] | NewJob) -> NewJob:
-    """Return the job of a single call.
-
-    Raises:
-        TypeError: It is a chain, a group, or something else.
-    """
-    if isinstance(call, Signature):
-        return call.job()
-    if not isinstance(call, NewJob):
-        raise TypeError(f"send_many sends signatures of single calls, not {call!r}; use its method apply_async")
-    return call
 
 
 def _pop_callbacks(options: dict[str, Any], name: str) -> list[Any]:

@@ -9,6 +9,7 @@ from bulltask.errors import ConfigError, did_you_mean
 from bulltask.user_warnings import warn_user
 
 __all__ = [
+    "WITHOUT_EFFECT",
     "hint_for_unknown_call_option",
     "hint_for_unknown_option",
     "translate_call_options",
@@ -17,24 +18,38 @@ __all__ = [
 
 _UNAVAILABLE: Final[Mapping[str, str]] = {
     "serializer": "calls are plain JSON",
+    "backend": "a job stores its own result",
+    "exchange": "use queue=",
+    "exchange_type": "use queue=",
+    "routing_key": "use queue=",
+    "delivery_mode": "the Redis server's configuration decides whether jobs are written to disk",
+    "filter": "use a decorator around the function",
+    "shared": "every app has the tasks of shared_task; the others belong to one app",
+    "Strategy": "use middleware",
+    "Request": "use middleware",
     "pydantic_strict": "set strict=True in the model's model_config",
     "pydantic_context": "use a model validator that needs no context",
     "pydantic_dump_kwargs": "models are dumped as they are validated, by their aliases",
 }
 """Task options that do not exist in bulltask, with the reason or an alternative."""
 
-_WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "acks_late": ((True,), "jobs are always acknowledged late, when their outcome is stored"),
+    "acks_on_failure": ((True,), "a failed job is always stored as failed, or retried"),
+    "acks_on_timeout": ((True,), "a job that exceeds its time limit is always stored as failed, or retried"),
     "acks_on_failure_or_timeout": ((True,), "a failed job is always stored as failed, or retried"),
     "reject_on_worker_lost": ((True,), "a job whose child died always runs again; max_crashes limits this"),
     "track_started": ((True, False), ""),
     "send_events": ((True,), "BullMQ's scripts always emit their events"),
     "store_errors_even_if_ignored": ((True,), "the error of a failed job is always stored"),
     "serializer": (("json",), ""),
-    "compression": ((None,), "jobs are plain JSON, which Node.js can read"),
+    "compression": ((), "jobs are plain JSON, which Node.js can read"),
     "trail": ((True, False), ""),
     "typing": ((True,), "arguments are always checked when a call is sent"),
     "resultrepr_maxsize": ((), "log lines shorten results by themselves"),
+    "store_eager_result": ((False,), "the result of a job in eager mode is kept in its process"),
+    "lazy": ((True, False), ""),
+    "abstract": ((True, False), ""),
 }
 """Options that change nothing: the values that describe what bulltask does anyway, and why others have no effect."""
 
@@ -44,6 +59,8 @@ _CALL: Final[Mapping[str, str]] = {
     "exchange": "use queue=",
     "routing_key": "use queue=",
     "exchange_type": "use queue=",
+    "delivery_mode": "the Redis server's configuration decides whether jobs are written to disk",
+    "immediate": "a job waits in its queue until a worker acquires it",
     "retry": "a send is always retried until broker_publish_timeout, without the risk of a second job",
     "retry_policy": "set broker_publish_retries and broker_publish_timeout",
     "connection": "a call uses the connections of its app",
@@ -52,7 +69,13 @@ _CALL: Final[Mapping[str, str]] = {
     "shadow": "a job has the name of its task; use headers= for another one",
     "add_to_parent": "the jobs that a task sends are not recorded as its children",
     "chord": "use chord() or group() | callback",
+    "chain": "use chain()",
     "group_id": "use group()",
+    "group_index": "use group()",
+    "result_cls": "use app.result(id, queue)",
+    "retries": "a worker counts them",
+    "router": "set task_routes",
+    "route_name": "set task_routes",
     "root_id": "a worker sets it",
     "parent_id": "a worker sets it; parent= makes the call a child job of a flow",
     "mandatory": "a job waits in its queue until a worker acquires it",
@@ -73,10 +96,10 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     options = {}
     for name, value in given.items():
-        if name not in _WITHOUT_EFFECT or (name == "serializer" and value != "json"):
+        if name not in WITHOUT_EFFECT or (name == "serializer" and value not in (None, "json")):
             options[name] = value
-        elif value not in _WITHOUT_EFFECT[name][0]:
-            warn_user(f"the task option {name}={value!r} has no effect: {_WITHOUT_EFFECT[name][1]}")
+        elif value is not None and value not in WITHOUT_EFFECT[name][0]:
+            warn_user(f"the task option {name}={value!r} has no effect: {WITHOUT_EFFECT[name][1]}")
     for name in ("autoretry_for", "dont_autoretry_for", "throws"):
         if isinstance(options.get(name), list):
             options[name] = tuple(options[name])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from bulltask.registry.context import Context
 from bulltask.registry.current import current_sender
 from bulltask.registry.naming import task_name
+from bulltask.registry.option_types import TaskKeywords
 from bulltask.registry.shared import add_shared
 from bulltask.registry.task import AnyTask, AsyncTask, Task
 from bulltask.registry.task_options import TaskOptions
@@ -47,13 +48,22 @@ def shared_task(function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # ty
 @overload
 def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
-def shared_task(*, bind: Literal[True], name: str | None = None, **options: Any) -> BoundTaskDecorator: ...
+def shared_task(
+    *, bind: Literal[True], name: str | None = None, **options: Unpack[TaskKeywords]
+) -> BoundTaskDecorator: ...
 @overload
-def shared_task(*, bind: Literal[False] = False, name: str | None = None, **options: Any) -> TaskDecorator: ...
+def shared_task(
+    *, bind: Literal[False] = False, name: str | None = None, **options: Unpack[TaskKeywords]
+) -> TaskDecorator: ...
 
 
 def shared_task(
-    function: Callable[..., Any] | None = None, /, *, bind: bool = False, name: str | None = None, **options: Any
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    bind: bool = False,
+    name: str | None = None,
+    **options: Unpack[TaskKeywords],
 ) -> Any:
     """Turn a function into a task of every app, for libraries that have no app; options as in :meth:`App.task`."""
     return decorate(function, current_sender, add_shared, bind=bind, name=name, options=options)

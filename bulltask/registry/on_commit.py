@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 from bulltask.errors import MissingExtraError
 from bulltask.jobs.job import JobRef, NewJob
 from bulltask.ports import Sender
 from bulltask.registry.call_options import CallOptions
+from bulltask.registry.option_types import SingleCallKeywords
 from bulltask.result import AsyncResult
 
 __all__ = ["CommitSending"]
@@ -66,7 +67,7 @@ class CommitSending(ABC, Generic[P, R]):
         *,
         using: str | None = None,
         robust: bool = False,
-        **options: Any,
+        **options: Unpack[SingleCallKeywords],
     ) -> AsyncResult[R]:
         """Send a call with options when the current Django transaction commits.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
 from bulltask.config.config import Config
 from bulltask.errors import BulltaskError
@@ -25,6 +25,7 @@ from bulltask.registry.job_plan import JobPlan, build_job, plan_job
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
 from bulltask.registry.on_commit import CommitSending
+from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion, CallTypes
@@ -112,7 +113,7 @@ class AnyTask(CommitSending[P, R]):
         return await self._asend(self._plan(data).job(data))
 
     def apply_async(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncResult[R]:
         """Send a call with options (Celery's name; this is not a coroutine, see :meth:`aapply_async`).
 
@@ -132,7 +133,7 @@ class AnyTask(CommitSending[P, R]):
         return self._send(self.build(self.bind_json(args, kwargs or {}), CallOptions.of(options)))
 
     async def aapply_async(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncResult[R]:
         """:meth:`apply_async` for asyncio."""
         if "link" in options or "link_error" in options:
@@ -145,7 +146,7 @@ class AnyTask(CommitSending[P, R]):
         kwargs: Mapping[str, Any] | None = None,
         *,
         throw: bool | None = None,
-        **options: Any,
+        **options: Unpack[CallKeywords],
     ) -> AsyncResult[R]:
         """Run a call in this process, without Redis, and return its result (Celery's ``apply``).
 

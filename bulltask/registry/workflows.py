@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, Unpack, cast, overload
 
 from bulltask.registry.canvas import Canvas, Chain, Group, chain_of
 from bulltask.registry.current import current_sender
+from bulltask.registry.option_types import CallKeywords
 from bulltask.result import AsyncResult
 
 __all__ = ["ChordHeader", "chain", "chord", "group", "signature"]
@@ -24,7 +25,7 @@ class ChordHeader(Generic[A, B]):
     def __init__(self, header: Group[A, B]) -> None:
         self._header = header
 
-    def __call__(self, body: Canvas[list[B], S], **options: Any) -> AsyncResult[S]:
+    def __call__(self, body: Canvas[list[B], S], **options: Unpack[CallKeywords]) -> AsyncResult[S]:
         """Send the chord; return the handle of the body's result."""
         return chain(self._header, body).apply_async(**options)
 

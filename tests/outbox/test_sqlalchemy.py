@@ -146,7 +146,13 @@ def test_options_reach_the_job_and_times_count_from_the_call(
     app: App, ran: Ran, outbox: Outbox, session: orm.Session, redis_client: redis.Redis
 ) -> None:
     add = app.tasks["add"]
-    options = {"priority": 3, "headers": {"tenant": "é\x00"}, "max_retries": 7, "time_limit": 9, "backoff": 4}
+    options: dict[str, Any] = {
+        "priority": 3,
+        "headers": {"tenant": "é\x00"},
+        "max_retries": 7,
+        "time_limit": 9,
+        "backoff": 4,
+    }
     before_ms = app.now_ms()
     expires = datetime.now(UTC) + timedelta(days=1)
     with session.begin():

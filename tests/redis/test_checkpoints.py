@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import redis
@@ -513,7 +513,7 @@ def test_a_loop_needs_checkpoint_and_bind(app: App, worker: InlineWorker) -> Non
     with pytest.raises(ConfigError, match="add bind=True"):
         app.task(checkpoint=True, name="unbound")(lambda: None)
     with pytest.raises(ConfigError, match="checkpoint must be True or False"):
-        app.task(bind=True, checkpoint=5, name="five")(lambda self: None)
+        app.task(bind=True, checkpoint=cast(Any, 5), name="five")(lambda self: None)
 
 
 @pytest.mark.parametrize("stored", ["nonsense", "[]", '{"cursor":1}', '{"cursor":1,"items":"x","started":1,"done":0}'])

@@ -81,6 +81,23 @@ def options() -> None:
     add.delay(1).get(timeout="5")  # type: ignore[arg-type]
     app.task(5)  # type: ignore[call-overload]
     app.task(name=5)  # type: ignore[call-overload]
+    app.task(max_retrys=5)  # type: ignore[call-overload]
+    app.task(max_retries="5")  # type: ignore[call-overload]
+    app.task(bind=True, acks_late="yes")  # type: ignore[call-overload]
+    shared_task(queue=5)  # type: ignore[call-overload]
+    add.apply_async((1,), countdwon=5)  # type: ignore[call-arg]
+    add.apply_async((1,), countdown="5")  # type: ignore[arg-type]
+    add.apply((1,), priority="5")  # type: ignore[arg-type]
+    add.s(1).set(queue=5)  # type: ignore[arg-type]
+    add.s(1).apply_async(link=add)  # type: ignore[arg-type]
+    group(add.s(1)).apply_async(eta=5)  # type: ignore[arg-type]
+    app.send_task("add", headers=5)  # type: ignore[arg-type]
+    app.signature("add", immutable="yes")  # type: ignore[arg-type]
+
+
+async def awaited_options() -> None:
+    await add.aapply_async((1,), routing_key="x")  # type: ignore[call-arg]
+    await app.asend_task("add", expires="1h")  # type: ignore[arg-type]
 
 
 def immutable_values(active: RunningJob, job: NewJob) -> None:

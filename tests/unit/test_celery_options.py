@@ -20,6 +20,8 @@ SAME = {
     "send_events": True,
     "serializer": "json",
     "typing": True,
+    "acks_on_timeout": True,
+    "store_eager_result": None,
 }
 
 
@@ -57,13 +59,13 @@ def test_retry_kwargs_are_the_retries_and_the_fixed_delay_of_autoretry_for() -> 
 def test_options_that_bulltask_does_not_have_name_the_alternative() -> None:
     app = App("refused", "redis://h")
     with pytest.raises(TypeError, match=r"'serializer' \(Celery's\): calls are plain JSON"):
-        app.task(serializer="pickle")
+        app.task(serializer="pickle")  # type: ignore[call-overload]
 
     @app.task(name="plain")
     def plain() -> None: ...
 
     with pytest.raises(TypeError, match=r"'routing_key' \(Celery's\): use queue="):
-        plain.apply_async(routing_key="x")
+        plain.apply_async(routing_key="x")  # type: ignore[call-arg]
     assert CallOptions.of({"task_id": "x", "retry": True}) == CallOptions(job_id="x")
     with pytest.raises(ConfigError, match="throws must be a tuple of exception classes"):
-        app.task(throws="KeyError")
+        app.task(throws="KeyError")  # type: ignore[call-overload]

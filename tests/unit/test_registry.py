@@ -418,7 +418,7 @@ def test_invalid_calls_are_rejected_before_anything_is_sent(outbox: Outbox) -> N
     with pytest.raises(PayloadTooLargeError, match="the arguments of task t"):
         task.delay(cast(Any, "x" * CONFIG.max_payload))
     with pytest.raises(TypeError, match=r"unknown option 'quueue': use .*countdown, .*eta, expires, .*queue"):
-        task.apply_async((1,), quueue="mail")
+        task.apply_async((1,), quueue="mail")  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         task.delay_many([(1,), (1, 2, 3)])
     assert outbox.jobs == []
@@ -435,7 +435,7 @@ def test_a_signature_is_a_call_to_be_sent_later(outbox: Outbox) -> None:
     with pytest.raises(TypeError, match="missing"):
         task_of(add, outbox).s().job()
     with pytest.raises(TypeError, match="unknown option"):
-        call.set(nothing=1)
+        call.set(nothing=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="has callbacks"):
         call.on_error(task_of(add, outbox).s()).job()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -33,20 +34,20 @@ def test_a_rate_is_a_number_per_second_or_text(value: object, jobs: float, perio
 
 
 @pytest.mark.parametrize("value", [None, 0, 0.0, "0", "0/m"])
-def test_none_and_zero_mean_no_limit(value: object) -> None:
+def test_none_and_zero_mean_no_limit(value: Any) -> None:
     assert task_rate(value, "rate_limit") is None
 
 
 @pytest.mark.parametrize(
     "value", ["often", "10/x", "-1/s", -1, True, False, math.inf, math.nan, "1/0s", [], "1/m/s", ""]
 )
-def test_an_invalid_rate_is_rejected_when_the_task_is_defined(value: object) -> None:
+def test_an_invalid_rate_is_rejected_when_the_task_is_defined(value: Any) -> None:
     with pytest.raises(ConfigError, match="rate_limit must be a number of jobs per second, or a rate such as '100/m'"):
         App("shop").task(rate_limit=value)(print)
 
 
 @pytest.mark.parametrize("value", ["1/366d", 2_000_000])
-def test_a_rate_has_bounds(value: object) -> None:
+def test_a_rate_has_bounds(value: Any) -> None:
     with pytest.raises(ConfigError, match="rate_limit must be from 1 job per 365 days to 1,000,000 per second"):
         task_rate(value, "rate_limit")
 

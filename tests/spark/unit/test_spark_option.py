@@ -42,7 +42,7 @@ def test_an_async_task_with_spark_is_rejected_with_an_explanation(app: App) -> N
 
 def test_settings_given_as_the_spark_option_are_rejected_with_advice(app: App) -> None:
     with pytest.raises(ConfigError, match=r"spark must be True or False.*spark_conf"):
-        app.task(spark={"spark.executor.memory": "2g"})
+        app.task(spark={"spark.executor.memory": "2g"})  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("as_text", [False, True])

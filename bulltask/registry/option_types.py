@@ -1,0 +1,133 @@
+"""The types of options: what an editor completes, and what a type checker accepts, for ``**options``.
+
+A unit test compares them with :class:`TaskOptions` and :class:`CallOptions`, which check and describe the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from bulltask.clock import Duration
+from bulltask.jobs.backoff import CustomBackoff
+from bulltask.jobs.options import BackoffLike, Deduplication, ParentLike
+from bulltask.jobs.retention import KeepJobs
+
+if TYPE_CHECKING:  # canvas.py imports this module
+    from bulltask.registry.canvas import Canvas, Signature
+
+__all__ = ["CallKeywords", "Exceptions", "SignatureKeywords", "SingleCallKeywords", "TaskKeywords"]
+
+Exceptions = tuple[type[BaseException], ...] | list[type[BaseException]]
+
+
+class TaskKeywords(TypedDict, total=False):
+    """Options of ``@app.task``: see :class:`bulltask.registry.task_options.TaskOptions`.
+
+    The last ones are Celery's: they are accepted, and change nothing. A value that does not describe what bulltask does
+    anyway causes a warning (:mod:`bulltask.registry.celery_options`).
+    """
+
+    queue: str | None
+    priority: int | None
+    expires: Duration | datetime | None
+    max_retries: int | None
+    retry_backoff: bool | Duration | CustomBackoff | None
+    retry_backoff_max: Duration | None
+    retry_jitter: bool | float | None
+    default_retry_delay: Duration | None
+    autoretry_for: Exceptions
+    dont_autoretry_for: Exceptions
+    throws: Exceptions
+    ignore_result: bool
+    result_expires: Duration | None
+    result_failure_expires: Duration | None
+    lifo: bool
+    remove_on_complete: KeepJobs | None
+    remove_on_fail: KeepJobs | None
+    keep_logs: int | None
+    stack_trace_limit: int | None
+    size_limit: int | None
+    fail_parent_on_failure: bool | None
+    continue_parent_on_failure: bool | None
+    ignore_dependency_on_failure: bool | None
+    remove_dependency_on_failure: bool | None
+    soft_time_limit: Duration | None
+    time_limit: Duration | None
+    rate_limit: float | str | None
+    spark: bool
+    checkpoint: bool
+    checkpoint_interval: Duration
+    typed: bool | None
+    pydantic: bool | None
+    retry_kwargs: Mapping[Literal["max_retries", "countdown"], Any]
+    # Celery's, without effect:
+    abstract: bool | None
+    acks_late: bool | None
+    acks_on_failure: bool | None
+    acks_on_failure_or_timeout: bool | None
+    acks_on_timeout: bool | None
+    compression: None
+    lazy: bool | None
+    reject_on_worker_lost: bool | None
+    resultrepr_maxsize: int | None
+    send_events: bool | None
+    serializer: Literal["json"] | None
+    store_eager_result: bool | None
+    store_errors_even_if_ignored: bool | None
+    track_started: bool | None
+    trail: bool | None
+    typing: bool | None
+
+
+class SingleCallKeywords(TypedDict, total=False):
+    """Options of calls: see :class:`bulltask.registry.call_options.CallOptions`."""
+
+    countdown: Duration | None
+    eta: datetime | None
+    expires: Duration | datetime | None
+    priority: int | None
+    queue: str | None
+    job_id: str | None
+    headers: Mapping[str, Any] | None
+    max_retries: int | None
+    lifo: bool
+    ignore_result: bool | None
+    remove_on_complete: KeepJobs | None
+    remove_on_fail: KeepJobs | None
+    keep_logs: int | None
+    stack_trace_limit: int | None
+    size_limit: int | None
+    fail_parent_on_failure: bool | None
+    continue_parent_on_failure: bool | None
+    ignore_dependency_on_failure: bool | None
+    remove_dependency_on_failure: bool | None
+    soft_time_limit: Duration | None
+    time_limit: Duration | None
+    backoff: BackoffLike | None
+    timestamp: datetime | float | None
+    deduplication: Deduplication | Mapping[str, Any] | str | None
+    parent: ParentLike | None
+    telemetry_metadata: str | None
+    omit_context: bool | None
+    # Celery's:
+    task_id: str | None
+    retry: Literal[True]
+
+
+class CallKeywords(SingleCallKeywords, total=False):
+    """Options of calls, and their callbacks.
+
+    Attributes:
+        link, link_error: The calls that run after this one, if it completes or fails: one, or several.
+    """
+
+    link: Canvas[Any, Any] | Sequence[Canvas[Any, Any]] | None
+    link_error: Signature[Any, Any] | Sequence[Signature[Any, Any]] | None
+
+
+class SignatureKeywords(CallKeywords, total=False):
+    """Options of a signature: those of its call, and ``immutable``."""
+
+    immutable: bool

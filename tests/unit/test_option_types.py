@@ -1,0 +1,51 @@
+"""The types of options are those of the dataclasses that check them."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import fields
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from bulltask.registry import canvas
+from bulltask.registry.call_options import CallOptions
+from bulltask.registry.celery_options import WITHOUT_EFFECT, translate_task_options
+from bulltask.registry.option_types import CallKeywords, TaskKeywords
+from bulltask.registry.task_options import TaskOptions
+
+RESOLVED = {"unlimited_retries"}
+"""Fields that another keyword sets."""
+TRANSLATED = {TaskKeywords: {"retry_kwargs"}, CallKeywords: {"task_id", "retry", "link", "link_error"}}
+"""Keywords that set other fields, or are attributes of a signature."""
+LISTS = {"autoretry_for", "dont_autoretry_for", "throws"}
+"""Keywords that may be lists; the fields are tuples."""
+
+
+def hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, localns={"Canvas": canvas.Canvas, "Signature": canvas.Signature})
+
+
+def members(hint: Any) -> set[Any]:
+    union = get_origin(hint) in (Union, types.UnionType)
+    return {part for member in get_args(hint) for part in members(member)} if union else {hint}
+
+
+@pytest.mark.parametrize(("keywords", "options"), [(TaskKeywords, TaskOptions), (CallKeywords, CallOptions)])
+def test_each_option_has_the_same_name_and_type_as_a_keyword(keywords: type, options: Any) -> None:
+    typed = hints(keywords)
+    checked = {field.name: get_type_hints(options)[field.name] for field in fields(options)}
+    assert typed.keys() - checked.keys() - WITHOUT_EFFECT.keys() == TRANSLATED[keywords]
+    assert checked.keys() - typed.keys() == (RESOLVED if keywords is TaskKeywords else set())
+    for name in (checked.keys() & typed.keys()) - LISTS:
+        assert members(typed[name]) == members(checked[name]), name
+
+
+def test_options_that_may_be_lists_become_tuples() -> None:
+    for name in LISTS:
+        assert members(hints(TaskKeywords)[name]) == {tuple[type[BaseException], ...], list[type[BaseException]]}
+        assert translate_task_options({name: [KeyError]}) == {name: (KeyError,)}
+
+
+def test_each_of_celerys_options_without_effect_is_a_keyword() -> None:
+    assert WITHOUT_EFFECT.keys() <= hints(TaskKeywords).keys()
