@@ -6,14 +6,18 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
 from bulltask import App, Context, JobState
-from bulltask.events import JobHeld, JobStarted
+from bulltask.events import Bus, JobHeld, JobStarted
+from bulltask.lua import wrappers
 from bulltask.queue import Queue
 from bulltask.testing import InlineWorker, MovableClock, use_server
+from bulltask.testing.flaky import FlakyProxy
+from tests.support.in_process_child import Child
 
 pytestmark = pytest.mark.redis
 
@@ -246,7 +250,7 @@ def test_waiting_jobs_of_the_task_are_held_together(
     app.send_task("other", ("other",))
     events = worker.drain()
     assert starts.values == [0, "other"]
-    assert sum(isinstance(event, JobHeld) for event in events) == 5
+    assert sum(isinstance(event, JobHeld) for event in events) == 10
     assert server.zcard("bull:{default}:delayed") == server.zcard("bulltask:{default}:held:limited") == 999
     assert server.llen("bull:{default}:wait") == server.llen("bull:{default}:active") == 0
 
@@ -320,3 +324,48 @@ def test_a_limit_leaves_nothing_behind(app: App, worker: InlineWorker, starts: S
     worker.run_for(60)
     assert server.keys("bulltask:*:held:*") == []
     assert not any(server.hexists(f"bull:{{default}}:{job.id}", "bulltask:held") for job in jobs)
+
+
+# ---- in a child ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", urlsplit(broker_url).port or 6379) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize(("sent_before", "held_by_the_lost_call"), [(0, False), (1, True)])
+def test_after_a_lost_reply_a_job_is_held_once_or_waits_for_another_start(
+    proxy: FlakyProxy, server: redis.Redis, sent_before: int, held_by_the_lost_call: bool
+) -> None:
+    app, ran, bus = App("tested", f"redis://127.0.0.1:{proxy.port}"), list[int](), Bus(on_error=lambda *_: None)
+    held: list[JobHeld] = []
+    bus.subscribe(JobHeld, held.append)
+    task = app.task(name="limited", rate_limit="1/m")(ran.append)
+    child = Child(app, ["default"], bus)
+    for number in range(sent_before):
+        task.delay(number)
+    child.run_waiting()
+    job = task.delay(9)
+    proxy.drop_replies(1, match=wrappers.with_wakeup(wrappers.with_delay("startOrHold")).sha)
+    child.run_waiting()
+    child.close()
+    assert ran == [*range(sent_before)]  # a start whose reply is lost is not used
+    assert server.zcard("bull:{default}:delayed") == server.zcard("bulltask:{default}:held:limited") == 1
+    assert server.llen("bull:{default}:active") == 0
+    assert server.hget(f"bull:{{default}}:{job.id}", "ats") == "0"
+    assert len(held) == (0 if held_by_the_lost_call else 1)
+
+
+def test_a_task_without_a_limit_needs_no_further_round_trip(broker_url: str, server: redis.Redis) -> None:
+    app = App("tested", broker_url)
+    task = app.task(name="free")(lambda: None)
+    child = Child(app, ["default"], Bus(on_error=lambda *_: None))
+    for _ in range(10):
+        task.delay()
+    server.config_resetstat()
+    assert child.run_waiting() == 10
+    child.close()
+    calls: Any = server.info("commandstats")
+    assert sum(calls[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "eval") if f"cmdstat_{name}" in calls) <= 13

@@ -36,7 +36,7 @@ local start_key, line, wait, delay_keys = KEYS[1], KEYS[2], KEYS[3], { unpack(KE
 local marker, delayed, job, events, meta = delay_keys[1], delay_keys[4], delay_keys[5], delay_keys[6], delay_keys[7]
 local interval, tolerance, is_first, task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == "1", ARGV[4]
 local prefix, now, id, token = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
-local HELD, CLASS, BATCH, KEEP_S = "bulltask:held", 0x100000000, 200, 7 * 86400
+local HELD, CLASS, BATCH, KEEP_S = "bulltask:held", 0x100000000, 100, 7 * 86400
 
 if call("EXISTS", job) == 0 then
   return -1
@@ -75,15 +75,15 @@ local function join_line(member, priority, before)
     local last = call("ZREVRANGEBYSCORE", line, high, string.format("%.0f", low), "WITHSCORES", "LIMIT", 0, 1)[2]
     score = last and tonumber(last) + 1 or score
   end
-  score = string.format("%.0f", score)
-  call("ZADD", line, score, member)
-  call("HSET", prefix .. member, HELD, score)
+  call("ZADD", line, string.format("%.0f", score), member)
+  return score
 end
 
-local function set_due(member, due)
+local max_events
+local function set_due(member, due, ...)
   call("ZADD", delayed, string.format("%.0f", due * 0x1000), member)
-  call("HSET", prefix .. member, "delay", string.format("%.0f", due - now))
-  local max_events = call("HGET", meta, "opts.maxLenEvents") or 10000
+  call("HSET", prefix .. member, "delay", string.format("%.0f", due - now), ...)
+  max_events = max_events or call("HGET", meta, "opts.maxLenEvents") or 10000
   local due_text = string.format("%.0f", due)
   call("XADD", events, "MAXLEN", "~", max_events, "*", "event", "delayed", "jobId", member, "delay", due_text)
 end
@@ -125,36 +125,42 @@ if now >= next_start and (was_held or is_first or not first_in_line()) then
   return 0
 end
 
-if not was_held then
-  join_line(id, call("HGET", job, "priority"), is_first)
-end
+local place = was_held or string.format("%.0f", join_line(id, call("HGET", job, "priority"), is_first))
 local base = math.max(now, next_start)
-local function due_of(member)
-  return math.ceil(base + call("ZRANK", line, member) * interval)
-end
-local due = due_of(id)
+local due = math.ceil(base + call("ZRANK", line, id) * interval)
 local delay_ms = string.format("%.0f", due - now)
 local code = delay(delay_keys, { prefix, ARGV[6], id, token, delay_ms, "1", "" })
 if code ~= 0 then
   call("ZREM", line, id)
   return code
 end
+call("HSET", job, HELD, place)
 call("HINCRBY", job, "ats", -1)  -- the attempt has not started
 
 -- The next jobs in `wait`, up to one of another task. A worker acquires the others as usual: a job that has started
 -- before, a job of a job scheduler (its next iteration is added first), and jobs that fail or go before the line.
-local next_ids, held = call("LRANGE", wait, -BATCH, -1), 0
+local next_ids, held, score, rank = call("LRANGE", wait, -BATCH, -1), 0, nil, nil
 for i = #next_ids, 1, -1 do
   local other = next_ids[i]
-  local fields = redis.pcall("HMGET", prefix .. other, "name", "ats", "rjk", "defa", "opts", "priority")
+  local fields = redis.pcall("HMGET", prefix .. other, "name", "ats", "rjk", "defa", "opts", "priority", HELD)
   local is_same = not fields.err and fields[1] == task and (tonumber(fields[2]) or 0) == 0
-  if not is_same or fields[3] or fields[4] or string.find(fields[5] or "", '"lifo":true', 1, true) then
+  local is_last = (tonumber(fields[6]) or 0) == 0 and not string.find(fields[5] or "", '"lifo":true', 1, true)
+  if not is_same or fields[3] or fields[4] or not is_last then
     break
   end
-  if not call("ZSCORE", line, other) then
-    join_line(other, fields[6], false)
+  local old_rank = fields[7] and call("ZRANK", line, other)
+  if old_rank then
+    set_due(other, math.ceil(base + old_rank * interval))
+  else
+    if score then
+      score, rank = score + 1, rank + 1
+      call("ZADD", line, string.format("%.0f", score), other)
+    else
+      score = join_line(other, 0, false)
+      rank = call("ZRANK", line, other)
+    end
+    set_due(other, math.ceil(base + rank * interval), HELD, string.format("%.0f", score))
   end
-  set_due(other, due_of(other))
   held = held + 1
 end
 if held > 0 then
