@@ -388,6 +388,39 @@ def test_the_limit_of_started_attempts_counts_from_the_last_checkpoint(broker_ur
             worker.drain()
 
 
+def test_a_checkpoint_is_stored_even_if_redis_is_full(app: App, worker: InlineWorker, plain: redis.Redis) -> None:
+    cursors: list[Any] = []
+
+    @app.task(bind=True, checkpoint=True, checkpoint_interval=0)
+    def task(self: Context) -> None:
+        for number in self.iterate(range(3)):
+            if number == 1:  # the server knows the script now
+                plain.config_set("maxmemory", 1)
+            if number == 2:
+                cursors.append(checkpoint_of(plain, self.request.id)["cursor"])
+                plain.config_set("maxmemory", 0)
+
+    try:
+        task.delay()
+        worker.drain()
+    finally:
+        plain.config_set("maxmemory", 0)
+    assert cursors == [2]
+
+
+def test_a_step_of_a_chain_continues_at_its_cursor(app: App, worker: InlineWorker) -> None:
+    items = Items(2)
+
+    @app.task(bind=True, checkpoint=True)
+    def task(self: Context, count: int) -> int:
+        for number in self.iterate(range(count)):
+            items(number)
+        return count + 1
+
+    assert (task.s(3) | task.s()).delay().get(timeout=600) == 5
+    assert items.seen == [0, 1, 2, 2, *range(4)]
+
+
 # ---- stopping, and Redis unavailable ---------------------------------------------------------------------------------
 
 

@@ -63,6 +63,12 @@ def context_as_argument(context: Context) -> None:
     bound(x="1")  # type: ignore[arg-type]
 
 
+def loops(context: Context) -> None:
+    context.iterate(lambda cursor: [cursor])  # type: ignore[call-overload]
+    context.iterate(5)  # type: ignore[call-overload]
+    context.iterate(list, cursor=1)  # type: ignore[call-overload]
+
+
 def results() -> object:
     first: AsyncResult[str] = add.delay(1)  # type: ignore[assignment]
     second: str = add.delay(1).get()  # type: ignore[assignment]

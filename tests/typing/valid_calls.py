@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from typing import Any, Never, assert_type
 
@@ -46,6 +46,42 @@ def add(x: int, y: int = 1) -> int:
 
 @app.task(queue="mail", max_retries=None, retry_backoff=timedelta(seconds=5), autoretry_for=(OSError,))
 def send(to: str, *, subject: str = "") -> None: ...
+
+
+class Row:
+    id: int
+
+
+def rows_after(last_id: int | None) -> list[Row]:
+    return [] if last_id else [Row()]
+
+
+async def arows_after(last_id: int | None) -> list[Row]:
+    return rows_after(last_id)
+
+
+def lines_from(offset: int | None) -> Iterator[tuple[str, int]]:
+    yield "", offset or 0
+
+
+@app.task(bind=True, checkpoint=True)
+def loops(self: Context) -> None:
+    for number in self.iterate(range(5), total=5):
+        assert_type(number, int)
+    for row in self.iterate(rows_after, cursor=lambda row: row.id):
+        assert_type(row, Row)
+    for row in self.iterate(lambda last_id: rows_after(last_id or 0), cursor=lambda row: row.id):
+        assert_type(row, Row)
+    for line, offset in self.iterate(lines_from, cursor=lambda item: item[1]):
+        assert_type((line, offset), tuple[str, int])
+
+
+@app.task(bind=True, checkpoint=True)
+async def aloops(self: Context) -> None:
+    async for text in self.iterate(["a"]):
+        assert_type(text, str)
+    async for row in self.iterate(arows_after, cursor=lambda row: row.id):
+        assert_type(row, Row)
 
 
 @app.task()
