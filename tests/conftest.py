@@ -10,9 +10,10 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pytest
 import redis
@@ -29,6 +30,9 @@ from tests.support.distribution import Distribution, sort_longest_first
 from tests.support.fork_server import fork_server
 from tests.support.processes import SESSION_VARIABLE, LeftoverProcesses
 from tests.support.rerun_command import SEED, pytest_runtest_makereport  # noqa: F401 (the latter is a hook)
+
+if TYPE_CHECKING:
+    from tests.support.postgresql import PostgresServer
 
 # Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -141,6 +145,21 @@ def redis_server(
         if isinstance(server, RedisServer):
             session_processes.add(server.pid)
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres(session_processes: set[int]) -> Iterator[PostgresServer]:
+    """The PostgreSQL server of this test session. A test creates its own database. Do not stop the server."""
+    from tests.support.postgresql import PostgresServer, postgres_programs  # noqa: PLC0415 - psycopg is slow to import
+
+    programs = postgres_programs()
+    if programs is None or (os.getuid() == 0 and shutil.which("setpriv") is None):
+        (pytest.fail if "CI" in os.environ else pytest.skip)("the tests of the outbox need PostgreSQL's programs")
+    with tempfile.TemporaryDirectory(prefix="pg-") as directory:
+        server = PostgresServer(programs, Path(directory))
+        session_processes.add(server.pid)
+        yield server
+        server.stop()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from bulltask.clock import mono_ms
@@ -45,7 +46,7 @@ class Relay:
         while not wait(wait_s):
             wait_s = self._send_rows()
             self._report()
-        self._store.close()
+        self._close()
 
     def send_batch(self) -> Sent:
         """Send up to 500 rows, and log those that were set aside.
@@ -72,7 +73,7 @@ class Relay:
             wait_ms = reconnect_delay_ms(self._failures, first_ms=_FIRST_RETRY_MS, cap_ms=_MAX_RETRY_MS)
             error = f"{type(exc).__name__}: {exc}"
             self._logger.warning("Outbox rows could not be sent", error=error, attempt=self._failures, retry_ms=wait_ms)
-            self._store.close()
+            self._close()
             return wait_ms / 1000
         if self._failures:
             self._logger.info("Outbox rows are sent again", after_attempts=self._failures)
@@ -87,12 +88,16 @@ class Relay:
         try:
             backlog: Backlog = self._store.backlog(self._now_ms())
         except Exception:  # noqa: BLE001 - the next attempt to send logs the error
-            self._store.close()
+            self._close()
             return
         if backlog.failed or backlog.oldest_s * 1000 > _REPORT_MS:
             self._logger.warning(
                 "Outbox rows are waiting", rows=backlog.waiting, oldest_s=backlog.oldest_s, set_aside=backlog.failed
             )
+
+    def _close(self) -> None:
+        with suppress(Exception):  # a broken connection may refuse to be closed
+            self._store.close()
 
 
 def run_relays(outboxes: Sequence[OutboxRelay], until: Callable[[], object], logger: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from bulltask.clock import mono_ms
 from bulltask.errors import JobNotFoundError, ResultTimeoutError
 from bulltask.jobs.job import JobRef
+from bulltask.jobs.states import JobState
 from bulltask.jobs.stored_job import Finished
 from bulltask.ports import ResultReader
 
@@ -35,20 +36,23 @@ class OutboxResults:
         """
         deadline_ms = None if timeout_ms is None else mono_ms() + timeout_ms
         while True:
+            is_sent = self._reader.snapshot(ref).state is not JobState.UNKNOWN
             try:
-                return self._reader.wait(ref, _left(deadline_ms), sent_ms)
-            except JobNotFoundError as exc:
-                _check(deadline_ms, ref, exc)
+                # A job that is unknown may have finished and been removed: the reader finds its event without waiting.
+                return self._reader.wait(ref, _left(deadline_ms) if is_sent else 0, sent_ms)
+            except (JobNotFoundError, ResultTimeoutError) as exc:
+                _check(exc, deadline_ms, ref, is_sent=is_sent)
             threading.Event().wait(_POLL_S)
 
     async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """:meth:`wait` for asyncio."""
         deadline_ms = None if timeout_ms is None else mono_ms() + timeout_ms
         while True:
+            is_sent = (await self._reader.asnapshot(ref)).state is not JobState.UNKNOWN
             try:
-                return await self._reader.await_finished(ref, _left(deadline_ms), sent_ms)
-            except JobNotFoundError as exc:
-                _check(deadline_ms, ref, exc)
+                return await self._reader.await_finished(ref, _left(deadline_ms) if is_sent else 0, sent_ms)
+            except (JobNotFoundError, ResultTimeoutError) as exc:
+                _check(exc, deadline_ms, ref, is_sent=is_sent)
             await asyncio.sleep(_POLL_S)
 
     def __getattr__(self, name: str) -> Any:
@@ -59,7 +63,10 @@ def _left(deadline_ms: int | None) -> int | None:
     return None if deadline_ms is None else max(0, deadline_ms - mono_ms())
 
 
-def _check(deadline_ms: int | None, ref: JobRef, exc: JobNotFoundError) -> None:
+def _check(exc: Exception, deadline_ms: int | None, ref: JobRef, *, is_sent: bool) -> None:
+    """Raise an error if there is nothing more to wait for."""
+    if is_sent and isinstance(exc, ResultTimeoutError):
+        raise exc
     if deadline_ms is not None and mono_ms() >= deadline_ms:
         raise ResultTimeoutError(
             f"job {ref.id} in queue {ref.queue} is not in Redis: its transaction was rolled back, no relay has sent it "

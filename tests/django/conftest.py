@@ -21,6 +21,7 @@ if not settings.configured:
     settings.configure(
         SECRET_KEY="for tests",
         USE_TZ=True,
+        INSTALLED_APPS=["bulltask.outbox.django"],
         DATABASES={
             name: {"ENGINE": engine, "NAME": Path(_FOLDER.name, f"{name}.sqlite3")} for name in ("default", "other")
         },

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.postgresql import PostgresServer, postgres_programs
+from tests.support.postgresql import PostgresServer
 from tests.support.worker_harness import WorkerHarness
-
-
-@pytest.fixture(scope="session")
-def postgres(session_processes: set[int]) -> Iterator[PostgresServer]:
-    programs = postgres_programs()
-    if programs is None or (os.getuid() == 0 and shutil.which("setpriv") is None):
-        (pytest.fail if "CI" in os.environ else pytest.skip)("the tests of the outbox need PostgreSQL's programs")
-    with tempfile.TemporaryDirectory(prefix="pg-") as directory:
-        server = PostgresServer(programs, Path(directory))
-        session_processes.add(server.pid)
-        yield server
-        server.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -19,6 +19,7 @@ from bulltask.clock import to_epoch_ms
 from bulltask.errors import BrokerUnavailableError, BulltaskError, ConfigError, EncodeError, ResultTimeoutError
 from bulltask.outbox.sqlalchemy import Outbox
 from bulltask.testing import InlineWorker, use_server
+from tests.conftest import ServerFactory
 
 Ran = list[Any]
 
@@ -301,6 +302,34 @@ def test_a_relay_continues_after_an_outage_of_the_database(
     assert [event for _, event in log.lines] == ["Outbox rows could not be sent", "Outbox rows are sent again"]
     inline.drain()
     assert ran == [(1, 0)]
+
+
+def test_a_relay_continues_after_an_outage_of_redis(
+    ran: Ran, engine: sa.Engine, session: orm.Session, server_factory: ServerFactory
+) -> None:
+    server = server_factory()
+    app = App("survivor", server.url, broker_publish_timeout=0.05)
+    outbox = Outbox(app, engine, poll_interval=0.01)
+    outbox.metadata.create_all(engine)
+    log, rounds, result = Log(), 0, None
+
+    def wait(_: float) -> bool:
+        nonlocal rounds, result
+        rounds += 1
+        if rounds == 2:
+            server.stop()
+            with session.begin():
+                result = outbox.send(session, app.signature("add", kwargs={"x": 1}))
+        if rounds == 4:
+            server_factory(port=server.port)
+        return rounds == 5
+
+    outbox.run_relay(wait, log)
+    assert [event for _, event in log.lines] == ["Outbox rows could not be sent"] * 2 + ["Outbox rows are sent again"]
+    assert result is not None
+    assert result.state == "waiting"
+    assert outbox.backlog().waiting == 0
+    app.close()
 
 
 def test_many_relays_at_the_same_time_add_each_job_once(

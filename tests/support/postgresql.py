@@ -34,7 +34,7 @@ class PostgresServer:
     """
 
     def __init__(self, programs: Path, directory: Path) -> None:
-        self._directory, self._databases = directory, 0
+        self.directory, self._databases = directory, 0
         self._as_user: list[str] = []
         if os.getuid() == 0:  # PostgreSQL refuses to run as root
             user = pwd.getpwnam("nobody")
@@ -77,11 +77,11 @@ class PostgresServer:
         return name
 
     def conninfo(self, database: str) -> str:
-        return f"host={self._directory} user=test dbname={database}"
+        return f"host={self.directory} user=test dbname={database}"
 
     def url(self, database: str) -> str:
         """The URL for SQLAlchemy."""
-        return f"postgresql+psycopg://test@/{database}?host={self._directory}"
+        return f"postgresql+psycopg://test@/{database}?host={self.directory}"
 
     def stop(self) -> None:
         self._process.terminate()  # waits for sessions to end
@@ -92,7 +92,7 @@ class PostgresServer:
             self._process.wait(10)
 
     def _answers(self) -> bool:
-        assert self._process.poll() is None, (self._directory / "log").read_text()
+        assert self._process.poll() is None, (self.directory / "log").read_text()
         try:
             psycopg.connect(self.conninfo("postgres")).close()
         except psycopg.OperationalError:
