@@ -41,7 +41,7 @@ from bulltask.registry.discovering import Discovering
 from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords, TaskKeywords
-from bulltask.registry.relatives import sent_by
+from bulltask.registry.relatives import origin_of_sent, sent_by
 from bulltask.registry.result_handles import ResultHandles
 from bulltask.registry.single_jobs import job_of
 from bulltask.registry.task import AnyTask, AsyncTask, Task
@@ -336,14 +336,14 @@ class App(Configured, Hooked, Discovering, ResultHandles):
             TypeError, EncodeError, PayloadTooLargeError, ConfigError: A call cannot be stored. Nothing was sent.
             BrokerError: All retries have failed; it is not known whether the jobs were stored.
         """
-        plan = plan_canvas(canvas, self.config)
+        plan = plan_canvas(canvas, self.config, origin_of_sent(current_job()))
         eager = self.broker.eager
         self.send_planned(plan.roots, self.flows().add_planned if eager is None else eager.run)
         return plan.result(self.results, self.now_ms())
 
     async def asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """:meth:`send_canvas` for asyncio."""
-        plan = plan_canvas(canvas, self.config)
+        plan = plan_canvas(canvas, self.config, origin_of_sent(current_job()))
         eager = self.broker.eager
         await self.asend_planned(plan.roots, self.aflows().add_planned if eager is None else eager.arun)
         return plan.result(self.results, self.now_ms())
@@ -360,7 +360,7 @@ class App(Configured, Hooked, Discovering, ResultHandles):
 
     def apply_canvas(self, canvas: Canvas[Any, Any], *, throw: bool | None) -> Any:
         """Run the jobs of a canvas in this process, and return the handle of its result; see ``Canvas.apply``."""
-        plan = plan_canvas(canvas, self.config)
+        plan = plan_canvas(canvas, self.config, origin_of_sent(current_job()))
         eager: EagerRunner = import_module(_EAGER).EagerRunner(self, propagate=throw)
         eager.run(plan.roots)
         return plan.result(eager.results, self.now_ms())

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bulltask.errors import InvalidJobError
+from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.value_class import value_class
 
 __all__ = ["FAILED_JOB_FIELD", "Errback", "FailedJob", "read_errbacks", "stored_errbacks"]
@@ -72,6 +73,12 @@ class Errback:
         for name, value in reversed(list(zip(self.parameters, values, strict=True))):
             data[name] = [value, *data[name]] if isinstance(data.get(name), list) else value
         return data
+
+    def opts_of(self, failed: FailedJob, root_id: str | None) -> dict[str, Any]:
+        """Return the options of its job, which descends from the failed one."""
+        own = self.opts.get(BULLTASK_KEY)
+        origin = {"parent": failed.id, "root": root_id or failed.id}
+        return {**self.opts, BULLTASK_KEY: {**(own if isinstance(own, Mapping) else {}), "origin": origin}}
 
 
 def stored_errbacks(errbacks: Sequence[Errback]) -> str:

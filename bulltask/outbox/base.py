@@ -21,7 +21,7 @@ from bulltask.ports import ResultReader
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current_job import current_job
-from bulltask.registry.relatives import sent_by
+from bulltask.registry.relatives import origin_of_sent, sent_by
 
 __all__ = ["NewRow", "OutboxBase"]
 
@@ -86,13 +86,13 @@ class OutboxBase:
 
     def _write(self, call: Canvas[Any, Any], insert: Callable[[NewRow], object]) -> Any:
         """Insert the row of a call with ``insert``, and return the handle of its result."""
-        plan, now_ms = plan_canvas(call, self.app.config), self.app.now_ms()
+        plan, now_ms = plan_canvas(call, self.app.config, origin_of_sent(current_job())), self.app.now_ms()
         self.app.send_planned(plan.roots, lambda roots: _ignore(insert(_row(roots, now_ms))))
         return plan.result(self._results(), now_ms)
 
     async def _awrite(self, call: Canvas[Any, Any], insert: Callable[[NewRow], Awaitable[object]]) -> Any:
         """:meth:`_write` for asyncio."""
-        plan, now_ms = plan_canvas(call, self.app.config), self.app.now_ms()
+        plan, now_ms = plan_canvas(call, self.app.config, origin_of_sent(current_job())), self.app.now_ms()
 
         async def write(roots: Sequence[PlannedJob]) -> None:
             await insert(_row(roots, now_ms))

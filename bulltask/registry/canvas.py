@@ -192,7 +192,7 @@ class Signature(Canvas[A_contra, R_co]):
             {**self._given, **options},
             immutable=self.immutable,
         )
-        copy.links, copy.errbacks = list(self.links), list(self.errbacks)
+        copy.links[:0], copy.errbacks[:0] = self.links, self.errbacks
         return copy
 
     def calls(self) -> Iterator[Signature[Any, Any]]:

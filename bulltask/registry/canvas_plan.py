@@ -28,6 +28,7 @@ from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
 from bulltask.ports import ResultReader
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Canvas, Chain, Group, Signature
+from bulltask.registry.canvas_steps import Node, ResultList, Step, leaves, origins
 from bulltask.registry.job_plan import build_job
 from bulltask.registry.named_task import FAN_OUT, FAN_OUT_PARAMETER
 from bulltask.registry.task_options import TaskOptions
@@ -36,39 +37,6 @@ from bulltask.result import AsyncResult
 __all__ = ["CanvasPlan", "plan_canvas", "plan_replacement"]
 
 _FAILS_PARENT: Final = FAILURE_FLAGS["fail_parent_on_failure"]
-
-
-@dataclass(slots=True, eq=False)
-class _Step:
-    """A call that becomes a job, or a fan-out job (without a call).
-
-    Attributes:
-        queue: The queue of a job that exists already.
-        parent: The job that waits for it and receives its result.
-        receives: The structure of the results that it receives, ``None`` if it has no preceding step.
-        followers: The other jobs that wait for it, if it is a fan-out job.
-        errbacks: Error callbacks of the chain that it ends; they are also called if an earlier step failed.
-    """
-
-    id: str
-    call: Signature[Any, Any] | None = None
-    queue: str = ""
-    parent: _Step | None = None
-    children: list[_Step] = field(default_factory=list)
-    receives: _Node | None = None
-    followers: list[_Step] = field(default_factory=list)
-    errbacks: list[Signature[Any, Any]] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _List:
-    """The results of a group, in order; ``id`` is that of the job that receives them, or of the group."""
-
-    id: str
-    items: list[_Node]
-
-
-_Node = _Step | _List
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +49,7 @@ class _Target:
         list_id: The id from which those of a group's members are derived, if the canvas is a group.
     """
 
-    parent: _Step | None
+    parent: Step | None
     id: str
     list_id: str
 
@@ -97,10 +65,10 @@ class _Expanded:
         before: The results of the steps of a chain before the last one.
     """
 
-    entries: list[_Step]
-    result: _Node
-    value: _Node
-    before: list[_Node] = field(default_factory=list)
+    entries: list[Step]
+    result: Node
+    value: Node
+    before: list[Node] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +80,8 @@ class CanvasPlan:
     """
 
     roots: list[PlannedJob]
-    _result: _Node
-    _before: list[_Node]
+    _result: Node
+    _before: list[Node]
 
     def result(self, reader: ResultReader, sent_ms: int) -> AsyncResult[Any] | GroupResult[Any]:
         """Return the handle of the canvas, after it was sent.
@@ -129,23 +97,34 @@ class CanvasPlan:
         return _handle(self._result, reader, sent_ms, queues, parent)
 
 
-def plan_replacement(canvas: Canvas[Any, Any], config: Config, job: JobRef) -> tuple[list[PlannedJob], Replacement]:
+def plan_replacement(
+    canvas: Canvas[Any, Any], config: Config, job: JobRef, sent_by: Mapping[str, str]
+) -> tuple[list[PlannedJob], Replacement]:
     """Return the jobs of a canvas that are child jobs of ``job``, and how to read their results.
+
+    Args:
+        canvas, config, sent_by: As for :func:`plan_canvas`.
+        job: The job whose task replaces itself.
 
     Raises:
         TypeError, EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: As for :func:`plan_canvas`.
     """
-    parent, base_id = _Step(job.id, queue=job.queue), _new_id()
+    parent, base_id = Step(job.id, queue=job.queue), _new_id()
     expansion = _Expansion()
     expanded = expansion.expand(canvas, _Target(parent, base_id, base_id))
-    builder = _JobBuilder(config)
+    builder = _JobBuilder(config, sent_by)
     roots = builder.build([*parent.children, *expansion.roots])
     _check_ids(roots)
     return roots, Replacement(base_id, builder.shape(expanded.value, base_id))
 
 
-def plan_canvas(canvas: Canvas[Any, Any], config: Config) -> CanvasPlan:
+def plan_canvas(canvas: Canvas[Any, Any], config: Config, sent_by: Mapping[str, str]) -> CanvasPlan:
     """Return the jobs of a canvas, without sending them.
+
+    Args:
+        canvas: The canvas.
+        config: The settings of the sending app.
+        sent_by: The ids of the job whose task sends it, and of that job's root; empty for none.
 
     Raises:
         TypeError: The arguments of a call do not match its task.
@@ -153,7 +132,7 @@ def plan_canvas(canvas: Canvas[Any, Any], config: Config) -> CanvasPlan:
     """
     expansion = _Expansion()
     expanded = expansion.expand(canvas, _root_target())
-    roots = _JobBuilder(config).build(expansion.roots)
+    roots = _JobBuilder(config, sent_by).build(expansion.roots)
     _check_ids(roots)
     return CanvasPlan(roots, expanded.result, expanded.before)
 
@@ -162,7 +141,7 @@ class _Expansion:
     """Turns a canvas into steps, from its end to its beginning, because a job must know its parent."""
 
     def __init__(self) -> None:
-        self.roots: list[_Step] = []
+        self.roots: list[Step] = []
 
     def expand(self, canvas: Canvas[Any, Any], target: _Target) -> _Expanded:
         """Return the steps of a canvas whose result goes to ``target``."""
@@ -180,14 +159,14 @@ class _Expansion:
         links = [self.expand(callback, _root_target()) for callback in call.links]
         entries = [entry for link in links for entry in link.entries]
         if not entries:
-            step = self._place(_Step(call.options.job_id or target.id, call), target)
+            step = self._place(Step(call.options.job_id or target.id, call), target)
             return _Expanded([step], step, step)
         if target.parent is None and len(entries) == 1:
-            step = self._place(_Step(call.options.job_id or target.id, call), _before(entries[0]))
+            step = self._place(Step(call.options.job_id or target.id, call), _before(entries[0]))
             _deliver(entries, step)
             return _Expanded([step], step, step)
-        passed_on = self._place(_Step(target.id, followers=entries), target)
-        step = self._place(_Step(call.options.job_id or _new_id(), call), _before(passed_on))
+        passed_on = self._place(Step(target.id, followers=entries), target)
+        step = self._place(Step(call.options.job_id or _new_id(), call), _before(passed_on))
         _deliver([passed_on], step)
         _deliver(entries, passed_on)
         return _Expanded([step], step, passed_on)
@@ -195,7 +174,7 @@ class _Expansion:
     def _expand_chain(self, canvas: Chain[Any, Any], target: _Target) -> _Expanded:
         *others, last = canvas.steps
         following = self.expand(last, target)
-        result, value, before, entries = following.result, following.value, list[_Node](), following.entries
+        result, value, before, entries = following.result, following.value, list[Node](), following.entries
         for part in reversed(others):
             joint = self._joint(entries)
             expanded = self.expand(part, _root_target() if joint is None else _before(joint))
@@ -206,15 +185,15 @@ class _Expansion:
             before.insert(0, expanded.result)
             # An empty group has no jobs, so the step after it follows the step before it.
             entries = expanded.entries or ([] if joint is None else [joint])
-        for step in _leaves(result):
+        for step in leaves(result):
             step.errbacks += canvas.errbacks
         return _Expanded(entries, result, value, before)
 
-    def _joint(self, entries: list[_Step]) -> _Step | None:
+    def _joint(self, entries: list[Step]) -> Step | None:
         """Return the job that the preceding step feeds into."""
         if len(entries) < 2:
             return entries[0] if entries else None
-        return self._place(_Step(_new_id(), followers=entries), _root_target())
+        return self._place(Step(_new_id(), followers=entries), _root_target())
 
     def _expand_group(self, canvas: Group[Any, Any], target: _Target) -> _Expanded:
         members = []
@@ -222,26 +201,22 @@ class _Expansion:
             member_of = member_id(target.list_id, index)
             members.append(self.expand(member, _Target(target.parent, member_of, member_of)))
         entries = [entry for member in members for entry in member.entries]
-        result = _List(target.list_id, [member.result for member in members])
-        return _Expanded(entries, result, _List(target.list_id, [member.value for member in members]))
+        result = ResultList(target.list_id, [member.result for member in members])
+        return _Expanded(entries, result, ResultList(target.list_id, [member.value for member in members]))
 
-    def _place(self, step: _Step, target: _Target) -> _Step:
+    def _place(self, step: Step, target: _Target) -> Step:
         step.parent = target.parent
         (self.roots if target.parent is None else target.parent.children).append(step)
         return step
 
 
-def _leaves(node: _Node) -> list[_Step]:
-    return [node] if isinstance(node, _Step) else [leaf for item in node.items for leaf in _leaves(item)]
-
-
-def _deliver(entries: Sequence[_Step], value: _Node) -> None:
+def _deliver(entries: Sequence[Step], value: Node) -> None:
     """Let steps receive a result, unless they receive one already (that of an empty group before them)."""
     for entry in entries:
         entry.receives = entry.receives or value
 
 
-def _before(step: _Step) -> _Target:
+def _before(step: Step) -> _Target:
     """Return the target of a result that ``step`` receives."""
     return _Target(step, _new_id(), step.id)
 
@@ -260,13 +235,15 @@ class _JobBuilder:
 
     Args:
         config: The settings of the sending app.
+        sent_by: The parent and the root of the first calls.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._jobs: dict[_Step, tuple[NewJob, str]] = {}
+    def __init__(self, config: Config, sent_by: Mapping[str, str]) -> None:
+        self._config, self._sent_by = config, sent_by
+        self._origins: dict[Step, Mapping[str, str]] = {}
+        self._jobs: dict[Step, tuple[NewJob, str]] = {}
 
-    def build(self, roots: Sequence[_Step]) -> list[PlannedJob]:
+    def build(self, roots: Sequence[Step]) -> list[PlannedJob]:
         """Return the trees of jobs."""
         steps = list(roots)
         for step in steps:  # the loop appends to steps; no recursion, as a chain may be longer than Python's stack
@@ -274,6 +251,7 @@ class _JobBuilder:
         for step in steps:
             if step.call is not None:
                 self._jobs[step] = self._bind(step, step.call)
+        self._origins = origins((step for step in steps if step.call is not None), self._sent_by)
         planned = {step: self._plan(step) for step in steps}
         for step, job in planned.items():
             job.children += [planned[child] for child in step.children]
@@ -284,7 +262,7 @@ class _JobBuilder:
                 planned[step].job = replace(planned[step].job, has_children=True)
         return [planned[root] for root in roots]
 
-    def _bind(self, step: _Step, call: Signature[Any, Any]) -> tuple[NewJob, str]:
+    def _bind(self, step: Step, call: Signature[Any, Any]) -> tuple[NewJob, str]:
         """Return a call's job, and the parameter that receives the result of the step before."""
         options, parameter = call.options, ""
         if step.receives is None or call.immutable:
@@ -298,7 +276,7 @@ class _JobBuilder:
             raise ConfigError(f"{call!r} is part of a chain or chord, so it cannot be deduplicated: others wait for it")
         return replace(job, id=step.id), parameter
 
-    def _plan(self, step: _Step) -> PlannedJob:
+    def _plan(self, step: Step) -> PlannedJob:
         if step.call is None:
             job, parameter = self._fan_out_job(step), FAN_OUT_PARAMETER
         else:
@@ -309,17 +287,17 @@ class _JobBuilder:
             canvas = ChildResults(parameter, self.shape(step.receives, "")).to_wire() if receives else dict(NO_RESULTS)
         if errbacks := self._errbacks(step):
             canvas["errbacks"] = stored_errbacks(errbacks)
-        options = replace(job.options, canvas=canvas)
+        options = replace(job.options, canvas=canvas, origin=self._origins.get(step, {}))
         if step.parent is not None:
             link, more = self._link(step.parent, options.more)
             job, options = replace(job, parent=link), replace(options, more=more)
         has_custom_id = step.call is not None and step.call.options.job_id is not None
         return PlannedJob(replace(job, options=options), has_custom_id)
 
-    def _errbacks(self, step: _Step) -> list[Errback]:
+    def _errbacks(self, step: Step) -> list[Errback]:
         own = [] if step.call is None else step.call.errbacks
         # A call after a group is the body of a chord: its callbacks are those of the chord, as in Celery.
-        cascades = isinstance(step.receives, _List)
+        cascades = isinstance(step.receives, ResultList)
         errbacks = [self._errback(call, cascades=cascades) for call in own]
         return errbacks + [self._errback(call, cascades=True) for call in step.errbacks]
 
@@ -335,7 +313,7 @@ class _JobBuilder:
         queue = qualified_name(job.queue, self._config.prefix, hash_tag=self._config.queue_hash_tag)
         return Errback(queue, job.name, data, options.to_wire(0), tuple(parameters), cascades)
 
-    def _link(self, parent: _Step, more: Mapping[str, object]) -> tuple[ParentLink | None, dict[str, object]]:
+    def _link(self, parent: Step, more: Mapping[str, object]) -> tuple[ParentLink | None, dict[str, object]]:
         if others := sorted(set(more) & set(FAILURE_FLAGS.values()) - {_FAILS_PARENT}):
             raise ConfigError(
                 f"a failed step of a chain or chord fails the steps after it; it cannot have the option {others[0]!r}"
@@ -345,25 +323,25 @@ class _JobBuilder:
         config = self._config
         return link_to_parent(parent_like, stored, prefix=config.prefix, hash_tag=config.queue_hash_tag), stored
 
-    def _fan_out_job(self, step: _Step) -> NewJob:
+    def _fan_out_job(self, step: Step) -> NewJob:
         keys = [self._key(follower) for follower in step.followers]
         call = CallOptions(queue=self._queue(step))
         return replace(build_job(FAN_OUT, {"followers": keys}, TaskOptions(), call, self._config), id=step.id)
 
-    def _queue(self, step: _Step) -> str:
+    def _queue(self, step: Step) -> str:
         if step.call is not None:
             return self._jobs[step][0].queue
         return step.queue or self._config.canvas_queue or self._queue(step.followers[0])
 
-    def _key(self, step: _Step) -> str:
+    def _key(self, step: Step) -> str:
         return f"{self._config.prefix}:{self._address(step)}"
 
-    def _address(self, step: _Step) -> str:
+    def _address(self, step: Step) -> str:
         return f"{bullmq_name(self._queue(step), hash_tag=self._config.queue_hash_tag)}:{step.id}"
 
-    def shape(self, node: _Node, expected_id: str) -> Shape:
+    def shape(self, node: Node, expected_id: str) -> Shape:
         """Return the structure of results; ``expected_id`` is the id for which no address is needed."""
-        if isinstance(node, _Step):
+        if isinstance(node, Step):
             return None if node.id == expected_id else self._address(node)
         parts = [self.shape(item, member_id(node.id, index)) for index, item in enumerate(node.items)]
         return len(parts) if all(part is None for part in parts) else parts
@@ -380,9 +358,9 @@ def _bind_errback(call: Signature[Any, Any]) -> tuple[Any, list[str]]:
 
 
 def _handle(
-    node: _Node, reader: ResultReader, sent_ms: int, queues: Mapping[str, str], parent: Any
+    node: Node, reader: ResultReader, sent_ms: int, queues: Mapping[str, str], parent: Any
 ) -> AsyncResult[Any] | GroupResult[Any]:
-    if isinstance(node, _Step):
+    if isinstance(node, Step):
         decode = None if node.call is None else node.call.task.result_decoder
         return AsyncResult(node.id, queues[node.id], reader, sent_ms, decode, parent)
     return GroupResult(node.id, [_handle(item, reader, sent_ms, queues, parent) for item in node.items], parent)

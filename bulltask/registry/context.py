@@ -40,9 +40,10 @@ class Request:
         called_directly: The task was called as a function, without a worker.
         priority: The job's priority, 0 for none.
         soft_time_limit, time_limit: The limits of this attempt in seconds, ``None`` for no limit.
-        root_id: The job of a task from which this one was sent, directly or through other jobs; its own id if no task
-            sent it. ``None`` for a step of a chain, unless it is the first.
-        parent_id: The job whose task sent this one, or the step of a chain before it; ``None`` for none.
+        root_id: The first of the jobs from which this one descends: its own id, unless a task sent it or it follows
+            another step of a canvas.
+        parent_id: The job whose task sent this one, or the step of a canvas before it; for the body of a chord, the
+            last member. ``None`` for none.
         group, chord: The id of the job that receives the results of the group which this job is a member of, that is,
             the chord's body; ``None`` for none.
         app_id: The name of the worker's app.

@@ -25,6 +25,7 @@ from bulltask.jobs.names import name_in_app
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.context import JobCommand
+from bulltask.registry.relatives import origin_of_sent, relatives
 from bulltask.transport.broker import Broker
 from bulltask.transport.produce import Producer
 from bulltask.worker.child.attempt import Attempt
@@ -217,7 +218,8 @@ class _JobRun:
                 queue = name_in_app(errback.queue.removeprefix(f"{config.prefix}:"), hash_tag=config.queue_hash_tag)
                 data = errback.data_of(failed, outcome.reason, outcome.trace)
                 job_id = str(uuid_utils.uuid7())
-                job = NewJob(queue, job_id, errback.task, codec.encode(data), JobOptions(more=errback.opts))
+                options = JobOptions(more=errback.opts_of(failed, relatives(self._job)["root_id"]))
+                job = NewJob(queue, job_id, errback.task, codec.encode(data), options)
                 yield from _JobRun(self._app, self._results, job, ()).steps()
 
     # ---- the job client of a bound task ----
@@ -269,7 +271,7 @@ class _JobRun:
 
     def _replacement(self, canvas: Canvas[Any, Any]) -> list[PlannedJob]:
         job = self._job
-        roots, replacement = plan_replacement(canvas, self._app.config, JobRef(job.queue, job.id))
+        roots, replacement = plan_replacement(canvas, self._app.config, JobRef(job.queue, job.id), origin_of_sent(job))
         self._job = replace(job, replacement=replacement.to_json())
         return roots
 

@@ -309,6 +309,16 @@ same(
     True,
     lambda p: p.get(p.request.delay(["root_id"])) != ["missing"],
 )
+
+
+@same("In a chain, `root_id` is the id of the first step, and `parent_id` that of the step before.", True)
+def _(p: Any) -> object:
+    names = ["id", "root_id", "parent_id"]
+    last = p.chain(*[p.request.si(names) for _ in range(3)]).delay()
+    third, second, first = p.get(last), p.get(last.parent), p.get(last.parent.parent)
+    return [first[1:], second[1:], third[1:]] == [[first[0], None], [first[0]] * 2, [first[0], second[0]]]
+
+
 same(
     "`self.request.delivery_info` has the queue.",
     True,

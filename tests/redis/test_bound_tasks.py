@@ -141,6 +141,53 @@ def test_the_request_names_the_step_before_and_the_chord(app: App, worker: Inlin
     (step.s(0, "first") | step.s("second")).delay()
     chord(group(step.s(0, "member"), step.s(0, "other")), step.s("body")).delay()
     worker.drain()
-    assert (requests["second"].parent_id, requests["second"].root_id) == (requests["first"].id, None)
+    assert (requests["second"].parent_id, requests["second"].root_id) == (requests["first"].id,) * 2
     assert requests["member"].group == requests["member"].chord == requests["body"].id
     assert (requests["first"].group, requests["body"].group) == (None, None)
+
+
+def test_every_job_of_a_canvas_knows_its_root_and_its_parent(app: App, worker: InlineWorker) -> None:
+    requests: dict[str, Request] = {}
+
+    @app.task(name="node", bind=True, max_retries=0)
+    def node(self: Context, name: str) -> None:
+        requests[name] = self.request
+        if name == "sender":
+            (node.si("a") | group(node.si("b"), node.si("c")) | node.si("d")).delay()
+        if name == "replaced":
+            self.replace(node.si("r") | node.si("s"))
+        if name == "fails":
+            raise ValueError
+
+    def relatives(name: str) -> tuple[str | None, str | None]:
+        return requests[name].root_id, requests[name].parent_id
+
+    (node.si("1") | group() | node.si("2") | group(node.si("3"), node.si("4")) | node.si("5") | node.si("6")).delay()
+    node.si("linked").apply_async(link=[node.si("callback"), node.si("another")])
+    node.delay("sender")
+    node.delay("replaced")
+    chord([node.si("m"), node.si("n")], node.si("body")).delay()
+    (node.si("before") | node.si("fails").on_error(node.si("errback"))).delay()
+    worker.drain(propagate=False)
+    ids = {name: request.id for name, request in requests.items()}
+    first = ids["1"]
+    assert [relatives(name) for name in "123456"] == [
+        (first, None),
+        (first, first),
+        (first, ids["2"]),
+        (first, ids["2"]),
+        (first, ids["4"]),
+        (first, ids["5"]),
+    ]
+    assert relatives("callback") == relatives("another") == (ids["linked"],) * 2
+    sender = ids["sender"]
+    assert [relatives(name) for name in "abcd"] == [
+        (sender, sender),
+        (sender, ids["a"]),
+        (sender, ids["a"]),
+        (sender, ids["c"]),
+    ]
+    assert (relatives("r"), relatives("s")) == ((ids["replaced"],) * 2, (ids["replaced"], ids["r"]))
+    assert (relatives("m"), relatives("n")) == ((ids["m"], None), (ids["n"], None))
+    assert relatives("body") == (ids["n"], ids["n"])
+    assert relatives("errback") == (ids["before"], ids["fails"])

@@ -65,7 +65,7 @@ class Outbox:
         return self.send(jobs)
 
     def send_canvas(self, canvas: Any) -> Any:
-        self.jobs += [planned.job for planned in plan_canvas(canvas, self.config).roots]
+        self.jobs += [planned.job for planned in plan_canvas(canvas, self.config, {}).roots]
 
     async def asend_canvas(self, canvas: Any) -> Any:
         return self.send_canvas(canvas)

@@ -12,6 +12,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FailedJob, read_errbacks
 from bulltask.jobs.job import RunningJob
 from bulltask.registry.named_task import FAN_OUT
+from bulltask.registry.relatives import relatives
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import standard_job_args
@@ -51,12 +52,18 @@ def error_callbacks(job: RunningJob, outcome: FailedOutcome, now_ms: int) -> lis
     except InvalidJobError:
         return []  # another client has replaced the options
     failed = outcome.failed_job or FailedJob(job.id, job.name, job.queue)
-    jobs = []
+    jobs, root_id = [], relatives(job)["root_id"]
     for errback in errbacks:
         if errback.cascades or outcome.failed_job is None:
             base, data = f"{errback.queue}:", errback.data_of(failed, outcome.reason, outcome.trace)
+            opts = errback.opts_of(failed, root_id)
             arguments = standard_job_args(
-                base, str(uuid_utils.uuid7()), errback.task, json.dumps(data).encode(), errback.opts, now_ms
+                base,
+                str(uuid_utils.uuid7()),
+                errback.task,
+                json.dumps(data).encode(),
+                opts,
+                now_ms,
             )
             jobs.append((base, *arguments))
     return jobs
