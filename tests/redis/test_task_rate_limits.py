@@ -369,3 +369,16 @@ def test_a_task_without_a_limit_needs_no_further_round_trip(broker_url: str, ser
     child.close()
     calls: Any = server.info("commandstats")
     assert sum(calls[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "eval") if f"cmdstat_{name}" in calls) <= 13
+
+
+def test_held_jobs_do_not_count_for_the_jobs_of_a_child(broker_url: str) -> None:
+    app, ran = App("tested", broker_url, worker_max_tasks_per_child=2), list[str]()
+    limited = app.task(name="limited", rate_limit="1/m")(ran.append)
+    free = app.task(name="free")(ran.append)
+    child = Child(app, ["default"], Bus(on_error=lambda *_: None))
+    for number in range(4):
+        limited.delay(f"limited {number}")
+        free.apply_async((f"free {number}",), countdown=0 if number == 3 else 60)
+    child.run_waiting()
+    child.close()
+    assert ran == ["limited 0", "free 3"]
