@@ -103,12 +103,13 @@ class AsyncResult(Generic[R]):
         """The name of the job's queue in the app."""
         return self.ref.queue
 
-    def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> R:
+    def get(self, timeout: Duration | None = None, *, propagate: bool = True, interval: float = 0.5) -> R:  # noqa: ARG002
         """Wait for the job to finish and return the task's return value.
 
         Args:
             timeout: Seconds or ``timedelta``; ``None`` waits without a limit.
             propagate: Raise the exception of a failed task; otherwise, return it.
+            interval: Has no effect, because nothing is polled; for code written for Celery.
 
         Raises:
             ResultTimeoutError: The job did not finish in time; it keeps running.

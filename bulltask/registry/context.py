@@ -200,19 +200,23 @@ class Context(CheckpointMethods):
         """:meth:`update_progress` for async tasks."""
         await self._asend("progress", self._encode(progress))
 
-    def update_state(self, *, state: str | None = None, meta: codec.Json = None) -> None:
+    def update_state(self, task_id: str | None = None, state: str | None = None, meta: codec.Json = None) -> None:
         """Set a custom state and its ``meta``, which ``result.status`` and ``result.info`` return while the job runs.
 
         It is Celery's method. The two are stored as the job's progress, ``{"state": …, "meta": …}``. The state in Redis
         remains BullMQ's.
 
         Args:
+            task_id: The job's own id, or ``None``.
             state: Any name, such as ``"PROGRESS"``; default: ``"STARTED"``.
             meta: Any JSON value.
 
         Raises:
+            ConfigError: ``task_id`` is the id of another job.
             EncodeError, JobNotFoundError, BrokerError: As for :meth:`update_progress`.
         """
+        if task_id not in {None, self.request.id}:
+            raise ConfigError(f"job {self.request.id} can set only its own state, not that of job {task_id}")
         self.update_progress({"state": state or "STARTED", "meta": meta})
 
     async def aupdate_state(self, *, state: str | None = None, meta: codec.Json = None) -> None:

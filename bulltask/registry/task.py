@@ -17,6 +17,7 @@ from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Group, Signature
+from bulltask.registry.celery_task import CeleryTask
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.context import Context, Request
 from bulltask.registry.current import registered_task
@@ -42,7 +43,7 @@ _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
 """The module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
 
 
-class AnyTask(CommitSending[P, R]):
+class AnyTask(CeleryTask, CommitSending[P, R]):
     """Base class of sync and async tasks.
 
     Args:

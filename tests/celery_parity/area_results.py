@@ -85,10 +85,9 @@ differs(
     "`get` returns the result, and the caller has the id",
     lambda p: p.add.delay(2, 3).get(timeout=60, callback=lambda _, value: value) or 5,
 )
-differs(
-    "`get(interval=…)` sets how often a backend is polled.",
-    (5, "TypeError"),
-    "nothing is polled",
+same(
+    "`get(interval=…)` sets how often a backend is polled, and returns the result.",
+    5,
     lambda p: p.add.delay(2, 3).get(timeout=60, interval=0.1),
 )
 differs(

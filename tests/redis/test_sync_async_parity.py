@@ -692,6 +692,7 @@ PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
     "status": (lambda s: s.add_failed().result().status, "FAILURE"),
     "successful": (lambda s: s.add_completed().result().successful(), True),
     "traceback": (lambda s: s.add_failed().result().traceback, None),
+    "wait": (lambda s: s.add_completed(3).result().wait(timeout=60), 3),
 }
 """Members without an asyncio form: ``await result.asnapshot()`` has all their values."""
 
@@ -724,4 +725,4 @@ def test_properties_of_a_result_return_their_values(sides: tuple[ApiForm, ApiFor
 def test_every_member_of_a_result_is_tested() -> None:
     twice = {name for name in members(AsyncResult) if f"a{name}" in members(AsyncResult)}
     assert twice == RESULTS.keys() == members(AwaitedResult)
-    assert members(AsyncResult) - twice - {f"a{name}" for name in twice} - {"id", "queue"} == PLAIN.keys()
+    assert members(AsyncResult) - twice - {f"a{name}" for name in twice} - {"id", "queue", "task_id"} == PLAIN.keys()
