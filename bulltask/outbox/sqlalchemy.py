@@ -235,8 +235,9 @@ class _Rows:
     def _read(self, connection: sa.Connection, limit: int) -> list[Row]:
         table = self._table.c
         waiting = sa.select(table.id, table.payload).where(table.error.is_(None), table.version <= VERSION)
-        # SQLite's dialect leaves FOR UPDATE out.
-        query = waiting.order_by(table.id).limit(limit).with_for_update(skip_locked=True)
+        query = waiting.order_by(table.id).limit(limit)
+        if self.engine.dialect.name in _SKIPS_LOCKED:
+            query = query.with_for_update(skip_locked=True)
         return [Row(row_id, payload) for row_id, payload in connection.execute(query)]
 
     def _finish(self, connection: sa.Connection, sent: Sent) -> Sent:
