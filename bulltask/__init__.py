@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bulltask.group_result import GroupResult
     from bulltask.hooks.middleware import Middleware
     from bulltask.jobs.states import JobState
+    from bulltask.registry.batches import BatchJob
     from bulltask.registry.canvas import Signature
     from bulltask.registry.context import Context, Request
     from bulltask.registry.current import current_app
@@ -44,6 +45,7 @@ __all__ = [
     "App",
     "AsyncResult",
     "AsyncTask",
+    "BatchJob",
     "BrokerError",
     "BrokerUnavailableError",
     "BulltaskError",
@@ -80,6 +82,7 @@ _MODULES: Final = {
     "App": "bulltask.app",
     "AsyncResult": "bulltask.result",
     "AsyncTask": "bulltask.registry.task",
+    "BatchJob": "bulltask.registry.batches",
     "BrokerError": "bulltask.errors",
     "BrokerUnavailableError": "bulltask.errors",
     "BulltaskError": "bulltask.errors",

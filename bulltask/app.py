@@ -36,11 +36,11 @@ from bulltask.registry.canvas import Canvas, Signature
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current import set_current
 from bulltask.registry.current_job import current_job
-from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator, decorate
+from bulltask.registry.decorators import BatchTaskDecorator, BoundTaskDecorator, TaskDecorator, decorate
 from bulltask.registry.discovering import Discovering
 from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
-from bulltask.registry.option_types import CallKeywords, SignatureKeywords, TaskKeywords
+from bulltask.registry.option_types import BatchTaskKeywords, CallKeywords, SignatureKeywords, TaskKeywords
 from bulltask.registry.relatives import origin_of_sent, sent_by
 from bulltask.registry.result_handles import ResultHandles
 from bulltask.registry.single_jobs import job_of
@@ -103,6 +103,8 @@ class App(Configured, Hooked, Discovering, ResultHandles):
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
+    def task(self, /, *, name: str | None = None, **options: Unpack[BatchTaskKeywords]) -> BatchTaskDecorator: ...
+    @overload
     def task(
         self, /, *, bind: Literal[True], name: str | None = None, **options: Unpack[TaskKeywords]
     ) -> BoundTaskDecorator: ...
@@ -118,7 +120,7 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         *,
         bind: bool = False,
         name: str | None = None,
-        **options: Unpack[TaskKeywords],
+        **options: Any,
     ) -> Any:
         """Turn a function into a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
 

@@ -71,6 +71,10 @@ class TimeLimits:
         soft_ms = defaults.soft_ms if self.soft_ms is None else self.soft_ms
         return TimeLimits(soft_ms, defaults.hard_ms if self.hard_ms is None else self.hard_ms)
 
+    def shortest(self, other: TimeLimits) -> TimeLimits:
+        """Return the shorter soft limit and the shorter hard limit of the two."""
+        return TimeLimits(_shorter(self.soft_ms, other.soft_ms), _shorter(self.hard_ms, other.hard_ms))
+
     @property
     def soft_s(self) -> float | None:
         """The soft limit in seconds."""
@@ -92,6 +96,10 @@ class TimeLimits:
 
 
 NO_LIMITS: Final = TimeLimits()
+
+
+def _shorter(first_ms: int | None, second_ms: int | None) -> int | None:
+    return min((limit_ms for limit_ms in (first_ms, second_ms) if limit_ms is not None), default=None)
 
 
 def _ms(limit: Duration | None, name: str) -> int | None:

@@ -13,6 +13,7 @@ from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 
 __all__ = [
     "add_once",
+    "collect_batch",
     "retry_failed",
     "with_checkpoint",
     "with_delay",
@@ -31,6 +32,16 @@ def add_once(name: str) -> Script:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     return _combine(bulltask_script("addOnce"), official_script(name), b"add")
+
+
+@cache
+def collect_batch() -> Script:
+    """Return ``collectBatch`` with BullMQ's ``moveToActive`` and its guard, which it calls as ``fetch(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    """
+    return _combine(bulltask_script("collectBatch"), with_guard("moveToActive", "promotionGuard"), b"fetch")
 
 
 @cache

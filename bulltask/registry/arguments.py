@@ -27,13 +27,17 @@ class Arguments:
         function: The function.
         task: The task's name, for messages.
         skip_first: The first parameter is the context (``bind=True``), not an argument.
+
+    Attributes:
+        signature: The signature of a call.
     """
 
     def __init__(self, function: Callable[..., Any], task: str, *, skip_first: bool) -> None:
         signature = inspect.signature(function)
         parameters = list(signature.parameters.values())[1 if skip_first else 0 :]
         self._task = task
-        self._signature = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+        self.signature = signature.replace(parameters=parameters)
+        self._signature = self.signature.replace(return_annotation=inspect.Signature.empty)
         by_kind: dict[Any, list[str]] = {}
         for parameter in parameters:
             by_kind.setdefault(parameter.kind, []).append(parameter.name)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from bulltask.registry.batches import BatchJob
 from bulltask.registry.context import Context
 from bulltask.registry.current import current_sender
 from bulltask.registry.naming import task_name
-from bulltask.registry.option_types import TaskKeywords
+from bulltask.registry.option_types import BatchTaskKeywords, TaskKeywords
 from bulltask.registry.shared import add_shared
 from bulltask.registry.task import AnyTask, AsyncTask, Task
 from bulltask.registry.task_options import TaskOptions
 
-__all__ = ["BoundTaskDecorator", "TaskDecorator", "decorate", "shared_task"]
+__all__ = ["BatchTaskDecorator", "BoundTaskDecorator", "TaskDecorator", "decorate", "shared_task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
 
 # An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
@@ -26,6 +28,26 @@ _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 class TaskDecorator(Protocol):
     """Return type of ``@app.task(…)`` with options: turns a function into a ``Task`` or an ``AsyncTask``."""
 
+    @overload
+    def __call__(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class BatchTaskDecorator(Protocol):
+    """Return type of ``@app.task(batch=100, …)``: the function receives a list of jobs, and a call has one argument.
+
+    A type checker also chooses it for ``@app.task(**options)``, so it accepts any other function as well.
+    """
+
+    @overload
+    def __call__(self, function: _AsyncFunction[[list[BatchJob[A]]], None], /) -> AsyncTask[[A], None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: _AsyncFunction[[list[BatchJob[A]]], Sequence[R] | None], /) -> AsyncTask[[A], R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[[list[BatchJob[A]]], None], /) -> Task[[A], None]: ...
+    @overload
+    def __call__(self, function: Callable[[list[BatchJob[A]]], Sequence[R] | None], /) -> Task[[A], R]: ...
     @overload
     def __call__(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
@@ -48,6 +70,8 @@ def shared_task(function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # ty
 @overload
 def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
+def shared_task(*, name: str | None = None, **options: Unpack[BatchTaskKeywords]) -> BatchTaskDecorator: ...
+@overload
 def shared_task(
     *, bind: Literal[True], name: str | None = None, **options: Unpack[TaskKeywords]
 ) -> BoundTaskDecorator: ...
@@ -63,7 +87,7 @@ def shared_task(
     *,
     bind: bool = False,
     name: str | None = None,
-    **options: Unpack[TaskKeywords],
+    **options: Any,
 ) -> Any:
     """Turn a function into a task of every app, for libraries that have no app; options as in :meth:`App.task`."""
     return decorate(function, current_sender, add_shared, bind=bind, name=name, options=options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 from bulltask.clock import Duration
 from bulltask.jobs.backoff import CustomBackoff
@@ -17,7 +17,7 @@ from bulltask.jobs.retention import KeepJobs
 if TYPE_CHECKING:  # canvas.py imports this module
     from bulltask.registry.canvas import Canvas, Signature
 
-__all__ = ["CallKeywords", "Exceptions", "SignatureKeywords", "SingleCallKeywords", "TaskKeywords"]
+__all__ = ["BatchTaskKeywords", "CallKeywords", "Exceptions", "SignatureKeywords", "SingleCallKeywords", "TaskKeywords"]
 
 Exceptions = tuple[type[BaseException], ...] | list[type[BaseException]]
 
@@ -79,6 +79,13 @@ class TaskKeywords(TypedDict, total=False):
     track_started: bool | None
     trail: bool | None
     typing: bool | None
+
+
+class BatchTaskKeywords(TaskKeywords, total=False):
+    """Options of a batch task, whose function receives a list of jobs."""
+
+    batch: Required[int]
+    batch_wait: Duration
 
 
 class SingleCallKeywords(TypedDict, total=False):

@@ -45,5 +45,5 @@ def _entry(task: AnyTask[..., Any], config: Config, definitions: Definitions) ->
     return {
         **({"description": description} if description else {}),
         "queue": queue,
-        "data": task.types.data_schema(definitions),
+        "data": task.data_schema(definitions),
     }

@@ -14,7 +14,8 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
 from bulltask.ports import DataFrameMapper, Sender
-from bulltask.registry.arguments import Arguments
+from bulltask.registry.batches import call_for_one
+from bulltask.registry.call_binding import CallBinding
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Group, Signature
 from bulltask.registry.celery_task import CeleryTask
@@ -29,7 +30,6 @@ from bulltask.registry.on_commit import CommitSending
 from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
-from bulltask.typed.call import CallConversion, CallTypes
 
 __all__ = ["AnyTask", "AsyncTask", "Task"]
 
@@ -43,7 +43,7 @@ _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
 """The module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
 
 
-class AnyTask(CeleryTask, CommitSending[P, R]):
+class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
     """Base class of sync and async tasks.
 
     Args:
@@ -63,17 +63,14 @@ class AnyTask(CeleryTask, CommitSending[P, R]):
         *,
         bind: bool,
     ) -> None:
-        self.function, self.name, self.options, self.bind = function, name, options, bind
+        super().__init__(function, name, options, sender, bind=bind)
         self.is_async = inspect.iscoroutinefunction(function)
         options.check_function(name, is_async=self.is_async, bind=bind)
-        self.arguments = Arguments(function, name, skip_first=bind)
-        self._sender = sender
         self._default_plan: tuple[Config, JobPlan] | None = None
         # Without the function's attributes, because a ``name`` or ``options`` among them would replace the task's.
         functools.update_wrapper(cast(Any, self), function, updated=())
-        if bind:
-            signature = inspect.signature(function)
-            vars(self)["__signature__"] = signature.replace(parameters=[*signature.parameters.values()][1:])
+        if bind or self.is_batch:
+            vars(self)["__signature__"] = self.arguments.signature
 
     @property
     def location(self) -> str:
@@ -235,72 +232,6 @@ class AnyTask(CeleryTask, CommitSending[P, R]):
         """The app that sends the task's calls."""
         return self._sender()
 
-    @functools.cached_property
-    def types(self) -> CallTypes:
-        """The types of the parameters and the return value, derived from their hints.
-
-        The hints are evaluated on first use, because they may name classes that are defined after the task.
-        """
-        return CallTypes(self.function, self.name, skip_first=self.bind)
-
-    @functools.cached_property
-    def conversion(self) -> CallConversion | None:
-        """The conversion of arguments and results according to their hints, ``None`` if nothing is converted.
-
-        Raises:
-            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
-        """
-        typed = self.options.enforced_hints
-        return self.types.conversion(self._sender().typed if typed is None else typed)
-
-    @functools.cached_property
-    def result_decoder(self) -> Callable[[Any], R] | None:
-        """Converts a JSON result to the hinted return type; ``None`` if results are not converted."""
-        conversion = self.conversion
-        return None if conversion is None or conversion.result is None else conversion.decode_result
-
-    def check_types(self) -> None:
-        """Evaluate the type hints now, so that a worker's children inherit them and errors are raised at startup.
-
-        Raises:
-            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
-        """
-        _ = self.conversion
-
-    def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise ``TypeError`` if the arguments cannot be completed to a call."""
-        self.arguments.bind_some(args, kwargs)
-
-    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by parameter name, in their JSON form.
-
-        Raises:
-            TypeError: The arguments do not match the signature.
-            EncodeError: An argument does not match its type hint.
-        """
-        return self._encoded(self.arguments.bind(args, kwargs))
-
-    def bind_json_after(
-        self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Bind a call whose first arguments are not known yet; see :meth:`Arguments.bind_after`.
-
-        Raises:
-            TypeError, EncodeError: As for :meth:`bind_json`.
-        """
-        data, names = self.arguments.bind_after(count, args, kwargs)
-        return self._encoded(data), names
-
-    def unbind_json(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a job's data as positional and keyword arguments, converted to the types of their hints.
-
-        Raises:
-            InvalidJobError: The data does not match the signature or a type hint.
-        """
-        args, kwargs = self.arguments.unbind(data)
-        conversion = self.conversion
-        return (args, kwargs) if conversion is None else conversion.decode_arguments(args, kwargs)
-
     def build(self, data: Any, call: CallOptions) -> NewJob:
         """Return the job for bound arguments."""
         config = self._sender().config  # before the options, because task_annotations apply when it is first read
@@ -308,15 +239,13 @@ class AnyTask(CeleryTask, CommitSending[P, R]):
 
     def direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the function in this process, with a new context if it is bound."""
-        if not self.bind:
+        if not (self.bind or self.is_batch):
             return self.function(*args, **kwargs)
         request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
+        if self.is_batch:
+            return call_for_one(self.function, self.arguments.bind(args, kwargs), request, is_async=self.is_async)
         checkpoints = Checkpoints() if self.options.checkpoint else None
         return self.function(Context(request, checkpoints=checkpoints), *args, **kwargs)
-
-    def _encoded(self, data: dict[str, Any]) -> dict[str, Any]:
-        conversion = self.conversion
-        return data if conversion is None else conversion.encode_arguments(data)
 
     def _in_one_job(self, calls: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]:
         items = [self.bind_json(args, {}) for args in calls]

@@ -24,6 +24,7 @@ __all__ = ["TaskOptions"]
 
 CELERY_RETRY_DELAY_S: Final = 180
 CELERY_MAX_RETRIES: Final = 3
+MAX_BATCH: Final = 1_000
 
 _FLAGS: Final = {
     "spark": "; for Spark's settings, use spark_conf",
@@ -78,6 +79,9 @@ class TaskOptions:
         time_limit: Seconds or ``timedelta`` after which the attempt is stopped and fails with ``TimeLimitExceeded``.
         rate_limit: How often the task's jobs may start, across all workers of a queue: a number per second, or a string
             such as ``"10/s"``, ``"100/m"`` or ``"5/30s"``; 0 for no limit. Starts are spread evenly.
+        batch: Maximum number of jobs for which the task's function is called once, 1 to 1,000; it receives a list of
+            :class:`~bulltask.registry.batches.BatchJob`.
+        batch_wait: Seconds or ``timedelta`` to wait for further jobs of a batch; 0: only jobs that are already waiting.
         spark: Give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
         typed: Which type hints are enforced: ``True``: all; ``False``: none; ``None``: the setting ``task_typed``, by
             default those of types that JSON does not have (``datetime``, dataclasses, pydantic models …).
@@ -116,6 +120,8 @@ class TaskOptions:
     soft_time_limit: Duration | None = None
     time_limit: Duration | None = None
     rate_limit: float | str | None = None
+    batch: int | None = None
+    batch_wait: Duration = 0
     spark: bool = False
     typed: bool | None = None
     pydantic: bool | None = None
@@ -140,6 +146,7 @@ class TaskOptions:
                 raise ConfigError(f"{name} must be True or False, not {value!r}{advice}")
         self.time_limits.check("a task")
         task_rate(self.rate_limit, "rate_limit")
+        self._check_batch()
         stored_options(self.stored)
 
     def check_function(self, name: str, *, is_async: bool, bind: bool) -> None:
@@ -160,6 +167,16 @@ class TaskOptions:
             )
         if self.checkpoint and not bind:
             raise ConfigError(f"task {name!r} has checkpoint=True, but no self with a cursor: add bind=True")
+
+    def _check_batch(self) -> None:
+        wait_ms = to_ms(self.batch_wait, "batch_wait")
+        if self.batch is None:
+            if wait_ms:
+                raise ConfigError("batch_wait needs batch, the maximum number of jobs: batch=100, batch_wait=0.05")
+        elif not isinstance(self.batch, int) or isinstance(self.batch, bool) or not 1 <= self.batch <= MAX_BATCH:
+            raise ConfigError(f"batch must be an integer from 1 to {MAX_BATCH:,}, not {self.batch!r}")
+        elif self.checkpoint:
+            raise ConfigError("a batch task cannot have checkpoint=True: its jobs have no cursor in common")
 
     def _check_retry_options(self) -> None:
         expiry_ms(self.expires)

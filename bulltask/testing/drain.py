@@ -22,12 +22,14 @@ from bulltask.testing.queues import queues_in_redis
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
-from bulltask.transport.scripts.move import FetchOptions, move_from_active_to_wait, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, collect_batch, move_from_active_to_wait, move_to_active
 from bulltask.transport.scripts.start import start_or_hold
 from bulltask.worker.child.attempt import Attempt
+from bulltask.worker.child.capacity import batches_of
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.in_process import InProcessRunner
+from bulltask.worker.slots import Slot
 
 __all__ = ["MAX_ATTEMPTS", "Drain", "Steps"]
 
@@ -36,7 +38,7 @@ MAX_ATTEMPTS: Final = 10_000
 
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 
-Steps = Generator[tuple[InProcessRunner, Attempt], Outcome, None]
+Steps = Generator[tuple[InProcessRunner, list[Attempt]], list[Outcome], None]
 """Yields the attempts to run and receives their outcomes, so that sync and async callers share the other steps."""
 
 
@@ -67,7 +69,8 @@ class Drain:
         def job_client(job: RunningJob) -> RedisJobClient:
             return RedisJobClient(job, broker, broker.shared_async_client)
 
-        self._runner = InProcessRunner(app, job_client)
+        self._batches = batches_of(app)
+        self._runner = InProcessRunner(app, job_client, max([1, *(size for size, _ in self._batches.values())]))
         self._runner.bus.subscribe(ChildEvent, self._record)
         self._queues: list[QueueKeys] = []
         self._attempts = 0
@@ -75,20 +78,23 @@ class Drain:
     def run_ready(self, awaited: JobRef | None) -> Steps:
         """Run the jobs that are ready, and those that they send, or until ``awaited`` has finished."""
         while not self.ended and (acquired := self._acquire()) is not None:
-            self._running.add(ref := JobRef(acquired.job.queue, acquired.job.id))
+            batch, first_event = self._batch(acquired), len(self.events)
+            refs = {JobRef(each.job.queue, each.job.id) for each in batch}
+            self._running |= refs
             try:
-                yield from self._work(acquired)
+                yield from self._work(batch)
             finally:
-                self._running.discard(ref)
-            last = self.events[-1]
-            self.ended = isinstance(last, JobCompleted | JobFailed) and ref == awaited
-            self.ended |= isinstance(last, JobFailed) and self._propagate
+                self._running -= refs
+            for event in self.events[first_event:]:
+                if isinstance(event, JobCompleted | JobFailed):
+                    self.ended |= JobRef(event.queue, event.job_id) == awaited
+                    self.ended |= isinstance(event, JobFailed) and self._propagate
 
     def result(self) -> list[ChildEvent]:
         """Return the events, or raise the exception of the job that failed."""
-        last = self.events[-1] if self.events else None
-        if self._propagate and isinstance(last, JobFailed):
-            raise last.exception or TaskError(last.error, job_id=last.job_id, remote_traceback=last.traceback)
+        failed = next((event for event in self.events if isinstance(event, JobFailed)), None)
+        if self._propagate and failed is not None:
+            raise failed.exception or TaskError(failed.error, job_id=failed.job_id, remote_traceback=failed.traceback)
         return self.events
 
     def _acquire(self) -> AcquiredJob | None:
@@ -104,9 +110,40 @@ class Drain:
             )
         return acquired
 
-    def _work(self, acquired: AcquiredJob) -> Steps:
-        """Run an acquired job and write its outcome."""
-        job, started_ms = acquired.job, mono_ms()
+    def _batch(self, first: AcquiredJob) -> list[AcquiredJob]:
+        """Acquire the other jobs of a batch that are waiting; a job of another kind of task is alone."""
+        size, _ = self._batches.get(first.job.name, (1, 0))
+        if size == 1:
+            return [first]
+        slots = self._runner.slots[1:size]
+        options = [self._options(first.keys, slot) for slot in slots]
+        replies = self._client.run(collect_batch(first.keys, options, first.job.name, self._clock.now_ms()))
+        batch = [first]
+        for slot, fetched in zip(slots, replies, strict=False):
+            if fetched.job_id:
+                job = RunningJob.read(first.keys.queue, fetched.job_id, fetched.fields)
+                if job.name == first.job.name:
+                    batch.append(AcquiredJob(slot, first.queue_index, first.keys, job, 0))
+                else:  # a delayed job of another task is due
+                    self._client.run(move_from_active_to_wait(first.keys, job.id, slot.token))
+        self._attempts += len(batch) - 1
+        return batch
+
+    def _work(self, batch: list[AcquiredJob]) -> Steps:
+        """Run acquired jobs and write their outcomes."""
+        started_ms = mono_ms()
+        begun_jobs = [(acquired, begun) for acquired in batch if (begun := self._begin(acquired)) is not None]
+        attempts = [begun for _, begun in begun_jobs if isinstance(begun, Attempt)]
+        ran = iter((yield self._runner, attempts) if attempts else [])
+        for acquired, begun in begun_jobs:
+            written = self._write(acquired, next(ran) if isinstance(begun, Attempt) else begun)
+            if (call := self._runner.settler.after_settle(acquired, written)) is not None:
+                self._client.run(call)
+            self._runner.settler.emit(acquired, written, mono_ms() - started_ms)
+
+    def _begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
+        """Return the attempt, its outcome if the task is not called, or ``None`` if the job is held."""
+        job = acquired.job
         if job.is_repeated:
             zone = zone_of(self._app.config.timezone)
             run_sync(self._client, add_next_iteration(acquired.keys, job, self._clock.now_ms(), zone))
@@ -115,13 +152,12 @@ class Drain:
             token, now_ms = acquired.slot.token, self._clock.now_ms()
             if delay_ms := self._client.run(start_or_hold(acquired.keys, job, token, attempt.rate, now_ms)):
                 self._runner.bus.emit(JobHeld(job.id, job.queue, job.name, delay_ms))
-                return
+                return None
         self._runner.bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
-        outcome = (yield self._runner, attempt) if isinstance(attempt, Attempt) else attempt
-        written = self._write(acquired, outcome)
-        if (call := self._runner.settler.after_settle(acquired, written)) is not None:
-            self._client.run(call)
-        self._runner.settler.emit(acquired, written, mono_ms() - started_ms)
+        return attempt
+
+    def _options(self, keys: QueueKeys, slot: Slot) -> FetchOptions:
+        return FetchOptions.from_config(self._app.config, keys, slot.token, self._runner.worker_id)
 
     def _record(self, event: ChildEvent) -> None:
         if not isinstance(event, JobStarted):
@@ -132,13 +168,13 @@ class Drain:
         for index, keys in enumerate(self._queues):
             if keys.queue in self.foreign:
                 continue
-            options = FetchOptions.from_config(self._app.config, keys, self._runner.slot.token, self._runner.worker_id)
+            options = self._options(keys, self._runner.slots[0])
             now_ms = self._clock.now_ms()
             fetched = self._client.run(move_to_active(keys, options, now_ms))
             if fetched.job_id:
                 job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
                 if not self._is_foreign(job):
-                    return AcquiredJob(self._runner.slot, index, keys, job, 0)
+                    return AcquiredJob(self._runner.slots[0], index, keys, job, 0)
                 self._client.run(move_from_active_to_wait(keys, job.id, options.token))
                 self.foreign[keys.queue] = job.name
             due += [fetched.due_ms] if fetched.due_ms else []

@@ -9,6 +9,7 @@ from bulltask.app import App
 from bulltask.clock import to_epoch_ms, to_ms
 from bulltask.jobs import codec
 from bulltask.queue import Job
+from bulltask.registry.batches import to_wire
 from bulltask.registry.task import AnyTask
 from bulltask.testing.queues import queues_in_redis
 
@@ -78,8 +79,11 @@ def assert_enqueued(
 def _call(task: AnyTask[Any, Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
     if isinstance(task, str):
         return task, list(args) if args else dict(kwargs)
-    data, conversion = task.arguments.bind_some(args, kwargs), task.conversion
+    data: Any = task.arguments.bind_some(args, kwargs)
+    conversion = task.conversion
     data = data if conversion is None else conversion.encode_arguments(data)
+    if task.is_batch:
+        data = to_wire(data)
     return task.name, codec.decode(codec.encode(data, what=f"the arguments of task {task.name}"))
 
 

@@ -135,9 +135,9 @@ class InlineWorker:
             self._last = drain = Drain(self._app, client, self._running, propagate=propagate)
             steps = self._steps(drain, end_ms, awaited)
             with suppress(StopIteration):
-                runner, attempt = next(steps)
+                runner, attempts = next(steps)
                 while True:
-                    runner, attempt = steps.send(runner.call(attempt, self._loop))
+                    runner, attempts = steps.send(runner.call(attempts, self._loop))
         return drain.result()
 
     async def _arun(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
@@ -145,9 +145,9 @@ class InlineWorker:
             self._last = drain = Drain(self._app, client, self._running, propagate=propagate)
             steps = self._steps(drain, end_ms, awaited)
             with suppress(StopIteration):
-                runner, attempt = next(steps)
+                runner, attempts = next(steps)
                 while True:
-                    runner, attempt = steps.send(await runner.acall(attempt))
+                    runner, attempts = steps.send(await runner.acall(attempts))
         return drain.result()
 
     def _steps(self, drain: Drain, end_ms: int, awaited: JobRef | None) -> Steps:

@@ -16,7 +16,7 @@ from bulltask.typed.definitions import Definitions, Schema
 from bulltask.typed.records import NO_DEFAULT, Field, object_schema
 from bulltask.typed.scalars import PLAIN
 
-__all__ = ["CallConversion", "CallTypes"]
+__all__ = ["CallConversion", "CallTypes", "hints_of"]
 
 _Kind = inspect.Parameter
 _VARIADIC: Final = (_Kind.VAR_POSITIONAL, _Kind.VAR_KEYWORD)
@@ -38,7 +38,7 @@ class CallTypes:
         self._task = task
         parameters = list(inspect.signature(function).parameters.values())[1 if skip_first else 0 :]
         self._parameters = {parameter.name: parameter for parameter in parameters}
-        hints, self.problems = _hints_of(function)
+        hints, self.problems = hints_of(function)
         self._items = {name: self._converter(name, hints) for name in self._parameters}
         for name, parameter in self._parameters.items():
             if parameter.default is None:
@@ -217,7 +217,7 @@ def _convert(converter: Converter | None, method: str, value: Any, path: _Path, 
     return None
 
 
-def _hints_of(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def hints_of(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the evaluated hints of a function, and why a hint cannot be evaluated, by name.
 
     A name that exists only for type checkers (``if TYPE_CHECKING:``) makes only its own hint unusable.

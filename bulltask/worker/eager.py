@@ -45,7 +45,7 @@ __all__ = ["EagerBroker", "EagerRunner"]
 _MAX_ATTEMPTS: Final = 1_000
 _KEPT_RESULTS: Final = 10_000
 
-_Steps = Generator[tuple[InProcessRunner, Attempt], Outcome, None]
+_Steps = Generator[tuple[InProcessRunner, list[Attempt]], list[Outcome], None]
 
 
 class EagerBroker(Broker):
@@ -104,9 +104,9 @@ class EagerRunner:
         steps, loop = self._steps(roots), TaskLoop()
         try:
             with suppress(StopIteration):
-                runner, attempt = next(steps)
+                runner, attempts = next(steps)
                 while True:
-                    runner, attempt = steps.send(runner.call(attempt, loop))
+                    runner, attempts = steps.send(runner.call(attempts, loop))
         finally:
             loop.close()
 
@@ -114,9 +114,9 @@ class EagerRunner:
         """:meth:`run` for asyncio: async tasks run on the running loop."""
         steps = self._steps(roots)
         with suppress(StopIteration):
-            runner, attempt = next(steps)
+            runner, attempts = next(steps)
             while True:
-                runner, attempt = steps.send(await runner.acall(attempt))
+                runner, attempts = steps.send(await runner.acall(attempts))
 
     def _steps(self, roots: Sequence[PlannedJob]) -> _Steps:
         before: dict[str, list[JobRef]] = {}
@@ -165,12 +165,12 @@ class _JobRun:
         for _ in range(_MAX_ATTEMPTS):
             started_ms = mono_ms()
             attempt = self._runner.begin(self._job)
-            outcome = (yield self._runner, attempt) if isinstance(attempt, Attempt) else attempt
+            outcome = (yield self._runner, [attempt])[0] if isinstance(attempt, Attempt) else attempt
             if isinstance(outcome, RescheduledByWorkerOutcome):
                 reason = f"task {self._job.name!r} is not registered in app {self._app.name!r}"
                 outcome = FailedOutcome(reason, "", "permanent")
             self.outcome = outcome
-            acquired = AcquiredJob(self._runner.slot, 0, self._keys, self._job, 0)
+            acquired = AcquiredJob(self._runner.slots[0], 0, self._keys, self._job, 0)
             if self._finish(outcome):
                 self._runner.settler.emit(acquired, outcome, mono_ms() - started_ms)
                 yield from self._error_callbacks(outcome)

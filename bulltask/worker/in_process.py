@@ -7,7 +7,7 @@ import contextvars
 import os
 import threading
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -17,6 +17,7 @@ from bulltask.events.bus import Event
 from bulltask.jobs.job import RunningJob
 from bulltask.registry.context import JobClient
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
+from bulltask.worker.child.batch_runner import BatchRunner
 from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.outcomes import Outcome
 from bulltask.worker.child.retirement import Retirement
@@ -40,20 +41,21 @@ class InProcessRunner:
     Args:
         app: Tasks, settings and listeners.
         job_client: Creates the client of a job, which stores the progress and log lines of a bound task.
+        slots: The maximum number of jobs of a batch.
 
     Attributes:
         bus: Passes events to the app's listeners.
-        slot: The slot whose token locks the job.
+        slots: The slots whose tokens lock the jobs.
         settler: Builds the calls that write outcomes, and emits their events.
         worker_id: Stored in each job as the worker that runs it.
     """
 
     worker_id = _WORKER_ID
 
-    def __init__(self, app: App, job_client: Callable[[RunningJob], JobClient]) -> None:
-        block = Slots(1, 1).children[0]
+    def __init__(self, app: App, job_client: Callable[[RunningJob], JobClient], slots: int = 1) -> None:
+        block = Slots(1, slots).children[0]
         block.reset()
-        (self.slot,) = block.slots()
+        self.slots = block.slots()
         self.bus = Bus(on_error=_warn)
         app.listeners.attach(self.bus, is_final=False)
         spark = SparkTaskRunner(app, job_client, lambda _job, _token: True, lambda: None)
@@ -67,21 +69,31 @@ class InProcessRunner:
         """Return the attempt, or an outcome if the task must not or cannot be called."""
         return self._runner.begin(job)
 
-    def call(self, attempt: Attempt, loop: TaskLoop) -> Outcome:
-        """Run an attempt; an async task runs on ``loop``."""
-        if attempt.task.is_async:
-            return loop.run(self._runner.acall(attempt, self.slot))
-        return self._runner.call(attempt, self.slot)
+    def call(self, attempts: Sequence[Attempt], loop: TaskLoop) -> list[Outcome]:
+        """Run one attempt, or those of a batch; an async task runs on ``loop``. Returns the outcome of each."""
+        if attempts[0].task.is_async:
+            return loop.run(self._acall(attempts))
+        return self._call(attempts)
 
-    async def acall(self, attempt: Attempt) -> Outcome:
-        """Run an attempt: an async task on the running loop, a sync task directly, although that blocks the loop."""
-        if not attempt.task.is_async:
-            return self._runner.call(attempt, self.slot)
+    async def acall(self, attempts: Sequence[Attempt]) -> list[Outcome]:
+        """:meth:`call`: an async task on the running loop, a sync task directly, although that blocks the loop."""
+        if not attempts[0].task.is_async:
+            return self._call(attempts)
         # A separate asyncio task, because the runner clears the cancelled state of the one that it runs in.
-        outcome = await asyncio.create_task(self._runner.acall(attempt, self.slot))
+        outcomes = await asyncio.create_task(self._acall(attempts))
         if (caller := asyncio.current_task()) is not None and caller.cancelling():
             raise asyncio.CancelledError
-        return outcome
+        return outcomes
+
+    def _call(self, attempts: Sequence[Attempt]) -> list[Outcome]:
+        if attempts[0].task.is_batch:
+            return BatchRunner(self._runner).call(list(zip(attempts, self.slots, strict=False)))
+        return [self._runner.call(attempts[0], self.slots[0])]
+
+    async def _acall(self, attempts: Sequence[Attempt]) -> list[Outcome]:
+        if attempts[0].task.is_batch:
+            return await BatchRunner(self._runner).acall(list(zip(attempts, self.slots, strict=False)))
+        return [await self._runner.acall(attempts[0], self.slots[0])]
 
 
 class TaskLoop:

@@ -28,6 +28,7 @@ from bulltask.transport.inspect import count_runnable_jobs, queue_lengths
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.child.capacity import slots_per_child
 from bulltask.worker.child.main import ChildPlan, child_bus, run_child
 from bulltask.worker.child.spark_tasks import missing_dependencies
 from bulltask.worker.child.spawned import SpawnSpec
@@ -152,7 +153,7 @@ class _Assembly:
         self.slots_fd = anonymous_file("bulltask-slots")
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
         self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.children) + 2
-        self.slots = Slots(self.max_children, self._slots_per_child(), self.slots_fd)
+        self.slots = Slots(self.max_children, slots_per_child(app), self.slots_fd)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
 
@@ -338,10 +339,6 @@ class _Assembly:
         self.wakeup_pipe.close()
         self.hook_process.close_inherited()
         self.outbox_process.close_inherited()
-
-    def _slots_per_child(self) -> int:
-        has_async = any(task.is_async for task in self.app.tasks.values())
-        return max(self.config.async_concurrency if has_async else 1, self.config.threads)
 
     def _metrics_memory(self) -> MetricsMemory | None:
         """Return the counters of all processes; ``None`` when metrics are off."""

@@ -73,6 +73,7 @@ _MAX_READS: Final = 5
 _REASON_BITS: Final = 3
 _IS_ASYNC: Final = 1
 _WILL_RETRY: Final = 2
+_IN_BATCH: Final = 4
 
 UNKNOWN_ATTEMPT: Final = -1
 """The attempt number of a slot that is being written."""
@@ -87,6 +88,7 @@ class Deadlines:
         hard_ms: The duration of the hard limit.
         is_async: Whether the task is async or runs in a thread, so that its child may run other attempts, too.
         will_retry: Whether the job is retried after the hard limit, if it has attempts left.
+        in_batch: Whether the task runs for other jobs, too, so that this attempt cannot be cancelled alone.
     """
 
     soft_at_ms: int = 0
@@ -94,6 +96,7 @@ class Deadlines:
     hard_ms: int = 0
     is_async: bool = False
     will_retry: bool = False
+    in_batch: bool = False
 
 
 _NO_DEADLINES: Final = Deadlines()
@@ -162,7 +165,9 @@ class Slot:
         words[_SEQ] += 1
         words[_SOFT_AT], words[_HARD_AT] = deadlines.soft_at_ms, deadlines.hard_at_ms
         words[_HARD_MS] = deadlines.hard_ms
-        words[_FLAGS] = _IS_ASYNC * deadlines.is_async | _WILL_RETRY * deadlines.will_retry
+        words[_FLAGS] = (
+            _IS_ASYNC * deadlines.is_async | _WILL_RETRY * deadlines.will_retry | _IN_BATCH * deadlines.in_batch
+        )
         words[_SEQ] += 1
 
     @property
@@ -234,7 +239,7 @@ class Slot:
     def _deadlines(self) -> Deadlines:
         words = self._words
         soft_at_ms, hard_at_ms, flags = words[_SOFT_AT], words[_HARD_AT], words[_FLAGS]
-        if not (soft_at_ms or hard_at_ms):
+        if not (soft_at_ms or hard_at_ms or flags):
             return _NO_DEADLINES
         return Deadlines(
             soft_at_ms=soft_at_ms,
@@ -242,6 +247,7 @@ class Slot:
             hard_ms=words[_HARD_MS],
             is_async=bool(flags & _IS_ASYNC),
             will_retry=bool(flags & _WILL_RETRY),
+            in_batch=bool(flags & _IN_BATCH),
         )
 
 

@@ -7,7 +7,7 @@ import os
 from time import monotonic
 from typing import Any
 
-from bulltask import App, Context, PermanentError
+from bulltask import App, BatchJob, Context, PermanentError
 
 __all__ = ["register"]
 
@@ -24,6 +24,7 @@ def register(app: App) -> None:
         app.task(name=function.__name__)(function)
     for bound in (busy, fail_until, report, areport, record, arecord):
         app.task(bind=True, name=bound.__name__)(bound)
+    app.task(name="lengths", batch=10, batch_wait=0.2)(lengths)
     app.task(name="limited", soft_time_limit=0.3)(limited)
     app.task(name="one_an_hour", rate_limit="1/h")(echo)
 
@@ -120,3 +121,11 @@ def _note(file: str, job_id: str) -> int:
     finally:
         os.close(handle)
     return os.getpid()
+
+
+def lengths(jobs: list[BatchJob[dict[str, str]]]) -> list[int]:
+    """Return the length of each job's text; a job without a text fails."""
+    for job in jobs:
+        if not job.data["text"]:
+            job.fail(PermanentError("no text"))
+    return [len(job.data["text"]) for job in jobs]

@@ -36,6 +36,14 @@ def test_node_jobs_sent_in_bulk_all_run(mail: InteropQueue, tmp_path: Path) -> N
     assert sorted(recorded_ids(file)) == sorted(job["id"] for job in jobs)
 
 
+def test_node_jobs_of_a_batch_task_are_settled_one_by_one(mail: InteropQueue) -> None:
+    jobs = mail.call("addBulk", [{"name": "lengths", "data": {"text": "a" * count}} for count in range(25)])
+    mail.worker()
+    assert [mail.node_result(job["id"]) for job in jobs[1:]] == list(range(1, 25))
+    with pytest.raises(NodeError, match="no text"):
+        mail.node_result(jobs[0]["id"])
+
+
 def test_objects_become_keyword_arguments_and_arrays_positional_arguments(mail: InteropQueue) -> None:
     mail.worker()
     sums = [({"x": 1, "y": 2}, 3), ({"y": 2, "x": 5}, 7), ({"x": 1}, 11), ([1, 2], 3), ([1], 11), (5, 15)]

@@ -13,6 +13,7 @@ from bulltask.events import Bus
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import AttemptRunner
+from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.retirement import Retirement
@@ -53,7 +54,8 @@ class Child:
         backoff = ReconnectBackoff(bus, app.config)
         async_loop = AsyncLoop(block, runner, settler, broker.async_client, backoff, self._wakeup_pipe)
         iterations = IterationAdder(self.fetcher, broker.clock, UTC)
-        self._loop = SyncLoop(self.fetcher, runner, settler, iterations, async_loop, retirement)
+        collector = BatchCollector(self.fetcher, slots.control, broker.clock, async_loop, {})
+        self._loop = SyncLoop(self.fetcher, runner, settler, iterations, async_loop, retirement, collector)
 
     def run_waiting(self) -> int:
         """Run jobs until none are waiting; return the number of jobs."""

@@ -7,7 +7,7 @@ Both checkers report a comment that is not needed, so `make lint` checks these l
 from __future__ import annotations
 
 import bulltask
-from bulltask import App, AsyncResult, Context, chain, group, shared_task
+from bulltask import App, AsyncResult, BatchJob, Context, chain, group, shared_task
 from bulltask.jobs.job import JobOptions, NewJob, RunningJob
 from bulltask.queue import Job
 from bulltask.signals import task_failure
@@ -30,6 +30,11 @@ def bound(self: Context, x: int) -> str:
     return str(x)
 
 
+@app.task(batch=10)
+def index(jobs: list[BatchJob[str]]) -> list[int]:
+    return [len(job.data) for job in jobs]
+
+
 @shared_task
 def shared(x: int) -> int:
     return x
@@ -49,6 +54,11 @@ def arguments() -> None:
     add.s(x="1")  # type: ignore[call-overload]
     fetch.delay(5)  # type: ignore[arg-type]
     shared.delay("1")  # type: ignore[arg-type]
+
+
+def batches() -> None:
+    index.delay(5)  # type: ignore[arg-type]
+    index.delay("a", "b")  # type: ignore[call-arg]
 
 
 async def awaited_arguments() -> None:

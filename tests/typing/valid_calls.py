@@ -12,6 +12,7 @@ from bulltask import (
     App,
     AsyncResult,
     AsyncTask,
+    BatchJob,
     Context,
     GroupResult,
     JobState,
@@ -143,6 +144,35 @@ async def asynchronous() -> None:
 
 
 def takes_async_task(task: AsyncTask[[str], bytes]) -> None: ...
+
+
+# --- batch tasks ------------------------------------------------------------------------------------------------------
+
+
+@app.task(batch=100, batch_wait=0.05)
+def index(jobs: list[BatchJob[str]]) -> None:
+    for job in jobs:
+        assert_type(job.data, str)
+        job.fail(OSError(job.id))
+
+
+@app.task(batch=10, queue="texts")
+def lengths(jobs: list[BatchJob[str]]) -> list[int]:
+    return [len(job.data) for job in jobs]
+
+
+@shared_task(batch=10)
+async def alengths(jobs: list[BatchJob[bytes]]) -> list[int] | None:
+    jobs[0].retry(countdown=timedelta(seconds=5))
+    return None
+
+
+def batches() -> None:
+    assert_type(index.delay("a"), AsyncResult[None])
+    assert_type(lengths.delay("a"), AsyncResult[int])
+    assert_type(lengths("a"), int)
+    assert_type(alengths.delay(b"a"), AsyncResult[int])
+    assert_type(lengths.s("a"), Signature[Never, int])
 
 
 # --- bound tasks ------------------------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ import pytest
 from bulltask.registry import canvas
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.celery_options import WITHOUT_EFFECT, translate_task_options
-from bulltask.registry.option_types import CallKeywords, TaskKeywords
+from bulltask.registry.option_types import BatchTaskKeywords, CallKeywords, TaskKeywords
 from bulltask.registry.task_options import TaskOptions
 
 RESOLVED = {"unlimited_retries"}
 """Fields that another keyword sets."""
-TRANSLATED = {TaskKeywords: {"retry_kwargs"}, CallKeywords: {"task_id", "retry", "link", "link_error"}}
+TRANSLATED = {BatchTaskKeywords: {"retry_kwargs"}, CallKeywords: {"task_id", "retry", "link", "link_error"}}
 """Keywords that set other fields, or are attributes of a signature."""
 LISTS = {"autoretry_for", "dont_autoretry_for", "throws"}
 """Keywords that may be lists; the fields are tuples."""
@@ -31,13 +31,13 @@ def members(hint: Any) -> set[Any]:
     return {part for member in get_args(hint) for part in members(member)} if union else {hint}
 
 
-@pytest.mark.parametrize(("keywords", "options"), [(TaskKeywords, TaskOptions), (CallKeywords, CallOptions)])
+@pytest.mark.parametrize(("keywords", "options"), [(BatchTaskKeywords, TaskOptions), (CallKeywords, CallOptions)])
 def test_each_option_has_the_same_name_and_type_as_a_keyword(keywords: type, options: Any) -> None:
     typed = hints(keywords)
     checked = {field.name: get_type_hints(options)[field.name] for field in fields(options)}
     assert typed.keys() - checked.keys() - WITHOUT_EFFECT.keys() == TRANSLATED[keywords]
-    assert checked.keys() - typed.keys() == (RESOLVED if keywords is TaskKeywords else set())
-    for name in (checked.keys() & typed.keys()) - LISTS:
+    assert checked.keys() - typed.keys() == (RESOLVED if keywords is BatchTaskKeywords else set())
+    for name in (checked.keys() & typed.keys()) - LISTS - {"batch"}:  # None means that it is no batch task
         assert members(typed[name]) == members(checked[name]), name
 
 

@@ -20,6 +20,7 @@ EXPECTED = {
     "App",
     "AsyncResult",
     "AsyncTask",
+    "BatchJob",
     "BrokerError",
     "BrokerUnavailableError",
     "BulltaskError",

@@ -37,13 +37,17 @@ class Child:
         bus.subscribe(JobCompleted, self.completed.append)
         nothing: Any = None
         fake: Any = self
+
         settler = Settler(Settings({}, {}).freeze(), clock, bus, "worker")  # type: ignore[arg-type]
         (block,) = Slots(1, 1).children
         block.reset()
         (slot,) = block.slots()
         slot.activate(0, "7", 1)
         acquired = AcquiredJob(slot, 0, KEYS, RunningJob.from_hash("mail", "7", FIELDS), 0)
-        SyncLoop(fake, nothing, settler, nothing, nothing, nothing)._settle(acquired, CompletedOutcome(b"1", 1), 0.0)
+        collector: Any = SimpleNamespace(batches={})
+        SyncLoop(fake, nothing, settler, nothing, nothing, nothing, collector)._settle(
+            acquired, CompletedOutcome(b"1", 1), 0.0
+        )
 
     # This object is also the fetcher, its connection and its backoff.
 
@@ -103,7 +107,7 @@ def test_the_reason_for_rescheduling_an_iteration_is_the_text_of_the_error() -> 
 
 def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
     nothing: Any = None
-    job: Any = SimpleNamespace(max_concurrent=0, job=SimpleNamespace(is_repeated=False))
+    job: Any = SimpleNamespace(max_concurrent=0, job=SimpleNamespace(name="send", is_repeated=False))
     runner: Any = SimpleNamespace(begin=lambda _: CompletedOutcome(b"1", 1))
     durations: list[float] = []
 
@@ -113,5 +117,6 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
 
     retirement: Any = SimpleNamespace(count_job=lambda: False)
     fetcher: Any = SimpleNamespace(emit_started=lambda _: None)
-    Loop(fetcher, runner, nothing, nothing, nothing, retirement)._work(job)
+    collector: Any = SimpleNamespace(batches={})
+    Loop(fetcher, runner, nothing, nothing, nothing, retirement, collector)._work(job)
     assert durations == [0.0]

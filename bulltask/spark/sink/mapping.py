@@ -157,10 +157,16 @@ def _arguments(
         raise ConfigError(f"columns must be a list of names or a mapping: [{columns!r}], not {columns!r}")
     if not isinstance(columns, Mapping):
         columns = {name: name for name in (df.columns if columns is None else columns)}
+    if task.is_batch:  # the columns are the fields of the one argument
+        return _named(columns)
     try:
         task.arguments.unbind(dict.fromkeys(columns))
     except InvalidJobError as exc:
         raise TypeError(f"columns {', '.join(columns) or '(none)'}: {exc}") from None
+    return _named(columns)
+
+
+def _named(columns: Mapping[str, str | Column]) -> dict[str, Column]:
     return {name: F.col(column) if isinstance(column, str) else column for name, column in columns.items()}
 
 

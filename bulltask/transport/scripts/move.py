@@ -21,6 +21,7 @@ __all__ = [
     "CRASHES",
     "FetchOptions",
     "FinishOptions",
+    "collect_batch",
     "fail_malformed",
     "find_by_token",
     "lock_expiries",
@@ -118,6 +119,24 @@ def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[
         (keys.base, now_ms, to_msgpack(wire)),
         parse_fetched,
     )
+
+
+def collect_batch(keys: QueueKeys, slots: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
+    """bulltask's ``collectBatch`` with ``moveToActive``: acquire further jobs of one task, until another one is next.
+
+    Args:
+        keys: The queue.
+        slots: The options for each job, with different tokens.
+        task: The task's name.
+        now_ms: The server's time.
+    """
+    first, *others = (move_to_active(keys, options, now_ms) for options in slots)
+    packed = (first.argv[2], *(call.argv[2] for call in others))
+
+    def parse_reply(reply: Any) -> list[Fetched]:
+        return [parse_fetched(each) for each in reply]
+
+    return script_call(wrappers.collect_batch(), first.keys, (*first.argv[:2], task, *packed), parse_reply)
 
 
 def move_to_finished(

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
+from bulltask.worker.child.batch_runner import BatchRunner
 from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.child.settle import Settler
@@ -42,9 +43,11 @@ class AsyncLoop:
         client: Creates the loop's client.
         backoff: The backoff of this loop while Redis is unavailable; the main thread has its own.
         wakeup_pipe: Wakes the main thread when a slot is free again.
+        concurrency: How many jobs may run before no more are acquired; the other slots are for batches. Default: one
+            for each slot.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - as many parts as it connects
         self,
         block: ChildBlock,
         runner: AttemptRunner,
@@ -52,26 +55,36 @@ class AsyncLoop:
         client: Callable[[], AsyncClient],
         backoff: ReconnectBackoff,
         wakeup_pipe: WakeupPipe,
+        concurrency: int | None = None,
     ) -> None:
         self._free = deque(block.slots())
         self._count = len(self._free)
+        self._concurrency = concurrency or self._count
         self._runner, self._settler, self._make_client = runner, settler, client
         self._backoff, self._wakeup_pipe = backoff, wakeup_pipe
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: AsyncClient | None = None
-        self._tasks: dict[asyncio.Task[None], str] = {}  # asyncio keeps only weak references to tasks
+        self._tasks: dict[asyncio.Task[None], tuple[str, ...]] = {}  # asyncio keeps only weak references to tasks
         self._handed_off = self._closing = False
         self._max_concurrent: dict[Slot, int] = {}
 
     def wait_for_slot(self, closing: Callable[[], bool]) -> Slot | None:
         """Wait for a free slot; return ``None`` once the child is closing."""
         while not closing():
-            limit = min(self._max_concurrent.values(), default=self._count)
+            limit = min(self._max_concurrent.values(), default=self._concurrency)
             if len(self._free) > self._count - limit and self._runner.may_start:
                 return self._free.popleft()
             self._wakeup_pipe.wait(_WAIT_MS)
         return None
+
+    def take_slot(self) -> Slot | None:
+        """Return another free slot for the main thread's batch, ``None`` if there is none."""
+        return self._free.popleft() if self._free else None
+
+    def return_slot(self, slot: Slot) -> None:
+        """Take back a slot of the main thread's batch."""
+        self._free.append(slot)
 
     def free_slot(self, slot: Slot) -> None:
         """Free a slot of the main thread, unless its job was handed off to the event loop, which will free the slot."""
@@ -81,11 +94,21 @@ class AsyncLoop:
 
     def start(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         """Start an async attempt; its slot is free again when the job is settled."""
-        if acquired.max_concurrent:
-            self._max_concurrent[acquired.slot] = acquired.max_concurrent
+        self._hand_off([acquired], self._work(acquired, attempt), f"job {acquired.job.id}")
         self._handed_off = True  # only the main thread reads and writes it
+
+    def start_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]], slot: Slot) -> None:
+        """Start an async batch; ``slot`` is that of the job for which the main thread has waited."""
+        batch = [acquired for acquired, _ in members]
+        self._hand_off(batch, self._work_batch(members), f"batch of {len(batch)} jobs, first job {batch[0].job.id}")
+        self._handed_off = any(acquired.slot is slot for acquired in batch)
+
+    def _hand_off(self, jobs: Sequence[AcquiredJob], work: Coroutine[Any, Any, None], name: str) -> None:
+        for acquired in jobs:
+            if acquired.max_concurrent:
+                self._max_concurrent[acquired.slot] = acquired.max_concurrent
         loop = self._loop or self._start_thread()
-        loop.call_soon_threadsafe(self._spawn, acquired, attempt)
+        loop.call_soon_threadsafe(self._spawn, work, name, tuple(acquired.job.id for acquired in jobs))
 
     def drain(self) -> None:
         """Wait until every job is settled, then stop the thread."""
@@ -127,7 +150,7 @@ class AsyncLoop:
             except BaseException as exc:  # noqa: BLE001 - a user's asyncio task may raise SystemExit
                 raised = exc
             if not self._closing:
-                self._exit_child(tuple(self._tasks.values()), raised)
+                self._exit_child([job for jobs in self._tasks.values() for job in jobs], raised)
             with suppress(RuntimeError):  # as in drain()
                 loop.run_until_complete(self._close_client())
 
@@ -140,24 +163,39 @@ class AsyncLoop:
         self._settler.emit_loop_stopped(jobs, raised)
         exit_child(ExitCode.FAILED)
 
-    def _spawn(self, acquired: AcquiredJob, attempt: Attempt) -> None:
-        task = asyncio.get_running_loop().create_task(self._work(acquired, attempt), name=f"job {acquired.job.id}")
-        self._tasks[task] = acquired.job.id
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str, jobs: tuple[str, ...]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = jobs
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is not None:  # a bulltask error, because _work() handles the task's
             raised = asyncio.CancelledError() if task.cancelled() else task.exception()
-            self._exit_child([self._tasks[task]], raised)
+            self._exit_child(self._tasks[task], raised)
         del self._tasks[task]
 
     async def _work(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         started = time.monotonic()
         outcome = await self._runner.acall(attempt, acquired.slot)
         await self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
-        acquired.slot.free(mono_ms())
-        self._max_concurrent.pop(acquired.slot, None)
-        self._free.append(acquired.slot)
+        self._free_slots([acquired])
+
+    async def _work_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]]) -> None:
+        started = time.monotonic()
+        outcomes = await BatchRunner(self._runner).acall([(attempt, acquired.slot) for acquired, attempt in members])
+        duration_ms = (time.monotonic() - started) * 1000
+        batch = [acquired for acquired, _ in members]
+        # The client sends concurrent calls without waiting for the replies to earlier ones.
+        await asyncio.gather(
+            *(self._settle(acquired, outcome, duration_ms) for acquired, outcome in zip(batch, outcomes, strict=True))
+        )
+        self._free_slots(batch)
+
+    def _free_slots(self, jobs: Sequence[AcquiredJob]) -> None:
+        for acquired in jobs:
+            acquired.slot.free(mono_ms())
+            self._max_concurrent.pop(acquired.slot, None)
+        self._free.extend(acquired.slot for acquired in jobs)
         self._wakeup_pipe.wake()
 
     async def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:

@@ -24,6 +24,7 @@ from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import exit_if_forked
+from bulltask.registry.batches import BatchJob, Ending
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.context import Context, JobClient, Request
 from bulltask.registry.current_job import enter_job
@@ -54,10 +55,6 @@ _FAILED_CHILD: Final = re.compile(r"child (?P<key>.+) failed", re.DOTALL)
 """BullMQ's reason for a parent that failed because of a child."""
 _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
 """The same message as in Node's BullMQ, because alerts may search for it."""
-
-
-_Ending = tuple[BaseException | None, object]
-"""The exception that ended an execution, or ``None`` and the function's return value."""
 
 
 class _FailedChildError(Exception):
@@ -160,6 +157,11 @@ class AttemptRunner:
         """False while all threads for sync tasks are busy."""
         return not self._threads.all_busy
 
+    @property
+    def cancellation(self) -> Cancellation:
+        """Passes cancel requests to running tasks."""
+        return self._cancellation
+
     def leaves_main_thread(self, attempt: Attempt, slot: Slot) -> bool:
         """Return whether :meth:`acall` runs the attempt, not :meth:`call`; reserve a thread if it needs one."""
         if attempt.task.is_async:
@@ -185,7 +187,7 @@ class AttemptRunner:
             function = self._spark.wrap(attempt.job, slot.token, function, context)
         execution = self._start_execution(attempt, slot, alone=True)
         function = functools.partial(variables.run, function, *attempt.args, **attempt.kwargs)
-        return self._outcome(attempt, *self._execute(execution, function))
+        return self.outcome(attempt, *self.execute(execution, function))
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run an async task, or a sync task in a thread.
@@ -194,8 +196,8 @@ class AttemptRunner:
         """
         execution = self._start_execution(attempt, slot, alone=False)
         enter_job(attempt.job)
-        return self._outcome(
-            attempt, *await self._aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
+        return self.outcome(
+            attempt, *await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
         )
 
     def _bound(self, attempt: Attempt) -> Callable[[], Any]:
@@ -207,7 +209,7 @@ class AttemptRunner:
             target = hooked.acall if variables is None else functools.partial(variables.run, hooked.call)
         return functools.partial(target, *attempt.args, **attempt.kwargs)
 
-    def _execute(self, execution: TaskExecution, function: Callable[[], Any]) -> _Ending:
+    def execute(self, execution: TaskExecution, function: Callable[[], Any]) -> Ending:
         """Call a function on the main thread."""
         self._cancellation.enter(execution)
         try:
@@ -219,9 +221,9 @@ class AttemptRunner:
         finally:
             self._retirement.check_memory()
 
-    async def _aexecute(
+    async def aexecute(
         self, execution: TaskExecution, task: AnyTask[..., Any], bound: Callable[[], Callable[[], Any]]
-    ) -> _Ending:
+    ) -> Ending:
         """Call a function on the event loop, or in a thread if the task is sync; ``bound`` returns it."""
         self._cancellation.enter_async(execution)
         raised: BaseException | None = None
@@ -231,7 +233,7 @@ class AttemptRunner:
                 result = await bound()()
             else:
                 raised, result = await self._call_in_thread(execution, bound())
-        except BaseException as exc:  # noqa: BLE001 - as in _execute()
+        except BaseException as exc:  # noqa: BLE001 - as in execute()
             raised = exc
         try:
             exit_if_forked(self._pid, raised)
@@ -267,6 +269,8 @@ class AttemptRunner:
         if job.canvas and (received := ChildResults.from_wire(job.canvas)) is not None:
             data = received.add_to(data, self._job_client(job).send("children_values"), job.id)
         args, kwargs = task.unbind_json(data)
+        if task.is_batch:
+            return (BatchJob(args[0], self._request(job, task, args, kwargs)),), {}
         return ((self._context(job, task, args, kwargs), *args) if task.bind else args), kwargs
 
     def _outcome_of_replacement(self, job: RunningJob) -> Outcome:
@@ -325,27 +329,31 @@ class AttemptRunner:
         return self.hooks.start(job, task, request, variables)
 
     def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:
-        limits = attempt.limits
-        if limits is not NO_LIMITS:
-            now_ms = mono_ms()
-            hard_ms = limits.hard_ms or 0
-            # Computed now, because the retry policy may be user code, which the supervisor never runs.
-            will_retry = hard_ms > 0 and is_retried(
-                limits.hard_exceeded(attempt.job.name), attempt.job, attempt.task, self._app
-            )
-            deadlines = Deadlines(
-                soft_at_ms=0 if limits.soft_ms is None else now_ms + limits.soft_ms,
-                hard_at_ms=now_ms + hard_ms if hard_ms else 0,
-                hard_ms=hard_ms,
-                is_async=not alone,
-                will_retry=will_retry,
-            )
-            self._cancellation.set_deadlines(slot, deadlines)
+        if attempt.limits is not NO_LIMITS:
+            self._cancellation.set_deadlines(slot, self.deadlines(attempt, attempt.limits, alone=alone))
         if attempt.task.options.checkpoint:
             attempt.args[0].checkpoints.start(slot.token, self.is_stopping, is_async=attempt.task.is_async)
-        return TaskExecution(slot, attempt.job.name, limits)
+        return TaskExecution(slot, attempt.job.name, attempt.limits)
 
-    def _outcome(self, attempt: Attempt, raised: BaseException | None, result: object) -> Outcome:
+    def deadlines(self, attempt: Attempt, limits: TimeLimits, *, alone: bool, in_batch: bool = False) -> Deadlines:
+        """Return the deadlines of an attempt that starts now, with these limits."""
+        now_ms = mono_ms()
+        hard_ms = limits.hard_ms or 0
+        # Computed now, because the retry policy may be user code, which the supervisor never runs.
+        will_retry = hard_ms > 0 and is_retried(
+            limits.hard_exceeded(attempt.job.name), attempt.job, attempt.task, self._app
+        )
+        return Deadlines(
+            soft_at_ms=0 if limits.soft_ms is None else now_ms + limits.soft_ms,
+            hard_at_ms=now_ms + hard_ms if hard_ms else 0,
+            hard_ms=hard_ms,
+            is_async=not alone,
+            will_retry=will_retry,
+            in_batch=in_batch,
+        )
+
+    def outcome(self, attempt: Attempt, raised: BaseException | None, result: object) -> Outcome:
+        """Return the outcome of an attempt whose function has raised an exception, or returned a result."""
         outcome: Outcome
         if raised is None:
             outcome = self._encode_result(attempt, result)

@@ -84,6 +84,8 @@ class TaskExecution:
         limits: Its time limits.
         acknowledged: The latest request that was passed to the task.
         call: The call, if the task runs in a thread of its own.
+        mates: The slots of the other jobs of a batch. The limits apply to the whole batch; one of its jobs cannot be
+            revoked.
     """
 
     slot: Slot
@@ -91,10 +93,21 @@ class TaskExecution:
     limits: TimeLimits
     acknowledged: CancelReason = CancelReason.NONE
     call: InterruptibleCall | None = None
+    mates: tuple[Slot, ...] = ()
+
+    @property
+    def requested(self) -> CancelReason:
+        """Why the supervisor is cancelling the execution."""
+        if not self.mates:
+            return self.slot.cancel_reason
+        reasons = (slot.cancel_reason for slot in (self.slot, *self.mates))
+        return max((reason for reason in reasons if reason is not CancelReason.REVOKED), default=CancelReason.NONE)
 
     def take_request(self) -> CancelReason:
         """Return a request that the task has not received yet, and acknowledge it."""
-        reason = self.slot.cancel_reason
+        reason = self.requested
+        for slot in self.mates:
+            slot.acknowledge()
         if reason <= self.acknowledged:
             return CancelReason.NONE
         self.acknowledged = reason
@@ -169,7 +182,7 @@ class Cancellation:
         """
         execution = self._sync
         # At a hard limit the supervisor kills this child.
-        if execution is None or execution.slot.cancel_reason is CancelReason.HARD_LIMIT:
+        if execution is None or execution.requested is CancelReason.HARD_LIMIT:
             return
         reason = execution.take_request()
         if reason is CancelReason.NONE:

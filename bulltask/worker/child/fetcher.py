@@ -18,6 +18,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts.move import (
     FetchOptions,
+    collect_batch,
     find_by_token,
     move_from_active_to_wait,
     move_to_active,
@@ -126,6 +127,11 @@ class JobFetcher:
         """
         return self._stop_requested and not self._control.finishing
 
+    @property
+    def may_collect(self) -> bool:
+        """Whether further jobs of a batch may be acquired; not before those of a call without a reply are released."""
+        return self.may_acquire and not self._uncertain
+
     def close(self) -> None:
         """Acquire no more jobs, and end a wait; called by a signal handler."""
         self.closing = self._stop_requested = True
@@ -156,7 +162,7 @@ class JobFetcher:
                 self.free_slot(slot)
                 self._wait(slot)
             except WaitInterrupted:
-                self._restore_markers()
+                self.restore_markers()
             except BrokerError as exc:
                 self.record_lost_call(exc, slot)
                 self.back_off(exc)
@@ -219,6 +225,20 @@ class JobFetcher:
         """Return the call that fetches the next job from queue ``index``."""
         keys = self.round_robin.queues[index]
         return move_to_active(keys, self._fetch_options.get(keys, slot.token), self._clock.now_ms())
+
+    def collect(self, index: int, slots: Sequence[Slot], task: str) -> list[Fetched]:
+        """Fetch further jobs of a task, one for each slot at most, until the next job of the queue has another task."""
+        keys = self.round_robin.queues[index]
+        options = [self._fetch_options.get(keys, slot.token) for slot in slots]
+        return self.client.run(collect_batch(keys, options, task, self._clock.now_ms()))
+
+    def wait_for_queue(self, index: int, wait_ms: int) -> bool:
+        """Wait for the marker of one queue; return whether this child has taken it."""
+        try:
+            popped = self._pop_marker([index], min(wait_ms, self._config.drain_delay_ms))
+        except WaitInterrupted:
+            return True  # the interrupted call may have taken it
+        return popped is not None
 
     def acquired(self, index: int, slot: Slot, fetched: Fetched) -> AcquiredJob | None:
         """Return the job in a fetch's reply; ``None`` if the queue had none."""
@@ -330,7 +350,7 @@ class JobFetcher:
         finally:
             slot.waiting = False
         if not self.may_acquire:
-            self._restore_markers()
+            self.restore_markers()
 
     def _wait_for_marker(self) -> None:
         waitable = self.round_robin.waitable()
@@ -341,20 +361,25 @@ class JobFetcher:
             self._wakeup_pipe.wait(wait_ms)
             self.round_robin.reopen_all()
             return
-        markers = [self.round_robin.queues[index].marker for index in waitable]
+        popped = self._pop_marker(waitable, wait_ms)
+        if popped is None and self.may_acquire:
+            # There was no marker, but only a fetch promotes delayed jobs and replaces a lost marker.
+            self.round_robin.reopen_all()
+
+    def _pop_marker(self, queues: Sequence[int], wait_ms: int) -> tuple[bytes, float] | None:
+        """Wait for a marker of these queues, and record it; return ``None`` if there was none."""
+        markers = [self.round_robin.queues[index].marker for index in queues]
         try:
             self._waiting = True
             if not self.may_acquire:
-                return
+                return None
             call = command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", parse_reply=_read_marker)
             popped = self._waiter.wait(call, wait_ms, lambda: self.client.run(command("PING")))
         finally:
             self._waiting = False
-        if popped is None:
-            # There was no marker, but only a fetch promotes delayed jobs and replaces a lost marker.
-            self.round_robin.reopen_all()
-        else:
+        if popped is not None:
             self.round_robin.record_marker(self._queues[popped[0]], popped[1])
+        return popped
 
     def _check_global_concurrency(self) -> None:
         """Check which queues have global concurrency, because a fetch that returns no job does not say why."""
@@ -364,7 +389,7 @@ class JobFetcher:
         self._max_wait_ms = min(drain_ms, _CONCURRENCY_POLL_MS) if has_limit else drain_ms
         self._check_at_ms = mono_ms() + _CONCURRENCY_CHECK_MS
 
-    def _restore_markers(self) -> None:
+    def restore_markers(self) -> None:
         """Add the markers again, because an interrupted wait may have popped one that another worker needs."""
         with suppress(BrokerError):  # other workers poll again within drain_delay
             self.client.run_many([command("ZADD", keys.marker, 0, "0") for keys in self.round_robin.queues])

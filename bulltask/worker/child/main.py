@@ -24,7 +24,9 @@ from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import AttemptRunner
+from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.cancellation import Cancellation, uninterrupted
+from bulltask.worker.child.capacity import batches_of, concurrency_of
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.job_client import RedisJobClient
@@ -147,13 +149,15 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads)
     runner.is_stopping = lambda: fetcher.interrupts_tasks
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited, runner.hooks)
-    async_loop = AsyncLoop(plan.block, runner, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe)
+    backoff, concurrency = ReconnectBackoff(bus, config), concurrency_of(app)
+    async_loop = AsyncLoop(plan.block, runner, settler, broker.async_client, backoff, wakeup_pipe, concurrency)
     _handle_stop_signals(fetcher)
     cancellation.install()
     StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
     iteration_adder = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
-    return SyncLoop(fetcher, runner, settler, iteration_adder, async_loop, retirement)
+    collector = BatchCollector(fetcher, plan.control, broker.clock, async_loop, batches_of(app))
+    return SyncLoop(fetcher, runner, settler, iteration_adder, async_loop, retirement, collector)
 
 
 def _handle_stop_signals(fetcher: JobFetcher) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import tzinfo
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from bulltask.transport.call import Call
 from bulltask.transport.operation import run_sync
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
+from bulltask.worker.child.batch_collector import BatchCollector
+from bulltask.worker.child.batch_runner import BatchRunner
 from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome, RescheduledByWorkerOutcome
@@ -81,9 +84,10 @@ class SyncLoop:
         iteration_adder: Adds the next jobs of job schedulers.
         async_loop: Runs async tasks on another thread, and manages the free slots.
         retirement: Counts the jobs, and lets the supervisor replace this child when it has reached a limit.
+        collector: Collects the jobs of batches.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - as many parts as it connects
         self,
         fetcher: JobFetcher,
         runner: AttemptRunner,
@@ -91,8 +95,10 @@ class SyncLoop:
         iteration_adder: IterationAdder,
         async_loop: AsyncLoop,
         retirement: Retirement,
+        collector: BatchCollector,
     ) -> None:
         self._fetcher, self._runner, self._settler = fetcher, runner, settler
+        self._collector, self._batches = collector, collector.batches
         self._iteration_adder, self._async, self._retirement = iteration_adder, async_loop, retirement
 
     def run(self) -> None:
@@ -108,6 +114,9 @@ class SyncLoop:
 
     def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
         """Run one job; return the next job if the call that settled this one has fetched it."""
+        if acquired.job.name in self._batches:
+            self._work_batch(acquired)
+            return None
         attempt = self._begin(acquired)
         if isinstance(attempt, Attempt) and attempt.rate is not None and self._fetcher.held(acquired, attempt.rate):
             return None
@@ -131,6 +140,67 @@ class SyncLoop:
             return rescheduled
         return self._runner.begin(acquired.job)
 
+    def _work_batch(self, first: AcquiredJob) -> None:
+        """Collect a batch and run it."""
+        members: list[tuple[AcquiredJob, Attempt]] = []
+        not_started: list[tuple[AcquiredJob, Outcome]] = []
+        for acquired in self._collector.collect(first):
+            attempt = self._begin(acquired)
+            if isinstance(attempt, Attempt) and attempt.rate is not None and self._fetcher.held(acquired, attempt.rate):
+                self._return_slot(acquired, first)
+                continue
+            self._fetcher.emit_started(acquired.job)
+            if self._retirement.count_job():
+                self._fetcher.closing = True
+            if isinstance(attempt, Attempt):
+                members.append((acquired, attempt))
+            else:
+                not_started.append((acquired, attempt))
+        self._settle_batch(not_started, 0.0, first)
+        if not members:
+            return
+        acquired, attempt = members[0]
+        if self._runner.leaves_main_thread(attempt, acquired.slot):
+            self._async.start_batch(members, first.slot)
+            return
+        started = time.monotonic()
+        outcomes = BatchRunner(self._runner).call([(attempt, acquired.slot) for acquired, attempt in members])
+        ended = [(acquired, outcome) for (acquired, _), outcome in zip(members, outcomes, strict=True)]
+        self._settle_batch(ended, (time.monotonic() - started) * 1000, first)
+
+    def _settle_batch(
+        self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float, first: AcquiredJob
+    ) -> None:
+        """Write the outcomes in one round trip; every job has its own call, so one error concerns one job."""
+        for acquired, _ in ended:
+            acquired.slot.settle(mono_ms())
+        for (acquired, outcome), error in zip(ended, self._write_batch(ended), strict=True):
+            written: Outcome | None = outcome
+            if isinstance(error, BrokerError | JobError):
+                steps = self._settler.failed_writes.steps(acquired, outcome, error)
+                written, _, _ = self._execute(steps, acquired, fetch=False)
+            self._after_write(acquired, written, duration_ms)
+            self._fetcher.free_slot(acquired.slot)
+            self._return_slot(acquired, first)
+
+    def _return_slot(self, acquired: AcquiredJob, first: AcquiredJob) -> None:
+        """Return the slot of a batch's job; the slot of the first job is the main thread's."""
+        if acquired is not first:
+            self._async.return_slot(acquired.slot)
+
+    def _write_batch(self, ended: Sequence[tuple[AcquiredJob, Outcome]]) -> Sequence[object]:
+        """Return the reply to each call, or its error."""
+        try:
+            limits = [
+                self._settler.limit_call(acquired, outcome)
+                for acquired, outcome in ended
+                if isinstance(outcome, RateLimitedOutcome)
+            ]
+            calls = [self._settler.call(acquired, outcome, fetch_next=False) for acquired, outcome in ended]
+            return self._fetcher.client.try_many([*limits, *calls])[len(limits) :]
+        except BrokerError as exc:
+            return [exc] * len(ended)
+
     def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:
         fetcher, written, fetch_error = self._fetcher, outcome, None
         acquired.slot.settle(mono_ms())
@@ -138,16 +208,19 @@ class SyncLoop:
             next_job = self._exchange(acquired, outcome, fetch=fetcher.may_fetch_next)
         except (BrokerError, JobError) as exc:
             steps = self._settler.failed_writes.steps(acquired, outcome, exc)
-            written, next_job, fetch_error = self._execute(steps, acquired)
+            written, next_job, fetch_error = self._execute(steps, acquired, fetch=True)
         if fetch_error is not None:
             fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)
         if next_job is None:
             fetcher.free_slot(acquired.slot)
-        fetcher.backoff.reset()
+        self._after_write(acquired, written, duration_ms)
+        return next_job
+
+    def _after_write(self, acquired: AcquiredJob, written: Outcome | None, duration_ms: float) -> None:
+        self._fetcher.backoff.reset()
         if (call := self._settler.after_settle(acquired, written)) is not None:
             self._run_until_reply(call)
         self._settler.emit(acquired, written, duration_ms)
-        return next_job
 
     def _exchange(self, acquired: AcquiredJob, outcome: Outcome, *, fetch: bool) -> AcquiredJob | None:
         """Write the outcome and fetch the next job, from the same or another queue, in one round trip."""
@@ -173,12 +246,12 @@ class SyncLoop:
             return None
         return fetcher.acquired(index, slot, fetched)
 
-    def _execute(self, steps: Settlement, acquired: AcquiredJob) -> Any:
+    def _execute(self, steps: Settlement, acquired: AcquiredJob, *, fetch: bool) -> Any:
         try:
             step = next(steps)
             while True:
                 try:
-                    result = self._step(step, acquired)
+                    result = self._step(step, acquired, fetch=fetch)
                 except (BrokerError, JobError) as exc:
                     step = steps.throw(exc)
                 else:
@@ -186,13 +259,13 @@ class SyncLoop:
         except StopIteration as end:
             return end.value
 
-    def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob) -> Any:
+    def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob, *, fetch: bool) -> Any:
         match step:
             case BackoffStep():
                 self._fetcher.record_lost_call(step.error, acquired.slot)
                 self._fetcher.back_off(step.error)
             case WriteStep():
-                fetch = self._fetcher.may_fetch_next and not step.uncertain
+                fetch = fetch and self._fetcher.may_fetch_next and not step.uncertain
                 return self._exchange(acquired, step.outcome, fetch=fetch)
             case _:
                 return self._run_until_reply(step)

@@ -68,13 +68,16 @@ class Canceller:
             reason: Why the attempt is cancelled.
 
         Returns:
-            False if the attempt has ended, or was already cancelled for this or a stronger reason.
+            False if the attempt has ended, was already cancelled for this or a stronger reason, or cannot be stopped
+            alone because its batch is running.
         """
         current = self._pool.view(view.token)
         if current is None or current.attempt != view.attempt or current.attempt == UNKNOWN_ATTEMPT:
             return False
         if current.state is not SlotState.ACTIVE or reason <= current.cancel_reason:
             return False
+        if reason is CancelReason.REVOKED and current.deadlines.in_batch:
+            return False  # its task is running for other jobs, too
         self._pool.request_cancel(current.token, current.attempt, reason)
         kill_now = reason is CancelReason.HARD_LIMIT and not current.deadlines.is_async
         grace_ms = 0 if kill_now else GRACE_MS

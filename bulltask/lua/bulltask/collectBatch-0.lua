@@ -1,0 +1,43 @@
+--[[
+  Acquires further jobs of one task, for a batch: as many as there are tokens, in the order in which a worker would
+  acquire them, until a job of another task is next. That job stays where it is.
+
+  The source of BullMQ's moveToActive, with promotionGuard, is inserted before this one, as the function
+  `fetch(KEYS, ARGV)` (bulltask.lua.wrappers.collect_batch). It runs once for each job, so pauses, limits and priorities
+  apply as usual. It may promote a delayed job of another task and acquire that one; the caller releases it.
+
+  KEYS     those of moveToActive
+  ARGV[1]  key prefix of the queue
+  ARGV[2]  now in milliseconds
+  ARGV[3]  the task's name
+  ARGV[4…] packed options of moveToActive, one for each token
+  returns  the replies of moveToActive
+  event    those of moveToActive
+]]
+local keys, prefix, now, task = KEYS, ARGV[1], ARGV[2], ARGV[3]
+local wait, prioritized, marker = keys[1], keys[3], keys[11]
+
+local function next_id()
+  local ids = redis.call("LRANGE", wait, -2, -1)
+  local id = table.remove(ids)
+  if id and string.sub(id, 1, 2) == "0:" then -- the marker of an older BullMQ
+    id = table.remove(ids)
+  end
+  return id or redis.call("ZRANGE", prioritized, 0, 0)[1]
+end
+
+local replies = {}
+for index = 4, #ARGV do
+  local id = next_id()
+  if id and redis.pcall("HGET", prefix .. id, "name") ~= task then
+    -- The caller may have removed the marker, which a worker needs that waits for the other task's job.
+    redis.call("ZADD", marker, 0, "0")
+    break
+  end
+  local reply = fetch(keys, { prefix, now, ARGV[index] })
+  replies[#replies + 1] = reply
+  if type(reply[1]) ~= "table" then
+    break
+  end
+end
+return replies

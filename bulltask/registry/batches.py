@@ -1,0 +1,278 @@
+"""Batch tasks: tasks whose function is called once for several jobs.
+
+The function has one parameter, a list of jobs. A call, ``index.delay(document)``, still sends one job, whose data is
+the JSON of its one argument: an object if that is a dataclass, a ``TypedDict``, a model or a dictionary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
+
+from bulltask.clock import Duration, to_epoch_ms, to_ms
+from bulltask.errors import ConfigError, InvalidJobError, PermanentError, Retry
+from bulltask.registry.arguments import Arguments
+from bulltask.registry.context import Request
+from bulltask.registry.option_values import expiry_ms
+from bulltask.typed.call import CallTypes, hints_of
+
+__all__ = [
+    "PARAMETER",
+    "BatchArguments",
+    "BatchJob",
+    "Ending",
+    "batch_types",
+    "call_for_one",
+    "check_batch_function",
+    "endings",
+    "from_wire",
+    "to_wire",
+]
+
+A = TypeVar("A")
+
+PARAMETER: Final = "data"
+"""The name of the one parameter of a call."""
+
+Ending = tuple[BaseException | None, object]
+"""How a job ended: the exception that it fails with, or ``None`` and its result."""
+
+
+class BatchJob(Generic[A]):
+    """One of the jobs for which a batch task's function was called: ``def index(jobs: list[BatchJob[Document]])``.
+
+    A job that is neither completed, failed nor retried through this object ends as the function does: with its item of
+    the list that the function returns, or with the exception that the function raises.
+
+    Attributes:
+        data: The argument of the job's call.
+        request: The job: its id, attempts, headers …
+    """
+
+    __slots__ = ("_ending", "data", "request")
+
+    def __init__(self, data: A, request: Request) -> None:
+        self.data, self.request = data, request
+        self._ending: Ending | None = None
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.request.id
+
+    @property
+    def ending(self) -> Ending | None:
+        """What the function has decided for this job alone; ``None`` if nothing."""
+        return self._ending
+
+    def complete(self, result: object = None) -> None:
+        """Complete this job, even if the function raises an exception later.
+
+        Args:
+            result: The job's result.
+        """
+        self._ending = None, result
+
+    def fail(self, error: BaseException) -> None:
+        """End this job as if its task had raised ``error``: it is retried, or fails, by the rules for that exception.
+
+        Args:
+            error: The exception. ``PermanentError`` fails the job without a retry.
+
+        Raises:
+            TypeError: ``error`` is not an exception.
+        """
+        if not isinstance(error, BaseException):
+            raise TypeError(f"fail() takes an exception, not {error!r}; for a message, use PermanentError(message)")
+        self._ending = error, None
+
+    def retry(
+        self,
+        *,
+        countdown: Duration | None = None,
+        exc: BaseException | None = None,
+        max_retries: int | None = None,
+        eta: datetime | None = None,
+        expires: Duration | datetime | None = None,
+    ) -> None:
+        """Retry this job, whatever the function's outcome; unlike ``Context.retry``, this method returns.
+
+        Args:
+            countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
+            exc: The exception that the job fails with if no attempt is left.
+            max_retries: Maximum number of retries; default: ``max_retries`` of the call or the task, else the setting
+                ``task_max_self_retries``.
+            eta: The earliest time of the next attempt, instead of ``countdown``; a naive ``datetime`` is UTC.
+            expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of retrying it.
+        """
+        delay_ms = None if countdown is None else to_ms(countdown, "countdown")
+        eta_ms = None if eta is None else to_epoch_ms(eta)
+        self._ending = (
+            Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries, eta_ms=eta_ms, expires=expiry_ms(expires)),
+            None,
+        )
+
+    def __repr__(self) -> str:
+        return f"<BatchJob {self.id or '(called directly)'} of {self.request.task}>"
+
+
+def endings(task: str, jobs: Sequence[BatchJob[Any]], raised: BaseException | None, returned: object) -> list[Ending]:
+    """Return how each of ``jobs`` ended.
+
+    Args:
+        task: The task's name, for messages.
+        jobs: The jobs for which the function was called.
+        raised: The exception that ended the call, ``None`` if the function returned.
+        returned: What the function returned.
+    """
+    results: Sequence[object] = [None] * len(jobs)
+    if raised is None and returned is not None:
+        if isinstance(returned, Sequence) and not isinstance(returned, str | bytes) and len(returned) == len(jobs):
+            results = returned
+        else:
+            what = f"{len(returned)} results" if isinstance(returned, list | tuple) else type(returned).__name__
+            raised = PermanentError(
+                f"batch task {task} returned {what} for {len(jobs)} jobs; return a list with one result for each job, "
+                "or None"
+            )
+    return [job.ending or (raised, result) for job, result in zip(jobs, results, strict=True)]
+
+
+def call_for_one(
+    function: Callable[..., Any], arguments: Mapping[str, Any], request: Request, *, is_async: bool
+) -> Any:
+    """Call a batch task's function in this process, for one job; return its result, or a coroutine that does.
+
+    Raises:
+        BaseException: What the function raises, or has passed to ``fail()`` or ``retry()``.
+    """
+    job = BatchJob[Any](arguments[PARAMETER], request)
+    if not is_async:
+        return _result_of_one(job, function([job]))
+
+    async def call() -> Any:
+        return _result_of_one(job, await function([job]))
+
+    return call()
+
+
+def _result_of_one(job: BatchJob[Any], returned: object) -> Any:
+    ((error, result),) = endings(job.request.task, [job], None, returned)
+    if error is not None:
+        raise error
+    return result
+
+
+def check_batch_function(function: Callable[..., Any], task: str, *, bind: bool, spark: bool) -> None:
+    """Check whether a function can be that of a batch task.
+
+    Raises:
+        ConfigError: It is called otherwise, or the task has an option that does not apply to several jobs.
+    """
+    if bind or spark:
+        option, reason = ("bind", "its jobs have a request each: jobs[0].request") if bind else ("spark", "use Spark")
+        raise ConfigError(f"batch task {task!r} cannot have {option}=True: {reason}")
+    try:
+        inspect.signature(function).bind([])
+    except TypeError as exc:
+        raise ConfigError(
+            f"the function of batch task {task!r} is called with one argument, the list of jobs: {exc}; write "
+            "def function(jobs: list[BatchJob[...]])"
+        ) from None
+
+
+class BatchArguments(Arguments):
+    """The signature of one call of a batch task: one argument, or the fields of that argument as keywords.
+
+    Args:
+        task: The task's name, for messages.
+    """
+
+    def __init__(self, task: str) -> None:
+        super().__init__(_one_call, task, skip_first=False)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the argument by the name of its parameter."""
+        return super().bind(*_with_fields(args, kwargs))
+
+    def bind_some(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Like :meth:`bind`, but the argument may be missing."""
+        return super().bind_some(*_with_fields(args, kwargs))
+
+
+def to_wire(data: Mapping[str, Any]) -> Any:
+    """Return the stored data of a bound call: the argument. A list is in another one, whose items are arguments."""
+    if PARAMETER not in data:
+        return []
+    argument = data[PARAMETER]
+    return [argument] if isinstance(argument, list | tuple) else argument
+
+
+def from_wire(data: Any, task: str) -> tuple[Any]:
+    """Return the argument in a job's data.
+
+    Raises:
+        InvalidJobError: The data is a list that does not have one item.
+    """
+    if not isinstance(data, list):
+        return (data,)
+    if len(data) != 1:
+        raise InvalidJobError(
+            f"the job's data does not match batch task {task}: one argument expected, not {len(data)}"
+        )
+    return (data[0],)
+
+
+def batch_types(function: Callable[..., Any], task: str) -> CallTypes:
+    """Return the types of one call of a batch task, from the hints of its function.
+
+    Raises:
+        ConfigError: A hint does not have the required form.
+    """
+    hints, problems = hints_of(function)
+    parameter = next(iter(inspect.signature(function).parameters))
+    given = getattr(function, "__annotations__", {})
+
+    def call(data: Any) -> Any: ...
+
+    call.__annotations__ = {
+        # A hint that cannot be evaluated is passed on, because only typed=True needs it.
+        PARAMETER: given[parameter] if parameter in problems else _data_type(hints.get(parameter, Any), task),
+        "return": given["return"] if "return" in problems else _result_type(hints.get("return", Any), task),
+    }
+    return CallTypes(call, task, skip_first=False)
+
+
+def _one_call(data: Any) -> Any: ...
+
+
+def _with_fields(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    return (args, kwargs) if args or not kwargs else ((dict(kwargs),), {})
+
+
+def _data_type(hint: Any, task: str) -> Any:
+    item = Any if hint is Any else next(iter(get_args(hint)), Any)
+    if item is Any or item is BatchJob:
+        if hint is Any or _is_sequence(hint):
+            return Any
+    elif get_origin(item) is BatchJob and _is_sequence(hint):
+        (data,) = get_args(item)
+        return Any if isinstance(data, TypeVar) else data
+    raise ConfigError(f"the parameter of batch task {task!r} must be a list[BatchJob[...]], not {hint}")
+
+
+def _result_type(hint: Any, task: str) -> Any:
+    if hint is Any or hint is None or hint is type(None):
+        return hint
+    options = get_args(hint) if get_origin(hint) in {Union, type(int | None)} else (hint,)
+    lists = [option for option in options if option is not type(None)]
+    if len(lists) == 1 and _is_sequence(lists[0]):
+        return next(iter(get_args(lists[0])), Any)
+    raise ConfigError(f"batch task {task!r} must return a list with one result for each job, or None, not {hint}")
+
+
+def _is_sequence(hint: Any) -> bool:
+    kind = get_origin(hint) or hint
+    return isinstance(kind, type) and issubclass(kind, Sequence)

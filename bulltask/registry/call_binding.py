@@ -1,0 +1,129 @@
+"""How a task's calls become the data of jobs, and a job's data the arguments of its task."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bulltask.ports import Sender
+from bulltask.registry.arguments import Arguments
+from bulltask.registry.batches import PARAMETER, BatchArguments, batch_types, check_batch_function, from_wire, to_wire
+from bulltask.registry.task_options import TaskOptions
+from bulltask.typed.call import CallConversion, CallTypes
+from bulltask.typed.definitions import Definitions, Schema
+
+__all__ = ["CallBinding"]
+
+
+class CallBinding:
+    """Binds a task's calls: checks arguments against the signature, and converts them by their hints.
+
+    Args:
+        function: The function.
+        name: The task's name.
+        options: The decorator's options.
+        sender: Returns the app that sends.
+        bind: The function's first parameter is the context.
+
+    Attributes:
+        is_batch: Whether the function is called for several jobs; a call then has one argument.
+        arguments: The signature of a call.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: TaskOptions,
+        sender: Callable[[], Sender],
+        *,
+        bind: bool,
+    ) -> None:
+        self.function, self.name, self.options, self.bind, self._sender = function, name, options, bind, sender
+        self.is_batch = options.batch is not None
+        if self.is_batch:
+            check_batch_function(function, name, bind=bind, spark=options.spark)
+            self.arguments: Arguments = BatchArguments(name)
+        else:
+            self.arguments = Arguments(function, name, skip_first=bind)
+
+    @functools.cached_property
+    def types(self) -> CallTypes:
+        """The types of the parameters and the return value, derived from their hints.
+
+        The hints are evaluated on first use, because they may name classes that are defined after the task.
+        """
+        if self.is_batch:
+            return batch_types(self.function, self.name)
+        return CallTypes(self.function, self.name, skip_first=self.bind)
+
+    @functools.cached_property
+    def conversion(self) -> CallConversion | None:
+        """The conversion of arguments and results according to their hints, ``None`` if nothing is converted.
+
+        Raises:
+            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
+        """
+        typed = self.options.enforced_hints
+        return self.types.conversion(self._sender().typed if typed is None else typed)
+
+    @functools.cached_property
+    def result_decoder(self) -> Callable[[Any], Any] | None:
+        """Converts a JSON result to the hinted return type; ``None`` if results are not converted."""
+        conversion = self.conversion
+        return None if conversion is None or conversion.result is None else conversion.decode_result
+
+    def data_schema(self, definitions: Definitions) -> Schema:
+        """Return the JSON Schema of a job's data; of a batch task, that of its one argument."""
+        if not self.is_batch:
+            return self.types.data_schema(definitions)
+        schema = self.types.fields[PARAMETER].converter.schema(definitions)
+        if schema.get("type") != "array":
+            return schema
+        return {"type": "array", "prefixItems": [schema], "minItems": 1, "maxItems": 1}
+
+    def check_types(self) -> None:
+        """Evaluate the type hints now, so that a worker's children inherit them and errors are raised at startup.
+
+        Raises:
+            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
+        """
+        _ = self.conversion
+
+    def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise ``TypeError`` if the arguments cannot be completed to a call."""
+        self.arguments.bind_some(args, kwargs)
+
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return a call's data: the arguments by parameter name, in their JSON form; of a batch task, its one argument.
+
+        Raises:
+            TypeError: The arguments do not match the signature.
+            EncodeError: An argument does not match its type hint.
+        """
+        data = self._encoded(self.arguments.bind(args, kwargs))
+        return to_wire(data) if self.is_batch else data
+
+    def bind_json_after(self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[str]]:
+        """Bind a call whose first arguments are not known yet; see :meth:`Arguments.bind_after`.
+
+        Raises:
+            TypeError, EncodeError: As for :meth:`bind_json`.
+        """
+        data, names = self.arguments.bind_after(count, args, kwargs)
+        return ([], [""]) if self.is_batch else (self._encoded(data), names)
+
+    def unbind_json(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a job's data as positional and keyword arguments, converted to the types of their hints.
+
+        Raises:
+            InvalidJobError: The data does not match the signature or a type hint.
+        """
+        args, kwargs = (from_wire(data, self.name), {}) if self.is_batch else self.arguments.unbind(data)
+        conversion = self.conversion
+        return (args, kwargs) if conversion is None else conversion.decode_arguments(args, kwargs)
+
+    def _encoded(self, data: dict[str, Any]) -> dict[str, Any]:
+        conversion = self.conversion
+        return data if conversion is None else conversion.encode_arguments(data)

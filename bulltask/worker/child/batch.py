@@ -1,0 +1,93 @@
+"""A batch: the jobs for which a batch task's function is called once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bulltask.errors import Interrupt, SoftTimeLimitExceeded, TaskCancelled
+from bulltask.registry.batches import BatchJob, Ending, endings
+from bulltask.registry.task import AnyTask
+from bulltask.worker.child.run_hooks import HookedRun
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """The call of a batch task's function, with the hooks of each job around it.
+
+    Args:
+        task: The task.
+        jobs: The jobs.
+        runs: The hooks of each job, in the same order; empty if there are none.
+    """
+
+    def __init__(self, task: AnyTask[..., Any], jobs: Sequence[BatchJob[Any]], runs: Sequence[HookedRun]) -> None:
+        self._task, self.jobs, self._runs = task, jobs, runs
+        self._called: list[BatchJob[Any]] = []
+
+    def call(self) -> Any:
+        """Call a sync function with the jobs that nothing has ended before."""
+        raised, returned = None, None
+        try:
+            for job, run in zip(self.jobs, self._runs, strict=False):
+                with _only_this_job(job):
+                    run.enter()
+            if self._start():
+                returned = self._task.function(list(self._called))
+        except BaseException as exc:
+            raised = exc
+            raise
+        finally:
+            for run, (error, result) in self._left(raised, returned):
+                run.leave(result, error)
+        return returned
+
+    async def acall(self) -> Any:
+        """:meth:`call` for an async function."""
+        raised, returned = None, None
+        try:
+            for job, run in zip(self.jobs, self._runs, strict=False):
+                with _only_this_job(job):
+                    await run.aenter()
+            if self._start():
+                returned = await self._task.function(list(self._called))
+        except BaseException as exc:
+            raised = exc
+            raise
+        finally:
+            for run, (error, result) in self._left(raised, returned):
+                await run.aleave(result, error)
+        return returned
+
+    def endings(self, raised: BaseException | None, returned: object) -> list[Ending]:
+        """Return how each job ended.
+
+        Args:
+            raised: The exception that ended the call, ``None`` if the function returned.
+            returned: What it returned.
+        """
+        called = zip(self._called, endings(self._task.name, self._called, raised, returned), strict=True)
+        ended = {id(job): ending for job, ending in called}
+        return [ended.get(id(job)) or job.ending or (raised, None) for job in self.jobs]
+
+    def _start(self) -> list[BatchJob[Any]]:
+        self._called = [job for job in self.jobs if job.ending is None]
+        return self._called
+
+    def _left(self, raised: BaseException | None, returned: object) -> list[tuple[HookedRun, Ending]]:
+        if not self._runs:
+            return []
+        return list(zip(self._runs, self.endings(raised, returned), strict=True))[::-1]
+
+
+@contextmanager
+def _only_this_job(job: BatchJob[Any]) -> Iterator[None]:
+    """Let an interrupt that a hook raises end one job; the supervisor's requests end the whole call."""
+    try:
+        yield
+    except (SoftTimeLimitExceeded, TaskCancelled):
+        raise
+    except Interrupt as exc:
+        job.fail(exc)
