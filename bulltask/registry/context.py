@@ -47,6 +47,7 @@ class Request:
         group, chord: The id of the job that receives the results of the group which this job is a member of, that is,
             the chord's body; ``None`` for none.
         app_id: The name of the worker's app.
+        hostname: The worker's id.
     """
 
     id: str = ""
@@ -68,6 +69,7 @@ class Request:
     group: str | None = None
     chord: str | None = None
     app_id: str = ""
+    hostname: str = ""
 
     @property
     def timelimit(self) -> tuple[float | None, float | None]:
@@ -106,6 +108,7 @@ class Request:
         kwargs: Mapping[str, Any],
         limits: TimeLimits = NO_LIMITS,
         app_id: str = "",
+        hostname: str = "",
     ) -> Request:
         """Return the request of a job, with its arguments decoded.
 
@@ -127,6 +130,7 @@ class Request:
             soft_time_limit=limits.soft_s,
             time_limit=limits.hard_s,
             app_id=app_id,
+            hostname=hostname,
             **relatives(job),
         )
 

@@ -88,5 +88,5 @@ class ResultHandles:
             BrokerError: Redis could not be reached.
         """
         default = self.config.default_queue
-        queues = list(dict.fromkeys([default, *(task.options.queue or default for task in self.tasks.values())]))
+        queues = list(dict.fromkeys([default, *self.tasks.queues]))
         return default if len(queues) == 1 else self.results.queue_of(job_id, queues) or default

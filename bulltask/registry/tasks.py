@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bulltask.config.annotations import Annotations
@@ -30,6 +30,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         self._shared = {} if shared is None else shared
         self._builtin = {} if builtin is None else builtin
         self._annotations: Annotations = ()
+        self._queues: dict[str, None] = {}
 
     def add(self, task: AnyTask[Any, Any]) -> None:
         """Register a task.
@@ -48,6 +49,17 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
             )
         annotate(task, self._annotations)
         self._tasks[task.name] = task
+
+    def add_queues(self, names: Iterable[str]) -> None:
+        """Let workers process these queues, although no task has them as its option."""
+        self._queues.update(dict.fromkeys(names))
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues of the tasks, apart from the default queue, and those of :meth:`add_queues`."""
+        more = self._shared.queues if isinstance(self._shared, Tasks) else ()
+        queues = (task.options.queue for task in self.values() if task.options.queue)
+        return tuple(dict.fromkeys([*queues, *self._queues, *more]))
 
     def annotate(self, annotations: Annotations) -> None:
         """Apply ``task_annotations`` to all tasks, also to those that are added later.

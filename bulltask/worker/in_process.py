@@ -62,7 +62,8 @@ class InProcessRunner:
         cancellation = Cancellation(block, spark.interrupt, lambda: None)
         no_limits = replace(app.config, max_memory_kib=None, hard_memory_kib=None)  # this process is not a child
         retirement = Retirement(no_limits, block, 0, self.bus, os.getpid())
-        self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement, TaskThreads(0))
+        threads = TaskThreads(0)
+        self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads, worker_id=_WORKER_ID)
         self.settler = Settler(app.config, app.broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:

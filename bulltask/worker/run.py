@@ -110,7 +110,7 @@ def default_queues(app: App) -> tuple[str, ...]:
     """Return ``task_queues``, or the default queue and the queues of the app's tasks."""
     if app.config.queues:
         return tuple(dict.fromkeys(app.config.queues))
-    queues = [task.options.queue for task in app.tasks.values() if task.options.queue]
+    queues = list(app.tasks.queues)
     if app.config.routes is not None:
         queues += app.config.routes.queues(task.name for task in app.tasks.values() if not task.options.queue)
     return tuple(dict.fromkeys([app.config.default_queue, *queues]))

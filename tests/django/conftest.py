@@ -12,8 +12,10 @@ from django.conf import settings
 from django.db import connections
 
 from bulltask import App
+from bulltask.contrib.django.project import project_app
 from bulltask.testing import InlineWorker, use_server
 
+BACKEND = "bulltask.contrib.django.backend.BulltaskBackend"
 _FOLDER = tempfile.TemporaryDirectory(prefix="bulltask-django-", ignore_cleanup_errors=True)
 
 if not settings.configured:
@@ -21,7 +23,12 @@ if not settings.configured:
     settings.configure(
         SECRET_KEY="for tests",
         USE_TZ=True,
-        INSTALLED_APPS=["bulltask.outbox.django"],
+        INSTALLED_APPS=["bulltask.contrib.django", "bulltask.outbox.django"],
+        BULLTASK={"task_max_retries": 2},
+        TASKS={
+            "default": {"BACKEND": BACKEND, "QUEUES": ["default", "mail"]},
+            "any": {"BACKEND": BACKEND, "QUEUES": [], "OPTIONS": {"max_retries": 0}},
+        },
         DATABASES={
             name: {"ENGINE": engine, "NAME": Path(_FOLDER.name, f"{name}.sqlite3")} for name in ("default", "other")
         },
@@ -33,6 +40,14 @@ if not settings.configured:
 def app(broker_url: str) -> Iterator[App]:
     """An app that uses the tests' server."""
     app = App("tested", "redis://unreachable.invalid:1")
+    with use_server(app, broker_url):
+        yield app
+
+
+@pytest.fixture
+def project(broker_url: str) -> Iterator[App]:
+    """The project's app, on the tests' server."""
+    app = project_app()
     with use_server(app, broker_url):
         yield app
 

@@ -327,3 +327,17 @@ def test_the_node_examples_pin_the_supported_bullmq_and_name_no_registry(folder:
     assert '"resolved"' not in lock
     assert '"bullmq": "5.62.0"' in (EXAMPLES / folder / "package.json").read_text()
     assert '"bullmq": "5.62.0"' in lock
+
+
+def test_the_django_example_sends_at_the_commit_and_its_command_runs_the_tasks(
+    servers: dict[str, str], tmp_path: Path
+) -> None:
+    environment = servers | {"SHOP_DATABASE": str(tmp_path / "shop.sqlite3")}
+    printed("django", "python manage.py migrate", environment)
+    with running("django", "python manage.py bulltask worker", environment):
+        assert printed("django", "python manage.py order", environment) == blocks("django")[0]
+        with App("looked at", servers["BULLTASK_BROKER_URL"]).queue("default") as queue:
+            counts = queue.get_job_counts("completed", "failed", "waiting", "active")
+            assert counts["completed"] == sum(counts.values()) == 1, "the order that was rolled back has no job"
+            (scheduler,) = queue.schedulers.list()
+            assert scheduler.name == "orders.tasks.count_orders"

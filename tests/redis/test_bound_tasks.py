@@ -125,6 +125,7 @@ def test_the_request_has_celerys_fields(app: App, worker: InlineWorker) -> None:
     assert (sent.root_id, sent.parent_id) == (sender.id, sender.id)
     assert (last.root_id, last.parent_id) == (sender.id, sent.id)
     assert (sender.timelimit, sender.soft_time_limit, sender.app_id) == ((30, 20), 20, "bound")
+    assert sender.hostname == "in-process"
     assert (sender.argsrepr, sender.kwargsrepr) == ("()", "{'who': 'sender'}")
     info = {"exchange": "", "routing_key": "default", "priority": 7, "redelivered": False}
     assert sender.delivery_info == info

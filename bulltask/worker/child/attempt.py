@@ -111,13 +111,14 @@ class AttemptRunner:
         cancellation: Passes the supervisor's cancel requests to running tasks.
         retirement: Checks the child's memory after each task.
         threads: The threads in which sync tasks run, if any.
+        worker_id: The worker's id, for ``request.hostname``.
 
     Attributes:
         hooks: The hooks around attempts.
         is_stopping: Returns whether checkpointed tasks should end between two items.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a child, which main.py connects
         self,
         app: App,
         job_client: Callable[[RunningJob], JobClient],
@@ -125,10 +126,12 @@ class AttemptRunner:
         cancellation: Cancellation,
         retirement: Retirement,
         threads: TaskThreads,
+        *,
+        worker_id: str = "",
     ) -> None:
         self._app, self._config, self._job_client, self._spark = app, app.config, job_client, spark
         self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
-        self._threads = threads
+        self._threads, self._worker_id = threads, worker_id
         self.is_stopping: Callable[[], bool] = lambda: False
         self._task_limits: dict[str, TimeLimits] = {}
         self._task_rates: dict[str, TaskRate | None] = {}
@@ -321,7 +324,7 @@ class AttemptRunner:
     def _request(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
-        return Request.of(job, args, kwargs, self._limits(job, task), self._app.name)
+        return Request.of(job, args, kwargs, self._limits(job, task), self._app.name, self._worker_id)
 
     def _hooked(self, attempt: Attempt, variables: contextvars.Context | None) -> HookedRun:
         job, task, args = attempt.job, attempt.task, attempt.args

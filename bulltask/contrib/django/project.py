@@ -1,0 +1,66 @@
+"""The :class:`bulltask.App` of a Django project."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+
+from bulltask.app import App
+from bulltask.contrib.django.tasks_api import package, task_backends
+from bulltask.errors import ConfigError
+from bulltask.registry.current import current_sender
+from bulltask.registry.discovery import find_app
+
+__all__ = ["project_app"]
+
+
+@functools.cache
+def project_app() -> App:
+    """Return the project's app.
+
+    It is the app that the setting ``BULLTASK_APP`` names (``"shop.bulltask:app"``); otherwise an app that the project
+    has created already, for example in ``shop/celery.py``; otherwise a new one, with the settings of the dictionary
+    ``BULLTASK`` and the names that begin with ``CELERY_``.
+
+    Raises:
+        ConfigError: A setting has an unknown name or an invalid value.
+        AppNotFoundError: ``BULLTASK_APP`` does not name an app.
+    """
+    spec = getattr(settings, "BULLTASK_APP", None)
+    app = find_app(spec, App) if spec else _existing_app() or _new_app()
+    app.autodiscover_tasks(_create_task_backends)
+    return app
+
+
+def _existing_app() -> App | None:
+    try:
+        sender = current_sender()
+    except ConfigError:
+        return None
+    return sender if isinstance(sender, App) else None
+
+
+def _new_app() -> App:
+    given: Any = getattr(settings, "BULLTASK", {})
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"settings.BULLTASK must be a dictionary of bulltask's settings, not {given!r}")
+    app = App((settings.SETTINGS_MODULE or "django").partition(".")[0])
+    app.conf.timezone = settings.TIME_ZONE
+    app.config_from_object("django.conf:settings", namespace="CELERY")
+    app.conf.update(given)
+    app.autodiscover_tasks()
+    return app
+
+
+def _create_task_backends() -> list[str]:
+    """Create the backends of Django's ``TASKS``, because workers process their queues.
+
+    Returns:
+        No packages: this is called with the functions that return packages with tasks.
+    """
+    if hasattr(settings, "TASKS") and package() is not None:
+        list(task_backends().all())
+    return []

@@ -1,0 +1,25 @@
+"""Tasks of the app ``orders``: bulltask finds ``tasks.py`` of every installed app."""
+
+from __future__ import annotations
+
+from django.utils import timezone
+
+from bulltask import shared_task
+from orders.models import Order
+
+
+@shared_task
+def send_receipt(order_id: int) -> str:
+    """Send a receipt, once: if the task runs again, it finds that the receipt has been sent."""
+    order = Order.objects.get(pk=order_id)
+    if order.receipt_sent_at is None:
+        # Send the mail here.
+        order.receipt_sent_at = timezone.now()
+        order.save(update_fields=["receipt_sent_at"])
+    return f"receipt for {order.total} sent to {order.email}"
+
+
+@shared_task
+def count_orders() -> int:
+    """Count the orders; the schedule in the settings runs this every hour."""
+    return Order.objects.count()
