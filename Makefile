@@ -133,7 +133,7 @@ $(BIN)/python:
 
 # Missing programs are reported, not installed. CI has all of them.
 .PHONY: externals
-externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(CELERY) $(if $(CI),$(VENV)/connect/installed.stamp)
+externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(VENV)/django-6/installed.stamp $(CELERY) $(if $(CI),$(VENV)/connect/installed.stamp)
 	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
 	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests with Redis need it (others use the embedded Valkey)"
 	@command -v podman >/dev/null || test -S /var/run/docker.sock || echo "make: no container engine (podman and crun, or Docker): the tests of servers in containers need one"
@@ -165,6 +165,22 @@ $(CELERY): tests/celery_parity/requirements.txt | $(BIN)/python
 	@echo "make: installing into $(@D)"
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(call install,$(@D),--no-deps -r $<)
+	@touch $@
+
+# Django's own tests of tasks are only in its source distribution. Without Python 3.12, the directory remains empty.
+NEW_PYTHONS = python3 python3.14 python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)
+$(VENV)/django-6/installed.stamp: tests/django/requirements-6.txt | $(BIN)/python
+	@echo "make: installing into $(@D)"
+	@mkdir -p $(@D)
+	for p in $(NEW_PYTHONS); do \
+		$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && \
+		exec $$p -m venv --without-pip $(@D); \
+	done
+	$(if $(CI),test -x $(@D)/bin/python)
+	if test -x $(@D)/bin/python; then $(call install,$(@D),--no-deps -r $<) && \
+		$(BIN)/pip --python $(@D)/bin/python download -q --no-deps --no-binary django -d $(@D) \
+			$$(grep ^django== $<) && \
+		tar xzf $(@D)/django-*.tar.gz -C $(@D) --strip-components=1 --wildcards '*/tests/tasks'; fi
 	@touch $@
 
 # The thin client of Spark Connect contains a separate pyspark (250 MB), so it is installed only in CI.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from django.db import connections
 
 from bulltask import App
 from bulltask.contrib.django.project import project_app
+from bulltask.registry import current
+from bulltask.registry.shared import SHARED
 from bulltask.testing import InlineWorker, use_server
 
 BACKEND = "bulltask.contrib.django.backend.BulltaskBackend"
@@ -33,7 +36,22 @@ if not settings.configured:
             name: {"ENGINE": engine, "NAME": Path(_FOLDER.name, f"{name}.sqlite3")} for name in ("default", "other")
         },
     )
+    current._current, previous = None, current._current  # another test's app is not the project's
     django.setup()
+    current._current = previous
+
+# Other tests in this process must not find these tasks and queues in their apps.
+tasks, queues = dict(SHARED), dict(SHARED._queues)
+importlib.import_module("tests.django.task_functions")
+OWN_TASKS, OWN_QUEUES = dict(SHARED), dict(SHARED._queues)
+SHARED._tasks, SHARED._queues = tasks, queues
+
+
+@pytest.fixture(autouse=True)
+def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the Django tasks of these tests, and their queues."""
+    monkeypatch.setattr(SHARED, "_tasks", {**SHARED, **OWN_TASKS})
+    monkeypatch.setattr(SHARED, "_queues", {**SHARED._queues, **OWN_QUEUES})
 
 
 @pytest.fixture
