@@ -164,6 +164,11 @@ def test_options_of_the_backend_are_those_of_its_tasks(project: App, worker: Inl
     assert (result.status, result.backend, result.task.backend) == (FAILED, "any", "any")
 
 
+def test_without_queues_any_queue_can_be_used_and_its_results_are_found(project: App, worker: InlineWorker) -> None:
+    result = tasks.add.using(backend="any", queue_name="elsewhere").enqueue(1)
+    assert tasks.add.using(backend="any").get_result(result.id) == result
+
+
 def test_a_return_value_that_is_not_json_fails_the_task(project: App, worker: InlineWorker) -> None:
     result = tasks.unserializable.enqueue()
     worker.drain(propagate=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bulltask.registry.shared import SHARED
 from bulltask.testing import InlineWorker, use_server
 from tests.celery_parity.idioms import MISSING, for_bulltask, lines, outcomes
 
@@ -16,6 +17,7 @@ def test_most_one_line_idioms_of_celery_work(
     broker_url: str, record_property: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    monkeypatch.setattr(SHARED, "_tasks", dict(SHARED))  # other tests in this process must not find these tasks
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # options without effect
 

@@ -63,6 +63,7 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
         """Check a task, and register it for workers: Django calls this for every task that is defined."""
         super().validate_task(task)
         register(task, self.task_options)
+        SHARED.add_queues([task.queue_name])  # for get_result(), if QUEUES is empty
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Send a job, and return its ``TaskResult``.

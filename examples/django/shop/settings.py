@@ -10,6 +10,7 @@ SECRET_KEY = os.environ.get("SECRET_KEY", "only for this example")
 DEBUG = True
 ROOT_URLCONF = "shop.urls"
 USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TIME_ZONE = "Europe/Berlin"
 
 INSTALLED_APPS = ["bulltask.contrib.django", "orders"]
