@@ -14,7 +14,8 @@ from bulltask.config.config import Config, Settings
 from bulltask.config.configured import Configured
 from bulltask.config.names import constructor_settings
 from bulltask.config.parsers import parse_names
-from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
+from bulltask.config.secret_settings import wrap_secrets
+from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.hooks.django_connections import DjangoConnections
 from bulltask.hooks.hooked import Hooked
 from bulltask.hooks.sending import SendHooks
@@ -81,7 +82,7 @@ class App(Configured, Hooked, Discovering, ResultHandles):
     def __init__(self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: object) -> None:
         super().__init__()
         self.name = name
-        broker_url, settings = secret_url(broker_url), wrap_broker_url(settings)
+        broker_url, settings = secret_url(broker_url), wrap_secrets(settings)
         self.conf = Settings(constructor_settings(broker_url, settings))
         if (source := settings.get("config_source")) is not None:
             self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
@@ -249,7 +250,7 @@ class App(Configured, Hooked, Discovering, ResultHandles):
                 positional and keyword arguments are given.
         """
         task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
-        return task.build(task.bind_json(args, kwargs or {}), CallOptions.of(options))
+        return task.build(task.bind_json(args, kwargs or {}, options.get("serializer")), CallOptions.of(options))
 
     def signature(
         self,
@@ -292,6 +293,12 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         """The setting ``task_typed``, for tasks without the option ``typed``; reading it freezes only this setting."""
         typed: bool | None = self.conf.freeze_one("task_typed")
         return typed
+
+    @property
+    def serializer(self) -> str:
+        """The setting ``task_serializer``, for tasks without the option; reading it freezes only this setting."""
+        serializer: str = self.conf.freeze_one("task_serializer")
+        return serializer
 
     @property
     def broker(self) -> Broker:

@@ -1,14 +1,15 @@
-"""Lazy import of names that need an optional dependency, so that the package can be imported without it."""
+"""Optional dependencies: lazy imports, so that the package can be imported without them, and their errors."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
 from bulltask.errors import MissingExtraError
 
-__all__ = ["SPARK", "look_up"]
+__all__ = ["SPARK", "check_installed", "look_up"]
 
 SPARK: Final = frozenset({"numpy", "pyarrow", "pyspark", "py4j"})
 """Modules of the libraries in the extra ``spark``."""
@@ -38,3 +39,18 @@ def look_up(package: str, name: str, modules: Mapping[str, str], extra: str, lib
         raise MissingExtraError(
             f"{package}.{name} needs {exc.name}, which is not installed: pip install 'bulltask[{extra}]'"
         ) from exc
+
+
+def check_installed(module: str, extra: str, what: str) -> None:
+    """Check that an optional dependency is installed, without importing it.
+
+    Args:
+        module: The dependency's module.
+        extra: The extra that installs it.
+        what: What needs it, for the message.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtraError(f"{what} needs {module}, which is not installed: pip install 'bulltask[{extra}]'")

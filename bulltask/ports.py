@@ -14,12 +14,18 @@ from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.job import JobRef, NewJob
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.payloads.payload_codec import PayloadCodec
 
 __all__ = ["DataFrameMapper", "EagerRunner", "OutboxRelay", "ResultReader", "Sender"]
 
 
 class ResultReader(Protocol):
     """Reads jobs, waits for their outcome, and revokes them."""
+
+    @property
+    def payloads(self) -> PayloadCodec:
+        """Reads results and exceptions from their stored form."""
+        ...
 
     def snapshot(self, ref: JobRef) -> JobSnapshot:
         """Return the job's current state and outcome."""
@@ -123,6 +129,11 @@ class Sender(Protocol):
     @property
     def typed(self) -> bool | None:
         """The setting ``task_typed``: whether type hints are enforced."""
+        ...
+
+    @property
+    def serializer(self) -> str:
+        """The setting ``task_serializer``."""
         ...
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeoutError, TaskError, TaskRevokedError
 from bulltask.jobs import codec
-from bulltask.jobs.failures import REASON_CHARS
+from bulltask.jobs.failures import REASON_CHARS, reason_of
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import REVOKED, JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
@@ -114,12 +114,13 @@ class AsyncResult(Generic[R]):
         Raises:
             ResultTimeoutError: The job did not finish in time; it keeps running.
             JobNotFoundError: The job does not exist, and no event contains its outcome.
-            DecodeError: The result does not match the type hint of the task's return value.
+            DecodeError: The result does not match the type hint of the task's return value; or it is pickled or
+                encrypted, and this app does not accept it or has no key for it.
             BrokerError: Redis could not be reached.
             TaskRevokedError: The job was revoked.
-            Exception: The task failed. If the class of its exception is loaded in this process, that exception is
-                raised, with the worker's traceback as its cause; otherwise ``TaskError`` with the traceback in its
-                message.
+            Exception: The task failed. If its exception was pickled, or its class is loaded in this process, that
+                exception is raised, with the worker's traceback as its cause; otherwise ``TaskError`` with the
+                traceback in its message.
         """
         finished = self.reader.wait(self.ref, _timeout_ms(timeout), self._sent_ms)
         snapshot = None if finished.completed else self.reader.snapshot(self.ref)
@@ -266,17 +267,25 @@ class AsyncResult(Generic[R]):
         return cast(R, failure)
 
     def _value(self, finished: Finished) -> R:
-        value: R = codec.decode(finished.text or "null", what=f"return value of job {self.id}")
-        return value if self._decode is None else self._decode(value)
+        loaded = self.reader.payloads.load_result(self.ref, finished.text)
+        value: R = loaded.value
+        return value if self._decode is None or loaded.is_pickled else self._decode(value)
 
     def _failure(self, reason: str, snapshot: JobSnapshot) -> Exception:
         trace = snapshot.stacktrace[-1] if snapshot.stacktrace else ""
-        original = _rebuild(reason, trace)
+        original = self._pickled(snapshot) or _rebuild(reason, trace)
         if original is None:
             kind = TaskRevokedError if reason == REVOKED else TaskError
             return kind(reason, job_id=self.id, remote_traceback=trace)
         original.__cause__ = RemoteTraceback(trace)
         return original
+
+    def _pickled(self, snapshot: JobSnapshot) -> Exception | None:
+        """Return the task's exception if it was pickled, is accepted, and belongs to the last failure."""
+        exc = self.reader.payloads.load_error(self.ref, snapshot.error) if snapshot.error else None
+        if exc is None or isinstance(exc, _AMBIGUOUS) or reason_of(exc) != snapshot.failed_reason:
+            return None
+        return exc
 
     def __repr__(self) -> str:
         return f"<AsyncResult {self.id} of queue {self.queue}>"

@@ -50,8 +50,7 @@ _RABBITMQ = "it is for RabbitMQ or another AMQP broker, and bulltask uses Redis"
 _NO_BEAT = "the workers run the schedule, so there is no beat process"
 _NO_MAILBOX = "there are no control or event queues; workers and clients communicate through BullMQ's keys"
 _ONE_URL = "use broker_url, as in redis://user:password@host:6379/0"
-_SIGNATURE = "jobs are not signed; use Redis ACLs to restrict who can write"
-_JSON = "arguments and results are always JSON, and a value that JSON cannot represent raises an error when it is sent"
+_SIGNATURE = "pickles are signed with HMAC keys, not with certificates; set payload_signing_keys"
 _AT_LEAST_ONCE = "a job is acknowledged when its outcome is stored, and runs again if its worker dies"
 _RECOVERY = "a job whose child process died is recovered immediately, by its worker"
 _LOG_FORMAT = "a worker writes one structured line per event; configure logging or structlog in the app's module"
@@ -99,7 +98,6 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
         "event_queue_expires event_queue_ttl event_queue_prefix event_queue_exclusive event_queue_durable "
         "event_serializer event_exchange worker_enable_remote_control",
     ),
-    (_JSON, "task_serializer result_serializer accept_content result_accept_content"),
     (_AT_LEAST_ONCE, "task_acks_late task_retry_on_worker_lost task_reject_on_worker_lost"),
     (
         "a job that fails is stored as failed; it does not go back to the queue without a retry",
@@ -129,7 +127,6 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     ),
     ("the worker's own autoscaler is used; set worker_autoscale, as in '10,3'", "worker_autoscaler"),
     (_EAGER, "task_store_eager_result"),
-    ("jobs are stored uncompressed, so that BullMQ's clients can read them", "task_compression result_compression"),
     ("times are always stored in UTC; timezone applies to schedules", "enable_utc"),
     (
         "the worker connects again after any failure; broker_connection_max_retries sets a limit",
@@ -243,11 +240,6 @@ def _is(*values: object) -> Callable[[object], bool]:
     return lambda value: value in values
 
 
-def _is_json(value: object) -> bool:
-    names = [value] if isinstance(value, str) else value or ()
-    return isinstance(names, Iterable) and all(name in {"json", "application/json"} for name in names)
-
-
 def _is_stored_by_the_job(value: object) -> bool:
     return value is None or str(value).partition(":")[0] in {"", "redis", "rediss", "rpc", "unix", "disabled"}
 
@@ -257,7 +249,6 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
         lambda _: True,
         "task_track_started result_extended task_send_sent_event worker_send_task_events task_remote_tracebacks",
     ),
-    (_is_json, "task_serializer result_serializer accept_content result_accept_content"),
     (_is_stored_by_the_job, "result_backend"),
     (
         _is(True),
@@ -278,8 +269,7 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     ),
     (
         _is(None, (), [], {}),
-        "task_compression result_compression task_default_priority "
-        "broker_read_url broker_write_url broker_transport_options",
+        "task_default_priority broker_read_url broker_write_url broker_transport_options",
     ),
     (_is(None, False, {}), "broker_use_ssl"),
     (_is(None, "redis", "rediss"), "broker_transport"),

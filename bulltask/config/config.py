@@ -17,15 +17,18 @@ from typing import Any, Final
 from bulltask.config.annotations import Annotations
 from bulltask.config.names import check_same_meaning, explain, resolve
 from bulltask.config.parsers import Autoscale, url
+from bulltask.config.payload_settings import check_payload_settings
 from bulltask.config.rate_limits import EVERY_QUEUE, Limits, TaskRate
 from bulltask.config.routes import Routes
+from bulltask.config.secret_keys import SecretKey
+from bulltask.config.secret_settings import SECRET_FILES, wrap_secrets
 from bulltask.config.settings import SETTINGS
 from bulltask.config.sources import read_config, read_object, read_project_file
-from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
+from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.errors import ConfigError
 from bulltask.jobs.time_limits import TimeLimits
 
-__all__ = ["CELERY_URL", "CONFIG_VARIABLE", "ENV_PREFIX", "URL_FILE", "Config", "Settings"]
+__all__ = ["CELERY_URL", "CONFIG_VARIABLE", "ENV_PREFIX", "FILE_VARIABLES", "Config", "Settings"]
 
 ENV_PREFIX: Final = "BULLTASK_"
 
@@ -35,8 +38,9 @@ CONFIG_VARIABLE: Final = "BULLTASK_CONFIG"
 CELERY_URL: Final = "CELERY_BROKER_URL"
 """Celery's environment variable, used if no other source sets ``broker_url``."""
 
-URL_FILE: Final = "BULLTASK_BROKER_URL_FILE"
-"""Environment variable with the path of a file that contains the broker URL, such as a Docker or Kubernetes secret."""
+FILE_VARIABLES: Final = {name: f"{ENV_PREFIX}{name.upper()}_FILE" for name in SECRET_FILES}
+"""Environment variables with the path of a file that contains a secret setting, such as a Docker or Kubernetes
+secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,16 @@ class Config:
     max_logs: int | None
     default_queue: str
     canvas_queue: str | None
+    task_serializer: str
+    result_serializer: str
+    accept_content: tuple[str, ...]
+    result_accept_content: tuple[str, ...] | None
+    task_compression: str | None
+    result_compression: str | None
+    compression_threshold: int
+    max_decompressed: int
+    signing_keys: tuple[SecretKey, ...]
+    encryption_keys: Mapping[str, tuple[SecretKey, ...]]
     queues: tuple[str, ...]
     routes: Routes | None
     annotations: Annotations | None
@@ -168,7 +182,7 @@ class Settings:
         object.__setattr__(self, "_when_frozen", [])
         object.__setattr__(self, "_used", set())
         object.__setattr__(self, "_celery_url", secret_url(environ.get(CELERY_URL) or None))
-        given, config, variables = wrap_broker_url(given), environ.get(CONFIG_VARIABLE), _environment(environ)
+        given, config, variables = wrap_secrets(given), environ.get(CONFIG_VARIABLE), _environment(environ)
         del environ  # it contains the URL with its password, and an error can show local variables
         path, found = read_project_file()
         self._read(self._project, found, path)
@@ -184,7 +198,7 @@ class Settings:
         Raises:
             ConfigError: A name is unknown, a value is invalid, or the settings are frozen.
         """
-        updates = wrap_broker_url({**dict(pair for part in mappings for pair in part.items()), **settings})
+        updates = wrap_secrets({**dict(pair for part in mappings for pair in part.items()), **settings})
         mappings, settings = (), {}
         for name, value in updates.items():
             setattr(self, name, value)
@@ -263,6 +277,7 @@ class Settings:
         if config.hard_memory_kib and config.hard_memory_kib < (config.max_memory_kib or 0):
             raise ConfigError("worker_hard_memory_limit must not be less than worker_max_memory_per_child")
         config.time_limits.check("the settings", "task_")
+        check_payload_settings(config)
         return config
 
     def _given(self) -> dict[str, object]:
@@ -277,7 +292,7 @@ class Settings:
                 raise ConfigError(f"{source}: {exc}" if source else str(exc)) from None
 
     def _set(self, layer: dict[str, object], name: str, value: object, label: str | None = None) -> None:
-        value = wrap_broker_url({name: value})[name]
+        value = wrap_secrets({name: value})[name]
         if (setting := resolve(name, value, label or name)) is None:
             return
         if self._frozen is not None:
@@ -322,18 +337,19 @@ class Settings:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in the environment; the broker URL may come from a file.
+    """Return the settings in the environment; secrets may come from files.
 
     Raises:
-        ConfigError: The file cannot be read.
+        ConfigError: A file cannot be read.
     """
     names = {ENV_PREFIX + name.upper(): name for name in SETTINGS}
-    settings = wrap_broker_url({names[variable]: text for variable, text in environ.items() if variable in names})
-    if "broker_url" not in settings and (path := environ.get(URL_FILE)):
-        try:
-            settings["broker_url"] = SecretUrl(Path(path).read_text().strip())
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"cannot read the file in {URL_FILE}: {exc}") from exc
+    settings = wrap_secrets({names[variable]: text for variable, text in environ.items() if variable in names})
+    for name, variable in FILE_VARIABLES.items():
+        if name not in settings and (path := environ.get(variable)):
+            try:
+                settings |= wrap_secrets({name: Path(path).read_text().strip()})
+            except (OSError, UnicodeDecodeError) as exc:
+                raise ConfigError(f"cannot read the file in {variable}: {exc}") from exc
     return settings
 
 

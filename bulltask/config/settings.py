@@ -29,6 +29,7 @@ from bulltask.config.parsers import (
     url,
     worker_name,
 )
+from bulltask.config.payload_settings import PAYLOAD_SETTINGS
 from bulltask.config.rate_limits import rate_limits, task_rate
 from bulltask.config.routes import queue_names, routes
 from bulltask.config.setting import Setting
@@ -99,8 +100,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_payload",
             integer(1),
             10_000_000,
-            "maximum size of a job's data and options, and of a result, in bytes of JSON",
+            "maximum size of a job's data and options, and of a result, in bytes as stored",
         ),
+        *PAYLOAD_SETTINGS,
         _S(
             "max_events",
             "max_events",

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from bulltask.config.celery_settings import CELERY_SETTINGS, current_name
+from bulltask.config.secret_settings import wrap_secrets
 from bulltask.config.settings import SETTINGS
-from bulltask.config.urls import wrap_broker_url
 from bulltask.errors import ConfigError
 
 __all__ = ["read_config", "read_object", "read_project_file"]
@@ -110,8 +110,8 @@ def _load(name: str) -> object:
 
 
 def _setting(name: str, value: Any) -> tuple[str, Any]:
-    """Return a name and its value; a URL is wrapped here, before an error can show it."""
-    return name, wrap_broker_url({name: value})[name]
+    """Return a name and its value; a secret is wrapped here, before an error can show it."""
+    return name, wrap_secrets({name: value})[name]
 
 
 def _names(source: object) -> Iterable[str]:

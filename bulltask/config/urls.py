@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 __all__ = [
@@ -20,11 +19,9 @@ __all__ = [
     "redact_url",
     "secret_url",
     "tls_options",
-    "wrap_broker_url",
 ]
 
 HIDDEN = "***"
-_URL_SETTINGS = ("broker_url", "broker", "result_backend", "backend")
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|credential", re.IGNORECASE)
 _BROKER = re.compile(r"redis|valkey|sentinel|unix", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
@@ -127,14 +124,6 @@ class SecretUrl:
 def secret_url(url: str | SecretUrl | None) -> SecretUrl | None:
     """Wrap a URL early, before an error can show local variables; return anything but a string unchanged."""
     return SecretUrl(url) if isinstance(url, str) else url
-
-
-def wrap_broker_url(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the broker URL, and Celery's URL for results, wrapped by :func:`secret_url`."""
-    return {
-        name: SecretUrl(value) if name in _URL_SETTINGS and isinstance(value, str) else value
-        for name, value in settings.items()
-    }
 
 
 def tls_options(url: SecretUrl) -> dict[str, str]:

@@ -12,8 +12,8 @@ from bulltask.hooks.outgoing import OutgoingJob
 from bulltask.jobs import codec
 from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import NewJob
+from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.options import check_size
-from bulltask.registry.named_task import FAN_OUT
 from bulltask.signals.catalog import PUBLISH_SIGNALS, after_task_publish, before_task_publish
 from bulltask.signals.failures import report_failure
 

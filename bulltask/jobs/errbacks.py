@@ -63,13 +63,18 @@ class Errback:
     parameters: tuple[str, ...]
     cascades: bool
 
-    def data_of(self, failed: FailedJob, reason: str, trace: str) -> Any:
-        """Return the data of its job."""
+    def data_of(self, own: Any, failed: FailedJob, reason: str, trace: str) -> Any:
+        """Return the data of its job.
+
+        Args:
+            own: Its own arguments: :attr:`data`, unless they are stored in an envelope.
+            failed, reason, trace: The failure.
+        """
         every: list[Any] = [failed.to_dict(), reason, trace]
         values = [failed.id] if len(self.parameters) == 1 else every[: len(self.parameters)]
-        if isinstance(self.data, list):
-            return [*values, *self.data]
-        data = dict(self.data)
+        if isinstance(own, list):
+            return [*values, *own]
+        data = dict(own)
         for name, value in reversed(list(zip(self.parameters, values, strict=True))):
             data[name] = [value, *data[name]] if isinstance(data.get(name), list) else value
         return data

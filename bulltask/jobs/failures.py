@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final
 
 __all__ = [
+    "ERROR_FIELD",
     "REASON_CHARS",
     "TRACES_CHARS",
     "TRACE_CHARS",
@@ -25,6 +26,10 @@ TRACE_CHARS: Final = 50_000
 
 TRACES_CHARS: Final = 500_000
 """Maximum total length of a job's tracebacks in characters; the newest are kept."""
+
+ERROR_FIELD: Final = "bulltask:error"
+"""The field of a failed job's hash with its pickled exception, if the job's serializer is cloudpickle; BullMQ ignores
+it."""
 
 _ELLIPSIS: Final = "\n…\n"
 

@@ -8,8 +8,10 @@ from typing import Final
 from bulltask.errors import InvalidNameError
 
 __all__ = [
+    "FAN_OUT",
     "MAX_NAME",
     "STARMAP",
+    "address_of",
     "bullmq_name",
     "check_job_id",
     "check_job_name",
@@ -22,6 +24,9 @@ __all__ = [
 ]
 
 MAX_NAME: Final = 255
+
+FAN_OUT: Final = "bulltask.fan_out"
+"""The task of a fan-out job: it returns the result that it receives, and its worker starts the jobs after it."""
 
 STARMAP: Final = "bulltask.starmap"
 """The task of a job that makes several calls of another task, one after the other."""
@@ -55,6 +60,17 @@ def qualified_name(queue: str, prefix: str, *, hash_tag: bool) -> str:
     A name with a ``:`` is already qualified, because queue names contain none.
     """
     return queue if ":" in queue else f"{prefix}:{bullmq_name(queue, hash_tag=hash_tag)}"
+
+
+def address_of(key: str, prefix: str) -> tuple[str, str, str]:
+    """Return the prefix, BullMQ's queue name and the id from a job's full key.
+
+    Queue names contain no ``:``. Ids may contain one (those of job schedulers do), and so may a prefix; a prefix other
+    than ``prefix`` is assumed to end at the first ``:``. (Node 5.62 uses three parts and loses the rest of such an id.)
+    """
+    head = prefix if key.startswith(f"{prefix}:") else key.partition(":")[0]
+    name, _, job_id = key[len(head) + 1 :].partition(":")
+    return head, name, job_id
 
 
 def check_queue_name(name: str) -> str:

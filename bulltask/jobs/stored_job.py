@@ -108,7 +108,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """A job's state and outcome at one moment; ``state`` is ``UNKNOWN`` if the job does not exist."""
+    """A job's state and outcome at one moment; ``state`` is ``UNKNOWN`` if the job does not exist.
+
+    Attributes:
+        error: The stored form of the exception, ``""`` if only its message is stored.
+    """
 
     state: JobState
     returnvalue: str | None
@@ -116,6 +120,7 @@ class JobSnapshot:
     stacktrace: tuple[str, ...]
     progress: codec.Json
     attempts_made: int
+    error: str = ""
 
     @property
     def waits_for_retry(self) -> bool:

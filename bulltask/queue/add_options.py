@@ -26,6 +26,7 @@ from bulltask.jobs.options import (
 )
 from bulltask.jobs.retention import KeepJobs
 from bulltask.jobs.time_limits import TimeLimits
+from bulltask.payloads.payload_codec import PayloadCodec
 
 __all__ = ["AddOptions", "BulkJob", "build_job", "check_options", "check_positive"]
 
@@ -126,7 +127,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
     check_options(options)
     stored = stored_options(options, config.backoff_strategies)
     parent = link_to_parent(options.get("parent"), stored, prefix=config.prefix, hash_tag=config.queue_hash_tag)
-    encoded = codec.encode(data, what=f"the data of job {name}", limit=config.max_payload)
+    encoded = PayloadCodec(config).dump_added(data, queue, name, f"the data of job {name}")
     job_options = _job_options(name, options, stored, config)
     check_size(encoded, job_options, config.max_payload, f"the data of job {name}")
     job_id, timestamp_ms = options.get("job_id"), stored.get("timestamp")

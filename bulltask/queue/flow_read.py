@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bulltask.errors import ConfigError
-from bulltask.jobs.names import name_in_app
+from bulltask.jobs.names import address_of, name_in_app
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import QueueContext
 from bulltask.transport.broker import Broker
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation
-from bulltask.transport.scripts.flow import KINDS, address_of, children
+from bulltask.transport.scripts.flow import KINDS, children
 from bulltask.transport.scripts.job import read_job
 
 __all__ = ["FlowReader", "ReadNode"]

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bulltask.jobs.names import STARMAP
+from bulltask.jobs.names import FAN_OUT, STARMAP
 from bulltask.ports import Sender
-from bulltask.registry.named_task import FAN_OUT
 from bulltask.registry.task import AnyTask, Task
 from bulltask.registry.task_options import TaskOptions
 
@@ -27,17 +26,19 @@ def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[An
         return result
 
     def starmap(task: str, items: Iterable[Any]) -> list[Any]:
-        return [_call(find(task), item) for item in items]
+        called = find(task)
+        pickles = called.options.result_form(sender().config).is_pickled
+        return [_call(called, item, pickles=pickles) for item in items]
 
     functions: dict[str, Callable[..., Any]] = {FAN_OUT: fan_out, STARMAP: starmap}
     options = TaskOptions(rate_limit=0)  # task_default_rate_limit is for the user's tasks
     return {name: Task(function, name, options, sender, bind=False) for name, function in functions.items()}
 
 
-def _call(task: AnyTask[Any, Any], data: Any) -> Any:
+def _call(task: AnyTask[Any, Any], data: Any, *, pickles: bool) -> Any:
     args, kwargs = task.unbind_json(data)
     result = task.direct(args, kwargs)
     if task.is_async:
         result = asyncio.run(result)
     conversion = task.conversion
-    return result if conversion is None else conversion.encode_result(result)
+    return result if conversion is None or pickles else conversion.encode_result(result)

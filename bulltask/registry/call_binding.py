@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from bulltask.config.payload_settings import CLOUDPICKLE
 from bulltask.ports import Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.batches import PARAMETER, BatchArguments, batch_types, check_batch_function, from_wire, to_wire
@@ -74,6 +75,10 @@ class CallBinding:
         conversion = self.conversion
         return None if conversion is None or conversion.result is None else conversion.decode_result
 
+    @functools.cached_property
+    def _default_serializer(self) -> str:
+        return self._sender().serializer
+
     def data_schema(self, definitions: Definitions) -> Schema:
         """Return the JSON Schema of a job's data; of a batch task, that of its one argument."""
         if not self.is_batch:
@@ -95,35 +100,57 @@ class CallBinding:
         """Raise ``TypeError`` if the arguments cannot be completed to a call."""
         self.arguments.bind_some(args, kwargs)
 
-    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return a call's data: the arguments by parameter name, in their JSON form; of a batch task, its one argument.
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
+        """Return a call's data: the arguments by parameter name; of a batch task, its one argument.
+
+        They are in their JSON form unless they will be pickled.
+
+        Args:
+            args, kwargs: The arguments.
+            serializer: The serializer of the call, ``None`` for the task's.
 
         Raises:
             TypeError: The arguments do not match the signature.
             EncodeError: An argument does not match its type hint.
         """
-        data = self._encoded(self.arguments.bind(args, kwargs))
+        data = self._encoded(self.arguments.bind(args, kwargs), serializer)
         return to_wire(data) if self.is_batch else data
 
-    def bind_json_after(self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    def bind_json_after(
+        self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
+    ) -> tuple[Any, list[str]]:
         """Bind a call whose first arguments are not known yet; see :meth:`Arguments.bind_after`.
 
         Raises:
             TypeError, EncodeError: As for :meth:`bind_json`.
         """
         data, names = self.arguments.bind_after(count, args, kwargs)
-        return ([], [""]) if self.is_batch else (self._encoded(data), names)
+        return ([], [""]) if self.is_batch else (self._encoded(data, serializer), names)
 
-    def unbind_json(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def unbind_json(self, data: Any, pickled: Collection[str] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a job's data as positional and keyword arguments, converted to the types of their hints.
+
+        Args:
+            data: The data.
+            pickled: Names of parameters that are not converted, because their values were pickled.
 
         Raises:
             InvalidJobError: The data does not match the signature or a type hint.
         """
         args, kwargs = (from_wire(data, self.name), {}) if self.is_batch else self.arguments.unbind(data)
         conversion = self.conversion
-        return (args, kwargs) if conversion is None else conversion.decode_arguments(args, kwargs)
+        if conversion is None:
+            return args, kwargs
+        return (conversion.without(pickled) if pickled else conversion).decode_arguments(args, kwargs)
 
-    def _encoded(self, data: dict[str, Any]) -> dict[str, Any]:
+    def pickled_parameters(self, data: Any) -> set[str]:
+        """Return the parameters whose values are in pickled data, and are therefore not converted."""
         conversion = self.conversion
-        return data if conversion is None else conversion.encode_arguments(data)
+        return set(data) if isinstance(data, dict) else set() if conversion is None else set(conversion.items)
+
+    def _encoded(self, data: dict[str, Any], serializer: str | None) -> dict[str, Any]:
+        conversion = self.conversion
+        if conversion is None:
+            return data
+        used = serializer or self.options.serializer or self._default_serializer
+        return data if used == CLOUDPICKLE else conversion.encode_arguments(data)

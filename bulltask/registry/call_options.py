@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from bulltask.clock import Duration
+from bulltask.config.payload_settings import Compression, Serializer
 from bulltask.jobs.options import STORED, BackoffLike, Deduplication, ParentLike
 from bulltask.jobs.retention import KeepJobs
 from bulltask.registry.celery_options import hint_for_unknown_call_option, translate_call_options
@@ -36,6 +37,8 @@ class CallOptions:
         deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`. If this job is a duplicate, the call
             returns the existing job's result.
         parent: The parent job; in a task, ``parent=self.request``.
+        serializer, compression: How the arguments are serialized and compressed; the task's options say the same of its
+            results.
         telemetry_metadata, omit_context: Context that bullmq-otel passes from producer to worker.
     """
 
@@ -66,6 +69,8 @@ class CallOptions:
     parent: ParentLike | None = None
     telemetry_metadata: str | None = None
     omit_context: bool | None = None
+    serializer: Serializer | None = None
+    compression: Compression | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CallOptions:

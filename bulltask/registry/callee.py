@@ -34,11 +34,18 @@ class Callee(Protocol):
         """Raise ``TypeError`` if the arguments cannot be completed to a call."""
         ...
 
-    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return a call's data; raise ``TypeError`` if the arguments do not match."""
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
+        """Return a call's data; raise ``TypeError`` if the arguments do not match.
+
+        Args:
+            args, kwargs: The arguments.
+            serializer: The call's serializer, ``None`` for the task's.
+        """
         ...
 
-    def bind_json_after(self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    def bind_json_after(
+        self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
+    ) -> tuple[Any, list[str]]:
         """Return a call's data without its first ``count`` arguments, and the names of their parameters."""
         ...
 

@@ -222,7 +222,7 @@ class Signature(Canvas[A_contra, R_co]):
         """
         if self.links or self.errbacks:
             raise TypeError(f"{self!r} has callbacks; send it with its method apply_async")
-        return self.task.build(self.task.bind_json(self.args, self.kwargs), self.options)
+        return self.task.build(self.task.bind_json(self.args, self.kwargs, self.options.serializer), self.options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the task in this process, without a worker."""

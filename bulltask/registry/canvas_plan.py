@@ -19,18 +19,19 @@ import uuid_utils
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError
 from bulltask.group_result import GroupResult
+from bulltask.jobs import codec
 from bulltask.jobs.child_results import NO_RESULTS, ChildResults, Replacement, Shape, member_id
 from bulltask.jobs.errbacks import Errback, stored_errbacks
 from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobRef, NewJob, ParentLink
-from bulltask.jobs.names import bullmq_name, qualified_name
+from bulltask.jobs.names import FAN_OUT, bullmq_name, qualified_name
 from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
 from bulltask.ports import ResultReader
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Canvas, Chain, Group, Signature
 from bulltask.registry.canvas_steps import Node, ResultList, Step, leaves, origins
 from bulltask.registry.job_plan import build_job
-from bulltask.registry.named_task import FAN_OUT, FAN_OUT_PARAMETER
+from bulltask.registry.named_task import FAN_OUT_PARAMETER
 from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
 
@@ -266,9 +267,9 @@ class _JobBuilder:
         """Return a call's job, and the parameter that receives the result of the step before."""
         options, parameter = call.options, ""
         if step.receives is None or call.immutable:
-            data = call.task.bind_json(call.args, call.kwargs)
+            data = call.task.bind_json(call.args, call.kwargs, options.serializer)
         else:
-            data, (parameter,) = call.task.bind_json_after(1, call.args, call.kwargs)
+            data, (parameter,) = call.task.bind_json_after(1, call.args, call.kwargs, options.serializer)
         job = call.task.build(data, options)
         if step.parent is not None and options.parent is not None:
             raise ConfigError(f"{call!r} is followed by another step, which is its parent; remove its option `parent`")
@@ -311,7 +312,7 @@ class _JobBuilder:
                 "priority or callbacks of its own"
             )
         queue = qualified_name(job.queue, self._config.prefix, hash_tag=self._config.queue_hash_tag)
-        return Errback(queue, job.name, data, options.to_wire(0), tuple(parameters), cascades)
+        return Errback(queue, job.name, codec.decode(job.data), options.to_wire(0), tuple(parameters), cascades)
 
     def _link(self, parent: Step, more: Mapping[str, object]) -> tuple[ParentLink | None, dict[str, object]]:
         if others := sorted(set(more) & set(FAILURE_FLAGS.values()) - {_FAILS_PARENT}):
@@ -350,11 +351,11 @@ class _JobBuilder:
 def _bind_errback(call: Signature[Any, Any]) -> tuple[Any, list[str]]:
     """Return an error callback's own arguments, and the parameters that receive the failure: three, one, or none."""
     if call.immutable:
-        return call.task.bind_json(call.args, call.kwargs), []
+        return call.task.bind_json(call.args, call.kwargs, call.options.serializer), []
     try:
-        return call.task.bind_json_after(3, call.args, call.kwargs)
+        return call.task.bind_json_after(3, call.args, call.kwargs, call.options.serializer)
     except TypeError:
-        return call.task.bind_json_after(1, call.args, call.kwargs)
+        return call.task.bind_json_after(1, call.args, call.kwargs, call.options.serializer)
 
 
 def _handle(

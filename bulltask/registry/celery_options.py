@@ -17,7 +17,6 @@ __all__ = [
 ]
 
 _UNAVAILABLE: Final[Mapping[str, str]] = {
-    "serializer": "calls are plain JSON",
     "backend": "a job stores its own result",
     "exchange": "use queue=",
     "exchange_type": "use queue=",
@@ -42,8 +41,6 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "track_started": ((True, False), ""),
     "send_events": ((True,), "BullMQ's scripts always emit their events"),
     "store_errors_even_if_ignored": ((True,), "the error of a failed job is always stored"),
-    "serializer": (("json",), ""),
-    "compression": ((), "jobs are plain JSON, which Node.js can read"),
     "trail": ((True, False), ""),
     "typing": ((True,), "arguments are always checked when a call is sent"),
     "resultrepr_maxsize": ((), "log lines shorten results by themselves"),
@@ -54,8 +51,6 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 """Options that change nothing: the values that describe what bulltask does anyway, and why others have no effect."""
 
 _CALL: Final[Mapping[str, str]] = {
-    "serializer": "calls are plain JSON",
-    "compression": "calls are plain JSON, which Node.js can read",
     "exchange": "use queue=",
     "routing_key": "use queue=",
     "exchange_type": "use queue=",
@@ -96,7 +91,7 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     options = {}
     for name, value in given.items():
-        if name not in WITHOUT_EFFECT or (name == "serializer" and value not in (None, "json")):
+        if name not in WITHOUT_EFFECT:
             options[name] = value
         elif value is not None and value not in WITHOUT_EFFECT[name][0]:
             warn_user(f"the task option {name}={value!r} has no effect: {WITHOUT_EFFECT[name][1]}")

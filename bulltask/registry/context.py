@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Never, Protocol
+from typing import Any, Never
 
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
-from bulltask.registry.checkpoints import Checkpoints, CheckpointStore
+from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadForm
+from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.current_job import current_job
 from bulltask.registry.iterating import CheckpointMethods
+from bulltask.registry.job_client import JobClient, JobCommand
 from bulltask.registry.option_values import expiry_ms
 from bulltask.registry.relatives import relatives
 from bulltask.registry.self_retries import check_retries_left
 from bulltask.typed.call import CallConversion
 
-__all__ = ["Context", "JobClient", "JobCommand", "Request"]
+__all__ = ["Context", "Request"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,31 +137,6 @@ class Request:
         )
 
 
-JobCommand = Literal["progress", "log", "data", "children_values", "pending_children", "child_failure"]
-"""Commands on a job: store progress, append a log line, replace the data; read the results of child jobs, how many are
-pending, and why one has failed."""
-
-
-class JobClient(CheckpointStore, Protocol):
-    """Executes commands on a running task's job."""
-
-    def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
-        """Execute a command; ``value`` is JSON, or the text of a log line."""
-        ...
-
-    async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
-        """:meth:`send` for asyncio."""
-        ...
-
-    def replace(self, canvas: Any) -> None:
-        """Add a canvas as child jobs; its result becomes that of the job."""
-        ...
-
-    async def areplace(self, canvas: Any) -> None:
-        """:meth:`replace` for asyncio."""
-        ...
-
-
 class Context(CheckpointMethods):
     """First argument of a task with ``bind=True``.
 
@@ -176,11 +153,14 @@ class Context(CheckpointMethods):
         job_client: JobClient | None = None,
         conversion: CallConversion | None = None,
         checkpoints: Checkpoints | None = None,
+        payloads: PayloadCodec | None = None,
+        form: PayloadForm = PLAIN,
     ) -> None:
         super().__init__(request.task, checkpoints)
         self.request = request
         self.has_reported = False
         self._job_client, self._conversion = job_client, conversion
+        self._payloads, self._form = payloads, form
 
     @property
     def name(self) -> str:
@@ -294,11 +274,11 @@ class Context(CheckpointMethods):
 
     def get_children_values(self) -> dict[str, Any]:
         """Return the results of completed child jobs, by the full Redis key of each child job's hash."""
-        return self._send("children_values") or {}
+        return self._loaded(self._send("children_values"))
 
     async def aget_children_values(self) -> dict[str, Any]:
         """:meth:`get_children_values` for async tasks."""
-        return await self._asend("children_values") or {}
+        return self._loaded(await self._asend("children_values"))
 
     def move_to_delayed(self, delay: Duration) -> Never:
         """End this attempt, which does not count, and run the job again after ``delay`` (seconds or ``timedelta``).
@@ -385,9 +365,14 @@ class Context(CheckpointMethods):
         return None if self._job_client is None else await self._job_client.asend(command, value)
 
     def _encode_data(self, data: Any) -> bytes:
-        if self._conversion is not None and isinstance(data, dict):
+        what, request = f"data of job {self.request.id}", self.request
+        if self._conversion is not None and isinstance(data, dict) and not self._form.is_pickled:
             data = self._conversion.encode_arguments(data)
-        return codec.encode(data, what=f"data of job {self.request.id}")
+        dump = None if self._payloads is None else self._payloads.dump_arguments
+        return dump(data, request.queue, request.task, self._form, what) if dump else codec.encode(data, what=what)
+
+    def _loaded(self, results: Mapping[str, Any] | None) -> dict[str, Any]:
+        return self._payloads.load_results(results)[0] if results and self._payloads else {}
 
     def _encode(self, progress: codec.Json) -> bytes:
         encoded = codec.encode(progress, what=f"progress of job {self.request.id}")

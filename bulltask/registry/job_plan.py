@@ -9,13 +9,15 @@ import uuid_utils
 
 from bulltask.clock import to_epoch_ms, to_ms
 from bulltask.config.config import Config
+from bulltask.config.payload_settings import check_payload_options, check_serializer
 from bulltask.config.routes import Routes
 from bulltask.errors import ConfigError
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobOptions, NewJob, ParentLink
-from bulltask.jobs.names import STARMAP, check_job_id, check_job_name, check_queue_name
+from bulltask.jobs.names import FAN_OUT, STARMAP, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.options import check_priority, check_size, link_to_parent, stored_options
 from bulltask.jobs.time_limits import TimeLimits
+from bulltask.payloads.payload_codec import PayloadCodec, PayloadForm
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.option_values import check_max_retries, expiry_ms, keep_ms
 from bulltask.registry.task_options import TaskOptions
@@ -30,6 +32,8 @@ class JobPlan:
 
     Attributes:
         max_payload: Maximum size of data and options in bytes, ``None`` for no limit.
+        payloads: Writes the data; ``None``: it is plain JSON.
+        form: How the data is written.
     """
 
     name: str
@@ -38,6 +42,8 @@ class JobPlan:
     parent: ParentLink | None
     timestamp_ms: int | None
     max_payload: int | None
+    payloads: PayloadCodec | None
+    form: PayloadForm
 
     def job(self, data: Any, job_id: str | None = None) -> NewJob:
         """Return the job to send.
@@ -47,11 +53,14 @@ class JobPlan:
             job_id: The job's id, default: a new UUIDv7.
 
         Raises:
-            EncodeError, PayloadTooLargeError, InvalidNameError: The arguments are not JSON or too large, or
-                the id is invalid.
+            EncodeError, PayloadTooLargeError, InvalidNameError: The arguments are not JSON, or what the serializer
+                supports; they are too large; or the id is invalid.
         """
         what = f"the arguments of task {self.name}"
-        encoded = codec.encode(data, what=what, limit=self.max_payload)
+        if self.payloads is None:
+            encoded = codec.encode(data, what=what, limit=self.max_payload)
+        else:
+            encoded = self.payloads.dump_arguments(data, self.queue, self.name, self.form, what)
         check_size(encoded, self.options, self.max_payload, what)
         new_id = str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id)
         return NewJob(
@@ -105,13 +114,16 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
         self_retries=None if call.max_retries is not None else task.self_retries(config),
         more=stored,
     )
+    form = _form(queue := check_queue_name(call.queue or task.queue or config.default_queue), name, task, call, config)
     return JobPlan(
         name=check_job_name(name),
-        queue=check_queue_name(call.queue or task.queue or config.default_queue),
+        queue=queue,
         options=options,
         parent=parent,
         timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
         max_payload=config.max_payload,
+        payloads=None if form is None else PayloadCodec(config),
+        form=form or PayloadForm(),
     )
 
 
@@ -120,11 +132,24 @@ def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config
     return plan_job(name, task, call, config, data).job(data, call.job_id)
 
 
+def _form(queue: str, name: str, task: TaskOptions, call: CallOptions, config: Config) -> PayloadForm | None:
+    """Return how the arguments of a call are written, after checking its options; ``None`` for plain JSON."""
+    if name == FAN_OUT:
+        return None  # workers without keys must be able to read which jobs follow
+    check_payload_options(call.serializer, call.compression)
+    own = call.serializer or task.serializer
+    check_serializer(own, config, f"the serializer of task {name} is cloudpickle")
+    form = PayloadForm(own or config.task_serializer, call.compression or task.compression or config.task_compression)
+    return form if form.differs_from_json or PayloadCodec(config).encrypts(queue) else None
+
+
 def _with_route(name: str, task: TaskOptions, call: CallOptions, routes: Routes, data: Any) -> CallOptions:
     """Return the call with the options of its route that neither the call nor the task sets."""
     given = {field.name: value for field in fields(call) if (value := getattr(call, field.name)) not in (None, False)}
     set_by_task = {field.name for field in fields(task) if getattr(task, field.name) not in (None, False, ())}
     route = routes.find(data["task"] if name == STARMAP else name, data, given)
+    if "serializer" in route:
+        raise ConfigError(f"task_routes for {name} cannot set the serializer; set it for the task or the call")
     try:
         return CallOptions.of({**{key: value for key, value in route.items() if key not in set_by_task}, **given})
     except TypeError as exc:

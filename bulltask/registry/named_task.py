@@ -11,10 +11,7 @@ from bulltask.registry.call_options import CallOptions
 from bulltask.registry.job_plan import build_job
 from bulltask.registry.task_options import TaskOptions
 
-__all__ = ["FAN_OUT", "FAN_OUT_PARAMETER", "NamedTask"]
-
-FAN_OUT: Final = "bulltask.fan_out"
-"""The task of a fan-out job: it returns the result that it receives, and its worker starts the jobs after it."""
+__all__ = ["FAN_OUT_PARAMETER", "NamedTask"]
 
 FAN_OUT_PARAMETER: Final = "result"
 
@@ -60,7 +57,7 @@ class NamedTask:
                 "combined; pass all of them as kwargs"
             )
 
-    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:  # noqa: ARG002 - as AnyTask
         """Return a call's data: a list of positional arguments, or keyword arguments by name.
 
         Raises:
@@ -69,7 +66,13 @@ class NamedTask:
         self.check_partial(args, kwargs)
         return list(args) if args else dict(kwargs)
 
-    def bind_json_after(self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    def bind_json_after(
+        self,
+        count: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        serializer: str | None = None,  # noqa: ARG002 - as AnyTask
+    ) -> tuple[Any, list[str]]:
         """Return a call's data without its first argument, which is not known yet, and that parameter's name, ``""``.
 
         Raises:

@@ -35,8 +35,8 @@ class CommitSending(ABC, Generic[P, R]):
         """Converts a JSON result to the type of the return value."""
 
     @abstractmethod
-    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return a call's arguments in their JSON form."""
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
+        """Return a call's arguments in their JSON form, unless they will be pickled."""
 
     @abstractmethod
     def build(self, data: Any, call: CallOptions) -> NewJob:
@@ -91,7 +91,7 @@ class CommitSending(ABC, Generic[P, R]):
                 f"apply_async_on_commit() does not accept {min(linked)}; use "
                 "transaction.on_commit(lambda: task.apply_async(…))"
             )
-        job = self.build(self.bind_json(args, kwargs or {}), CallOptions.of(options))
+        job = self.build(self.bind_json(args, kwargs or {}, options.get("serializer")), CallOptions.of(options))
         return self._send_on_commit(job, using, robust=robust)
 
     def _send_on_commit(self, job: NewJob, using: str | None = None, *, robust: bool = False) -> AsyncResult[R]:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 from bulltask.clock import Duration
+from bulltask.config.payload_settings import Compression, Serializer
 from bulltask.jobs.backoff import CustomBackoff
 from bulltask.jobs.options import BackoffLike, Deduplication, ParentLike
 from bulltask.jobs.retention import KeepJobs
@@ -61,6 +62,8 @@ class TaskKeywords(TypedDict, total=False):
     checkpoint_interval: Duration
     typed: bool | None
     pydantic: bool | None
+    serializer: Serializer | None
+    compression: Compression | None
     retry_kwargs: Mapping[Literal["max_retries", "countdown"], Any]
     # Celery's, without effect:
     abstract: bool | None
@@ -68,12 +71,10 @@ class TaskKeywords(TypedDict, total=False):
     acks_on_failure: bool | None
     acks_on_failure_or_timeout: bool | None
     acks_on_timeout: bool | None
-    compression: None
     lazy: bool | None
     reject_on_worker_lost: bool | None
     resultrepr_maxsize: int | None
     send_events: bool | None
-    serializer: Literal["json"] | None
     store_eager_result: bool | None
     store_errors_even_if_ignored: bool | None
     track_started: bool | None
@@ -118,6 +119,8 @@ class SingleCallKeywords(TypedDict, total=False):
     parent: ParentLike | None
     telemetry_metadata: str | None
     omit_context: bool | None
+    serializer: Serializer | None
+    compression: Compression | None
     # Celery's:
     task_id: str | None
     retry: Literal[True]

@@ -8,11 +8,12 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
 from bulltask.config.config import Config
+from bulltask.config.payload_settings import JSON
 from bulltask.errors import BulltaskError
 from bulltask.extras import SPARK, look_up
-from bulltask.jobs import codec
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.batches import call_for_one
 from bulltask.registry.call_binding import CallBinding
@@ -84,7 +85,9 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
         if job is None or job.name != self.name:
             return Request(task=self.name, called_directly=True)
         try:
-            return Request.of(job, *self.unbind_json(codec.decode(job.data)))
+            loaded = PayloadCodec(self.config).load_arguments(job)
+            pickled = self.pickled_parameters(loaded.value) if loaded.is_pickled else ()
+            return Request.of(job, *self.unbind_json(loaded.value, pickled))
         except BulltaskError:  # the task is not called, but hooks learn of the failure
             return Request.of(job, (), {})
 
@@ -128,7 +131,8 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
         """
         if "link" in options or "link_error" in options:
             return Signature[Any, R](self, args, kwargs, options).apply_async()
-        return self._send(self.build(self.bind_json(args, kwargs or {}), CallOptions.of(options)))
+        data = self.bind_json(args, kwargs or {}, options.get("serializer"))
+        return self._send(self.build(data, CallOptions.of(options)))
 
     async def aapply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
@@ -136,7 +140,8 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
         """:meth:`apply_async` for asyncio."""
         if "link" in options or "link_error" in options:
             return await Signature[Any, R](self, args, kwargs, options).aapply_async()
-        return await self._asend(self.build(self.bind_json(args, kwargs or {}), CallOptions.of(options)))
+        data = self.bind_json(args, kwargs or {}, options.get("serializer"))
+        return await self._asend(self.build(data, CallOptions.of(options)))
 
     def apply(
         self,
@@ -248,7 +253,8 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
         return self.function(Context(request, checkpoints=checkpoints), *args, **kwargs)
 
     def _in_one_job(self, calls: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]:
-        items = [self.bind_json(args, {}) for args in calls]
+        # The worker converts the items of this job, whatever its serializer is.
+        items = [self.bind_json(args, {}, JSON) for args in calls]
         one = self.result_decoder
         decode = None if one is None else functools.partial(_decode_each, one)
         starmap = NamedTask(STARMAP, self._sender, self.options, decode)

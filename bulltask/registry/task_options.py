@@ -10,6 +10,7 @@ from typing import Any, Final
 from bulltask.clock import Duration, to_ms
 from bulltask.config.config import Config
 from bulltask.config.parsers import jitter_fraction
+from bulltask.config.payload_settings import Compression, Serializer, check_payload_options
 from bulltask.config.rate_limits import TaskRate, task_rate
 from bulltask.errors import ConfigError
 from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_of_long_delay
@@ -17,6 +18,7 @@ from bulltask.jobs.names import check_queue_name
 from bulltask.jobs.options import STORED, check_priority, stored_options
 from bulltask.jobs.retention import KeepJobs
 from bulltask.jobs.time_limits import TimeLimits
+from bulltask.payloads.payload_codec import PayloadForm
 from bulltask.registry.celery_options import hint_for_unknown_option, translate_task_options
 from bulltask.registry.option_values import UNLIMITED_RETRIES, check_max_retries, expiry_ms, is_exception
 
@@ -85,6 +87,10 @@ class TaskOptions:
         spark: Give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
         typed: Which type hints are enforced: ``True``: all; ``False``: none; ``None``: the setting ``task_typed``, by
             default those of types that JSON does not have (``datetime``, dataclasses, pydantic models …).
+        serializer: How arguments, results and exceptions are serialized: ``"json"`` or ``"cloudpickle"``; ``None``: the
+            settings ``task_serializer`` and ``result_serializer``.
+        compression: How large arguments and results are compressed: ``"zlib"`` or ``"zstd"``; ``None``: the settings
+            ``task_compression`` and ``result_compression``.
         pydantic: Celery's option. ``True`` has no effect, as models are always converted; ``False``: ``typed=False``.
         checkpoint: The task's jobs have a cursor, where they continue after an interruption (``self.iterate()``); needs
             ``bind=True``.
@@ -127,6 +133,8 @@ class TaskOptions:
     pydantic: bool | None = None
     checkpoint: bool = False
     checkpoint_interval: Duration = 1
+    serializer: Serializer | None = None
+    compression: Compression | None = None
 
     def __post_init__(self) -> None:
         # All checks run when the task is defined, so that errors do not point to a call.
@@ -147,6 +155,7 @@ class TaskOptions:
         self.time_limits.check("a task")
         task_rate(self.rate_limit, "rate_limit")
         self._check_batch()
+        check_payload_options(self.serializer, self.compression)
         stored_options(self.stored)
 
     def check_function(self, name: str, *, is_async: bool, bind: bool) -> None:
@@ -220,6 +229,10 @@ class TaskOptions:
     def enforced_hints(self) -> bool | None:
         """Whether all type hints are enforced, or none; ``None`` for the app's setting."""
         return False if self.typed is None and self.pydantic is False else self.typed
+
+    def result_form(self, config: Config) -> PayloadForm:
+        """Return how the results of the task's jobs are written."""
+        return PayloadForm(self.serializer or config.result_serializer, self.compression or config.result_compression)
 
     @property
     def custom_backoff(self) -> CustomBackoff | None:

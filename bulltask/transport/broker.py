@@ -12,6 +12,7 @@ from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.jobs.states import Revocation
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.ports import EagerRunner, ResultReader
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client, ClientPool
@@ -57,6 +58,7 @@ class Broker:
 
     Attributes:
         eager: Runs jobs when they are sent, in eager mode.
+        payloads: Writes and reads arguments and results.
     """
 
     results: ResultReader
@@ -66,7 +68,7 @@ class Broker:
     def __init__(
         self, config: Config, url: str | SecretUrl, *, clustered: bool = False, clock: ServerClock | None = None
     ) -> None:
-        self.config = config
+        self.config, self.payloads = config, PayloadCodec(config)
         endpoint = Endpoint.from_config(config, url)
         self.endpoint = endpoint.for_cluster() if clustered else endpoint
         self.clock = ServerClock() if clock is None else clock
@@ -78,7 +80,7 @@ class Broker:
         watchers = _PerLoop[dict[str, StreamWatcher]](dict)
         self._senders = ClusterPool(self.endpoint, self.clock) if clustered else self.pool
         self.producer = Producer(self._senders, async_client, self.keys, self.clock, config)
-        self.results = Results(
+        results = Results(
             self.pool,
             self._waiters,
             async_client,
@@ -86,6 +88,8 @@ class Broker:
             self.keys,
             lambda ref, terminate: self.revocation(ref.queue, ref.id, terminate=terminate),
         )
+        results.payloads = self.payloads
+        self.results = results
 
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue by its name in the app.

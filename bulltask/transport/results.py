@@ -22,6 +22,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import command
 from bulltask.transport.client import Client, ClientPool
@@ -52,7 +53,12 @@ class Results:
         watcher: Returns the running loop's watcher for a queue.
         keys: Returns a queue's keys by its name in the app.
         revocation: Returns the operation that revokes a job, and cancels its attempt if the second argument is true.
+
+    Attributes:
+        payloads: Reads results and exceptions from their stored form; the broker sets it.
     """
+
+    payloads: PayloadCodec
 
     def __init__(
         self,

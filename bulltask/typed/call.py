@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidJobError
@@ -132,6 +132,10 @@ class CallConversion:
     var_kwargs: str | None
     names: frozenset[str]
     result: Converter | None
+
+    def without(self, names: Collection[str]) -> CallConversion:
+        """Return the conversion of the other parameters."""
+        return replace(self, items={name: item for name, item in self.items.items() if name not in names})
 
     def encode_arguments(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments by parameter name, some or all of them, in their JSON form.

@@ -13,6 +13,7 @@ from bulltask.app import App
 from bulltask.errors import BulltaskError, ConfigError, did_you_mean
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_scheduler_id
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.registry.task import AnyTask
 from bulltask.schedule.crontabs import crontab
 from bulltask.schedule.repeat import Repeat
@@ -31,16 +32,18 @@ class BeatEntry:
         name: The key of the entry, which is the id of its job scheduler.
         rule: When its jobs run.
         job: The template of its jobs, with their queue.
+        data: A text that changes with the template's data, which may be encrypted differently each time.
     """
 
     name: str
     rule: Repeat
     job: NewJob
+    data: str
 
     @property
     def digest(self) -> str:
         """A short hash that changes with the entry and the settings that it depends on."""
-        content = [self.job.name, self.job.data.decode(), self.rule.to_wire(), self.job.options.to_template()]
+        content = [self.job.name, self.data, self.rule.to_wire(), self.job.options.to_template()]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -60,7 +63,8 @@ def _parse_entry(app: App, name: str, entry: object) -> BeatEntry:
         if not isinstance(entry, Mapping):
             raise ConfigError(f"an entry must be a dictionary, not {entry!r}")
         _check_keys(entry)
-        return BeatEntry(name, _parse_rule(entry, app.config.timezone), _build_job(app, entry))
+        rule, job = _parse_rule(entry, app.config.timezone), _build_job(app, entry)
+        return BeatEntry(name, rule, job, PayloadCodec(app.config).fingerprint(job))
     except (BulltaskError, TypeError, ValueError) as exc:
         raise ConfigError(f"beat_schedule[{name!r}]: {exc}") from exc
 

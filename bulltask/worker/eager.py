@@ -21,14 +21,15 @@ from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FailedJob, read_errbacks
 from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobOptions, JobRef, NewJob, RunningJob
-from bulltask.jobs.names import name_in_app
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
-from bulltask.registry.context import JobCommand
+from bulltask.registry.job_client import JobCommand
 from bulltask.registry.relatives import origin_of_sent, relatives
 from bulltask.transport.broker import Broker
 from bulltask.transport.produce import Producer
 from bulltask.worker.child.attempt import Attempt
+from bulltask.worker.child.canvas_calls import errback_data, errback_queue
 from bulltask.worker.child.outcomes import (
     AcquiredJob,
     CompletedOutcome,
@@ -60,7 +61,7 @@ class EagerBroker(Broker):
 
     def __init__(self, app: App, url: SecretUrl) -> None:
         super().__init__(app.config, url)
-        runner = EagerRunner(app, EagerResults(_KEPT_RESULTS))
+        runner = EagerRunner(app, EagerResults(self.payloads, _KEPT_RESULTS))
         self.eager, self.results, self.producer = runner, runner.results, _EagerProducer(runner)
 
 
@@ -91,7 +92,7 @@ class EagerRunner:
     """
 
     def __init__(self, app: App, results: EagerResults | None = None, propagate: bool | None = None) -> None:
-        self._app, self.results = app, EagerResults() if results is None else results
+        self._app, self.results = app, EagerResults(PayloadCodec(app.config)) if results is None else results
         self._propagate = app.config.eager_propagates if propagate is None else propagate
 
     def run(self, roots: Sequence[PlannedJob]) -> None:
@@ -191,7 +192,7 @@ class _JobRun:
                 self._results.complete(job, outcome.value)
                 return True
             case FailedOutcome():
-                self._results.fail(job, *self._failure(outcome), outcome.failed_job)
+                self._results.fail(job, *self._failure(outcome), outcome)
                 return True
             case RetriedOutcome():
                 _, traces = self._failure(outcome)
@@ -215,11 +216,9 @@ class _JobRun:
         )
         for errback in read_errbacks(self._job.canvas["errbacks"]):
             if errback.cascades or outcome.failed_job is None:
-                queue = name_in_app(errback.queue.removeprefix(f"{config.prefix}:"), hash_tag=config.queue_hash_tag)
-                data = errback.data_of(failed, outcome.reason, outcome.trace)
-                job_id = str(uuid_utils.uuid7())
+                queue, data = errback_queue(errback, config), errback_data(errback, failed, outcome, config)
                 options = JobOptions(more=errback.opts_of(failed, relatives(self._job)["root_id"]))
-                job = NewJob(queue, job_id, errback.task, codec.encode(data), options)
+                job = NewJob(queue, str(uuid_utils.uuid7()), errback.task, data, options)
                 yield from _JobRun(self._app, self._results, job, ()).steps()
 
     # ---- the job client of a bound task ----

@@ -13,6 +13,8 @@ from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.payloads.payload_codec import PayloadCodec
+from bulltask.worker.child.outcomes import FailedOutcome
 
 __all__ = ["EagerResults"]
 
@@ -30,10 +32,12 @@ class EagerResults:
     """Stores outcomes as JSON; implements ``ports.ResultReader``, like :class:`bulltask.transport.results.Results`.
 
     Args:
+        payloads: Reads results and exceptions from their stored form.
         limit: How many of the newest outcomes are kept, ``None`` for all.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, payloads: PayloadCodec, limit: int | None = None) -> None:
+        self.payloads = payloads
         self._entries: dict[JobRef, _Entry] = {}
         self._groups: dict[str, str] = {}
         self._limit, self._lock = limit, threading.Lock()
@@ -44,13 +48,14 @@ class EagerResults:
         """Store a return value."""
         self._store(job, JobState.COMPLETED, returnvalue=value.decode(), attempts_made=job.attempts_made + 1)
 
-    def fail(self, job: RunningJob, reason: str, traces: tuple[str, ...], failed_job: FailedJob | None) -> None:
-        """Store a failure; ``failed_job`` is the job whose failure caused this one, if it is another job."""
+    def fail(self, job: RunningJob, reason: str, traces: tuple[str, ...], outcome: FailedOutcome) -> None:
+        """Store a failure."""
         made = job.attempts_made + 1
         self._store(
             job,
             JobState.FAILED,
-            failed_job,
+            outcome.failed_job,
+            error=outcome.error,
             failed_reason=reason,
             stacktrace=traces,
             attempts_made=made,
@@ -75,14 +80,15 @@ class EagerResults:
         """Return the return value of a completed job."""
         return codec.decode(self.snapshot(ref).returnvalue)
 
-    def failure(self, ref: JobRef) -> tuple[str, str, FailedJob]:
-        """Return the reason and traceback of a failed job, and the job that failed first."""
+    def failure(self, ref: JobRef) -> tuple[str, str, FailedJob, str]:
+        """Return the reason and traceback of a failed job, the job that failed first, and the stored exception."""
         entry = self._entries[ref]
         traces = entry.snapshot.stacktrace
         return (
             entry.snapshot.failed_reason,
             traces[-1] if traces else "",
             entry.failed_job or FailedJob(ref.id, "", ref.queue),
+            entry.snapshot.error,
         )
 
     # ---- ports.ResultReader ----

@@ -15,7 +15,7 @@ from bulltask.app import App
 from bulltask.events import Bus
 from bulltask.events.bus import Event
 from bulltask.jobs.job import RunningJob
-from bulltask.registry.context import JobClient
+from bulltask.registry.job_client import JobClient
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.batch_runner import BatchRunner
 from bulltask.worker.child.cancellation import Cancellation

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from bulltask.config.celery_settings import CELERY_SETTINGS
-from bulltask.config.config import CONFIG_VARIABLE, ENV_PREFIX, URL_FILE, Config
+from bulltask.config.config import CONFIG_VARIABLE, ENV_PREFIX, FILE_VARIABLES, Config
 from bulltask.config.settings import SETTINGS
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, ScriptIntegrityError, did_you_mean
 from bulltask.jobs.names import bullmq_name
@@ -29,7 +29,7 @@ __all__ = ["Preflight"]
 
 MIN_REDIS_VERSION: Final = (6, 2)
 _BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
-NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG_VARIABLE, URL_FILE)
+NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG_VARIABLE, *FILE_VARIABLES.values())
 """Prefixes of environment variables that are not settings."""
 
 

@@ -18,7 +18,6 @@ SAME = {
     "reject_on_worker_lost": True,
     "track_started": False,
     "send_events": True,
-    "serializer": "json",
     "typing": True,
     "acks_on_timeout": True,
     "store_eager_result": None,
@@ -58,8 +57,10 @@ def test_retry_kwargs_are_the_retries_and_the_fixed_delay_of_autoretry_for() -> 
 
 def test_options_that_bulltask_does_not_have_name_the_alternative() -> None:
     app = App("refused", "redis://h")
-    with pytest.raises(TypeError, match=r"'serializer' \(Celery's\): calls are plain JSON"):
+    with pytest.raises(ConfigError, match="serializer must be json or cloudpickle, not 'pickle'; cloudpickle carries"):
         app.task(serializer="pickle")  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="compression must be zlib or zstd, not 'gzip'"):
+        app.task(compression="gzip")  # type: ignore[call-overload]
 
     @app.task(name="plain")
     def plain() -> None: ...

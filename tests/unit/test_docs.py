@@ -147,6 +147,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/how-to/rate-limits.md": {"call_service": FakeLibrary("call_service")},
     "docs/how-to/revoking.md": {},
     "docs/how-to/schedules.md": {},
+    "docs/how-to/serializers.md": {},
     "docs/how-to/typed-arguments.md": {},
     "docs/how-to/testing.md": {"bank": FakeLibrary("bank"), "refuse": FakeLibrary("refuse")},
     "docs/how-to/time-limits.md": {

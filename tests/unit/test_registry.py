@@ -52,6 +52,7 @@ class Outbox:
         self.jobs: list[NewJob] = []
         self.config: Config = CONFIG
         self.typed: bool | None = None
+        self.serializer = "json"
         self.results = cast(ResultReader, object())
 
     def now_ms(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from bulltask.config.config import Settings
 from bulltask.errors import (
     BrokerUnavailableError,
     DecodeError,
@@ -28,6 +29,7 @@ from bulltask.jobs.failures import REASON_CHARS, reason_of
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.result import AsyncResult, RemoteTraceback
 from bulltask.worker.child.retry_decision import trace_of
 from tests.support.machine_load import scale_to_load
@@ -38,6 +40,10 @@ class FailedJobReader:
 
     def __init__(self, reason: str, *traces: str) -> None:
         self.reason, self.traces = reason, traces
+
+    @property
+    def payloads(self) -> PayloadCodec:
+        return PayloadCodec(Settings({}, {}).freeze())
 
     def snapshot(self, ref: JobRef) -> JobSnapshot:
         return JobSnapshot(JobState.FAILED, None, self.reason, self.traces, progress=None, attempts_made=1)

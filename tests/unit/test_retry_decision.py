@@ -26,6 +26,7 @@ from bulltask.registry.task_options import TaskOptions
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.cancellation import Cancellation
+from bulltask.worker.child.job_payloads import JobArguments
 from bulltask.worker.child.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.retry_decision import decide_retry, trace_of
@@ -341,7 +342,7 @@ def test_the_traceback_begins_with_the_users_code() -> None:
     cancellation = Cancellation(block, spark.interrupt, lambda: None)
     retirement = Retirement(app.config, block, 0, Bus(), os.getpid())
     runner = AttemptRunner(app, fail_on_report, spark, cancellation, retirement, TaskThreads(0))
-    outcome = runner.call(Attempt(job(BULLTASK_OPTS), task_of(deep), (1,), {}), block.slots()[0])
+    outcome = runner.call(Attempt(job(BULLTASK_OPTS), task_of(deep), JobArguments((1,), {})), block.slots()[0])
     assert isinstance(outcome, FailedOutcome)
     head, first, *_ = outcome.trace.splitlines()
     assert head == "Traceback (most recent call last):"

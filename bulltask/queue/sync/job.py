@@ -50,9 +50,9 @@ class Job(JobFields):
         Raises:
             EncodeError, PayloadTooLargeError: The data is not JSON, or is too large.
         """
-        limit = self._context.broker.config.max_payload
-        encoded = codec.encode(data, what=f"the data of job {self.id}", limit=limit)
-        check_together(encoded, self.opts, limit, f"the data of job {self.id}")
+        broker, what = self._context.broker, f"the data of job {self.id}"
+        encoded = broker.payloads.dump_added(data, self.queue, self.name, what)
+        check_together(encoded, self.opts, broker.config.max_payload, what)
         self._context.run(scripts.update_data(self._context.keys, self.id, encoded))
         self.change(data=codec.decode(encoded), data_text=encoded.decode())
 

@@ -23,6 +23,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.jobs.names import bullmq_name, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.options import check_size
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.queue.add_options import build_job
 
 __all__ = [
@@ -181,6 +182,8 @@ class JobBuilder:
             new_id = check_job_id(cast(str, job_id))
         else:
             new_id = derived_id(self.write_id, wire_queue, name, encoded, number)
+        if (payloads := PayloadCodec(self.config)).encrypts(queue):  # after the id, because each encryption differs
+            encoded = payloads.dump_added(codec.decode(encoded), queue, name, f"the data of job {name}")
         return NewJob(
             queue, new_id, name, encoded, self.shared.options, timestamp_ms=self.shared.timestamp_ms, has_custom_id=True
         )

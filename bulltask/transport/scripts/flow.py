@@ -12,7 +12,8 @@ from redis.exceptions import ClusterCrossSlotError, MovedError
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FAILED_JOB_FIELD, FailedJob
-from bulltask.jobs.names import name_in_app
+from bulltask.jobs.failures import ERROR_FIELD
+from bulltask.jobs.names import address_of, name_in_app
 from bulltask.lua import loader
 from bulltask.transport.call import Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
@@ -24,7 +25,6 @@ __all__ = [
     "Children",
     "ExistingJob",
     "add_dependency",
-    "address_of",
     "all_dependencies",
     "child_failure",
     "children",
@@ -144,17 +144,6 @@ def children(keys: QueueKeys, job_id: str, kind: str, max_children: int, cursor:
     return Call(page.args, parse_reply, page.script)
 
 
-def address_of(key: str, prefix: str) -> tuple[str, str, str]:
-    """Return the prefix, BullMQ's queue name and the id from a job's full key.
-
-    Queue names contain no ``:``. Ids may contain one (those of job schedulers do), and so may a prefix; a prefix other
-    than ``prefix`` is assumed to end at the first ``:``. (Node 5.62 uses three parts and loses the rest of such an id.)
-    """
-    head = prefix if key.startswith(f"{prefix}:") else key.partition(":")[0]
-    name, _, job_id = key[len(head) + 1 :].partition(":")
-    return head, name, job_id
-
-
 def remove_child_dependency(keys: QueueKeys, job_id: str, parent_key: str) -> Call[bool]:
     """``removeChildDependency``: the parent no longer waits for this job. Returns False if it did not wait for it."""
 
@@ -189,8 +178,8 @@ def children_values(keys: QueueKeys, job_id: str) -> Call[dict[str, Any]]:
     return command("HGETALL", keys.processed(job_id), parse_reply=_values)
 
 
-def child_failure(key: str, prefix: str, *, hash_tag: bool) -> Call[tuple[str, str, FailedJob] | None]:
-    """Read why a child job failed: the reason, the last traceback, and the job that failed first.
+def child_failure(key: str, prefix: str, *, hash_tag: bool) -> Call[tuple[str, str, FailedJob, str] | None]:
+    """Read why a child job failed: the reason, the last traceback, the job that failed first, the stored exception.
 
     The result is ``None`` if the job was removed.
 
@@ -200,8 +189,8 @@ def child_failure(key: str, prefix: str, *, hash_tag: bool) -> Call[tuple[str, s
         hash_tag: Whether the app's queue names have no braces in the app.
     """
 
-    def parse_reply(reply: Any) -> tuple[str, str, FailedJob] | None:
-        name, reason, stacktrace, first = reply
+    def parse_reply(reply: Any) -> tuple[str, str, FailedJob, str] | None:
+        name, reason, stacktrace, first, error = reply
         if reason is None:
             return None
         traces = codec.decode(stacktrace or b"[]")
@@ -209,9 +198,11 @@ def child_failure(key: str, prefix: str, *, hash_tag: bool) -> Call[tuple[str, s
         _, queue, job_id = address_of(key, prefix)
         queue = name_in_app(queue, hash_tag=hash_tag)
         failed = None if first is None else FailedJob.from_json(text(first))
-        return codec.decode_text(reason), trace, failed or FailedJob(job_id, codec.decode_text(name), queue)
+        failed = failed or FailedJob(job_id, codec.decode_text(name), queue)
+        return codec.decode_text(reason), trace, failed, codec.decode_text(error)
 
-    return command("HMGET", key, "name", "failedReason", "stacktrace", FAILED_JOB_FIELD, parse_reply=parse_reply)
+    fields = ("name", "failedReason", "stacktrace", FAILED_JOB_FIELD, ERROR_FIELD)
+    return command("HMGET", key, *fields, parse_reply=parse_reply)
 
 
 def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from bulltask.config.config import Config
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
+from bulltask.jobs.failures import ERROR_FIELD
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.numbers import counter
 from bulltask.jobs.states import REVOKED, JobState, Revocation
@@ -47,7 +48,7 @@ __all__ = [
 
 _MAX_LINES = 10**9  # Lua formats numbers above 10**14 in a way that LTRIM rejects
 
-_FIELDS = ("returnvalue", "failedReason", "stacktrace", "progress", "atm")
+_FIELDS = ("returnvalue", "failedReason", "stacktrace", "progress", "atm", ERROR_FIELD)
 
 _MAX_REQUESTS: Final = 10_000
 """Maximum number of revocation requests in a queue."""
@@ -234,7 +235,7 @@ def read_fields(keys: QueueKeys, job_id: str) -> Call[list[bytes | None]]:
 
 def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> JobSnapshot:
     """Combine the results of :func:`get_state` and :func:`read_fields`."""
-    returnvalue, reason, stacktrace, progress, attempts_made = fields
+    returnvalue, reason, stacktrace, progress, attempts_made, error = fields
     return JobSnapshot(
         state=state,
         returnvalue=None if returnvalue is None else codec.decode_text(returnvalue),
@@ -242,6 +243,7 @@ def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> Jo
         stacktrace=_traces(stacktrace),
         progress=codec.decode(progress, what=f"progress of job {job_id}"),
         attempts_made=_count(attempts_made),
+        error=codec.decode_text(error),
     )
 
 

@@ -17,20 +17,21 @@ from bulltask.app import App
 from bulltask.clock import mono_ms, to_ms
 from bulltask.config.rate_limits import TaskRate
 from bulltask.errors import BrokerError, DecodeError, InvalidJobError, JobExpiredError, PermanentError
-from bulltask.jobs import codec
 from bulltask.jobs.checkpoint import Checkpoint
-from bulltask.jobs.child_results import ChildResults, Replacement
+from bulltask.jobs.child_results import Replacement
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import exit_if_forked
 from bulltask.registry.batches import BatchJob, Ending
 from bulltask.registry.checkpoints import Checkpoints
-from bulltask.registry.context import Context, JobClient, Request
+from bulltask.registry.context import Context, Request
 from bulltask.registry.current_job import enter_job
+from bulltask.registry.job_client import JobClient
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task
+from bulltask.worker.child.job_payloads import JobArguments, JobPayloads
 from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
@@ -60,9 +61,9 @@ _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
 class _FailedChildError(Exception):
     """A child job failed, and so does its parent, for the same reason."""
 
-    def __init__(self, reason: str, trace: str, failed_job: FailedJob) -> None:
+    def __init__(self, reason: str, trace: str, failed_job: FailedJob, original: Exception | None) -> None:
         super().__init__(reason)
-        self.reason, self.trace, self.failed_job = reason, trace, failed_job
+        self.reason, self.trace, self.failed_job, self.original = reason, trace, failed_job, original
 
 
 def _as_permanent(exc: Exception) -> PermanentError:
@@ -82,10 +83,19 @@ class Attempt:
 
     job: RunningJob
     task: AnyTask[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    arguments: JobArguments
     limits: TimeLimits = NO_LIMITS
     rate: TaskRate | None = None
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments, the context first."""
+        return self.arguments.args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments."""
+        return self.arguments.kwargs
 
 
 def _started_before_checkpoint(job: RunningJob) -> int:
@@ -131,7 +141,7 @@ class AttemptRunner:
     ) -> None:
         self._app, self._config, self._job_client, self._spark = app, app.config, job_client, spark
         self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
-        self._threads, self._worker_id = threads, worker_id
+        self._threads, self._worker_id, self._payloads = threads, worker_id, JobPayloads(app)
         self.is_stopping: Callable[[], bool] = lambda: False
         self._task_limits: dict[str, TimeLimits] = {}
         self._task_rates: dict[str, TaskRate | None] = {}
@@ -146,14 +156,16 @@ class AttemptRunner:
             self._check(job)
             if task is None or job.replacement:
                 return self._outcome_of_replacement(job) if job.replacement else self._not_registered_outcome(job)
-            args, kwargs = self._arguments(job, task)
+            arguments = self._arguments(job, task)
         except BrokerError:
             return ReleasedOutcome()  # the results of its child jobs could not be read; the job is next in its queue
         except _FailedChildError as exc:
-            return FailedOutcome(exc.reason, exc.trace, "permanent", failed_job=exc.failed_job)
+            error = self._payloads.error(job, task, exc.original)
+            failed_job = exc.failed_job
+            return FailedOutcome(exc.reason, exc.trace, "permanent", exc.original, failed_job=failed_job, error=error)
         except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
             return self._outcome_of_error(_as_permanent(exc), job, task)
-        return Attempt(job, task, args, kwargs, self._limits(job, task), self._rate(task))
+        return Attempt(job, task, arguments, self._limits(job, task), self._rate(task))
 
     @property
     def may_start(self) -> bool:
@@ -267,28 +279,31 @@ class AttemptRunner:
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
 
-    def _arguments(self, job: RunningJob, task: AnyTask[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        data = codec.decode(job.data, what=f"data of job {job.id}")
-        if job.canvas and (received := ChildResults.from_wire(job.canvas)) is not None:
-            data = received.add_to(data, self._job_client(job).send("children_values"), job.id)
-        args, kwargs = task.unbind_json(data)
+    def _arguments(self, job: RunningJob, task: AnyTask[..., Any]) -> JobArguments:
+        arguments = self._payloads.arguments(job, task, lambda: self._job_client(job).send("children_values"))
         if task.is_batch:
-            return (BatchJob(args[0], self._request(job, task, args, kwargs)),), {}
-        return ((self._context(job, task, args, kwargs), *args) if task.bind else args), kwargs
+            request = self._request(job, task, arguments.args, arguments.kwargs)
+            return arguments._replace(args=(BatchJob(arguments.args[0], request),), kwargs={})
+        if not task.bind:
+            return arguments
+        return arguments._replace(args=(self._context(job, task, arguments), *arguments.args))
 
     def _outcome_of_replacement(self, job: RunningJob) -> Outcome:
         """Return the result of the canvas with which the job's task has replaced itself."""
         client, replacement = self._job_client(job), Replacement.from_json(job.replacement)
         if client.send("pending_children"):
             return WaitingForChildrenOutcome(replaced=True)  # the child process was killed before it could move the job
-        result = replacement.result(client.send("children_values"))
-        return CompletedOutcome(codec.encode(result, what=f"the return value of job {job.id}"), result)
+        results = client.send("children_values")
+        return CompletedOutcome(*self._payloads.result_of_replacement(job, replacement.result, results))
 
     def _failure_of_child(self, job: RunningJob) -> Exception:
         """Return the error of a canvas job that fails because a child job has failed: the child job's error."""
         child = _FAILED_CHILD.fullmatch(job.deferred_failure)
         failure = None if child is None else self._job_client(job).send("child_failure", child["key"])
-        return PermanentError(job.deferred_failure) if failure is None else _FailedChildError(*failure)
+        if child is None or failure is None:
+            return PermanentError(job.deferred_failure)
+        reason, trace, failed_job, error = failure
+        return _FailedChildError(reason, trace, failed_job, self._payloads.error_of_child(child["key"], error))
 
     def _limits(self, job: RunningJob, task: AnyTask[..., Any]) -> TimeLimits:
         """Return the job's limits, else its task's, else the app's."""
@@ -312,14 +327,13 @@ class AttemptRunner:
         pause_ms = _MIN_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
         return RescheduledByWorkerOutcome(min(pause_ms, _MAX_PAUSE_MS))
 
-    def _context(
-        self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Context:
+    def _context(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments) -> Context:
         client, checkpoints = self._job_client(job), None
         if task.options.checkpoint:
             interval_ms = to_ms(task.options.checkpoint_interval)
             checkpoints = Checkpoints(job.checkpoint, job.id, job.attempts_started, interval_ms, client)
-        return Context(self._request(job, task, args, kwargs), client, task.conversion, checkpoints)
+        request, payloads = self._request(job, task, arguments.args, arguments.kwargs), self._payloads.codec
+        return Context(request, client, task.conversion, checkpoints, payloads, arguments.form)
 
     def _request(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -366,17 +380,16 @@ class AttemptRunner:
 
     def _outcome_of_error(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = decide_retry(exc, job, task, self._app)
+        if isinstance(outcome, FailedOutcome) and (error := self._payloads.error(job, task, outcome.exception)):
+            outcome = replace(outcome, error=error)
         exit_if_forked(self._pid)  # a user's backoff function or category rule may have forked
         return outcome
 
     def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
-        what = f"the return value of task {attempt.job.name}"
         job, task = attempt.job, attempt.task
         if not job.parent_key and job.bulltask_options.get("ignore_result", task.options.ignore_result) is True:
             return CompletedOutcome(b"null", result)
         try:
-            conversion = task.conversion
-            value = result if conversion is None else conversion.encode_result(result)
-            return CompletedOutcome(codec.encode(value, what=what, limit=self._config.max_payload), result)
+            return CompletedOutcome(self._payloads.result(job, task, attempt.arguments, result), result)
         except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left
             return FailedOutcome(str(exc), "", "permanent")

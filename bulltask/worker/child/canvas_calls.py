@@ -7,20 +7,21 @@ from typing import Any
 
 import uuid_utils
 
-from bulltask.errors import DecodeError, InvalidJobError
+from bulltask.config.config import Config
+from bulltask.errors import BulltaskError, DecodeError, InvalidJobError
 from bulltask.jobs import codec
-from bulltask.jobs.errbacks import FailedJob, read_errbacks
+from bulltask.jobs.errbacks import Errback, FailedJob, read_errbacks
 from bulltask.jobs.job import RunningJob
-from bulltask.registry.named_task import FAN_OUT
+from bulltask.jobs.names import FAN_OUT, address_of, name_in_app
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.registry.relatives import relatives
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import standard_job_args
 from bulltask.transport.scripts.canvas import finish_fan_out
-from bulltask.transport.scripts.flow import address_of
 from bulltask.worker.child.outcomes import FailedOutcome
 
-__all__ = ["error_callbacks", "with_followers"]
+__all__ = ["errback_data", "errback_queue", "error_callbacks", "with_followers"]
 
 
 def with_followers(keys: QueueKeys, job: RunningJob, call: Call[Any], result: bytes | None, now_ms: int) -> Call[Any]:
@@ -43,7 +44,9 @@ def with_followers(keys: QueueKeys, job: RunningJob, call: Call[Any], result: by
     return finish_fan_out(keys, job.id, call, addresses, result, now_ms)
 
 
-def error_callbacks(job: RunningJob, outcome: FailedOutcome, now_ms: int) -> list[tuple[str, bytes, bytes, bytes]]:
+def error_callbacks(
+    job: RunningJob, outcome: FailedOutcome, config: Config, now_ms: int
+) -> list[tuple[str, bytes, bytes, bytes]]:
     """Return the error callbacks to add when a job fails, as arguments of ``finish_with_errbacks``."""
     if "errbacks" not in job.canvas:
         return []
@@ -55,15 +58,27 @@ def error_callbacks(job: RunningJob, outcome: FailedOutcome, now_ms: int) -> lis
     jobs, root_id = [], relatives(job)["root_id"]
     for errback in errbacks:
         if errback.cascades or outcome.failed_job is None:
-            base, data = f"{errback.queue}:", errback.data_of(failed, outcome.reason, outcome.trace)
+            base, data = f"{errback.queue}:", errback_data(errback, failed, outcome, config)
             opts = errback.opts_of(failed, root_id)
-            arguments = standard_job_args(
-                base,
-                str(uuid_utils.uuid7()),
-                errback.task,
-                json.dumps(data).encode(),
-                opts,
-                now_ms,
-            )
+            arguments = standard_job_args(base, str(uuid_utils.uuid7()), errback.task, data, opts, now_ms)
             jobs.append((base, *arguments))
     return jobs
+
+
+def errback_queue(errback: Errback, config: Config) -> str:
+    """Return the name of an error callback's queue in the app."""
+    return name_in_app(errback.queue.removeprefix(f"{config.prefix}:"), hash_tag=config.queue_hash_tag)
+
+
+def errback_data(errback: Errback, failed: FailedJob, outcome: FailedOutcome, config: Config) -> bytes:
+    """Return the data of an error callback's job as it is stored."""
+
+    def with_failure(own: Any) -> Any:
+        return errback.data_of(own, failed, outcome.reason, outcome.trace)
+
+    try:
+        queue = errback_queue(errback, config)
+        return PayloadCodec(config).change_arguments(errback.data, queue, errback.task, with_failure)
+    except BulltaskError:
+        # It is added all the same: if its arguments cannot be read here, it says so when it fails.
+        return json.dumps(errback.data).encode()

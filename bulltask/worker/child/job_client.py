@@ -13,7 +13,7 @@ from bulltask.queue.aio.flow import AsyncFlowProducer
 from bulltask.queue.sync.flow import FlowProducer
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
-from bulltask.registry.context import JobCommand
+from bulltask.registry.job_client import JobCommand
 from bulltask.registry.relatives import origin_of_sent
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
@@ -26,7 +26,7 @@ __all__ = ["RedisJobClient"]
 
 
 class RedisJobClient:
-    """Executes commands on one running job; implements ``registry.context.JobClient``.
+    """Executes commands on one running job; implements ``registry.job_client.JobClient``.
 
     Args:
         job: The job.

@@ -19,7 +19,7 @@ from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
 from bulltask.process import die_with_parent, exit_child, unblock_signals
-from bulltask.registry.context import JobClient
+from bulltask.registry.job_client import JobClient
 from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop

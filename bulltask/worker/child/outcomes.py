@@ -91,6 +91,7 @@ class FailedOutcome(_WithCheckpoint):
         malformed: BullMQ's script may fail with an error on this job, so bulltask's script fails it.
         failed_job: The canvas job whose failure caused this one to fail, if it is a different job.
         expected: The exception is one of the task's ``throws``.
+        error: The stored form of the exception, ``""`` if only its message is stored.
     """
 
     reason: str
@@ -101,6 +102,7 @@ class FailedOutcome(_WithCheckpoint):
     malformed: bool = False
     failed_job: FailedJob | None = None
     expected: bool = False
+    error: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", truncate_reason(self.reason))

@@ -20,10 +20,11 @@ from bulltask.events import (
 )
 from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FAILED_JOB_FIELD
+from bulltask.jobs.failures import ERROR_FIELD
 from bulltask.jobs.job import BULLTASK_KEY, RunningJob
+from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.states import REVOKED
 from bulltask.process import exit_if_forked
-from bulltask.registry.named_task import FAN_OUT
 from bulltask.transport.call import Call
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.canvas import finish_with_errbacks
@@ -132,10 +133,12 @@ class Settler:
         fields = [*job.failure_fields(outcome.reason, outcome.trace), *checkpoint_fields(outcome)]
         if outcome.failed_job is not None:
             fields += [FAILED_JOB_FIELD, json.dumps(outcome.failed_job.to_dict())]
+        if outcome.error:
+            fields += [ERROR_FIELD, outcome.error]
         keep = job.keep("removeOnFail", self._config.keep_failed)
         finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
         # The scripts for these fetch no job.
-        errbacks = [] if revoked or outcome.malformed else error_callbacks(job, outcome, now_ms)
+        errbacks = [] if revoked or outcome.malformed else error_callbacks(job, outcome, self._config, now_ms)
         fetch = fetch_next and not (revoked or outcome.malformed or errbacks or job.name == FAN_OUT)
         options = self._fetch_options.get(keys, token)
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)

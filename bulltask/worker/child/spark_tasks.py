@@ -17,7 +17,8 @@ from bulltask.app import App
 from bulltask.errors import PermanentError
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
-from bulltask.registry.context import Context, JobClient
+from bulltask.registry.context import Context
+from bulltask.registry.job_client import JobClient
 
 __all__ = ["SparkAttempt", "SparkChild", "SparkTaskRunner", "missing_dependencies"]
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bulltask.app import App
-from bulltask.config.urls import SecretUrl, wrap_broker_url
+from bulltask.config.secret_settings import reveal, wrap_secrets
 from bulltask.observe.app_logging import configure_logging
 from bulltask.observe.counters import MetricsMemory
 from bulltask.registry.discovery import find_app
@@ -44,12 +44,12 @@ class SpawnSpec:
     metrics_fd: int | None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "overrides", wrap_broker_url(self.overrides))
+        object.__setattr__(self, "overrides", wrap_secrets(self.overrides))
 
     def write(self) -> int:
         """Return the descriptor of an anonymous file with this spec, positioned at its start."""
         fd = os.memfd_create("bulltask-spawn-spec")
-        os.write(fd, json.dumps(asdict(self), default=SecretUrl.get_secret_value).encode())
+        os.write(fd, json.dumps(asdict(self), default=reveal).encode())
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 

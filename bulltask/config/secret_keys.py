@@ -1,0 +1,98 @@
+"""Keys that sign and encrypt payloads: never shown, not even in a debugger or in Sentry."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from bulltask.config.parsers import queue_name
+from bulltask.config.rate_limits import EVERY_QUEUE
+from bulltask.config.secret_settings import SecretKeys
+from bulltask.errors import ConfigError
+
+__all__ = ["KEY_BYTES", "SecretKey", "keys_by_queue", "signing_keys"]
+
+KEY_BYTES: Final = 32
+"""Length of a key: AES-256, and as many bytes as HMAC-SHA256 returns."""
+
+_ID: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_WHAT: Final = f"{KEY_BYTES} random bytes in base64"
+_URL_SAFE: Final = str.maketrans("-_", "+/")
+_HOW: Final = "make one with: python -c \"import secrets; print('k1:' + secrets.token_urlsafe(32))\""
+
+
+class SecretKey:
+    """A key with its id, which payloads name.
+
+    Attributes:
+        id: The id.
+        secret: The key's bytes.
+    """
+
+    __slots__ = ("id", "secret")
+
+    def __init__(self, key_id: str, secret: bytes) -> None:
+        self.id, self.secret = key_id, secret
+
+    def __repr__(self) -> str:
+        return f"<SecretKey {self.id}>"
+
+
+def signing_keys(value: Any, name: str) -> tuple[SecretKey, ...]:
+    """Return the keys in a list, or in a string with spaces or commas between them; the first is used for writing.
+
+    Args:
+        value: Keys such as ``"k1:NmQ0…"``: an id, and 32 bytes in base64.
+        name: Name of the setting, for the message, which never shows a key.
+
+    Raises:
+        ConfigError: A key is invalid.
+    """
+    value = value.get_secret_value() if isinstance(value, SecretKeys) else value
+    texts = value.replace(",", " ").split() if isinstance(value, str) else () if value is None else value
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name} must be a list of keys, `id:base64`, not {type(value).__name__}")
+    keys = tuple(_key(text, name) for text in texts)
+    if len({key.id for key in keys}) < len(keys):
+        raise ConfigError(f"{name} has two keys with the same id; give each key its own")
+    return keys
+
+
+def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
+    """Return the keys of each queue; no keys mean that its payloads are not encrypted.
+
+    Args:
+        value: A mapping from queue to keys, as for :func:`signing_keys`, or this mapping as a JSON string; ``"*"``
+            stands for all other queues.
+        name: Name of the setting, for the message.
+
+    Raises:
+        ConfigError: The value is invalid.
+    """
+    value = value.get_secret_value() if isinstance(value, SecretKeys) else value
+    try:
+        by_queue = json.loads(value) if isinstance(value, str) else {} if value is None else value
+    except ValueError:
+        by_queue = None
+    if not isinstance(by_queue, Mapping) or not all(isinstance(queue, str) for queue in by_queue):
+        raise ConfigError(f"{name} must be a dictionary of keys by queue, or a JSON object, not {type(value).__name__}")
+    for queue in by_queue.keys() - {EVERY_QUEUE}:
+        queue_name(queue, f"a key of {name}")
+    return {queue: signing_keys(keys, f"{name}[{queue!r}]") for queue, keys in by_queue.items()}
+
+
+def _key(text: str, name: str) -> SecretKey:
+    key_id, colon, encoded = text.partition(":")
+    if not colon or not _ID.fullmatch(key_id):
+        raise ConfigError(f"each key in {name} must be an id of letters, digits, _ . or -, then a colon and {_WHAT}")
+    try:
+        secret = b64decode(encoded.translate(_URL_SAFE) + "=" * (-len(encoded) % 4), validate=True)
+    except (ValueError, binascii.Error):
+        secret = b""
+    if len(secret) != KEY_BYTES:
+        raise ConfigError(f"key {key_id!r} in {name} must be {_WHAT}; {_HOW}")
+    return SecretKey(key_id, secret)

@@ -1,0 +1,282 @@
+"""``PayloadCodec``: writes and reads an app's arguments, results and exceptions."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from bulltask.config.config import Config
+from bulltask.config.payload_settings import CLOUDPICKLE, JSON
+from bulltask.config.rate_limits import EVERY_QUEUE
+from bulltask.config.secret_keys import SecretKey
+from bulltask.errors import BulltaskError, DecodeError, PayloadTooLargeError
+from bulltask.jobs import codec
+from bulltask.jobs.job import JobRef, NewJob, RunningJob
+from bulltask.jobs.names import address_of, bullmq_name, name_in_app
+from bulltask.payloads.compression import compress, decompress
+from bulltask.payloads.encryption import decrypt, encrypt
+from bulltask.payloads.envelope import ENVELOPE_START, Envelope, PayloadContext, is_envelope
+from bulltask.payloads.pickling import dump, load
+from bulltask.payloads.signing import sign, verify
+
+__all__ = ["PLAIN", "Loaded", "PayloadCodec", "PayloadForm"]
+
+
+class PayloadForm(NamedTuple):
+    """How a payload is written.
+
+    Attributes:
+        serializer: ``json`` or ``cloudpickle``.
+        compression: ``zlib`` or ``zstd``, if it is large enough; ``None`` for none.
+    """
+
+    serializer: str = JSON
+    compression: str | None = None
+
+    @property
+    def is_pickled(self) -> bool:
+        """Whether the value is pickled."""
+        return self.serializer == CLOUDPICKLE
+
+    @property
+    def differs_from_json(self) -> bool:
+        """Whether the payload may need an envelope even if it is not encrypted."""
+        return self != PLAIN
+
+
+PLAIN: Final = PayloadForm()
+"""Plain JSON."""
+
+
+class Loaded(NamedTuple):
+    """A payload that was read.
+
+    Attributes:
+        value: The value.
+        is_pickled: Whether it was pickled, so that it already has its Python types.
+    """
+
+    value: Any
+    is_pickled: bool = False
+
+
+class PayloadCodec:
+    """Writes payloads as the settings say, and reads only those that the settings accept.
+
+    It is cheap to create: keys and libraries are looked up when a payload needs them.
+
+    Args:
+        config: The app's settings.
+    """
+
+    __slots__ = ("_config",)
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    # ---- write -------------------------------------------------------------------------------------------------------
+
+    def dump_arguments(self, data: Any, queue: str, task: str, form: PayloadForm, what: str) -> bytes:
+        """Return a job's data as it is stored.
+
+        Args:
+            data: The arguments.
+            queue: The queue's name in the app.
+            task: The task's name.
+            form: How it is written.
+            what: Name of the data in messages.
+
+        Raises:
+            EncodeError: The serializer does not support a value.
+            PayloadTooLargeError: What would be stored exceeds ``max_payload``, or it could not be decompressed again.
+        """
+        return self._dump(data, self._arguments(queue, task), form, what)
+
+    def dump_added(self, data: Any, queue: str, task: str, what: str) -> bytes:
+        """Return the data of a job that was not added by a call of a task: plain JSON, encrypted if its queue is.
+
+        An envelope is stored unchanged, so that data can be copied from another job of the task.
+        """
+        if is_envelope(data) or not self.encrypts(queue):
+            return codec.encode(data, what=what, limit=self._config.max_payload)
+        return self.dump_arguments(data, queue, task, PLAIN, what)
+
+    def dump_result(self, value: Any, ref: JobRef, form: PayloadForm, what: str) -> bytes:
+        """Return a job's result as it is stored; raises the errors of :meth:`dump_arguments`."""
+        return self._dump(value, self._context("result", ref), form, what)
+
+    def dump_error(self, exc: BaseException, ref: JobRef) -> str:
+        """Return a job's exception as it is stored next to the reason; ``""`` if it cannot be stored."""
+        try:
+            return self._dump(exc, self._context("error", ref), PayloadForm(CLOUDPICKLE), "the exception").decode()
+        except BulltaskError:
+            return ""  # the reason and the traceback are stored in any case
+
+    def encrypts(self, queue: str) -> bool:
+        """Return whether a queue's payloads are encrypted."""
+        return bool(self._config.encryption_keys) and bool(self._encryption_keys(queue))
+
+    def _dump(self, value: Any, context: PayloadContext, form: PayloadForm, what: str) -> bytes:
+        limit, keys = self._config.max_payload, self._encryption_keys(self._name_in_app(context.queue))
+        if form == PLAIN and not keys:
+            data = codec.encode(value, what=what, limit=limit)
+            if not data.startswith(ENVELOPE_START):
+                return data
+            body = data  # a JSON value that looks like an envelope needs an envelope
+        else:
+            body = dump(value, what) if form.is_pickled else codec.encode(value, what=what)
+        envelope = self._compressed(Envelope(form.serializer, body), form.compression, what)
+        if form.is_pickled:
+            envelope = sign(envelope, context, self._config.signing_keys[0])
+        if keys:
+            envelope = encrypt(envelope, context, keys[0])
+        stored = envelope.to_json()
+        if not (keys or form.is_pickled or body.startswith(ENVELOPE_START)) and len(stored) >= len(body):
+            stored = body
+        if len(stored) > limit:
+            raise PayloadTooLargeError(
+                f"{what}: {len(stored):,} bytes as stored exceed the limit of {limit:,}; store the data elsewhere and "
+                "send a reference, or raise max_payload"
+            )
+        return stored
+
+    def _compressed(self, envelope: Envelope, compression: str | None, what: str) -> Envelope:
+        body = envelope.body
+        if compression is None or len(body) < self._config.compression_threshold:
+            return envelope
+        if len(body) > self._config.max_decompressed:
+            raise PayloadTooLargeError(
+                f"{what}: {len(body):,} bytes before compression exceed the limit of "
+                f"{self._config.max_decompressed:,}; store the data elsewhere, or raise max_decompressed"
+            )
+        smaller = compress(body, compression)
+        if len(smaller) >= len(body):
+            return envelope
+        return Envelope(envelope.serializer, smaller, compression)
+
+    # ---- read --------------------------------------------------------------------------------------------------------
+
+    def load_arguments(self, job: RunningJob) -> Loaded:
+        """Return a job's data.
+
+        Raises:
+            DecodeError: It is malformed, not accepted, or its signature or encryption cannot be verified.
+        """
+        what = f"data of job {job.id}"
+        if not job.data.startswith(ENVELOPE_START):
+            return Loaded(codec.decode(job.data, what=what))
+        envelope = Envelope.from_json(job.data, what)
+        return self._load(envelope, self._arguments(job.queue, job.name), self._config.accept_content, what)
+
+    def change_arguments(self, data: Any, queue: str, task: str, change: Callable[[Any], Any]) -> bytes:
+        """Return the data of a job as it is stored, after a change.
+
+        Args:
+            data: The decoded data, maybe an envelope.
+            queue: The queue's name in the app.
+            task: The task's name.
+            change: Returns the changed arguments.
+
+        Raises:
+            BulltaskError: The data cannot be read or written.
+        """
+        what, form = f"the arguments of task {task}", PLAIN
+        if is_envelope(data):
+            envelope, context = Envelope.from_object(data, what), self._arguments(queue, task)
+            data, form = (
+                self._load(envelope, context, self._config.accept_content, what)[0],
+                PayloadForm(envelope.serializer),
+            )
+        return self.dump_arguments(change(data), queue, task, form, what)
+
+    def load_result(self, ref: JobRef, text: str) -> Loaded:
+        """Return a job's result from its stored form; raises the errors of :meth:`load_arguments`."""
+        what = f"return value of job {ref.id}"
+        if not text.startswith(_START_TEXT):
+            return Loaded(codec.decode(text or "null", what=what))
+        return self._load_result(Envelope.from_json(text, what), self._context("result", ref), what)
+
+    def load_results(self, results: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Return the results of child jobs, and whether one of them was pickled.
+
+        Args:
+            results: Decoded JSON by the full keys of the jobs.
+
+        Raises:
+            DecodeError: As for :meth:`load_arguments`.
+        """
+        loaded, any_pickled = dict(results), False
+        for key, value in results.items():
+            if is_envelope(value):
+                _, queue, job_id = address_of(key, self._config.prefix)
+                what = f"return value of child job {key}"
+                envelope = Envelope.from_object(value, what)
+                one = self._load_result(envelope, PayloadContext("result", queue, job_id), what)
+                loaded[key], any_pickled = one.value, any_pickled or one.is_pickled
+        return loaded, any_pickled
+
+    def load_error(self, ref: JobRef, text: str) -> Exception | None:
+        """Return a job's exception from its stored form; ``None`` if it is not accepted, or cannot be loaded."""
+        what = f"the exception of job {ref.id}"
+        try:
+            loaded = self._load_result(Envelope.from_json(text, what), self._context("error", ref), what)
+        except BulltaskError:
+            return None
+        return loaded.value if isinstance(loaded.value, Exception) else None
+
+    def load_error_of(self, key: str, text: str) -> Exception | None:
+        """Return a job's exception, like :meth:`load_error`, by the full key of the job's hash."""
+        _, queue, job_id = address_of(key, self._config.prefix)
+        return self.load_error(JobRef(self._name_in_app(queue), job_id), text)
+
+    def fingerprint(self, job: NewJob) -> str:
+        """Return a text that changes with a job's data: the data itself, unless it is in an envelope.
+
+        Two envelopes of the same data differ, and a plain hash of encrypted data would confirm a guess.
+        """
+        if not job.data.startswith(ENVELOPE_START):
+            return job.data.decode()
+        what = f"data of job {job.id}"
+        envelope = Envelope.from_json(job.data, what)
+        keys = [*self._encryption_keys(job.queue), *self._config.signing_keys]
+        body = decrypt(envelope, self._arguments(job.queue, job.name), keys, what).body
+        return body.decode("ascii", "replace") if not keys else hmac.new(keys[0].secret, body, "sha256").hexdigest()
+
+    def _load_result(self, envelope: Envelope, context: PayloadContext, what: str) -> Loaded:
+        given = self._config.result_accept_content
+        return self._load(envelope, context, self._config.accept_content if given is None else given, what)
+
+    def _load(self, envelope: Envelope, context: PayloadContext, accepted: Sequence[str], what: str) -> Loaded:
+        if envelope.serializer not in accepted:
+            setting = "accept_content" if context.purpose == "arguments" else "result_accept_content or accept_content"
+            raise DecodeError(
+                f"{what} is serialized with {envelope.serializer!r:.40}, which this app does not accept; if the sender "
+                f"is yours, add it to {setting}"
+            )
+        envelope = decrypt(envelope, context, self._encryption_keys(self._name_in_app(context.queue)), what)
+        is_pickled = envelope.serializer == CLOUDPICKLE
+        if is_pickled:
+            verify(envelope, context, self._config.signing_keys, what)
+        body = envelope.body
+        if envelope.compression:
+            body = decompress(body, envelope.compression, self._config.max_decompressed, what)
+        return Loaded(load(body, what) if is_pickled else codec.decode(body, what=what), is_pickled)
+
+    # ---- contexts and keys -------------------------------------------------------------------------------------------
+
+    def _arguments(self, queue: str, task: str) -> PayloadContext:
+        return PayloadContext("arguments", bullmq_name(queue, hash_tag=self._config.queue_hash_tag), task)
+
+    def _context(self, purpose: Any, ref: JobRef) -> PayloadContext:
+        return PayloadContext(purpose, bullmq_name(ref.queue, hash_tag=self._config.queue_hash_tag), ref.id)
+
+    def _name_in_app(self, bullmq: str) -> str:
+        return name_in_app(bullmq, hash_tag=self._config.queue_hash_tag)
+
+    def _encryption_keys(self, queue: str) -> Sequence[SecretKey]:
+        by_queue = self._config.encryption_keys
+        return by_queue.get(queue, by_queue.get(EVERY_QUEUE, ())) if by_queue else ()
+
+
+_START_TEXT: Final = ENVELOPE_START.decode()

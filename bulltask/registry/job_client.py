@@ -1,0 +1,33 @@
+"""``JobClient``: what a running task can do with its job in Redis."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from bulltask.registry.checkpoints import CheckpointStore
+
+__all__ = ["JobClient", "JobCommand"]
+
+JobCommand = Literal["progress", "log", "data", "children_values", "pending_children", "child_failure"]
+"""Commands on a job: store progress, append a log line, replace the data; read the results of child jobs, how many are
+pending, and why one has failed."""
+
+
+class JobClient(CheckpointStore, Protocol):
+    """Executes commands on a running task's job."""
+
+    def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """Execute a command; ``value`` is JSON, or the text of a log line."""
+        ...
+
+    async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """:meth:`send` for asyncio."""
+        ...
+
+    def replace(self, canvas: Any) -> None:
+        """Add a canvas as child jobs; its result becomes that of the job."""
+        ...
+
+    async def areplace(self, canvas: Any) -> None:
+        """:meth:`replace` for asyncio."""
+        ...

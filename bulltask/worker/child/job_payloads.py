@@ -1,0 +1,132 @@
+"""``JobPayloads``: reads the arguments of attempts, and writes their results and exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from bulltask.app import App
+from bulltask.config.payload_settings import CLOUDPICKLE
+from bulltask.jobs import codec
+from bulltask.jobs.child_results import ChildResults
+from bulltask.jobs.job import JobRef, RunningJob
+from bulltask.jobs.names import FAN_OUT, STARMAP
+from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadForm
+from bulltask.registry.task import AnyTask
+
+__all__ = ["JobArguments", "JobPayloads"]
+
+
+class JobArguments(NamedTuple):
+    """The arguments of an attempt.
+
+    Attributes:
+        form: How the job's data was written.
+        with_pickled_result: Whether a result that the job receives was pickled.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    form: PayloadForm = PLAIN
+    with_pickled_result: bool = False
+
+
+class JobPayloads:
+    """Reads and writes what a job contains besides BullMQ's fields.
+
+    Args:
+        app: Its settings and tasks.
+
+    Attributes:
+        codec: The app's codec.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._config, self._tasks = app.config, app.tasks
+        self.codec = PayloadCodec(app.config)
+
+    def arguments(
+        self, job: RunningJob, task: AnyTask[..., Any], children_values: Callable[[], Mapping[str, Any]]
+    ) -> JobArguments:
+        """Return a job's arguments, converted to the types of their hints unless they were pickled.
+
+        Args:
+            job: The job.
+            task: Its task.
+            children_values: Reads the results of its child jobs.
+
+        Raises:
+            DecodeError: The data, or a result that the job receives, is malformed or not accepted.
+            InvalidJobError: The data does not match the task.
+        """
+        data, is_pickled = self.codec.load_arguments(job)
+        pickled = task.pickled_parameters(data) if is_pickled else set()
+        received, result_is_pickled = ChildResults.from_wire(job.canvas) if job.canvas else None, False
+        if received is not None:
+            results, result_is_pickled = self.codec.load_results(children_values())
+            data = received.add_to(data, results, job.id)
+            pickled |= {received.parameter} if result_is_pickled else set()
+        form = PayloadForm(CLOUDPICKLE) if is_pickled else PLAIN
+        return JobArguments(*task.unbind_json(data, pickled), form, result_is_pickled)
+
+    def result(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments, value: Any) -> bytes:
+        """Return a return value as it is stored.
+
+        Args:
+            job: The job.
+            task: Its task.
+            arguments: The job's arguments.
+            value: What the function has returned.
+
+        Raises:
+            EncodeError, PayloadTooLargeError: The value cannot be stored.
+        """
+        what = f"the return value of task {job.name}"
+        conversion, form = task.conversion, self._form(task, arguments)
+        if conversion is not None and not form.is_pickled:
+            value = conversion.encode_result(value)
+        if not (form.differs_from_json or self._config.encryption_keys):
+            return codec.encode(value, what=what, limit=self._config.max_payload)
+        return self.codec.dump_result(value, JobRef(job.queue, job.id), form, what)
+
+    def result_of_replacement(
+        self, job: RunningJob, of_results: Callable[[Mapping[str, Any]], Any], results: Mapping[str, Any]
+    ) -> tuple[bytes, Any]:
+        """Return the result of a job that was replaced with a canvas, as it is stored and as a value.
+
+        Args:
+            job: The job.
+            of_results: Returns the result from those of the job's children.
+            results: Their results as they are stored.
+        """
+        loaded, is_pickled = self.codec.load_results(results)
+        value, config = of_results(loaded), self._config
+        form = PayloadForm(CLOUDPICKLE if is_pickled else config.result_serializer, config.result_compression)
+        what = f"the return value of job {job.id}"
+        return self.codec.dump_result(value, JobRef(job.queue, job.id), form, what), value
+
+    def error(self, job: RunningJob, task: AnyTask[..., Any] | None, exc: BaseException | None) -> str:
+        """Return an exception as it is stored; ``""`` if the job's serializer is JSON."""
+        if not isinstance(exc, Exception):
+            return ""
+        own = None if task is None else task.options.serializer
+        if (own or self._config.result_serializer) != CLOUDPICKLE:
+            return ""
+        return self.codec.dump_error(exc, JobRef(job.queue, job.id))
+
+    def error_of_child(self, key: str, error: str) -> Exception | None:
+        """Return the exception of a child job.
+
+        Args:
+            key: The full key of the child job's hash.
+            error: The stored form of its exception, ``""`` for none.
+        """
+        return self.codec.load_error_of(key, error) if error else None
+
+    def _form(self, task: AnyTask[..., Any], arguments: JobArguments) -> PayloadForm:
+        """Return how a result is written; a job that passes other results on keeps their serializer."""
+        if task.name == STARMAP:
+            task = self._tasks.get(arguments.kwargs.get("task", "")) or task
+        form = task.options.result_form(self._config)
+        passes_on = task.name == FAN_OUT and arguments.with_pickled_result
+        return form._replace(serializer=CLOUDPICKLE) if passes_on else form

@@ -1,0 +1,269 @@
+"""Pickled, compressed and encrypted arguments, results and exceptions, there and back through Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask import App, Context, chain, chord, group
+from bulltask.errors import DecodeError, EncodeError
+from bulltask.events import JobCompleted, JobFailed
+from bulltask.payloads.envelope import ENVELOPE_KEY, ENVELOPE_START, Envelope
+from bulltask.payloads.pickling import dump
+from bulltask.testing import InlineWorker, use_server
+from bulltask.worker.beat_entries import read_entries
+from tests.support.payloads import ENCRYPTION_KEY, PICKLES, WritesFile
+
+pytestmark = pytest.mark.redis
+
+MakeWorker = Callable[..., tuple[App, InlineWorker]]
+PICKLING = {**PICKLES, "task_serializer": "cloudpickle", "result_serializer": "cloudpickle"}
+ENCRYPTED = {"payload_encryption_keys": {"*": ENCRYPTION_KEY}}
+
+
+class Refused(Exception):
+    """An exception whose attributes the message does not contain, and whose constructor takes two arguments."""
+
+    def __init__(self, code: int, details: dict[str, Any]) -> None:
+        super().__init__(code, details)
+        self.code, self.details = code, details
+
+
+@pytest.fixture
+def make(broker_url: str) -> Iterator[MakeWorker]:
+    """Create an app with settings, and a worker in the test's thread."""
+
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> tuple[App, InlineWorker]:
+            app = App("tested", broker_url, **settings)
+            stack.enter_context(use_server(app, broker_url))
+            return app, stack.enter_context(InlineWorker(app))
+
+        yield make
+
+
+def define(app: App, **options: Any) -> dict[str, Any]:
+    """Define tasks that need no JSON."""
+
+    def call(function: Any, x: Any = 1) -> Any:
+        return function(x)
+
+    def same(value: Any) -> Any:
+        return value
+
+    def pair(values: list[Any], extra: Any = None) -> Any:
+        return values, extra
+
+    def fail(code: int) -> None:
+        raise Refused(code, {"set": {1, 2}})
+
+    return {task.__name__: app.task(name=task.__name__, **options)(task) for task in (call, same, pair, fail)}
+
+
+def stored(client: redis.Redis, job_id: str, queue: str = "default") -> dict[str, str]:
+    found: dict[str, str] = client.hgetall(f"bull:{{{queue}}}:{job_id}")  # type: ignore[assignment]
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, ENCRYPTED, {"task_compression": "zstd", "compression_threshold": 0}])
+def test_functions_and_objects_travel_in_both_directions(
+    make: MakeWorker, redis_client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    app, _ = make(**PICKLES, **settings)
+    tasks = define(app, serializer="cloudpickle")
+    result = tasks["call"].delay(lambda x: {x, Decimal("1.5")}, 2)
+    assert result.get() == {2, Decimal("1.5")}
+    fields = stored(redis_client, result.id)
+    assert json.loads(fields["data"]).keys() == json.loads(fields["returnvalue"]).keys() == {ENVELOPE_KEY}
+    assert app.result(result.id).get() == {2, Decimal("1.5")}
+
+
+def test_a_call_can_be_pickled_although_its_task_uses_json(make: MakeWorker) -> None:
+    app, _ = make(**PICKLES)
+    same = define(app)["same"]
+    assert same.apply_async([(1, 2)], serializer="cloudpickle").get() == [1, 2]
+    with pytest.raises(EncodeError, match="the arguments of task same"):
+        same.delay({1})
+
+
+def test_an_exception_is_raised_with_its_attributes(make: MakeWorker, redis_client: redis.Redis) -> None:
+    app, _ = make(**PICKLING)
+    result = define(app)["fail"].delay(7)
+    with pytest.raises(Refused) as caught:
+        result.get()
+    assert (caught.value.code, caught.value.details) == (7, {"set": {1, 2}})
+    assert "Traceback" in str(caught.value.__cause__)
+    fields = stored(redis_client, result.id)
+    assert fields["failedReason"] == str(caught.value)
+    assert json.loads(fields["bulltask:error"])[ENVELOPE_KEY]["ser"] == "cloudpickle"
+
+
+def test_an_exception_of_an_earlier_failure_is_not_raised(make: MakeWorker, redis_client: redis.Redis) -> None:
+    app, _ = make(**PICKLING)
+    result = define(app)["fail"].delay(7)
+    result.get(propagate=False)
+    redis_client.hset(f"bull:{{default}}:{result.id}", "failedReason", "another reason")
+    with pytest.raises(Exception, match="another reason"):
+        result.get()
+
+
+@pytest.mark.parametrize("settings", [PICKLING, {**PICKLING, **ENCRYPTED}, ENCRYPTED])
+def test_chains_and_chords_pass_results_on(make: MakeWorker, settings: dict[str, Any]) -> None:
+    app, _ = make(**settings)
+    tasks = define(app)
+    same, pair = tasks["same"], tasks["pair"]
+    value: Any = {1, 2} if "task_serializer" in settings else [1, 2]
+    assert chain(same.s(value), same.s()).delay().get() == value
+    both = chord([same.s(value), same.s("b")], pair.s(extra=value)).delay().get()
+    assert list(both) == [[value, "b"], value]
+    fanned_out = chain(same.s(value), group(same.s(), same.s()), pair.s(extra=1)).delay().get()
+    assert list(fanned_out) == [[value, value], 1]
+    assert list(pair.chunks([([value], 1), ([value], 2)], 1).delay().get()[1][0]) == [[value], 2]
+
+
+def test_a_replaced_job_has_the_result_of_its_canvas(make: MakeWorker) -> None:
+    app, _ = make(**PICKLING, **ENCRYPTED)
+    tasks = define(app)
+
+    @app.task(bind=True, name="replace")
+    def replaced(self: Context) -> Any:
+        self.replace(chain(tasks["same"].s({1}), tasks["same"].s()))
+
+    assert replaced.delay().get() == {1}
+
+
+def test_a_canvas_fails_with_the_exception_of_its_step(make: MakeWorker) -> None:
+    app, _ = make(**PICKLING)
+    tasks = define(app)
+    with pytest.raises(Refused) as caught:
+        chain(tasks["fail"].s(7), tasks["same"].s()).delay().get()
+    assert caught.value.code == 7
+
+
+@pytest.mark.parametrize("settings", [PICKLING, ENCRYPTED])
+def test_error_callbacks_receive_their_arguments_and_the_failure(make: MakeWorker, settings: dict[str, Any]) -> None:
+    app, worker = make(**settings)
+    tasks, calls = define(app), list[Any]()
+
+    @app.task(name="report")
+    def report(failed: Any, reason: str, trace: str, channel: Any) -> None:
+        calls.append((failed["id"], reason, channel))
+
+    value: Any = {1} if "task_serializer" in settings else [1]
+    result = tasks["fail"].apply_async([7], link_error=app.signature("report", kwargs={"channel": value}))
+    worker.drain(propagate=False)
+    assert calls == [(result.id, str(Refused(7, {"set": {1, 2}})), value)]
+
+
+def test_a_bound_task_reads_and_writes_payloads(make: MakeWorker) -> None:
+    app, _ = make(**PICKLES, **ENCRYPTED)
+    seen = []
+
+    @app.task(bind=True, name="step", serializer="cloudpickle", max_retries=1)
+    def step(self: Context, value: Any) -> Any:
+        seen.append(value)
+        if len(seen) == 1:
+            self.update_data({"value": {2}})
+            raise self.retry(countdown=0)
+        return step.request.kwargs
+
+    assert step.delay({1}).get() == {"value": {2}}
+    assert seen == [{1}, {2}]
+
+
+def test_hints_are_converted_for_json_and_not_for_pickles(make: MakeWorker) -> None:
+    app, _ = make(**PICKLES)
+
+    @app.task(name="price")
+    def price(value: Decimal) -> Decimal:
+        return value + 1
+
+    @app.task(name="pickled", serializer="cloudpickle")
+    def pickled(value: Decimal, more: Any = None) -> Decimal:
+        return value + 1
+
+    assert price.delay(Decimal(1)).get() == Decimal(2)
+    assert pickled.delay(Decimal(1), {1}).get() == Decimal(2)
+    assert chain(price.s(Decimal(1)), pickled.s(more={1}), price.s()).delay().get() == Decimal(4)
+    assert pickled.map([Decimal(1)]).delay().get() == price.map([Decimal(1)]).delay().get() == [Decimal(2)]
+
+
+def test_schedules_and_eager_mode_use_payloads(make: MakeWorker, broker_url: str) -> None:
+    schedule = {"every": {"task": "same", "schedule": 60, "args": [{"x": 1}]}}
+    app, worker = make(**PICKLES, **ENCRYPTED, beat_schedule=schedule)
+    define(app)
+    completed = [event for event in worker.run_for(60) if isinstance(event, JobCompleted)]
+    assert [event.result for event in completed] == [{"x": 1}] * len(completed) != []
+    eager = App("tested", broker_url, task_always_eager=True, **PICKLING, **ENCRYPTED)
+    tasks = define(eager)
+    assert chain(tasks["same"].s({1}), tasks["same"].s()).delay().get() == {1}
+    with pytest.raises(Refused):
+        tasks["fail"].delay(7).get()
+
+
+def test_a_schedule_does_not_change_because_its_payload_is_encrypted_again(make: MakeWorker) -> None:
+    schedule = {"every": {"task": "same", "schedule": 60, "args": ["x"]}}
+    app, _ = make(**ENCRYPTED, beat_schedule=schedule)
+    define(app)
+    [first], [second] = read_entries(app) or [], read_entries(app) or []
+    assert first.job.data != second.job.data
+    assert first.digest == second.digest
+
+
+# ---- what must not be loaded -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_job_with_a_foreign_pickle_fails_and_is_never_loaded(
+    make: MakeWorker, redis_client: redis.Redis, tmp_path: Path, *, accepts: bool
+) -> None:
+    app, worker = make(**(PICKLES if accepts else {}))
+    define(app)
+    written = tmp_path / "written"
+    envelope = Envelope("cloudpickle", dump({"value": WritesFile(written)}, "it"))
+    app.queue("default").add("same", json.loads(envelope.to_json()))
+    (failed,) = worker.drain(propagate=False)
+    assert isinstance(failed, JobFailed)
+    reason = "is pickled but not signed" if accepts else "'cloudpickle', which this app does not accept"
+    assert reason in failed.error
+    assert (failed.category, failed.attempts_made) == ("permanent", 1)
+    assert not written.exists()
+
+
+def test_a_reader_without_the_keys_gets_the_reason(make: MakeWorker, broker_url: str) -> None:
+    app, _ = make(**PICKLING, **ENCRYPTED)
+    tasks = define(app)
+    result, failed = tasks["same"].delay({1}), tasks["fail"].delay(7)
+    result.get()
+    failed.get(propagate=False)
+    reader = App("reader", broker_url)
+    with pytest.raises(DecodeError, match="'cloudpickle', which this app does not accept"):
+        reader.result(result.id).get()
+    with pytest.raises(Exception, match="7"):  # the class is known, so the exception is rebuilt from the message
+        reader.result(failed.id).get()
+    reader.close()
+
+
+def test_queues_encrypt_what_is_added_and_completed_by_hand(make: MakeWorker, redis_client: redis.Redis) -> None:
+    app, _ = make(**ENCRYPTED)
+    define(app)
+    queue = app.queue("default")
+    job = queue.add("same", {"value": "secret"})
+    assert stored(redis_client, job.id)["data"].encode().startswith(ENVELOPE_START)
+    assert app.result(job.id).get() == "secret"
+    by_hand = queue.add("by-hand", {"value": "secret"})
+    taken = queue.get_next_job("token", timeout=1)
+    assert taken is not None
+    taken.update_data({"value": "secret"})
+    assert "secret" not in str(stored(redis_client, by_hand.id))
+    taken.move_to_completed("secret", "token")
+    assert "secret" not in str(stored(redis_client, by_hand.id))
+    assert app.result(by_hand.id).get() == "secret"

@@ -1,0 +1,410 @@
+"""Payloads: what is written is read again, and only where it belongs, with the right keys."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.config.config import Settings
+from bulltask.config.secret_keys import SecretKey
+from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
+from bulltask.jobs.job import JobRef, RunningJob
+from bulltask.payloads.encryption import encrypt
+from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope, PayloadContext
+from bulltask.payloads.payload_codec import Loaded, PayloadCodec, PayloadForm
+from bulltask.payloads.pickling import dump
+from bulltask.payloads.signing import sign
+from tests.support.payloads import ENCRYPTION_KEY, FIRST_KEY, OTHER_ENCRYPTION_KEY, PICKLES, SECOND_KEY, WritesFile
+
+WHAT = "the arguments of task pay"
+PICKLED, JSON = PayloadForm("cloudpickle"), PayloadForm()
+
+
+def payloads(**settings: object) -> PayloadCodec:
+    return PayloadCodec(Settings(settings, {}).freeze())
+
+
+def job(data: bytes, task: str = "pay", queue: str = "mail", job_id: str = "1") -> RunningJob:
+    return RunningJob(queue, job_id, task, data, {}, 0, 0, 0, 1, "", "", None)
+
+
+def dumped(codec: PayloadCodec, value: object, form: PayloadForm) -> bytes:
+    return codec.dump_arguments(value, "mail", "pay", form, WHAT)
+
+
+def fields_of(data: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(data)[ENVELOPE_KEY]
+    return fields
+
+
+def changed(data: bytes, **fields: object) -> bytes:
+    return json.dumps({ENVELOPE_KEY: {**fields_of(data), **fields}}, separators=(",", ":")).encode()
+
+
+@dataclass
+class Money:
+    amount: Decimal
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.text(),
+    lambda items: st.lists(items) | st.dictionaries(st.text(), items),
+    max_leaves=8,
+)
+
+
+@given(
+    value=JSON_VALUES,
+    serializer=st.sampled_from(["json", "cloudpickle"]),
+    compression=st.sampled_from([None, "zlib", "zstd"]),
+    encrypted=st.booleans(),
+    threshold=st.sampled_from([0, 50]),
+)
+def test_every_value_is_read_as_it_was_written(
+    value: Any, serializer: str, compression: str | None, encrypted: bool, threshold: int
+) -> None:
+    keys = {"*": ENCRYPTION_KEY} if encrypted else None
+    codec = payloads(**PICKLES, payload_encryption_keys=keys, compression_threshold=threshold)
+    data = dumped(codec, value, PayloadForm(serializer, compression))
+    json.loads(data)  # Node.js and dashboards parse it
+    assert codec.load_arguments(job(data)) == Loaded(value, serializer == "cloudpickle")
+    ref = JobRef("mail", "1")
+    stored = codec.dump_result(value, ref, PayloadForm(serializer, compression), WHAT).decode()
+    assert codec.load_result(ref, stored).value == value
+
+
+def test_plain_json_has_no_envelope() -> None:
+    assert dumped(payloads(), {"x": 1}, JSON) == b'{"x":1}'
+
+
+def test_json_that_looks_like_an_envelope_is_read_as_it_was_written() -> None:
+    value = {ENVELOPE_KEY: {"v": 1, "ser": "json", "body": "e30="}}
+    assert payloads().load_arguments(job(dumped(payloads(), value, JSON))).value == value
+
+
+def test_cloudpickle_carries_functions_and_classes() -> None:
+    codec = payloads(**PICKLES)
+    loaded = codec.load_arguments(job(dumped(codec, {"f": lambda x: x + 1, "m": Money(Decimal("1.5"))}, PICKLED))).value
+    assert (loaded["f"](1), loaded["m"]) == (2, Money(Decimal("1.5")))
+
+
+def test_a_value_that_cannot_be_pickled_is_not_sent() -> None:
+    with pytest.raises(EncodeError, match="the arguments of task pay cannot be pickled: TypeError"):
+        dumped(payloads(**PICKLES), {"x": (character for character in "abc")}, PICKLED)
+
+
+# ---- compression -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["zlib", "zstd"])
+def test_a_payload_is_compressed_from_the_threshold_on(name: str) -> None:
+    codec, form = payloads(compression_threshold=1_000), PayloadForm("json", name)
+    assert dumped(codec, "x" * 997, form) == b'"' + b"x" * 997 + b'"'
+    large = dumped(codec, "x" * 998, form)
+    assert fields_of(large).keys() == {"v", "ser", "zip", "body"}
+    assert len(large) < 120
+    assert codec.load_arguments(job(large)).value == "x" * 998
+
+
+def test_a_payload_that_compression_does_not_shrink_stays_plain() -> None:
+    text = base64.b85encode(bytes(range(256)) * 1).decode()
+    data = dumped(payloads(compression_threshold=0), text, PayloadForm("json", "zlib"))
+    assert data == json.dumps(text, separators=(",", ":")).encode()
+
+
+def test_the_payload_limit_applies_to_what_is_stored() -> None:
+    codec = payloads(max_payload=2_000, **PICKLES)
+    assert len(dumped(codec, "x" * 100_000, PayloadForm("json", "zstd"))) < 2_000
+    with pytest.raises(PayloadTooLargeError, match="bytes as stored exceed the limit of 2,000"):
+        dumped(codec, "x" * 1_900, PICKLED)
+    with pytest.raises(PayloadTooLargeError, match="before compression exceed the limit of 5,000"):
+        dumped(payloads(max_decompressed=5_000), "x" * 6_000, PayloadForm("json", "zlib"))
+
+
+BOMB = b'"' + b"x" * 10_000_000 + b'"'
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("zlib", zlib.compress(BOMB)),
+        ("zstd", zstandard.ZstdCompressor().compress(BOMB)),
+        ("zstd", zstandard.ZstdCompressor(write_content_size=False).compress(BOMB)),
+    ],
+)
+def test_a_small_payload_cannot_fill_the_memory(name: str, body: bytes) -> None:
+    data = Envelope("json", body, name).to_json()
+    with pytest.raises(DecodeError, match=r"1,000,000 bytes after decompression|not valid zstd data"):
+        payloads(max_decompressed=1_000_000).load_arguments(job(data))
+
+
+@pytest.mark.parametrize(("name", "body"), [("zlib", zlib.compress(b"1" * 99)[:-5]), ("zstd", b"?"), ("lzma", b"1")])
+def test_malformed_compressed_data_is_an_error(name: str, body: bytes) -> None:
+    with pytest.raises(DecodeError, match=r"is not valid|does not support"):
+        payloads().load_arguments(job(Envelope("json", body, name).to_json()))
+
+
+# ---- pickles that must not be loaded ---------------------------------------------------------------------------------
+
+
+Forge = Callable[[PayloadCodec, object], bytes]
+
+
+def unsigned(_: PayloadCodec, value: object) -> bytes:
+    return Envelope("cloudpickle", dump(value, WHAT)).to_json()
+
+
+def of_unknown_key(_: PayloadCodec, value: object) -> bytes:
+    return dumped(
+        payloads(**{**PICKLES, "payload_signing_keys": "other:" + FIRST_KEY.partition(":")[2]}), value, PICKLED
+    )
+
+
+def of_another_key(_: PayloadCodec, value: object) -> bytes:
+    return dumped(_signing_with("k1:" + SECOND_KEY.partition(":")[2]), value, PICKLED)
+
+
+def with_moved_signature(codec: PayloadCodec, value: object) -> bytes:
+    return changed(dumped(codec, value, PICKLED), **{**fields_of(dumped(codec, {}, PICKLED)), "body": _body(value)})
+
+
+def of_another_task(codec: PayloadCodec, value: object) -> bytes:
+    return codec.dump_arguments(value, "mail", "other", PICKLED, WHAT)
+
+
+def of_another_queue(codec: PayloadCodec, value: object) -> bytes:
+    return codec.dump_arguments(value, "other", "pay", PICKLED, WHAT)
+
+
+def of_a_result(codec: PayloadCodec, value: object) -> bytes:
+    return codec.dump_result(value, JobRef("mail", "pay"), PICKLED, WHAT)
+
+
+def with_another_header(codec: PayloadCodec, value: object) -> bytes:
+    return changed(dumped(codec, value, PICKLED), zip="zlib")
+
+
+def declared_as_json(codec: PayloadCodec, value: object) -> bytes:
+    return changed(dumped(codec, value, PICKLED), ser="json")
+
+
+def of_unknown_serializer(codec: PayloadCodec, value: object) -> bytes:
+    return changed(dumped(codec, value, PICKLED), ser="pickle")
+
+
+def _signing_with(key: str) -> PayloadCodec:
+    return payloads(**{**PICKLES, "payload_signing_keys": key})
+
+
+def _body(value: object) -> str:
+    return base64.b64encode(dump(value, WHAT)).decode()
+
+
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        (unsigned, "is pickled but not signed, so it was not loaded"),
+        (of_unknown_key, "is signed with key 'other', so it was not loaded: add this key to payload_signing_keys"),
+        (of_another_key, "the signature of data of job 1 is wrong, so it was not loaded"),
+        (with_moved_signature, "the signature of data of job 1 is wrong"),
+        (of_another_task, "the signature of data of job 1 is wrong"),
+        (of_another_queue, "the signature of data of job 1 is wrong"),
+        (of_a_result, "the signature of data of job 1 is wrong"),
+        (with_another_header, "the signature of data of job 1 is wrong"),
+        (declared_as_json, "is not valid JSON"),
+        (of_unknown_serializer, "is serialized with 'pickle', which this app does not accept"),
+    ],
+)
+def test_a_foreign_pickle_is_never_loaded(forge: Forge, reason: str, tmp_path: Path) -> None:
+    codec, written = payloads(**PICKLES), tmp_path / "written"
+    assert codec.load_arguments(job(dumped(codec, WritesFile(written), PICKLED))).value is None
+    assert written.exists()  # the payload works if it is accepted
+    written.unlink()
+    with pytest.raises(DecodeError, match=reason):
+        codec.load_arguments(job(forge(codec, WritesFile(written))))
+    assert not written.exists()
+
+
+def test_an_app_that_does_not_accept_pickles_does_not_load_its_own(tmp_path: Path) -> None:
+    written = tmp_path / "written"
+    data = dumped(payloads(**PICKLES), WritesFile(written), PICKLED)
+    for codec in (payloads(), payloads(payload_signing_keys=FIRST_KEY)):
+        with pytest.raises(
+            DecodeError, match=r"'cloudpickle', which this app does not accept; .* add it to accept_content"
+        ):
+            codec.load_arguments(job(data))
+    assert not written.exists()
+
+
+def test_the_result_of_another_job_is_not_loaded(tmp_path: Path) -> None:
+    codec, written = payloads(**PICKLES), tmp_path / "written"
+    stored = codec.dump_result(WritesFile(written), JobRef("mail", "1"), PICKLED, WHAT).decode()
+    for ref in (JobRef("mail", "2"), JobRef("other", "1")):
+        with pytest.raises(DecodeError, match="copied from another task, queue or job"):
+            codec.load_result(ref, stored)
+    assert codec.load_error(JobRef("mail", "1"), stored) is None
+    assert not written.exists()
+    key = "bull:{mail}:1"
+    assert codec.load_results({key: json.loads(stored)}) == ({key: None}, True)
+    assert written.exists()
+
+
+def test_results_can_be_accepted_less_than_arguments() -> None:
+    codec = payloads(**PICKLES, result_accept_content="json")
+    assert codec.load_arguments(job(dumped(codec, {"x": 1}, PICKLED))).value == {"x": 1}
+    with pytest.raises(DecodeError, match="add it to result_accept_content or accept_content"):
+        codec.load_result(JobRef("mail", "1"), codec.dump_result(1, JobRef("mail", "1"), PICKLED, WHAT).decode())
+
+
+def test_arguments_can_be_copied_to_a_job_with_another_id() -> None:
+    codec = payloads(**PICKLES)
+    assert codec.load_arguments(job(dumped(codec, {"x": 1}, PICKLED), job_id="copy")).value == {"x": 1}
+
+
+# ---- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_signing_keys_are_rotated_without_losing_jobs() -> None:
+    old = payloads(**{**PICKLES, "payload_signing_keys": [FIRST_KEY]})
+    both = payloads(**{**PICKLES, "payload_signing_keys": [SECOND_KEY, FIRST_KEY]})
+    new = payloads(**{**PICKLES, "payload_signing_keys": [SECOND_KEY]})
+    before, after = dumped(old, {"x": 1}, PICKLED), dumped(both, {"x": 1}, PICKLED)
+    assert (fields_of(before)["key"], fields_of(after)["key"]) == ("k1", "k2")
+    assert both.load_arguments(job(before)) == both.load_arguments(job(after)) == new.load_arguments(job(after))
+    with pytest.raises(DecodeError, match="'k1'"):
+        new.load_arguments(job(before))
+
+
+def test_encryption_keys_are_rotated_and_belong_to_queues() -> None:
+    old = payloads(payload_encryption_keys={"mail": ENCRYPTION_KEY})
+    both = payloads(payload_encryption_keys={"mail": f"{OTHER_ENCRYPTION_KEY} {ENCRYPTION_KEY}"})
+    before, after = dumped(old, "secret", JSON), dumped(both, "secret", JSON)
+    assert b"secret" not in base64.b64decode(fields_of(before)["body"])
+    assert (fields_of(before)["enc"], fields_of(after)["enc"]) == ("e1", "e2")
+    assert both.load_arguments(job(before)).value == both.load_arguments(job(after)).value == "secret"
+    with pytest.raises(DecodeError, match="encrypted with key 'e2': add this key to payload_encryption_keys for queue"):
+        old.load_arguments(job(after))
+    assert old.dump_arguments("x", "other", "pay", JSON, WHAT) == b'"x"'
+    every = payloads(payload_encryption_keys={"*": ENCRYPTION_KEY, "public": []})
+    assert every.encrypts("other")
+    assert not every.encrypts("public")
+
+
+@pytest.mark.parametrize("field", ["body", "iv", "ser", "sig", "key"])
+def test_a_changed_ciphertext_or_header_is_not_decrypted(field: str) -> None:
+    codec = payloads(**PICKLES, payload_encryption_keys={"*": ENCRYPTION_KEY})
+    data = dumped(codec, {"x": 1}, PICKLED)
+    value = fields_of(data)[field]
+    other = {"ser": "json", "key": "k2"}.get(field, ("A" if value[0] != "A" else "B") + value[1:])
+    with pytest.raises(DecodeError, match="cannot be decrypted: it was changed, copied from another task"):
+        codec.load_arguments(job(changed(data, **{field: other})))
+
+
+def test_an_encrypted_payload_of_another_task_is_not_decrypted() -> None:
+    codec = payloads(payload_encryption_keys={"*": ENCRYPTION_KEY})
+    with pytest.raises(DecodeError, match="copied from another task"):
+        codec.load_arguments(job(dumped(codec, {"x": 1}, JSON), task="other"))
+
+
+def test_an_encryption_key_does_not_make_pickles_acceptable(tmp_path: Path) -> None:
+    """A Node.js worker has the key of its queue, and must not be able to run code in Python with it."""
+    codec, written = payloads(**PICKLES, payload_encryption_keys={"*": ENCRYPTION_KEY}), tmp_path / "written"
+    key = SecretKey("e1", base64.urlsafe_b64decode(ENCRYPTION_KEY.partition(":")[2] + "="))
+    context = PayloadContext("arguments", "{mail}", "pay")
+    pickled = Envelope("cloudpickle", dump(WritesFile(written), WHAT))
+    for envelope in (pickled, sign(pickled, context, key), replace(pickled, signature=b"x")):
+        with pytest.raises(DecodeError, match="so it was not loaded"):
+            codec.load_arguments(job(encrypt(envelope, context, key).to_json()))
+    assert not written.exists()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b'{"bulltask:payload":1}',
+        b'{"bulltask:payload":{"v":2,"ser":"json","body":""}}',
+        b'{"bulltask:payload":{"v":1,"ser":"json","body":7}}',
+        b'{"bulltask:payload":{"v":1,"ser":"json","body":"?"}}',
+        b'{"bulltask:payload":{"v":1},"more":1}',
+        b'{"bulltask:payload":',
+    ],
+)
+def test_a_malformed_envelope_is_an_error(stored: bytes) -> None:
+    with pytest.raises(DecodeError, match="data of job 1"):
+        payloads().load_arguments(job(stored))
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"task_serializer": "cloudpickle"}, "pickles must be signed: set payload_signing_keys"),
+        ({"result_serializer": "cloudpickle"}, "pickles must be signed: set payload_signing_keys"),
+        ({"accept_content": ["json", "cloudpickle"]}, "set payload_signing_keys to the keys of the senders"),
+        (
+            {"task_serializer": "cloudpickle", "payload_signing_keys": FIRST_KEY},
+            r"accept_content does not contain it: set accept_content=\['json', 'cloudpickle'\]",
+        ),
+        ({**PICKLES, "payload_encryption_keys": {"*": "e1:" + FIRST_KEY[3:]}}, "use different keys, because a program"),
+        ({**PICKLES, "result_serializer": "cloudpickle", "result_accept_content": "json"}, "result_accept_content"),
+    ],
+)
+def test_a_combination_that_cannot_work_is_an_error_when_the_app_starts(
+    settings: dict[str, object], advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=advice):
+        Settings(settings, {}).freeze()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("accept_content", "cloudpickle", "must be a list with json"),
+        ("task_compression", "gzip", "must be zlib or zstd, not 'gzip'"),
+        ("payload_signing_keys", "hunter2", "each key in payload_signing_keys must be an id"),
+        ("payload_signing_keys", "k1:hunter2", "must be 32 random bytes in base64; make one with: python -c"),
+        ("payload_signing_keys", [FIRST_KEY, FIRST_KEY], "two keys with the same id"),
+        ("payload_signing_keys", 7, "must be a list of keys"),
+        ("payload_encryption_keys", FIRST_KEY, "must be a dictionary of keys by queue, or a JSON object"),
+        ("payload_encryption_keys", {"a:b": FIRST_KEY}, "a key of payload_encryption_keys must be the name of a queue"),
+        (
+            "payload_encryption_keys",
+            {"mail": "k1:hunter2"},
+            r"key 'k1' in .*\['mail'\] must be 32 random",
+        ),
+    ],
+)
+def test_an_invalid_setting_is_an_error_that_shows_no_key(name: str, value: object, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        Settings({name: value}, {})
+    assert "hunter2" not in str(caught.value)
+    assert FIRST_KEY not in str(caught.value)
+
+
+def test_keys_are_never_shown_and_can_come_from_files(tmp_path: Path) -> None:
+    (tmp_path / "signing").write_text(f"{SECOND_KEY}\n{FIRST_KEY}\n")
+    (tmp_path / "encryption").write_text(json.dumps({"*": ENCRYPTION_KEY}))
+    files = {
+        "BULLTASK_PAYLOAD_SIGNING_KEYS_FILE": str(tmp_path / "signing"),
+        "BULLTASK_PAYLOAD_ENCRYPTION_KEYS_FILE": str(tmp_path / "encryption"),
+    }
+    settings = Settings({}, files)
+    config = settings.freeze()
+    assert [key.id for key in config.signing_keys] == ["k2", "k1"]
+    assert [key.id for key in config.encryption_keys["*"]] == ["e1"]
+    shown = f"{settings!r} {config!r} {settings.payload_signing_keys} {settings.overrides()}"
+    assert FIRST_KEY.partition(":")[2] not in shown
+    assert repr(config.signing_keys[0].secret) not in shown
