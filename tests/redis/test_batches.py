@@ -239,6 +239,20 @@ def test_canvases_pass_results_to_and_from_the_jobs_of_a_batch(app: App, worker:
     assert sorted(str(result.get()).split(" + ")) in [["1 a", "1 b"], ["2 a", "2 b"]]
 
 
+def test_a_rate_limit_holds_the_jobs_of_a_batch_one_by_one(app: App, worker: InlineWorker) -> None:
+    sizes: list[int] = []
+
+    @app.task(batch=10, rate_limit="2/s")
+    def limited(jobs: list[BatchJob[int]]) -> list[int]:
+        sizes.append(len(jobs))
+        return [job.data for job in jobs]
+
+    jobs = [limited.delay(number) for number in range(6)]
+    worker.run_for(10)
+    assert [job.get() for job in jobs] == list(range(6))
+    assert sum(sizes) == 6
+
+
 def test_async_functions_receive_batches(app: App, worker: InlineWorker) -> None:
     @app.task(batch=10)
     async def double(jobs: list[BatchJob[int]]) -> list[int]:
@@ -305,6 +319,7 @@ def test_a_call_without_a_worker_is_a_batch_of_one(app: App, sizes: list[int], b
         ({"batch_wait": 1}, "batch_wait needs batch"),
         ({"batch": 5, "batch_wait": -1}, "batch_wait"),
         ({"batch": 5, "bind": True}, "cannot have bind=True"),
+        ({"batch": 5, "checkpoint": True}, "cannot have checkpoint=True"),
         ({"batch": 5, "spark": True}, "cannot have spark=True"),
     ],
 )
