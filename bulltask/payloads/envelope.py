@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 
-__all__ = ["ENVELOPE_KEY", "ENVELOPE_START", "Envelope", "PayloadContext", "is_envelope"]
+__all__ = ["ENVELOPE_KEY", "ENVELOPE_START", "Envelope", "PayloadContext", "describe", "is_envelope"]
 
 ENVELOPE_KEY: Final = "bulltask:payload"
 """The only key of the object."""
@@ -117,6 +117,18 @@ class Envelope:
 def is_envelope(value: object) -> bool:
     """Return whether a decoded value is an envelope."""
     return isinstance(value, dict) and ENVELOPE_KEY in value
+
+
+def describe(value: Any) -> str:
+    """Return what is known about an envelope without opening it: ``cloudpickle, zstd, encrypted (key e1)``."""
+    try:
+        envelope = Envelope.from_object(value, "it")
+    except DecodeError:
+        return "a malformed payload envelope"
+    encrypted = f"encrypted (key {envelope.encryption_key})" if envelope.encryption_key else ""
+    signed = f"signed (key {envelope.signing_key})" if envelope.signing_key else ""
+    parts = [envelope.serializer, envelope.compression, signed, encrypted, f"{len(envelope.body):,} bytes"]
+    return ", ".join(part for part in parts if part)
 
 
 def _text(data: bytes) -> str:

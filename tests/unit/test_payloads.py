@@ -21,7 +21,7 @@ from bulltask.config.secret_keys import SecretKey
 from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.payloads.encryption import encrypt
-from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope, PayloadContext
+from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope, PayloadContext, describe
 from bulltask.payloads.payload_codec import Loaded, PayloadCodec, PayloadForm
 from bulltask.payloads.pickling import dump
 from bulltask.payloads.signing import sign
@@ -343,6 +343,15 @@ def test_an_encryption_key_does_not_make_pickles_acceptable(tmp_path: Path) -> N
 def test_a_malformed_envelope_is_an_error(stored: bytes) -> None:
     with pytest.raises(DecodeError, match="data of job 1"):
         payloads().load_arguments(job(stored))
+
+
+def test_an_envelope_is_described_without_its_content() -> None:
+    codec = payloads(**PICKLES, payload_encryption_keys={"*": ENCRYPTION_KEY}, compression_threshold=0)
+    data = dumped(codec, "x" * 1_000, PayloadForm("cloudpickle", "zstd"))
+    size = len(base64.b64decode(fields_of(data)["body"]))
+    shown = describe(json.loads(data))
+    assert shown == f"cloudpickle, zstd, signed (key k1), encrypted (key e1), {size} bytes"
+    assert describe({ENVELOPE_KEY: 1}) == "a malformed payload envelope"
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.cli.terminal import ago, as_table, duration_text, in_one_line, safe, stamp
+from bulltask.payloads.envelope import describe, is_envelope
 
 if TYPE_CHECKING:
     from bulltask.cli.job_lookup import FoundJob
@@ -150,4 +151,4 @@ def _field_lines(rows: list[tuple[str, object]]) -> Iterator[str]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return describe(value) if is_envelope(value) else json.dumps(value, ensure_ascii=False)
