@@ -87,7 +87,7 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         if (source := settings.get("config_source")) is not None:
             self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
         self.tasks: Tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
-        self.conf.when_frozen(lambda config: self.tasks.annotate(config.annotations or ()))
+        self.conf.when_frozen(self.tasks.configure)
         self.categorizer = Categorizer()
         self.outboxes: list[OutboxRelay] = []
         self._send_hooks = SendHooks(self.middleware, lambda: self.config.max_payload)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bulltask.config.annotations import Annotations
+from bulltask.config.config import Config
+from bulltask.config.payload_settings import check_serializer
 from bulltask.errors import DuplicateTaskError, TaskNotRegisteredError, did_you_mean
 from bulltask.registry.annotate import annotate
 from bulltask.registry.task import AnyTask
@@ -61,14 +63,17 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         queues = (task.options.queue for task in self.values() if task.options.queue)
         return tuple(dict.fromkeys([*queues, *self._queues, *more]))
 
-    def annotate(self, annotations: Annotations) -> None:
-        """Apply ``task_annotations`` to all tasks, also to those that are added later.
+    def configure(self, config: Config) -> None:
+        """Apply ``task_annotations`` to all tasks, also to those that are added later, and check their serializers.
 
         Raises:
-            ConfigError: An option is unknown or invalid; the message names the task.
+            ConfigError: An option is unknown or invalid, or the app cannot use a serializer; the message names the
+                task.
         """
+        annotations = config.annotations or ()
         for task in self.values():
             annotate(task, annotations)
+            check_serializer(task.options.serializer, config, f"the serializer of task {task.name} is cloudpickle")
         self._annotations = annotations
 
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:

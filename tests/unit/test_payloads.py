@@ -16,6 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bulltask import App
 from bulltask.config.config import Settings
 from bulltask.config.secret_keys import SecretKey
 from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
@@ -376,6 +377,16 @@ def test_a_combination_that_cannot_work_is_an_error_when_the_app_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=advice):
         Settings(settings, {}).freeze()
+
+
+def test_an_app_does_not_start_if_it_cannot_use_the_serializer_of_a_task() -> None:
+    app = App("tested")
+
+    @app.task(name="pickled", serializer="cloudpickle")
+    def pickled() -> None: ...
+
+    with pytest.raises(ConfigError, match="the serializer of task pickled is cloudpickle, and pickles must be signed"):
+        _ = app.config
 
 
 @pytest.mark.parametrize(
