@@ -1,4 +1,4 @@
-"""``DjangoConnections``: closes a task's database connections as Django closes those of a request."""
+"""``DjangoConnections``: closes database connections around a task as Django does around a request."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class DjangoConnections(Middleware):
     """Responsible for the connections of Django's ORM and caches in a worker.
 
     Before and after each task, connections that are broken, or older than ``CONN_MAX_AGE``, are closed. Otherwise,
-    every task after a restart of the database would fail. A connection inside a transaction is left alone: a test has
-    opened it.
+    every task after a restart of the database would fail. A connection inside a transaction stays open, because the
+    transaction belongs to a test.
 
-    All async tasks of a child share one thread, and so one connection, for Django's ORM. If others are running, only
-    broken connections are closed, because the others may be reading from a cursor.
+    All async tasks of a child share one thread for Django's ORM, and therefore one connection. While other tasks are
+    running, only broken connections are closed, because those tasks may be reading from a cursor.
     """
 
     def __init__(self) -> None:
         self._async_runs = 0
 
     def before_run(self, request: Request) -> None:  # noqa: ARG002 - the signature of middleware
-        """Close old connections, and forget the queries of earlier tasks, which Django records if ``DEBUG`` is set."""
+        """Close old connections, and delete the queries of earlier tasks that Django has recorded (``DEBUG``)."""
         _prepare()
 
     def after_run(self, request: Request, result: Any, exception: BaseException | None) -> None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Base class of the outboxes: everything except access to the database."""
+"""The base class of the outboxes: everything except access to the database."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class OutboxBase:
         app: The app. Its workers send the rows.
         store: The rows.
         poll_interval: Seconds or ``timedelta`` between two reads of the table while it is empty.
-        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs, so that a row that is
-            sent again, because its relay was killed before it deleted the row, adds nothing.
+        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs. If a relay is killed
+            before it has deleted a row, the row is sent again, but adds nothing.
 
     Raises:
         ConfigError: A duration is invalid.
@@ -64,11 +64,11 @@ class OutboxBase:
         app.outboxes.append(self)
 
     def backlog(self) -> Backlog:
-        """Return how many rows wait to be sent, the age of the oldest, and how many rows were set aside."""
+        """Return how many rows are waiting, the age of the oldest, and how many rows were set aside."""
         return self._store.backlog(self.app.now_ms())
 
     def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
-        """Send rows until ``wait`` returns true; in a thread of its own."""
+        """Send rows until ``wait`` returns true; call this in a separate thread."""
         self._relay(logger).run(wait)
 
     def after_fork(self) -> None:
@@ -85,7 +85,7 @@ class OutboxBase:
         return Relay(self._store, self._sender, self._poll_s, self.app.now_ms, logger)
 
     def _write(self, call: Canvas[Any, Any], insert: Callable[[NewRow], object]) -> Any:
-        """Insert the row of a call with ``insert``, and return the handle of its result."""
+        """Insert the row of a call with ``insert``, and return the call's result handle."""
         plan, now_ms = plan_canvas(call, self.app.config, origin_of_sent(current_job())), self.app.now_ms()
         self.app.send_planned(plan.roots, lambda roots: _ignore(insert(_row(roots, now_ms))))
         return plan.result(self._results(), now_ms)

@@ -1,4 +1,4 @@
-"""Relays: they read an outbox's rows again and again, and send them."""
+"""Relays, which poll an outbox's table and send its rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Relay:
         sent = self._store.transfer(_BATCH, self._sender.send)
         for row_id, error in sent.failed.items():
             self._logger.error(
-                "Outbox row set aside", row=row_id, error=error, hint="It is not sent until `error` is NULL"
+                "Outbox row set aside", row=row_id, error=error, hint="To send it again, set the column error to NULL"
             )
         return sent
 
@@ -66,9 +66,9 @@ class Relay:
         """Send a batch; return the seconds to wait before the next one."""
         try:
             if self._failures:
-                self._sender.check()  # before the rows are locked, because it may take as long as all timeouts
+                self._sender.check()  # before the rows are locked, because it may take until all timeouts have passed
             sent = self.send_batch()
-        except Exception as exc:  # noqa: BLE001 - a relay must continue when the database or Redis is back
+        except Exception as exc:  # noqa: BLE001 - a relay must survive outages of the database and Redis
             self._failures += 1
             wait_ms = reconnect_delay_ms(self._failures, first_ms=_FIRST_RETRY_MS, cap_ms=_MAX_RETRY_MS)
             error = f"{type(exc).__name__}: {exc}"
@@ -76,12 +76,12 @@ class Relay:
             self._close()
             return wait_ms / 1000
         if self._failures:
-            self._logger.info("Outbox rows are sent again", after_attempts=self._failures)
+            self._logger.info("Outbox relay recovered", after_attempts=self._failures)
             self._failures = 0
         return 0.0 if len(sent.done) + len(sent.failed) == _BATCH else self._poll_s
 
     def _report(self) -> None:
-        """Log once a minute that rows are waiting for longer than that."""
+        """Once a minute, log if a row has been waiting for more than a minute, or if rows are set aside."""
         if mono_ms() < self._report_at_ms:
             return
         self._report_at_ms = mono_ms() + _REPORT_MS
@@ -101,11 +101,11 @@ class Relay:
 
 
 def run_relays(outboxes: Sequence[OutboxRelay], until: Callable[[], object], logger: Any) -> None:
-    """Run the relays of all outboxes, each in a thread, until ``until`` returns; in the main thread.
+    """Run the relay of each outbox in a thread until ``until`` returns; call this in the main thread.
 
     Args:
         outboxes: The outboxes of an app.
-        until: Blocks until the relays shall stop.
+        until: Blocks until the relays should stop.
         logger: Logs errors.
     """
     stopping = threading.Event()

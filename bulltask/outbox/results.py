@@ -38,7 +38,7 @@ class OutboxResults:
         while True:
             is_sent = self._reader.snapshot(ref).state is not JobState.UNKNOWN
             try:
-                # A job that is unknown may have finished and been removed: the reader finds its event without waiting.
+                # An unknown job may have finished and been removed. Then the reader finds its event without waiting.
                 return self._reader.wait(ref, _left(deadline_ms) if is_sent else 0, sent_ms)
             except (JobNotFoundError, ResultTimeoutError) as exc:
                 _check(exc, deadline_ms, ref, is_sent=is_sent)
@@ -69,6 +69,6 @@ def _check(exc: Exception, deadline_ms: int | None, ref: JobRef, *, is_sent: boo
         raise exc
     if deadline_ms is not None and mono_ms() >= deadline_ms:
         raise ResultTimeoutError(
-            f"job {ref.id} in queue {ref.queue} is not in Redis: its transaction was rolled back, no relay has sent it "
-            "yet, or it has finished and was removed"
+            f"job {ref.id} in queue {ref.queue} is not in Redis: no relay has sent it yet, its transaction was rolled "
+            "back, or it has finished and was removed"
         ) from exc

@@ -1,4 +1,4 @@
-"""Adds the jobs of rows to Redis, each once, although a relay may send a row several times."""
+"""Adds each job of a row to Redis once, even if relays send the row several times."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["RowSender"]
 
 
 class RowSender:
-    """Sends rows to the server of an app.
+    """Sends rows to an app's server.
 
-    A relay may be killed after it has sent a row and before the row is deleted, so another one sends it again. By then,
-    the jobs may have run and may have been removed. Therefore, Redis remembers for ``ttl_ms`` what was added.
+    If a relay is killed after it has sent a row and before it has deleted it, another relay sends the row again. By
+    then, the jobs may have run and been removed. Therefore, Redis remembers for ``ttl_ms`` what was added.
 
     Args:
         app: The app.
-        ttl_ms: How long Redis remembers it, after the last job.
+        ttl_ms: How long Redis remembers an added job, in milliseconds.
     """
 
     def __init__(self, app: App, ttl_ms: int) -> None:
@@ -40,7 +40,7 @@ class RowSender:
         """Send rows in order.
 
         Raises:
-            BrokerError: Redis could not be reached, or refuses to write. Some of the rows may have been sent.
+            BrokerError: Redis could not be reached, or refused to write. Some of the rows may have been sent.
         """
         calls, failed = _decode(rows)
         if self._app.broker.eager is not None:
@@ -54,7 +54,7 @@ class RowSender:
         return Sent(list(calls), failed)
 
     def _send_each(self, calls: dict[int, StoredCall], failed: dict[int, str]) -> Sent:
-        """Send the rows one by one, because at least one of them is rejected."""
+        """Send the rows one by one, because at least one of them was rejected."""
         done: list[int] = []
         rejected: BrokerError | None = None
         for row_id, call in calls.items():
@@ -68,7 +68,7 @@ class RowSender:
                     rejected = exc
                 failed[row_id] = _text(exc)
         if rejected is not None and not done:
-            raise rejected  # it may be the server that rejects everything
+            raise rejected  # the server may be rejecting everything
         return Sent(done, failed)
 
     def _send(self, calls: Sequence[StoredCall]) -> None:
@@ -83,7 +83,7 @@ class RowSender:
                 broker.producer.send_once(jobs, IdempotentWrite(write_id, self._ttl_ms))
             else:
                 with broker.pool.client() as client:
-                    client.connect()  # sets the clock, whose time the calls contain
+                    client.connect()  # sets the clock; the calls contain its time
                     run_sync(client, add_flow_once(same_write[0].roots, broker, write_id, self._ttl_ms))
 
 
@@ -98,7 +98,7 @@ def _decode(rows: Sequence[Row]) -> tuple[dict[int, StoredCall], dict[int, str]]
 
 
 def _concerns_all(exc: Exception) -> bool:
-    """Whether other rows would fail, too. A plain ``BrokerError`` is an error reply that may concern only one row."""
+    """Whether other rows would also fail. A plain ``BrokerError`` is an error reply that may concern only one row."""
     return isinstance(exc, BrokerError) and type(exc) is not BrokerError
 
 

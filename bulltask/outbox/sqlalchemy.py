@@ -33,7 +33,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _SKIPS_LOCKED: Final = frozenset({"postgresql"})
-"""Dialects in which relays lock their rows, so that others skip them. In others, a relay locks nothing."""
+"""Dialects for which a relay locks the rows that it sends, and other relays skip them. For others, it locks nothing."""
 
 Engine = sa.Engine | AsyncEngine
 SyncSession = orm.Session | orm.scoped_session[Any]
@@ -53,12 +53,12 @@ class Outbox(OutboxBase):
 
     Args:
         app: The app. Its workers send the rows.
-        engine: The engine from which relays take their connections, or a function that returns it. An ``AsyncEngine``
-            may be used, too.
-        metadata: Gets the table ``bulltask_outbox``; default: a new ``MetaData``.
+        engine: The ``Engine`` or ``AsyncEngine`` from which relays get their connections, or a function that returns
+            it.
+        metadata: The table ``bulltask_outbox`` is added to it; default: a new ``MetaData``.
         poll_interval: Seconds or ``timedelta`` between two reads of the table while it is empty.
-        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs, so that a row that is
-            sent again, because its relay was killed before it deleted the row, adds nothing.
+        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs. If a relay is killed
+            before it has deleted a row, the row is sent again, but adds nothing.
 
     Attributes:
         metadata: Contains the table, for ``metadata.create_all(engine)`` or Alembic.
@@ -86,13 +86,13 @@ class Outbox(OutboxBase):
         """Write a call of a task to the outbox, in the session's transaction.
 
         Returns:
-            The handle of the result. Until the transaction is committed and a relay has sent the job, the job does not
-            exist, and ``get()`` waits.
+            The result handle. The job does not exist until the transaction has committed and a relay has sent the job;
+            until then, ``get()`` waits.
 
         Raises:
             TypeError: The arguments do not match the function. Nothing was written.
             EncodeError, PayloadTooLargeError: The arguments cannot be stored. Nothing was written.
-            ConfigError: The session is connected to another database than the relays. Nothing was written.
+            ConfigError: The session and the relays are connected to different databases. Nothing was written.
         """
         return self.send(session, task.s(*args, **kwargs))
 
@@ -114,7 +114,7 @@ class Outbox(OutboxBase):
 
             outbox.send(session, send_invoice.s(order.id).set(countdown=60))
 
-        ``countdown`` and ``expires`` count from this call. Returns and raises as :meth:`delay`.
+        ``countdown`` and ``expires`` count from this call. Return value and errors are those of :meth:`delay`.
         """
         actual = session() if isinstance(session, orm.scoped_session) else session
         self._check(actual)
@@ -149,11 +149,11 @@ class Outbox(OutboxBase):
         return await greenlet_spawn(self._relay_all)
 
     def backlog(self) -> Backlog:
-        """Return how many rows wait to be sent, the age of the oldest, and how many rows were set aside."""
+        """Return how many rows are waiting, the age of the oldest, and how many rows were set aside."""
         return self._rows.blocking(super().backlog)
 
     def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
-        """Send rows until ``wait`` returns true; in a thread of its own."""
+        """Send rows until ``wait`` returns true; call this in a separate thread."""
         self._rows.blocking(partial(super().run_relay, wait, logger))
 
     def _insert(self, row: NewRow) -> sa.Insert:
@@ -164,8 +164,8 @@ class Outbox(OutboxBase):
         url, own = session.get_bind(clause=sa.insert(self.table)).engine.url, self._rows.engine.url
         if (url.host, url.port, url.database) != (own.host, own.port, own.database):
             raise ConfigError(
-                f"the session is connected to {url!r}, but relays read the outbox in {own!r}; create an "
-                "Outbox with the session's engine"
+                f"the session is connected to {url!r}, but this outbox is in {own!r}; use an Outbox that was created "
+                "with the session's engine"
             )
 
 
@@ -178,7 +178,7 @@ def _table(metadata: sa.MetaData) -> sa.Table:
         sa.Column("created_ms", sa.BigInteger, nullable=False),
         sa.Column("payload", sa.Text, nullable=False),
         sa.Column("error", sa.Text),
-        # Otherwise SQLite uses the key of a deleted row again, and a slow relay would delete the wrong row.
+        # Otherwise, SQLite would use the key of a deleted row again, and a slow relay could delete the wrong row.
         sqlite_autoincrement=True,
     )
 
@@ -208,7 +208,7 @@ class _Rows:
         return engine.sync_engine if isinstance(engine, AsyncEngine) else engine
 
     def blocking(self, work: Callable[[], T]) -> T:
-        """Call a function that uses the rows, in an event loop of its own if the engine is async."""
+        """Call a function that uses the rows; if the engine is async, in a new event loop."""
         if not self.is_async:
             return work()
 

@@ -1,4 +1,4 @@
-"""Access to an outbox's table; each database library has its implementation."""
+"""The interface to an outbox's table, implemented for each database library."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TABLE: Final = "bulltask_outbox"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that waits to be sent.
+    """A row that is waiting to be sent.
 
     Attributes:
-        id: Its key; a database never uses it again.
+        id: The row's key. The database never uses it for another row.
         payload: The stored form of a call.
     """
 
@@ -26,11 +26,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of rows.
+    """The outcome of sending rows.
 
     Attributes:
-        done: Keys of the rows with jobs that Redis has stored: they are deleted.
-        failed: The errors of rows that can never be sent: they are kept with their error.
+        done: Keys of the rows whose jobs Redis has stored. These rows are deleted.
+        failed: The errors of the rows that can never be sent, by key. These rows are kept, with their errors.
     """
 
     done: Sequence[int]
@@ -42,8 +42,8 @@ class Backlog:
     """How many rows an outbox has.
 
     Attributes:
-        waiting: The number of committed rows that wait to be sent.
-        oldest_s: The age of the oldest of them in seconds, 0 if there is none.
+        waiting: The number of committed rows that are waiting to be sent.
+        oldest_s: The age of the oldest of these rows in seconds, 0 if there are none.
         failed: The number of rows that were set aside with an error.
     """
 
@@ -58,9 +58,9 @@ class Store(Protocol):
     def transfer(self, limit: int, send: Callable[[Sequence[Row]], Sent]) -> Sent:
         """Read waiting rows in the order of their keys, send them, and delete them.
 
-        If ``send`` raises, or the process is killed, the rows stay and are sent again. Relays in other processes do
-        not read the same rows at the same time, if the database can lock rows and skip locked ones. Otherwise, the rows
-        are sent twice, which adds no job twice, and no transaction is open meanwhile.
+        If ``send`` raises, or the process is killed, the rows remain and are sent again. On PostgreSQL, the rows are
+        locked while they are sent, and other relays skip them. On other databases, no transaction is open while they
+        are sent; another relay may send the same rows, but this adds no job twice.
 
         Args:
             limit: Maximum number of rows.
@@ -73,7 +73,7 @@ class Store(Protocol):
         ...
 
     def after_fork(self) -> None:
-        """Drop connections that this process has inherited from its parent, without closing the parent's."""
+        """Drop the connections that this process has inherited, without closing them for its parent."""
         ...
 
     def close(self) -> None:

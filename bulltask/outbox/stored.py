@@ -2,8 +2,8 @@
 
 Times are absolute: ``countdown`` and ``expires`` count from the call, however late the jobs reach Redis.
 
-Increment :data:`VERSION` if rows of this version cannot be read by relays of the previous version. A relay leaves rows
-of later versions to later relays.
+Increment :data:`VERSION` if a change of the format makes rows unreadable for relays of the previous version. A relay
+ignores rows of newer versions, and newer relays send them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StoredCall:
     """The jobs of one call.
 
     Attributes:
-        write_id: Identifies the write to Redis, so that sending the row again adds nothing
+        write_id: Identifies the write to Redis. Because of it, sending the row again adds nothing
             (:class:`bulltask.transport.scripts.add.IdempotentWrite`).
         roots: The trees of jobs: a single job, or those of a canvas.
     """
@@ -57,14 +57,14 @@ class StoredCall:
             planned.job = replace(planned.job, options=_with_absolute_times(planned.job.options, now_ms))
         call = cls("", roots)
         if call.single is not None and not call.single.has_custom_id:
-            # Many jobs share a set of ids, which expires a while after its last job: one set for each hour.
+            # A set of ids expires some time after its last job, so the jobs of each hour share a set.
             return cls(f"outbox-{now_ms // _HOUR_MS}", roots)
-        # A job_id may be used again when its job has been removed; then the second call is another write.
+        # After its job has been removed, a job_id may be used again. The second call is then another write.
         return cls(f"outbox-{uuid_utils.uuid7()}", roots)
 
     @property
     def single(self) -> NewJob | None:
-        """The job of a call that is only one job."""
+        """The job of a call that consists of one job; ``None`` for a canvas of several jobs."""
         first = self.roots[0]
         return None if len(self.roots) > 1 or first.children or first.followers else first.job
 

@@ -1,4 +1,4 @@
-"""Add a flow that may be sent several times, even after its jobs have run and were removed."""
+"""Adds a flow once, even if it is sent again after its jobs have run and been removed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ __all__ = ["add_flow_once"]
 
 
 def add_flow_once(roots: Sequence[PlannedJob], broker: Broker, write_id: str, ttl_ms: int) -> Operation[bool]:
-    """Return the operation that adds a flow, unless the same write has added it before; false in that case.
+    """Return the operation that adds a flow unless the same write has already added it.
 
-    A key in Redis marks the write. It is set in the transaction that adds the jobs, and watched before it, so that of
-    two senders only one adds them. After any error, the operation can be run again.
+    The operation returns whether it added the flow. A key in Redis marks the write: it is watched before the
+    transaction that adds the jobs, and set in it. Of two senders, only one can therefore add them. After any error, the
+    operation can be run again.
 
     Args:
         roots: The trees of jobs.
         broker: Keys, clock and settings.
-        write_id: Identifies the write; not used for another flow.
-        ttl_ms: How long the key is kept.
+        write_id: Identifies the write; never used for another flow.
+        ttl_ms: How long the key is kept, in milliseconds.
 
     Raises:
         BrokerNotReadyError: Another sender has changed the key.
@@ -47,6 +48,6 @@ def add_flow_once(roots: Sequence[PlannedJob], broker: Broker, write_id: str, tt
 
 
 def _unwatch() -> Operation[None]:
-    """Stop watching: the next user of the connection must not have its transaction refused."""
-    with suppress(BulltaskError):  # if the connection is broken, the server watches nothing for it
+    """Stop watching the key; otherwise, it could abort a transaction of the connection's next user."""
+    with suppress(BulltaskError):  # if the connection is broken, the server has stopped watching
         yield from execute(command("UNWATCH"))

@@ -1,4 +1,4 @@
-"""``CommitSending``: sends a task's calls after a Django transaction has committed."""
+"""``CommitSending``: sends calls of a task after a Django transaction has committed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class CommitSending(ABC, Generic[P, R]):
-    """An object that sends calls after a Django transaction has committed: a base class of tasks."""
+    """A base class of tasks: sends calls after a Django transaction has committed."""
 
     @property
     @abstractmethod
@@ -45,11 +45,11 @@ class CommitSending(ABC, Generic[P, R]):
     def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """Send a call when the current Django transaction commits (Celery's ``delay_on_commit``).
 
-        Outside of a transaction, the call is sent immediately. If the transaction is rolled back, nothing is sent. The
+        Outside a transaction, the call is sent immediately. If the transaction is rolled back, nothing is sent. The
         arguments are checked and converted now.
 
-        If the send fails, its ``BrokerError`` is raised where the transaction ends, after the database has committed:
-        see :meth:`apply_async_on_commit` for ``robust``.
+        If the send fails, a ``BrokerError`` is raised where the transaction ends, after the database has committed. To
+        have the error logged instead, use :meth:`apply_async_on_commit` with ``robust``.
 
         Returns:
             The result. Its id is final, but the job does not exist before the commit. (Celery returns ``None``.)
@@ -73,15 +73,16 @@ class CommitSending(ABC, Generic[P, R]):
 
         Args:
             args, kwargs: The arguments.
-            using: The alias of the database whose transaction counts; default: ``"default"``.
-            robust: Log an error of the send instead of raising it, so that the transaction's other callbacks run. The
-                call is then lost.
-            options: As for ``apply_async``, without ``link`` and ``link_error``. ``countdown`` and ``expires`` count
+            using: The alias of the database: the call is sent when the transaction in this database commits. Default:
+                ``"default"``.
+            robust: If the send fails, the error is logged instead of raised, and the transaction's other callbacks
+                run. The call is then lost.
+            options: As for ``apply_async``, except ``link`` and ``link_error``. ``countdown`` and ``expires`` count
                 from the commit.
 
         Returns:
-            As for :meth:`delay_on_commit`. If the call is a duplicate (``deduplication``), the id changes to that of
-            the existing job at the commit.
+            As for :meth:`delay_on_commit`. If the call is a duplicate (``deduplication``), its id changes at the commit
+            to that of the existing job.
 
         Raises:
             TypeError: An option is unknown. Also raises the errors of :meth:`delay_on_commit`.
@@ -103,7 +104,7 @@ class CommitSending(ABC, Generic[P, R]):
             if stored_id != job.id:
                 result.ref = JobRef(job.queue, stored_id)
 
-        send.__qualname__ = f"the send of job {job.id} of task {job.name}"  # Django logs it, if robust
+        send.__qualname__ = f"the send of job {job.id} of task {job.name}"  # Django logs this name, if robust
         _transaction().on_commit(send, using=using, robust=robust)
         return result
 

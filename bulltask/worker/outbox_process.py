@@ -1,6 +1,6 @@
 """The process that sends the rows of the app's outboxes.
 
-It is a fork of the supervisor, which must not wait for a database. It exists only if the app has an outbox.
+The supervisor forks it if the app has an outbox, because the supervisor itself must not wait for a database.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _STOP_TIMEOUT_MS: Final = 7_000
 
 
 class OutboxProcess:
-    """Responsible for running the relays of an app's outboxes; a service of the supervisor.
+    """Runs the relays of an app's outboxes in a process; a service of the supervisor.
 
     Args:
         app: The app.
         close_inherited: Closes the supervisor's connections and pipes in the new process.
-        logger: Logs that the process has died.
+        logger: Logs when the process starts and dies, and the errors of relays.
     """
 
     interval_ms = 1_000
@@ -59,7 +59,7 @@ class OutboxProcess:
         self._start()
 
     def stop(self) -> None:
-        """Let the process finish its rows, and wait until it has exited; kill it after 7 s, which loses nothing."""
+        """Let the process finish its rows, and wait until it exits. After 7 s, kill it, which loses no job."""
         self.close_inherited()
         if self._pid is None:
             return
@@ -74,7 +74,7 @@ class OutboxProcess:
                 threading.Event().wait(_POLL_S)
 
     def close_inherited(self) -> None:
-        """Close the pipe; forks of the supervisor call this, too, because an open copy would keep the process alive."""
+        """Close the pipe. Forks of the supervisor also call this: an open copy would keep the relays running."""
         if self._stop_fd is not None:
             os.close(self._stop_fd)
             self._stop_fd = None

@@ -17,9 +17,9 @@ __all__ = ["command"]
 @app_options
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
-    """Send the rows of the app's outboxes to Redis, until TERM or INT.
+    """Send the rows of the app's outboxes to Redis until TERM or INT.
 
-    Workers do this too, unless the setting worker_outbox_relay is false. Any number of relays may run at the same time.
+    Workers also do this unless the setting worker_outbox_relay is false. Any number of relays may run at the same time.
     """
     from bulltask.observe.app_logging import configure_logging  # noqa: PLC0415 - slow
     from bulltask.outbox.relay import run_relays  # noqa: PLC0415
@@ -28,7 +28,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     app = load_tasks(ctx, options)[1]
     if not app.outboxes:
         raise click.ClickException(
-            f"the app {app.name} has no outbox: create an Outbox(app, ...) in one of its modules"
+            f"the app {app.name} has no outbox: create an Outbox(app, ...) in a module that the app imports"
         )
     logger = configure_logging(level=app.config.log_level, worker_id=worker_id("relay"))
     stop_signals = {signal.SIGTERM, signal.SIGINT}

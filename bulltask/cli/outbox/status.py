@@ -16,12 +16,12 @@ _EXIT_LATE: Final = 1
 
 @click.command("status", short_help="Count the rows that are waiting.")
 @app_options
-@click.option("--max-age", type=float, metavar="SECONDS", help="Exit with 1 if a row has waited longer.")
+@click.option("--max-age", type=float, metavar="SECONDS", help="Exit with 1 if a row has waited longer than this.")
 @click.pass_context
 def command(ctx: click.Context, /, *, max_age: float | None, **options: Any) -> None:
-    """Print for each outbox of the app how many rows are waiting, the age of the oldest, and how many were set aside.
+    """For each outbox of the app, print how many rows are waiting, the age of the oldest, and how many were set aside.
 
-    Exit codes: 0; 1 an error, or a row has waited longer than --max-age.
+    Exit codes: 0: success. 1: an error, or a row has waited longer than --max-age.
     """
     app = load_tasks(ctx, options)[1]
     late = False

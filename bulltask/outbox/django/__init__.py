@@ -1,4 +1,4 @@
-"""An outbox for Django's ORM, and the Django app with its table (add this package to ``INSTALLED_APPS``)."""
+"""An outbox for Django's ORM, and a Django app for its table (add this package to ``INSTALLED_APPS``)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Outbox(OutboxBase):
         app: The app. Its workers send the rows.
         using: The alias of the database.
         poll_interval: Seconds or ``timedelta`` between two reads of the table while it is empty.
-        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs, so that a row that is
-            sent again, because its relay was killed before it deleted the row, adds nothing.
+        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs. If a relay is killed
+            before it has deleted a row, the row is sent again, but adds nothing.
 
     Raises:
         ConfigError: A duration is invalid.
@@ -53,11 +53,13 @@ class Outbox(OutboxBase):
         super().__init__(app, self._rows, poll_interval=poll_interval, idempotency_ttl=idempotency_ttl)
 
     def delay(self, task: AnyTask[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """Write a call of a task to the outbox, in the current transaction; without one, it is committed at once.
+        """Write a call of a task to the outbox, in the current transaction.
+
+        Outside a transaction, the row is committed immediately.
 
         Returns:
-            The handle of the result. Until the transaction is committed and a relay has sent the job, the job does not
-            exist, and ``get()`` waits.
+            The result handle. The job does not exist until the transaction has committed and a relay has sent the job;
+            until then, ``get()`` waits.
 
         Raises:
             TypeError: The arguments do not match the function. Nothing was written.
@@ -78,14 +80,14 @@ class Outbox(OutboxBase):
 
             outbox.send(send_invoice.s(order.pk).set(countdown=60))
 
-        ``countdown`` and ``expires`` count from this call. Returns and raises as :meth:`delay`.
+        ``countdown`` and ``expires`` count from this call. Return value and errors are those of :meth:`delay`.
         """
         return self._write(call, self._rows.insert)
 
     def relay(self) -> int:
-        """Send all rows now, for tests and scripts; return their number.
+        """Send all committed rows now, for tests and scripts; return their number.
 
-        In a ``TestCase``, these are also the rows of the test's transaction.
+        In a ``TestCase``, this also sends the rows of the test's transaction.
 
         Raises:
             BrokerError: Redis cannot store them.

@@ -1,4 +1,4 @@
-"""The Django app with the outbox's table."""
+"""The Django app that contains the outbox's table."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ __all__ = ["OutboxRow"]
 
 
 class OutboxRow(models.Model):  # type: ignore[misc]
-    """Jobs that wait to be sent."""
+    """A row: the jobs of one call, waiting to be sent."""
 
     objects: Any
     id = models.BigAutoField(primary_key=True)

@@ -1,4 +1,4 @@
-"""The rows of an outbox, through Django's ORM.
+"""Access to an outbox's rows through Django's ORM.
 
 Django is imported when the rows are used, because an outbox may be created before Django is set up.
 """
@@ -31,7 +31,7 @@ class Rows:
         self._objects().create(version=row.version, created_ms=row.created_ms, payload=row.payload)
 
     def transfer(self, limit: int, send: Callable[[Sequence[Row]], Sent]) -> Sent:
-        """Send rows, and delete them."""
+        """Read rows, send them, and delete them."""
         from django.db import transaction  # noqa: PLC0415
 
         waiting = self._objects().filter(error=None, version__lte=VERSION).order_by("id")
@@ -56,7 +56,7 @@ class Rows:
         return Backlog(found["waiting"], max(0, now_ms - oldest_ms) / 1000, found["failed"])
 
     def after_fork(self) -> None:
-        """Drop the inherited connection; its driver does not close the connection of another process."""
+        """Drop the inherited connection without closing it for the parent."""
         self._connection().connection = None
 
     def close(self) -> None:
