@@ -1,4 +1,4 @@
-"""Rate limits as users write them: of queues (the setting ``limiter``), translated to BullMQ's form, and of tasks."""
+"""Parses rate limits: of queues (the setting ``limiter``), which are translated to BullMQ's form, and of tasks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class TaskRate:
 
     Attributes:
         interval_ms: Average time between two starts.
-        tolerance_ms: By how much starts may catch up after a late one: 1% of the limit's period, at most 1 s. The
-            interval is longer by a share of it, so that no period has more starts than the limit.
+        tolerance_ms: By how much starts may catch up after a late one: 1% of the limit's period, at most 1 s. To
+            compensate, each interval is longer by ``tolerance_ms / jobs``, so no period has more starts than the limit.
     """
 
     interval_ms: float
@@ -45,7 +45,7 @@ class TaskRate:
 
     @classmethod
     def of(cls, jobs: float, period_ms: float) -> TaskRate:
-        """Return the rate of ``jobs`` per period; of 0.5 jobs a minute, a period of two minutes has one."""
+        """Return the rate of ``jobs`` per period; 0.5 jobs a minute is treated as one job in two minutes."""
         if jobs < 1:
             jobs, period_ms = 1, period_ms / jobs
         tolerance_ms = min(period_ms / 100, _MAX_TOLERANCE_MS)
@@ -74,7 +74,7 @@ def task_rate(value: Any, name: str) -> TaskRate | None:
         )
     rate_ms = period_s * 1000 / jobs
     if not _MIN_INTERVAL_MS <= rate_ms <= _MAX_INTERVAL_MS:
-        raise ConfigError(f"{name} must be from 1 job per 365 days to 1,000,000 per second, not {value!r}")
+        raise ConfigError(f"{name} must be between 1 job per 365 days and 1,000,000 jobs per second, not {value!r}")
     return TaskRate.of(jobs, period_s * 1000)
 
 

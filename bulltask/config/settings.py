@@ -185,7 +185,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "default_rate",
             optional(task_rate),
             None,
-            "maximum rate at which a task's jobs start, for each task without a `rate_limit` option, such as 100/m; "
+            "`rate_limit` of each task that does not set one: the maximum rate at which its jobs start, such as 100/m; "
             "none: no limit",
         ),
         _S(

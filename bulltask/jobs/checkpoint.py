@@ -1,4 +1,4 @@
-"""A job's checkpoint: how far a checkpointed task has come, as stored in the job's hash."""
+"""A job's checkpoint: how far a checkpointed task got, as stored in the job's hash."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CHECKPOINT_FIELD: Final = "bulltask:checkpoint"
 """The field of a job's hash with its :class:`Checkpoint`; BullMQ ignores it."""
 
 NO_CHECKPOINT: Final = ""
-"""The field's value after the job has completed, so that it starts from the beginning if somebody retries it."""
+"""The field's value after the job has completed, so that a retry starts from the beginning."""
 
 
 @value_class
 class Checkpoint:
-    """How far a checkpointed task has come.
+    """How far a checkpointed task got.
 
     Attributes:
         cursor: The position after the last finished item; ``None`` before the first one.
@@ -62,6 +62,6 @@ class Checkpoint:
         except (TypeError, LookupError):
             pass
         raise DecodeError(
-            f"field {CHECKPOINT_FIELD} of job {job_id} is not a checkpoint: {stored[:80]!r}; remove the field to let "
-            "the job start from the beginning"
+            f"field {CHECKPOINT_FIELD} of job {job_id} is not a checkpoint: {stored[:80]!r}; remove the field to "
+            "restart the job from the beginning"
         )

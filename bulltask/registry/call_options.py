@@ -26,7 +26,7 @@ class CallOptions:
         eta: ``datetime`` before which the job may not run; a naive ``datetime`` is UTC.
         expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
         priority, queue, max_retries: As in :class:`bulltask.registry.task_options.TaskOptions`.
-        job_id: The job's id, default: a new UUIDv7. Sending an existing id again adds nothing.
+        job_id: The job's id; default: a new UUIDv7. If a job with this id exists, no job is added.
         headers: JSON value for ``self.request.headers`` in the worker.
         lifo: Run the job before those that are already waiting.
         ignore_result: As in :class:`TaskOptions`; ``None``: the task's option.
@@ -37,8 +37,8 @@ class CallOptions:
         deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`. If this job is a duplicate, the call
             returns the existing job's result.
         parent: The parent job; in a task, ``parent=self.request``.
-        serializer, compression: How the arguments are serialized and compressed; the task's options say the same of its
-            results.
+        serializer, compression: How the arguments are serialized and compressed; for results, these are options of the
+            task.
         telemetry_metadata, omit_context: Context that bullmq-otel passes from producer to worker.
     """
 

@@ -1,4 +1,4 @@
-"""Celery's options of tasks and calls: which describe what bulltask does anyway, and which it does not have."""
+"""Celery's options of tasks and calls: those that have no effect in bulltask, and those that it does not have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNAVAILABLE: Final[Mapping[str, str]] = {
     "routing_key": "use queue=",
     "delivery_mode": "the Redis server's configuration decides whether jobs are written to disk",
     "filter": "use a decorator around the function",
-    "shared": "every app has the tasks of shared_task; the others belong to one app",
+    "shared": "tasks of shared_task are in every app; any other task belongs to one app",
     "Strategy": "use middleware",
     "Request": "use middleware",
     "pydantic_strict": "set strict=True in the model's model_config",
@@ -43,7 +43,7 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "store_errors_even_if_ignored": ((True,), "the error of a failed job is always stored"),
     "trail": ((True, False), ""),
     "typing": ((True,), "arguments are always checked when a call is sent"),
-    "resultrepr_maxsize": ((), "log lines shorten results by themselves"),
+    "resultrepr_maxsize": ((), "results are always shortened in log lines"),
     "store_eager_result": ((False,), "the result of a job in eager mode is kept in its process"),
     "lazy": ((True, False), ""),
     "abstract": ((True, False), ""),
@@ -56,7 +56,7 @@ _CALL: Final[Mapping[str, str]] = {
     "exchange_type": "use queue=",
     "delivery_mode": "the Redis server's configuration decides whether jobs are written to disk",
     "immediate": "a job waits in its queue until a worker acquires it",
-    "retry": "a send is always retried until broker_publish_timeout, without the risk of a second job",
+    "retry": "a send is always retried until broker_publish_timeout, and never adds a second job",
     "retry_policy": "set broker_publish_retries and broker_publish_timeout",
     "connection": "a call uses the connections of its app",
     "producer": "a call uses the connections of its app",

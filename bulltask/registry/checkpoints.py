@@ -13,7 +13,7 @@ from bulltask.jobs.checkpoint import NO_CHECKPOINT, Checkpoint
 
 __all__ = ["CheckpointStore", "Checkpoints"]
 
-_STOPPING: Final = "its worker is stopping; the next attempt continues at the cursor"
+_STOPPING: Final = "its worker is stopping; the next attempt continues from the cursor"
 
 
 class CheckpointStore(Protocol):
@@ -24,7 +24,7 @@ class CheckpointStore(Protocol):
 
         Args:
             token: The token of the job's lock.
-            checkpoint: The checkpoint, as it is stored.
+            checkpoint: The checkpoint in its stored form.
             progress: The progress as JSON.
 
         Raises:
@@ -49,7 +49,7 @@ class Checkpoints:
         job_id: The job's id, ``""`` if the task was called directly.
         attempts_started: The job's started attempts, including this one.
         interval_ms: Minimum time between two writes; 0 stores each checkpoint.
-        store: Stores them, ``None`` if the task was called directly.
+        store: Stores the checkpoints; ``None`` if the task was called directly.
 
     Attributes:
         total: The number of items, from which the job's progress is computed; ``None`` for no progress.
@@ -119,13 +119,13 @@ class Checkpoints:
         return mono_ms() >= self._due_ms
 
     def finish(self) -> bool:
-        """Record that the loop has ended; return whether this is new."""
+        """Record that the loop has ended; return whether this must be stored."""
         is_new = self._changed or not self._done
         self._done, self._changed = True, is_new
         return is_new
 
     def save(self) -> None:
-        """Store the checkpoint. While Redis is unavailable, it is kept and stored later.
+        """Store the checkpoint. While Redis is unavailable, it stays in memory and is stored later.
 
         Raises:
             EncodeError: The cursor is not plain JSON.

@@ -1,4 +1,4 @@
-"""The methods of a bound task's context that continue a job where its last attempt has stopped."""
+"""The methods of a bound task's context that continue a job where its last attempt stopped."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class CheckpointMethods:
         and the job is released.
 
         Args:
-            source: The items, in an order that is the same in each attempt: the cursor is then the number of finished
-                items, which the next attempt skips. Or a function that receives the cursor (``None`` at first) and
-                returns items after it, in order; it is called again until it returns no item.
+            source: The items, in the same order in each attempt; the cursor is the number of finished items, which the
+                next attempt skips. Or a function that receives the cursor (``None`` at first) and returns items after
+                it, in order; it is called again until it returns no items.
             cursor: Only with a function: returns the cursor after an item, a small JSON value such as a primary key.
                 ``None`` means that no item follows.
-            total: The number of items, if the job's progress should be stored with its cursor, in percent.
+            total: The number of items. If it is given, the job's progress is stored with its cursor, in percent.
 
         Returns:
             An object for ``for``, and in an async task for ``async for``.
 
         Raises:
             ConfigError: The task has no ``checkpoint=True``, or has called this method before.
-            TypeError: A function needs ``cursor``, and only a function.
+            TypeError: ``source`` is a function without ``cursor``, or ``cursor`` was given without a function.
         """
         checkpoints = self._checkpoints()
         if checkpoints.in_loop:
@@ -75,7 +75,7 @@ class CheckpointMethods:
         return self._checkpoints().cursor
 
     def checkpoint(self, cursor: Any) -> None:
-        """Move the job's cursor, in a loop without :meth:`iterate`: call it when a part of the work is finished.
+        """Move the job's cursor without :meth:`iterate`: call this method after each part of the work.
 
         Args:
             cursor: Where the next attempt continues: a small JSON value, which :attr:`cursor` returns.

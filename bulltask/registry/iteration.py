@@ -1,4 +1,4 @@
-"""The loop of a checkpointed task: hands out items, and advances the job's cursor after each."""
+"""The loop of a checkpointed task: yields items, and advances the job's cursor after each."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Iteration(Generic[T]):
             yield batch
             if batch.is_empty or batch.is_last:
                 return
-            # As if it came from Redis, so that a tuple is always a list.
+            # Decoded like a cursor from Redis, so that the source receives a list instead of a tuple in every call.
             start = codec.decode(batch.check_moved(checkpoints.cursor))
 
 
@@ -119,7 +119,7 @@ class _AfterCursor(Generic[T]):
     """The items that a function has returned for a cursor.
 
     Attributes:
-        is_empty: No item was found.
+        is_empty: The function has returned no item.
         is_last: The cursor after the current item is ``None``: nothing follows it.
     """
 
@@ -130,7 +130,7 @@ class _AfterCursor(Generic[T]):
         self._start, self._cursor, self._job_id = start, cursor, job_id
 
     def position_after(self, item: T) -> Any:
-        """Return the cursor after an item; before the task's code runs, which may change or delete the item."""
+        """Return the cursor after an item; called before the task's code, which may change or delete the item."""
         position = self._cursor(item)
         self.is_last = position is None
         if self.is_empty:
@@ -158,14 +158,14 @@ def _without_await(items: Batch[T], skipped: int) -> Iterable[T]:
     if isinstance(items, Iterable):
         return itertools.islice(items, skipped, None) if skipped else items
     if isinstance(items, Coroutine):
-        items.close()  # otherwise, Python warns that nobody awaits it
-    raise TypeError(f"self.iterate() has a source of type {type(items).__name__}: use 'async for' in an async task")
+        items.close()  # otherwise, Python warns that it was never awaited
+    raise TypeError(f"self.iterate() cannot loop over {type(items).__name__}: in an async task, use 'async for'")
 
 
 async def _with_await(items: Batch[T], skipped: int) -> AsyncIterator[T]:
     if isinstance(items, Awaitable):
         items = await items
-    if isinstance(items, AsyncIterable):  # before Iterable: a QuerySet of Django is both
+    if isinstance(items, AsyncIterable):  # before Iterable: Django's QuerySet is both
         async for item in items:
             if skipped:
                 skipped -= 1

@@ -26,7 +26,7 @@ Exceptions = tuple[type[BaseException], ...] | list[type[BaseException]]
 class TaskKeywords(TypedDict, total=False):
     """Options of ``@app.task``: see :class:`bulltask.registry.task_options.TaskOptions`.
 
-    The last ones are Celery's: they are accepted, and change nothing. A value that does not describe what bulltask does
+    The last ones are Celery's. They are accepted, but have no effect. A value that does not describe what bulltask does
     anyway causes a warning (:mod:`bulltask.registry.celery_options`).
     """
 
@@ -130,7 +130,7 @@ class CallKeywords(SingleCallKeywords, total=False):
     """Options of calls, and their callbacks.
 
     Attributes:
-        link, link_error: The calls that run after this one, if it completes or fails: one, or several.
+        link, link_error: One or several calls that run after this one has completed, or failed.
     """
 
     link: Canvas[Any, Any] | Sequence[Canvas[Any, Any]] | None

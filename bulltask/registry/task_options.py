@@ -92,8 +92,8 @@ class TaskOptions:
         compression: How large arguments and results are compressed: ``"zlib"`` or ``"zstd"``; ``None``: the settings
             ``task_compression`` and ``result_compression``.
         pydantic: Celery's option. ``True`` has no effect, as models are always converted; ``False``: ``typed=False``.
-        checkpoint: The task's jobs have a cursor, where they continue after an interruption (``self.iterate()``); needs
-            ``bind=True``.
+        checkpoint: The task's jobs have a cursor, from which they continue after an interruption (``self.iterate()``);
+            needs ``bind=True``.
         checkpoint_interval: Minimum time between two writes of the cursor (seconds or ``timedelta``); 0 stores it after
             each item.
     """
@@ -175,7 +175,7 @@ class TaskOptions:
                 "event loop and all other tasks; make it a plain function"
             )
         if self.checkpoint and not bind:
-            raise ConfigError(f"task {name!r} has checkpoint=True, but no self with a cursor: add bind=True")
+            raise ConfigError(f"task {name!r} has checkpoint=True, but no self to access the cursor: add bind=True")
 
     def _check_batch(self) -> None:
         wait_ms = to_ms(self.batch_wait, "batch_wait")
@@ -266,7 +266,7 @@ class TaskOptions:
         return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
 
     def self_retries(self, config: Config) -> int | None:
-        """Return how many times ``self.retry()`` may retry a job, ``None`` if it is :meth:`attempts` that limits it."""
+        """Return how many times ``self.retry()`` may retry a job, ``None`` if :meth:`attempts` is the limit."""
         if self.max_retries is not None or self.unlimited_retries:
             return None
         if config.max_self_retries is None and config.max_retries == 0:

@@ -32,7 +32,7 @@ def get_app() -> App:
 Tasks = Annotated[App, Depends(get_app)]
 
 api = FastAPI(title="Shop", lifespan=lifespan)
-NOT_FOUND = "the report does not exist, or was removed a day after it was finished"
+NOT_FOUND = "the report does not exist, or was removed a day after it finished"
 
 
 class Order(BaseModel):
@@ -77,7 +77,7 @@ async def report_progress(job_id: UUID, tasks: Tasks) -> StreamingResponse:
 
 
 async def progress(job_id: str, tasks: App) -> AsyncIterator[str]:
-    async with tasks.aevents("reports") as events:  # open before the job is read, so that no event is missed
+    async with tasks.aevents("reports") as events:  # opened first, so that no event is missed
         snapshot = await tasks.result(job_id, "reports").asnapshot()
         if snapshot.state.finished or snapshot.state is JobState.UNKNOWN:
             return

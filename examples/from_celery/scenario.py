@@ -1,6 +1,6 @@
-"""Use every task of the shop once, and print what happened, as one line of JSON for each situation.
+"""Use every task of the shop, and print what happens: one line of JSON for each situation.
 
-A worker has to be running. The output is the same with Celery and with bulltask.
+A worker must be running. The output is the same with Celery and with bulltask.
 """
 
 from __future__ import annotations

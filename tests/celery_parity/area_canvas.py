@@ -18,7 +18,7 @@ same(
     lambda p: p.get(p.add.signature((2,), {"y": 3})),
 )
 same(
-    "`task.subtask(args)` is another name for it.",
+    "`task.subtask` is another name for `task.signature`.",
     5,
     lambda p: p.get(p.add.subtask((2, 3))),
 )

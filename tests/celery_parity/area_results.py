@@ -56,7 +56,7 @@ same("`get` waits for the task.", "held", lambda p: waited(p))
 same("`get` returns the same value each time.", [5, 5], lambda p: [finished(p).get() for _ in range(2)])
 same("`get(propagate=False)` returns the exception.", "boom", lambda p: str(p.boom.delay().get(60, propagate=False)))
 same(
-    "`wait` is another name for `get`.",
+    "`result.wait` is another name for `result.get`.",
     5,
     lambda p: p.add.delay(2, 3).wait(timeout=60),
 )

@@ -1,4 +1,4 @@
-"""One-line idioms of Celery: what an ordinary project contains. Each line works if it raises nothing, and is not false.
+"""One-line idioms of Celery, as an ordinary project contains them. A line works if it raises nothing and is not false.
 
 The lines are written for Celery 5.7, where each of them works: ``python -m tests.celery_parity.idioms redis://…`` in
 an environment that has Celery. For bulltask, the imports are changed as in the README of `examples/from_celery`.

@@ -236,7 +236,7 @@ def test_the_tasks_of_the_flask_example_run_in_its_application_context(
     assert client.get(f"/reports/{uuid4()}").status_code == 404
 
 
-def test_each_task_of_the_flask_example_has_a_context_of_its_own_which_is_torn_down(
+def test_each_task_of_the_flask_example_has_its_own_context_which_is_torn_down(
     flask_shop: Any, broker_url: str
 ) -> None:
     reports: Any = importlib.import_module("shop.reports")

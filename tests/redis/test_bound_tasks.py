@@ -33,7 +33,7 @@ def app(broker_url: str) -> Iterator[App]:
         ({"task_max_retries": 0}, {"max_retries": 0}, 1),
     ],
 )
-def test_retries_that_a_task_requests_have_a_limit_of_their_own(
+def test_retries_that_a_task_requests_have_their_own_limit(
     broker_url: str, settings: dict[str, Any], call: dict[str, Any], attempts: int
 ) -> None:
     app, runs = App("own-limit", broker_url, **settings), list[int]()

@@ -186,7 +186,7 @@ def test_a_released_or_delayed_job_continues_at_its_cursor(app: App, worker: Inl
     assert seen == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9]
 
 
-def test_a_loop_by_hand_moves_the_cursor(app: App, worker: InlineWorker) -> None:
+def test_self_checkpoint_moves_the_cursor(app: App, worker: InlineWorker) -> None:
     items = Items(2, 5)
 
     def task(self: Context) -> Any:
@@ -199,7 +199,7 @@ def test_a_loop_by_hand_moves_the_cursor(app: App, worker: InlineWorker) -> None
     assert items.seen == [0, 1, 2, 2, 3, 4, 5, 5, 6, 7]
 
 
-def test_a_loop_by_hand_in_an_async_task_moves_the_cursor(app: App, worker: InlineWorker) -> None:
+def test_self_acheckpoint_moves_the_cursor_in_an_async_task(app: App, worker: InlineWorker) -> None:
     items = Items(2)
 
     async def task(self: Context) -> Any:
@@ -226,7 +226,7 @@ def test_a_task_that_is_called_directly_or_eagerly_loops_over_all_items(app: App
     assert task() == 10
 
 
-def test_the_cursor_comes_back_as_json_to_the_source(app: App, worker: InlineWorker) -> None:
+def test_the_source_receives_the_cursor_as_decoded_json(app: App, worker: InlineWorker) -> None:
     cursors: list[Any] = []
 
     def task(self: Context) -> None:
@@ -294,7 +294,9 @@ def test_a_job_that_completes_has_no_cursor_so_that_a_retry_from_a_dashboard_sta
     assert items.seen[12:] == NUMBERS
 
 
-def test_a_job_without_a_stored_cursor_has_no_further_field(app: App, worker: InlineWorker, plain: redis.Redis) -> None:
+def test_a_job_without_a_stored_cursor_has_no_additional_field(
+    app: App, worker: InlineWorker, plain: redis.Redis
+) -> None:
     @app.task(bind=True, checkpoint=True)
     def task(self: Context) -> None:
         pass
@@ -333,7 +335,7 @@ def test_a_worker_that_has_lost_its_lock_does_not_move_the_cursor_and_stops(
     assert checkpoint_of(plain, job_id)["cursor"] == 3
 
 
-def test_an_expired_lock_leaves_the_checkpoint_for_the_next_write(
+def test_a_checkpoint_rejected_because_of_an_expired_lock_is_stored_by_the_next_write(
     app: App, worker: InlineWorker, plain: redis.Redis
 ) -> None:
     at: list[Any] = []
@@ -353,7 +355,7 @@ def test_an_expired_lock_leaves_the_checkpoint_for_the_next_write(
     assert at == [None, 1, 1, 3]
 
 
-def test_a_job_that_makes_progress_is_no_poison_pill(app: App, worker: InlineWorker, plain: redis.Redis) -> None:
+def test_a_job_that_makes_progress_is_not_a_poison_pill(app: App, worker: InlineWorker, plain: redis.Redis) -> None:
     @app.task(bind=True, checkpoint=True, checkpoint_interval=0)
     def task(self: Context) -> Any:
         key, crashes = f"bull:{{default}}:{self.request.id}", f"bulltask:{{default}}:crashes:{self.request.id}"
@@ -461,7 +463,7 @@ def test_a_stopping_worker_ends_the_loop_before_the_next_item() -> None:
     assert json.loads(context.checkpoints.last(completed=False) or "")["cursor"] == 3
 
 
-def test_a_stopping_worker_ends_an_async_loop_and_one_by_hand() -> None:
+def test_a_stopping_worker_ends_an_async_loop_and_a_task_that_uses_self_checkpoint() -> None:
     async def loop() -> list[int]:
         return [number async for number in context_of(Store(), lambda: True, is_async=True).iterate(NUMBERS)]
 

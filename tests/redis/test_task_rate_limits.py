@@ -148,7 +148,7 @@ def test_a_retry_goes_before_the_held_jobs_and_takes_its_turn(app: App, worker: 
     assert starts.values == [(value, retry, retry + 1) for value in range(3) for retry in range(3)]
 
 
-def test_held_jobs_start_in_the_order_of_their_priority(app: App, worker: InlineWorker, starts: Starts) -> None:
+def test_held_jobs_start_in_order_of_priority(app: App, worker: InlineWorker, starts: Starts) -> None:
     for priority in (9, 9, 1, 5, None, 1):
         app.send_task("limited", (priority,), priority=priority)
     worker.drain()
@@ -167,7 +167,7 @@ def test_a_lifo_job_goes_before_the_held_jobs(app: App, worker: InlineWorker, st
     assert starts.values == [0, "lifo", 1, 2]
 
 
-def test_jobs_that_come_too_late_are_held_again_in_their_order(
+def test_jobs_acquired_too_early_are_held_again_in_their_order(
     app: App, worker: InlineWorker, clock: MovableClock, starts: Starts
 ) -> None:
     send(app, 10)
@@ -315,7 +315,7 @@ def test_a_held_job_of_a_scheduler_does_not_stop_the_scheduler(
     assert 5 <= len(starts) <= 6
 
 
-def test_a_limit_leaves_nothing_behind(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
+def test_a_limit_leaves_no_keys_behind(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
     jobs = send(app, 3)
     worker.drain()
     keys = server.keys("bulltask:*")
@@ -358,7 +358,7 @@ def test_after_a_lost_reply_a_job_is_held_once_or_waits_for_another_start(
     assert len(held) == (0 if held_by_the_lost_call else 1)
 
 
-def test_a_task_without_a_limit_needs_no_further_round_trip(broker_url: str, server: redis.Redis) -> None:
+def test_a_task_without_a_limit_needs_no_additional_round_trip(broker_url: str, server: redis.Redis) -> None:
     app = App("tested", broker_url)
     task = app.task(name="free")(lambda: None)
     child = Child(app, ["default"], Bus(on_error=lambda *_: None))

@@ -48,7 +48,9 @@ def test_an_invalid_rate_is_rejected_when_the_task_is_defined(value: Any) -> Non
 
 @pytest.mark.parametrize("value", ["1/366d", 2_000_000])
 def test_a_rate_has_bounds(value: Any) -> None:
-    with pytest.raises(ConfigError, match="rate_limit must be from 1 job per 365 days to 1,000,000 per second"):
+    with pytest.raises(
+        ConfigError, match="rate_limit must be between 1 job per 365 days and 1,000,000 jobs per second"
+    ):
         task_rate(value, "rate_limit")
 
 

@@ -7,8 +7,8 @@
   changes a priority of NaN to 0, and removes a job whose key is not a hash from the queue, as `failMalformed` does.
 
   It also promotes the due jobs that were held because of their task's rate limit (`startOrHold`). BullMQ's scripts
-  would add them behind all waiting jobs, and they would miss their turn. This script adds them before those, in the
-  order of their places in the line.
+  would add them behind all waiting jobs, and they would miss their turn. This script adds them before the waiting jobs,
+  in the order of the line.
 
   The source of BullMQ's moveToActive, moveToFinished or retryJob is inserted before this one, as the function
   `official(KEYS, ARGV)` (bulltask.lua.wrappers.with_guard). In all three, the seventh key is `delayed`.

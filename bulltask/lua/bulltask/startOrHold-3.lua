@@ -1,16 +1,16 @@
 --[[
-  Starts a job of a task with a rate limit, or holds the job: delays it until its turn.
+  Starts a job of a rate-limited task, or holds it: delays it until its turn.
 
-  Starts are spread evenly. A start makes the next one possible after the interval. If a start is late, later ones may
-  catch up by the tolerance. All of the task's held jobs in this queue form a line: first by priority, then in the
-  order of their arrival. A held job is in `delayed`, due when it is expected to start. When it is acquired again before
-  a start is possible, because starts were late, it is delayed again and keeps its place. When a job starts, the first
-  job in the line becomes due at the next possible start, if it was due later: jobs before it were removed, or the limit
-  was raised.
+  Starts are spread evenly: after each start, the next one is possible after the interval. If a start is late, later
+  ones may catch up by the tolerance. The task's held jobs in this queue form a line, ordered by priority and then by
+  arrival. A held job is in `delayed`, due when it is expected to start. If it is acquired before a start is possible,
+  because other starts were late, it is delayed again and keeps its place. When a job starts, the first job in the line
+  becomes due at the next possible start if it was due later, because jobs before it were removed or the limit was
+  raised.
 
-  If the job is held, so are the jobs of the same task that are next in `wait`. They need not be acquired one by one.
+  If the job is held, the jobs of the same task that are next in `wait` are held too, without being acquired.
 
-  The place in the line is also in the job's hash, so that jobs that are promoted together keep their order
+  The place in the line is also stored in the job's hash, so that jobs that are promoted together keep their order
   (`promotionGuard`).
 
   The source of BullMQ's moveToDelayed is inserted before this one, as the function `delay(KEYS, ARGV)`
@@ -28,7 +28,7 @@
   ARGV[6]  now in milliseconds
   ARGV[7]  job id
   ARGV[8]  token of its lock
-  returns  0 if the job may start; the milliseconds until it is due, if it is held; or an error code of moveToDelayed
+  returns  0 if the job may start; if it is held, the milliseconds until it is due; or an error code of moveToDelayed
   event    delayed for each job that is held or becomes due earlier
 ]]
 local call = redis.call
@@ -110,7 +110,7 @@ local function store(start)
 end
 
 local next_start = tonumber(call("GET", start_key)) or 0
-if next_start > now + interval then  -- the limit was lower, or the clock has been set back
+if next_start > now + interval then  -- the limit was lower, or the clock was set back
   next_start = now + interval
   store(next_start)
 end

@@ -1,8 +1,8 @@
 --[[
   Stores the checkpoint of a running job, unless another worker has the job.
 
-  A job that moves on is neither a poison pill nor stuck. The script therefore also resets the counters of crashes and
-  stalls, which limit how often a job may run again without making progress.
+  The script also resets the counters of crashes and stalls, which limit how often a job may run again without making
+  progress: this job has made progress.
 
   KEYS[1]  the job's hash
   KEYS[2]  the job's lock

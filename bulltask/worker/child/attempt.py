@@ -99,7 +99,7 @@ class Attempt:
 
 
 def _started_before_checkpoint(job: RunningJob) -> int:
-    """Return how often the job had started when its checkpoint was stored: it has made progress since."""
+    """Return how many times the job had started when its checkpoint was stored; these starts do not count."""
     return Checkpoint.from_json(job.checkpoint, job.id).attempts_started
 
 

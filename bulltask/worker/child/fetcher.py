@@ -121,7 +121,7 @@ class JobFetcher:
 
     @property
     def interrupts_tasks(self) -> bool:
-        """Whether checkpointed tasks should end between two items: this child is stopping, and not at a limit of jobs.
+        """Whether checkpointed tasks should end between two items: this child is stopping, but not at a limit of jobs.
 
         A child that has acquired its last job (``worker_max_tasks_per_child``) is only closing, and finishes that job.
         """
@@ -256,12 +256,12 @@ class JobFetcher:
         return AcquiredJob(slot, index, keys, job, max_concurrent(fetched.fields, self._config.max_crashes))
 
     def emit_started(self, job: RunningJob) -> None:
-        """Emit the event that an acquired job starts."""
+        """Emit ``JobStarted`` for an acquired job."""
         if self._bus.wants(JobStarted):
             self._bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
 
     def held(self, acquired: AcquiredJob, rate: TaskRate) -> bool:
-        """Hold an acquired job if its task has reached its rate limit, and free its slot; False if the job may start.
+        """Hold an acquired job and free its slot if its task has reached its rate limit; False if the job may start.
 
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.
         """

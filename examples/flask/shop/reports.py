@@ -1,4 +1,4 @@
-"""A task, and the pages that send it and show its result."""
+"""A task, and the views that send it and show its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ reports = Blueprint("reports", __name__)
 
 @shared_task
 def build_report(year: int) -> str:
-    """Build a report, which takes too long for a request. It uses ``current_app`` and ``g``."""
+    """Build a report, which takes too long for a request. The task uses ``current_app`` and ``g``."""
     g.orders = year * 7  # in a project, the database session of this context
     return f"{g.orders} orders, in {current_app.config['CURRENCY']}"
 

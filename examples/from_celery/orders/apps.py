@@ -1,4 +1,4 @@
-"""The app's start."""
+"""Connects the receivers when Django starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders, and a log of what happened."""
+"""Orders, and a log of events."""
 
 from __future__ import annotations
 

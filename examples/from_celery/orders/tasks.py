@@ -14,11 +14,11 @@ logger = get_task_logger(__name__)
 
 
 class Declined(Exception):
-    """The bank has declined the payment."""
+    """The bank declined the payment."""
 
 
 class Busy(Exception):
-    """The service of a partner is busy."""
+    """A partner's service is busy."""
 
 
 @shared_task

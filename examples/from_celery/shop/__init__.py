@@ -1,4 +1,4 @@
-"""The project. The app is created with it, so ``shared_task`` uses it everywhere."""
+"""Creates the Celery app with the project, so that ``shared_task`` uses it everywhere."""
 
 from __future__ import annotations
 

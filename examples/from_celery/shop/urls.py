@@ -1,4 +1,4 @@
-"""The project's pages."""
+"""The project's URLs."""
 
 from __future__ import annotations
 
