@@ -1,7 +1,7 @@
 """Batch tasks: tasks whose function is called once for several jobs.
 
-The function has one parameter, a list of jobs. A call, ``index.delay(document)``, still sends one job, whose data is
-the JSON of its one argument: an object if that is a dataclass, a ``TypedDict``, a model or a dictionary.
+The function has one parameter, a list of jobs. A call, ``index.delay(document)``, still sends one job. Its data is
+its argument as JSON: an object if the argument is a dataclass, a ``TypedDict``, a model or a dictionary.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ PARAMETER: Final = "data"
 """The name of the one parameter of a call."""
 
 Ending = tuple[BaseException | None, object]
-"""How a job ended: the exception that it fails with, or ``None`` and its result."""
+"""How a job ended: an exception and ``None``, or ``None`` and the job's result."""
 
 
 class BatchJob(Generic[A]):
     """One of the jobs for which a batch task's function was called: ``def index(jobs: list[BatchJob[Document]])``.
 
-    A job that is neither completed, failed nor retried through this object ends as the function does: with its item of
-    the list that the function returns, or with the exception that the function raises.
+    If you call none of its methods, the job ends as the function does: with its item of the returned list, or with the
+    exception that the function raises.
 
     Attributes:
         data: The argument of the job's call.
@@ -64,7 +64,7 @@ class BatchJob(Generic[A]):
 
     @property
     def ending(self) -> Ending | None:
-        """What the function has decided for this job alone; ``None`` if nothing."""
+        """How this job alone ended, through one of the methods; ``None`` if none was called."""
         return self._ending
 
     def complete(self, result: object = None) -> None:
@@ -97,7 +97,7 @@ class BatchJob(Generic[A]):
         eta: datetime | None = None,
         expires: Duration | datetime | None = None,
     ) -> None:
-        """Retry this job, whatever the function's outcome; unlike ``Context.retry``, this method returns.
+        """Retry this job, however the function ends. Unlike ``Context.retry``, this method does not raise an exception.
 
         Args:
             countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
@@ -124,7 +124,7 @@ def endings(task: str, jobs: Sequence[BatchJob[Any]], raised: BaseException | No
     Args:
         task: The task's name, for messages.
         jobs: The jobs for which the function was called.
-        raised: The exception that ended the call, ``None`` if the function returned.
+        raised: The exception that ended the call; ``None`` if the function returned.
         returned: What the function returned.
     """
     results: Sequence[object] = [None] * len(jobs)
@@ -143,10 +143,10 @@ def endings(task: str, jobs: Sequence[BatchJob[Any]], raised: BaseException | No
 def call_for_one(
     function: Callable[..., Any], arguments: Mapping[str, Any], request: Request, *, is_async: bool
 ) -> Any:
-    """Call a batch task's function in this process, for one job; return its result, or a coroutine that does.
+    """Call a batch task's function in this process, for one job; return its result, or a coroutine that returns it.
 
     Raises:
-        BaseException: What the function raises, or has passed to ``fail()`` or ``retry()``.
+        BaseException: The exception that the function raises or passes to ``fail()``, or ``Retry``.
     """
     job = BatchJob[Any](arguments[PARAMETER], request)
     if not is_async:
@@ -166,13 +166,17 @@ def _result_of_one(job: BatchJob[Any], returned: object) -> Any:
 
 
 def check_batch_function(function: Callable[..., Any], task: str, *, bind: bool, spark: bool) -> None:
-    """Check whether a function can be that of a batch task.
+    """Check that a function can be the function of a batch task.
 
     Raises:
-        ConfigError: It is called otherwise, or the task has an option that does not apply to several jobs.
+        ConfigError: It cannot be called with one argument, or an option of the task does not work for several jobs.
     """
     if bind or spark:
-        option, reason = ("bind", "its jobs have a request each: jobs[0].request") if bind else ("spark", "use Spark")
+        option, reason = (
+            ("bind", "each job has its own request: use job.request")
+            if bind
+            else ("spark", "its Spark jobs belong to a single job")
+        )
         raise ConfigError(f"batch task {task!r} cannot have {option}=True: {reason}")
     try:
         inspect.signature(function).bind([])
@@ -203,7 +207,7 @@ class BatchArguments(Arguments):
 
 
 def to_wire(data: Mapping[str, Any]) -> Any:
-    """Return the stored data of a bound call: the argument. A list is in another one, whose items are arguments."""
+    """Return the data of a bound call: its argument, inside a list of positional arguments if it is a list itself."""
     if PARAMETER not in data:
         return []
     argument = data[PARAMETER]
@@ -214,13 +218,13 @@ def from_wire(data: Any, task: str) -> tuple[Any]:
     """Return the argument in a job's data.
 
     Raises:
-        InvalidJobError: The data is a list that does not have one item.
+        InvalidJobError: The data is a list without exactly one item.
     """
     if not isinstance(data, list):
         return (data,)
     if len(data) != 1:
         raise InvalidJobError(
-            f"the job's data does not match batch task {task}: one argument expected, not {len(data)}"
+            f"the job's data does not match batch task {task}: expected one argument, not {len(data)}"
         )
     return (data[0],)
 

@@ -1,4 +1,4 @@
-"""The steps of a canvas before they become jobs, and from which job each of them descends."""
+"""The steps of a canvas before they become jobs, with the parent and root of each."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def leaves(node: Node) -> list[Step]:
 
 
 def origins(steps: Iterable[Step], sent_by: Mapping[str, str]) -> dict[Step, Mapping[str, str]]:
-    """Return the ids of the parent and the root of each call, as they are stored; empty for the first calls.
+    """Return the ids of the parent and the root of each call, as they are stored; ``sent_by`` for the first calls.
 
-    As in Celery, the parent is the step before: for the body of a chord, one of the members. The root is the first of
-    all these steps, unless a task sends the canvas.
+    As in Celery, the parent is the previous step; for the body of a chord, one of the members. The root is the first of
+    the preceding steps, unless a task sends the canvas.
 
     Args:
         steps: The steps of a canvas.
-        sent_by: The parent and the root of the first calls: those of the jobs that the current task sends.
+        sent_by: The parent and the root of the first calls: those of jobs that the current task sends; empty for none.
     """
     found: dict[Step, Mapping[str, str]] = {}
     for step in steps:
@@ -77,6 +77,6 @@ def _before(step: Step) -> Step | None:
     found: Step | None = step
     while found is not None and (found is step or found.call is None):
         received = [] if found.receives is None else leaves(found.receives)
-        # After an empty group, the step before the group is a child.
+        # After an empty group, the step before that group is among the children.
         found = next(reversed([*found.children, *received]), None)
     return found

@@ -71,8 +71,8 @@ _CALL: Final[Mapping[str, str]] = {
     "retries": "a worker counts them",
     "router": "set task_routes",
     "route_name": "set task_routes",
-    "root_id": "a worker sets it",
-    "parent_id": "a worker sets it; parent= makes the call a child job of a flow",
+    "root_id": "bulltask sets it",
+    "parent_id": "bulltask sets it; parent= makes the call a child job of a flow",
     "mandatory": "a job waits in its queue until a worker acquires it",
     "reply_to": "a job stores its own result",
 }
@@ -84,7 +84,7 @@ _RETRY_KWARGS: Final[Mapping[str, str]] = {"max_retries": "max_retries", "countd
 def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options in bulltask's form: without those that have no effect, ``retry_kwargs`` resolved.
 
-    An option without effect warns unless its value describes what bulltask does anyway.
+    An option without effect causes a warning, unless its value describes what bulltask does anyway.
 
     Raises:
         ConfigError: ``retry_kwargs`` is invalid.

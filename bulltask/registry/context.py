@@ -42,10 +42,10 @@ class Request:
         called_directly: The task was called as a function, without a worker.
         priority: The job's priority, 0 for none.
         soft_time_limit, time_limit: The limits of this attempt in seconds, ``None`` for no limit.
-        root_id: The first of the jobs from which this one descends: its own id, unless a task sent it or it follows
+        root_id: The id of the first job from which this one descends: its own id, unless a task sent it or it follows
             another step of a canvas.
-        parent_id: The job whose task sent this one, or the step of a canvas before it; for the body of a chord, the
-            last member. ``None`` for none.
+        parent_id: The id of the job whose task sent this one, or of the previous step of its canvas; for the body of a
+            chord, of the last member. ``None`` if there is no such job.
         group, chord: The id of the job that receives the results of the group which this job is a member of, that is,
             the chord's body; ``None`` for none.
         app_id: The name of the worker's app.

@@ -37,7 +37,7 @@ class TaskDecorator(Protocol):
 class BatchTaskDecorator(Protocol):
     """Return type of ``@app.task(batch=100, …)``: the function receives a list of jobs, and a call has one argument.
 
-    A type checker also chooses it for ``@app.task(**options)``, so it accepts any other function as well.
+    A type checker also chooses it for ``@app.task(**options)``, so it accepts any other function, too.
     """
 
     @overload

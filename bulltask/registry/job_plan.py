@@ -53,8 +53,8 @@ class JobPlan:
             job_id: The job's id, default: a new UUIDv7.
 
         Raises:
-            EncodeError, PayloadTooLargeError, InvalidNameError: The arguments are not JSON, or what the serializer
-                supports; they are too large; or the id is invalid.
+            EncodeError, PayloadTooLargeError, InvalidNameError: The serializer does not support the arguments; they are
+                too large; or the id is invalid.
         """
         what = f"the arguments of task {self.name}"
         if self.payloads is None:
@@ -133,7 +133,7 @@ def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config
 
 
 def _form(queue: str, name: str, task: TaskOptions, call: CallOptions, config: Config) -> PayloadForm | None:
-    """Return how the arguments of a call are written, after checking its options; ``None`` for plain JSON."""
+    """Check a call's payload options, and return how its arguments are written; ``None`` for plain JSON."""
     if name == FAN_OUT:
         return None  # workers without keys must be able to read which jobs follow
     check_payload_options(call.serializer, call.compression)

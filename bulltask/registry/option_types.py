@@ -1,6 +1,6 @@
-"""The types of options: what an editor completes, and what a type checker accepts, for ``**options``.
+"""The types of ``**options``, for editors and type checkers.
 
-A unit test compares them with :class:`TaskOptions` and :class:`CallOptions`, which check and describe the options.
+A unit test compares them with :class:`TaskOptions` and :class:`CallOptions`, which describe and check the options.
 """
 
 from __future__ import annotations

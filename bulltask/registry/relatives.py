@@ -1,4 +1,4 @@
-"""The jobs that a job descends from: which task sent it, and its place in a canvas."""
+"""The jobs from which a job descends: the job whose task sent it, and the previous steps of its canvas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sent_by(job: RunningJob, jobs: Sequence[NewJob]) -> list[NewJob]:
 
 
 def origin_of_sent(job: RunningJob | None) -> dict[str, str]:
-    """Return the parent and the root of jobs that the task of ``job`` sends, as they are stored; empty for no job."""
+    """Return the parent and the root of the jobs that the task of ``job`` sends, as they are stored; empty if none."""
     return {} if job is None else {"parent": job.id, "root": relatives(job)["root_id"] or job.id}
 
 

@@ -81,9 +81,9 @@ class TaskOptions:
         time_limit: Seconds or ``timedelta`` after which the attempt is stopped and fails with ``TimeLimitExceeded``.
         rate_limit: How often the task's jobs may start, across all workers of a queue: a number per second, or a string
             such as ``"10/s"``, ``"100/m"`` or ``"5/30s"``; 0 for no limit. Starts are spread evenly.
-        batch: Maximum number of jobs for which the task's function is called once, 1 to 1,000; it receives a list of
+        batch: Call the task's function once for up to this many jobs, 1 to 1,000, with a list of
             :class:`~bulltask.registry.batches.BatchJob`.
-        batch_wait: Seconds or ``timedelta`` to wait for further jobs of a batch; 0: only jobs that are already waiting.
+        batch_wait: Seconds or ``timedelta`` to wait for further jobs of a batch; 0 takes only jobs that already wait.
         spark: Give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
         typed: Which type hints are enforced: ``True``: all; ``False``: none; ``None``: the setting ``task_typed``, by
             default those of types that JSON does not have (``datetime``, dataclasses, pydantic models …).
@@ -185,7 +185,7 @@ class TaskOptions:
         elif not isinstance(self.batch, int) or isinstance(self.batch, bool) or not 1 <= self.batch <= MAX_BATCH:
             raise ConfigError(f"batch must be an integer from 1 to {MAX_BATCH:,}, not {self.batch!r}")
         elif self.checkpoint:
-            raise ConfigError("a batch task cannot have checkpoint=True: its jobs have no cursor in common")
+            raise ConfigError("a batch task cannot have checkpoint=True: its jobs do not share a cursor")
 
     def _check_retry_options(self) -> None:
         expiry_ms(self.expires)

@@ -111,7 +111,7 @@ class Drain:
         return acquired
 
     def _batch(self, first: AcquiredJob) -> list[AcquiredJob]:
-        """Acquire the other jobs of a batch that are waiting; a job of another kind of task is alone."""
+        """Return a batch: ``first`` and further waiting jobs, or ``first`` alone if its task is not a batch task."""
         size, _ = self._batches.get(first.job.name, (1, 0))
         if size == 1:
             return [first]

@@ -41,7 +41,7 @@ class InProcessRunner:
     Args:
         app: Tasks, settings and listeners.
         job_client: Creates the client of a job, which stores the progress and log lines of a bound task.
-        slots: The maximum number of jobs of a batch.
+        slots: The maximum number of jobs in a batch.
 
     Attributes:
         bus: Passes events to the app's listeners.

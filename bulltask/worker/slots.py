@@ -88,7 +88,7 @@ class Deadlines:
         hard_ms: The duration of the hard limit.
         is_async: Whether the task is async or runs in a thread, so that its child may run other attempts, too.
         will_retry: Whether the job is retried after the hard limit, if it has attempts left.
-        in_batch: Whether the task runs for other jobs, too, so that this attempt cannot be cancelled alone.
+        in_batch: Whether the same call also runs other jobs, so this attempt cannot be cancelled alone.
     """
 
     soft_at_ms: int = 0

@@ -80,7 +80,7 @@ def send(harness: WorkerHarness, task: str, *values: Any, **options: Any) -> lis
 
 
 def batches(harness: WorkerHarness) -> list[list[str]]:
-    """The ids of the jobs of each run."""
+    """The job ids of each call."""
     return [entry["job"].split(",") for entry in harness.journal.all(what="start")]
 
 
@@ -114,7 +114,7 @@ def test_async_batches_run_at_the_same_time_as_other_jobs_of_the_queue(harness: 
     harness.report(sizes=list(map(len, runs)))
 
 
-def test_a_soft_limit_ends_the_whole_run_and_a_hard_limit_fails_all_its_jobs(harness: WorkerHarness) -> None:
+def test_a_soft_limit_ends_the_whole_batch_and_a_hard_limit_fails_all_its_jobs(harness: WorkerHarness) -> None:
     done, *soft = send(harness, "slow", "a", "b", "c", max_retries=0)
     worker = harness.worker(TASKS, children=1, settings=LONG_LOCK)
     assert done.get(timeout=60) == "SoftTimeLimitExceeded"
@@ -128,7 +128,7 @@ def test_a_soft_limit_ends_the_whole_run_and_a_hard_limit_fails_all_its_jobs(har
     assert worker.stop() == 0
 
 
-def test_a_batch_runs_at_once_when_another_task_is_next_or_the_worker_stops(harness: WorkerHarness) -> None:
+def test_a_batch_runs_immediately_if_another_task_is_next_or_the_worker_stops(harness: WorkerHarness) -> None:
     harness.open_gate("meet", 2)
     jobs = [*send(harness, "meet", "a", "b"), *send(harness, "plain", 5)]
     worker = harness.worker(TASKS, children=1, settings=LONG_LOCK)

@@ -38,7 +38,7 @@ def app(broker_url: str) -> Iterator[App]:
 
 @pytest.fixture
 def sizes(app: App) -> list[int]:
-    """The sizes of the batches of ``length``, which refuses some texts."""
+    """The sizes of the batches of ``length``, a task that ends jobs with certain texts alone."""
     sizes: list[int] = []
 
     @app.task(name="length", batch=4, autoretry_for=(OSError,))
@@ -58,7 +58,7 @@ def sizes(app: App) -> list[int]:
 
 
 def settle(job: BatchJob[str]) -> None:
-    """Settle a job alone if its text asks for that."""
+    """End a job alone if its text says so."""
     match job.data:
         case "permanent":
             job.fail(PermanentError("why"))
@@ -96,7 +96,7 @@ def test_one_job_fails_one_is_retried_and_the_others_complete(app: App, worker: 
         bad.get()
 
 
-def test_an_exception_concerns_the_jobs_that_are_not_settled(app: App, worker: InlineWorker, sizes: list[int]) -> None:
+def test_an_exception_applies_to_jobs_that_did_not_end_alone(app: App, worker: InlineWorker, sizes: list[int]) -> None:
     own, raising, third = send(app, "own", "raise", "third")
     worker.drain(propagate=False)
     assert own.get() == -1
@@ -104,9 +104,7 @@ def test_an_exception_concerns_the_jobs_that_are_not_settled(app: App, worker: I
     assert [str(job.info) for job in (raising, third)] == ["all"] * 2
 
 
-def test_the_policy_of_the_task_decides_about_an_exception_of_one_job(
-    app: App, worker: InlineWorker, sizes: list[int]
-) -> None:
+def test_a_job_that_fails_alone_is_retried_by_the_tasks_rules(app: App, worker: InlineWorker, sizes: list[int]) -> None:
     later, good = send(app, "transient", "good")
     worker.drain()
     assert (later.state, good.get()) == (JobState.DELAYED, 4)
@@ -323,12 +321,12 @@ def test_a_call_without_a_worker_is_a_batch_of_one(app: App, sizes: list[int], b
         ({"batch": 5, "spark": True}, "cannot have spark=True"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         App("refusing").task(name="refused", **options)(lambda jobs: None)
 
 
-def test_functions_and_hints_that_do_not_fit_are_refused() -> None:
+def test_invalid_functions_and_type_hints_are_rejected() -> None:
     app = App("refusing")
 
     def two(first: Any, second: Any) -> None: ...

@@ -1,10 +1,10 @@
 --[[
-  Acquires further jobs of one task, for a batch: as many as there are tokens, in the order in which a worker would
-  acquire them, until a job of another task is next. That job stays where it is.
+  Acquires further jobs of one task, for a batch: one for each token, in a worker's usual order, until the next job
+  belongs to another task. That job stays where it is.
 
   The source of BullMQ's moveToActive, with promotionGuard, is inserted before this one, as the function
   `fetch(KEYS, ARGV)` (bulltask.lua.wrappers.collect_batch). It runs once for each job, so pauses, limits and priorities
-  apply as usual. It may promote a delayed job of another task and acquire that one; the caller releases it.
+  apply as usual. If it promotes a delayed job of another task and acquires it, the caller releases that job.
 
   KEYS     those of moveToActive
   ARGV[1]  key prefix of the queue
@@ -30,7 +30,7 @@ local replies = {}
 for index = 4, #ARGV do
   local id = next_id()
   if id and redis.pcall("HGET", prefix .. id, "name") ~= task then
-    -- The caller may have removed the marker, which a worker needs that waits for the other task's job.
+    -- The caller may have removed the marker that another worker needs to acquire the other task's job.
     redis.call("ZADD", marker, 0, "0")
     break
   end

@@ -122,7 +122,7 @@ def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[
 
 
 def collect_batch(keys: QueueKeys, slots: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
-    """bulltask's ``collectBatch`` with ``moveToActive``: acquire further jobs of one task, until another one is next.
+    """bulltask's ``collectBatch`` with ``moveToActive``: acquire jobs of one task until a job of another task is next.
 
     Args:
         keys: The queue.

@@ -43,8 +43,7 @@ class AsyncLoop:
         client: Creates the loop's client.
         backoff: The backoff of this loop while Redis is unavailable; the main thread has its own.
         wakeup_pipe: Wakes the main thread when a slot is free again.
-        concurrency: How many jobs may run before no more are acquired; the other slots are for batches. Default: one
-            for each slot.
+        concurrency: How many jobs may run concurrently; any other slots are for batches. Default: the number of slots.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - as many parts as it connects
@@ -79,7 +78,7 @@ class AsyncLoop:
         return None
 
     def take_slot(self) -> Slot | None:
-        """Return another free slot for the main thread's batch, ``None`` if there is none."""
+        """Return another free slot for the main thread's batch, or ``None``."""
         return self._free.popleft() if self._free else None
 
     def return_slot(self, slot: Slot) -> None:
@@ -98,7 +97,7 @@ class AsyncLoop:
         self._handed_off = True  # only the main thread reads and writes it
 
     def start_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]], slot: Slot) -> None:
-        """Start an async batch; ``slot`` is that of the job for which the main thread has waited."""
+        """Start an async batch; ``slot`` is the slot that the main thread used to acquire its first job."""
         batch = [acquired for acquired, _ in members]
         self._hand_off(batch, self._work_batch(members), f"batch of {len(batch)} jobs, first job {batch[0].job.id}")
         self._handed_off = any(acquired.slot is slot for acquired in batch)

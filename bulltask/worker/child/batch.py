@@ -28,7 +28,7 @@ class Batch:
         self._called: list[BatchJob[Any]] = []
 
     def call(self) -> Any:
-        """Call a sync function with the jobs that nothing has ended before."""
+        """Call a sync function with all jobs except those that have already ended, such as revoked ones."""
         raised, returned = None, None
         try:
             for job, run in zip(self.jobs, self._runs, strict=False):
@@ -40,7 +40,7 @@ class Batch:
             raised = exc
             raise
         finally:
-            for run, (error, result) in self._left(raised, returned):
+            for run, (error, result) in self._hook_endings(raised, returned):
                 run.leave(result, error)
         return returned
 
@@ -57,7 +57,7 @@ class Batch:
             raised = exc
             raise
         finally:
-            for run, (error, result) in self._left(raised, returned):
+            for run, (error, result) in self._hook_endings(raised, returned):
                 await run.aleave(result, error)
         return returned
 
@@ -65,7 +65,7 @@ class Batch:
         """Return how each job ended.
 
         Args:
-            raised: The exception that ended the call, ``None`` if the function returned.
+            raised: The exception that ended the call; ``None`` if the function returned.
             returned: What it returned.
         """
         called = zip(self._called, endings(self._task.name, self._called, raised, returned), strict=True)
@@ -76,7 +76,7 @@ class Batch:
         self._called = [job for job in self.jobs if job.ending is None]
         return self._called
 
-    def _left(self, raised: BaseException | None, returned: object) -> list[tuple[HookedRun, Ending]]:
+    def _hook_endings(self, raised: BaseException | None, returned: object) -> list[tuple[HookedRun, Ending]]:
         if not self._runs:
             return []
         return list(zip(self._runs, self.endings(raised, returned), strict=True))[::-1]
@@ -84,7 +84,7 @@ class Batch:
 
 @contextmanager
 def _only_this_job(job: BatchJob[Any]) -> Iterator[None]:
-    """Let an interrupt that a hook raises end one job; the supervisor's requests end the whole call."""
+    """If a hook raises an interrupt, end only this job, unless the supervisor requested the interrupt."""
     try:
         yield
     except (SoftTimeLimitExceeded, TaskCancelled):

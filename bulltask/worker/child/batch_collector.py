@@ -21,22 +21,22 @@ __all__ = ["BatchCollector"]
 _MAX_PER_CALL: Final = 50
 """Maximum number of jobs that one call acquires, because Redis runs nothing else during the call."""
 _POLL_MS: Final = 10
-"""Interval at which a child looks for a free slot while its other jobs use all of them."""
+"""Interval at which a child checks for a free slot while its other jobs use all slots."""
 _FOREVER_MS: Final = 2**52
 
 
 class BatchCollector:
-    """Responsible for collecting the jobs of a batch.
+    """Collects the jobs of a batch.
 
-    Collecting ends when the batch is full, when its time is over, or when the next job of the queue has another task:
-    no job waits for another one's batch. Until then, the child acquires no other jobs.
+    Collecting ends when the batch is full, when its time is over, or when the next job in the queue belongs to another
+    task, so no job waits for a batch of another task. While collecting, the child acquires no other jobs.
 
     Args:
         fetcher: Acquires the jobs.
-        control: The control page, with the permits of a worker that runs a limited number of jobs.
+        control: The control page, which has the permits if the worker runs a limited number of jobs.
         clock: The server's time.
         slots: Manages the child's slots.
-        batches: The size of the batches of each batch task, and for how many milliseconds to wait for further jobs.
+        batches: For each batch task, the maximum number of jobs, and how many milliseconds to wait for further jobs.
 
     Attributes:
         batches: As given.
@@ -54,7 +54,7 @@ class BatchCollector:
         self._slots, self.batches = slots, batches
 
     def collect(self, first: AcquiredJob) -> list[AcquiredJob]:
-        """Return a batch: ``first``, the job of a batch task that the child has acquired, and further jobs."""
+        """Return a batch: ``first``, which the child has already acquired, and further jobs of its task."""
         size, wait_ms = self.batches[first.job.name]
         batch, limit = [first], min(size, first.max_concurrent or size)
         end_ms, has_marker = mono_ms() + wait_ms, False
@@ -77,8 +77,8 @@ class BatchCollector:
         """Add the jobs that are waiting.
 
         Returns:
-            The batch's maximum number of jobs, which jobs in crash quarantine lower; and for how long there will be no
-            more jobs, at most: 0 if there may be more now, -1 if no more can be added.
+            The batch's maximum number of jobs, which a job in crash quarantine lowers; and the maximum time in
+            milliseconds until there are more jobs: 0 if there may be more now, -1 if no more can be added.
         """
         first = batch[0]
         slots = self._take_slots(min(limit - len(batch), _MAX_PER_CALL))
@@ -89,7 +89,7 @@ class BatchCollector:
         for slot, fetched in zip(slots, replies, strict=False):
             acquired = self._fetcher.acquired(first.queue_index, slot, fetched)
             if acquired is None:
-                self._give_back(slot)
+                self._return_slot(slot)
             elif self._fits(acquired, batch, limit):
                 limit = min(limit, acquired.max_concurrent or limit)
                 batch.append(acquired)
@@ -98,7 +98,7 @@ class BatchCollector:
                 self._release(acquired)
                 has_released = True
         for slot in slots[len(replies) :]:
-            self._give_back(slot)
+            self._return_slot(slot)
         return limit, -1 if has_released else self._pause_ms(replies, len(slots))
 
     @staticmethod
@@ -113,12 +113,12 @@ class BatchCollector:
                 self._fetcher.record_lost_call(exc, slot)
                 if not isinstance(exc, BrokerUnavailableError):
                     self._fetcher.fail_malformed(first.queue_index, slot, exc)
-                self._give_back(slot)
+                self._return_slot(slot)
             raise
 
     def _pause_ms(self, replies: Sequence[Fetched], wanted: int) -> int:
         if not replies or (replies[-1].job_id and len(replies) < wanted):
-            return -1  # the next job has another task
+            return -1  # the next job belongs to another task
         last = replies[-1]
         if last.job_id:
             return 0
@@ -143,9 +143,9 @@ class BatchCollector:
                 self._fetcher.client.run(move_from_active_to_wait(acquired.keys, acquired.job.id, acquired.slot.token))
         except BrokerError as exc:
             self._fetcher.record_lost_call(exc, acquired.slot)
-        self._give_back(acquired.slot)
+        self._return_slot(acquired.slot)
 
-    def _give_back(self, slot: Slot) -> None:
+    def _return_slot(self, slot: Slot) -> None:
         self._settle_permit(used=False)
         self._fetcher.free_slot(slot)
         self._slots.return_slot(slot)

@@ -57,7 +57,7 @@ class BatchRunner:
         return Batch(members[0][0].task, jobs, runs)
 
     def _start(self, members: Members, batch: Batch, *, alone: bool) -> TaskExecution:
-        """Set the deadlines of all jobs: the shortest limits of any. A job that was revoked before now does not run."""
+        """Set the deadlines of all jobs: the shortest limits of any job. A job that is already revoked does not run."""
         limits, slots, in_batch = NO_LIMITS, [slot for _, slot in members], len(members) > 1
         for attempt, _ in members:
             limits = limits.shortest(attempt.limits)
@@ -70,7 +70,7 @@ class BatchRunner:
         for job, slot in zip(batch.jobs, slots, strict=True):
             if in_batch and slot.cancel_reason is CancelReason.REVOKED:
                 job.fail(TaskCancelled("revoked"))
-        return TaskExecution(slots[0], members[0][0].job.name, limits, mates=tuple(slots[1:]))
+        return TaskExecution(slots[0], members[0][0].job.name, limits, other_slots=tuple(slots[1:]))
 
     def _outcomes(self, members: Members, batch: Batch, ending: Ending) -> list[Outcome]:
         endings = batch.endings(*ending)

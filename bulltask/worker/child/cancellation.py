@@ -84,8 +84,8 @@ class TaskExecution:
         limits: Its time limits.
         acknowledged: The latest request that was passed to the task.
         call: The call, if the task runs in a thread of its own.
-        mates: The slots of the other jobs of a batch. The limits apply to the whole batch; one of its jobs cannot be
-            revoked.
+        other_slots: The slots of the other jobs of a batch. Limits apply to the whole batch; during the call, none of
+            its jobs can be cancelled alone.
     """
 
     slot: Slot
@@ -93,20 +93,20 @@ class TaskExecution:
     limits: TimeLimits
     acknowledged: CancelReason = CancelReason.NONE
     call: InterruptibleCall | None = None
-    mates: tuple[Slot, ...] = ()
+    other_slots: tuple[Slot, ...] = ()
 
     @property
     def requested(self) -> CancelReason:
         """Why the supervisor is cancelling the execution."""
-        if not self.mates:
+        if not self.other_slots:
             return self.slot.cancel_reason
-        reasons = (slot.cancel_reason for slot in (self.slot, *self.mates))
+        reasons = (slot.cancel_reason for slot in (self.slot, *self.other_slots))
         return max((reason for reason in reasons if reason is not CancelReason.REVOKED), default=CancelReason.NONE)
 
     def take_request(self) -> CancelReason:
         """Return a request that the task has not received yet, and acknowledge it."""
         reason = self.requested
-        for slot in self.mates:
+        for slot in self.other_slots:
             slot.acknowledge()
         if reason <= self.acknowledged:
             return CancelReason.NONE

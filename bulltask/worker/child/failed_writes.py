@@ -1,4 +1,4 @@
-"""What a child does when Redis has not stored an outcome: waits and writes it again, or writes another one."""
+"""What a child does after a failed write of an outcome: it waits and repeats the write, or writes another outcome."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MAX_RETRY_S: Final = 3_600
 
 @dataclass(frozen=True, slots=True)
 class BackoffStep:
-    """A step of a settlement: wait, because of ``error``."""
+    """A step of a settlement: wait before the next one, because of ``error``."""
 
     error: BrokerError
 
@@ -64,11 +64,11 @@ class WriteStep:
 Settlement = Generator[
     BackoffStep | WriteStep | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
 ]
-"""Sans-I/O steps, which both loops of a child execute. A :class:`Call` is retried until there is a reply."""
+"""Sans-I/O steps for the loops of a child. A loop repeats a :class:`Call` until it receives a reply."""
 
 
 class FailedWrites:
-    """Decides what follows when writing an outcome has failed. It does no I/O: both loops of a child use it.
+    """Decides what to do after a failed write of an outcome. It does no I/O, so both loops of a child can use it.
 
     Args:
         config: Lock duration, and the settings for retention.
@@ -78,7 +78,7 @@ class FailedWrites:
         self._config = config
 
     def steps(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Settlement:
-        """Return the steps that follow when writing ``outcome`` has failed with ``exc``.
+        """Return the steps to take after writing ``outcome`` has failed with ``exc``.
 
         While Redis is unavailable, the outcome is kept and written again; the supervisor renews the job's lock.
 

@@ -129,7 +129,7 @@ class JobFetcher:
 
     @property
     def may_collect(self) -> bool:
-        """Whether further jobs of a batch may be acquired; not before those of a call without a reply are released."""
+        """Whether further jobs of a batch may be acquired. After a lost reply, its jobs must be released first."""
         return self.may_acquire and not self._uncertain
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class JobFetcher:
         return move_to_active(keys, self._fetch_options.get(keys, slot.token), self._clock.now_ms())
 
     def collect(self, index: int, slots: Sequence[Slot], task: str) -> list[Fetched]:
-        """Fetch further jobs of a task, one for each slot at most, until the next job of the queue has another task."""
+        """Fetch up to one job of a task for each slot, until the next job in the queue belongs to another task."""
         keys = self.round_robin.queues[index]
         options = [self._fetch_options.get(keys, slot.token) for slot in slots]
         return self.client.run(collect_batch(keys, options, task, self._clock.now_ms()))

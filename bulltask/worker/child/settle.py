@@ -83,7 +83,7 @@ class Settler:
         hooks: The hooks of the app.
 
     Attributes:
-        failed_writes: What follows when an outcome could not be written.
+        failed_writes: Decides what to do after a failed write of an outcome.
     """
 
     def __init__(

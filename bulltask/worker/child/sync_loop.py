@@ -171,7 +171,7 @@ class SyncLoop:
     def _settle_batch(
         self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float, first: AcquiredJob
     ) -> None:
-        """Write the outcomes in one round trip; every job has its own call, so one error concerns one job."""
+        """Write the outcomes in one round trip. Each job has its own call, so an error affects only one job."""
         for acquired, _ in ended:
             acquired.slot.settle(mono_ms())
         for (acquired, outcome), error in zip(ended, self._write_batch(ended), strict=True):
@@ -184,7 +184,7 @@ class SyncLoop:
             self._return_slot(acquired, first)
 
     def _return_slot(self, acquired: AcquiredJob, first: AcquiredJob) -> None:
-        """Return the slot of a batch's job; the slot of the first job is the main thread's."""
+        """Return the slot of a batch's job to the async loop, unless it is the main thread's: that of the first job."""
         if acquired is not first:
             self._async.return_slot(acquired.slot)
 

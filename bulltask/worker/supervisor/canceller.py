@@ -68,8 +68,8 @@ class Canceller:
             reason: Why the attempt is cancelled.
 
         Returns:
-            False if the attempt has ended, was already cancelled for this or a stronger reason, or cannot be stopped
-            alone because its batch is running.
+            False if the attempt has ended, was already cancelled for this or a stronger reason, or is part of a
+            running batch and cannot be stopped alone.
         """
         current = self._pool.view(view.token)
         if current is None or current.attempt != view.attempt or current.attempt == UNKNOWN_ATTEMPT:
@@ -77,7 +77,7 @@ class Canceller:
         if current.state is not SlotState.ACTIVE or reason <= current.cancel_reason:
             return False
         if reason is CancelReason.REVOKED and current.deadlines.in_batch:
-            return False  # its task is running for other jobs, too
+            return False  # the same call also runs other jobs
         self._pool.request_cancel(current.token, current.attempt, reason)
         kill_now = reason is CancelReason.HARD_LIMIT and not current.deadlines.is_async
         grace_ms = 0 if kill_now else GRACE_MS
