@@ -171,7 +171,7 @@ PAYLOAD_SETTINGS: Final = (
         "compression_threshold",
         integer(0),
         4_096,
-        "size from which payloads are compressed, in bytes, if a compression is set",
+        "minimum size of a payload that is compressed, in bytes",
     ),
     _row(
         "max_decompressed",
@@ -183,7 +183,7 @@ PAYLOAD_SETTINGS: Final = (
         "payload_signing_keys",
         signing_keys,
         None,
-        "keys that sign cloudpickle; the first one signs, and all of them verify",
+        "keys that sign pickles; the first key signs, and all keys verify",
         "signing_keys",
     ),
     _row(

@@ -255,7 +255,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         ),
         _S("skip_stalled_check", "skip_stalled_check", flag, False, "do not check for stalled jobs"),
         _S(
-            "worker_outbox_relay", "outbox_relay", flag, True, "send the rows of the app's outboxes, in another process"
+            "worker_outbox_relay", "outbox_relay", flag, True, "start a relay that sends the rows of the app's outboxes"
         ),
         _S(
             "max_crashes",

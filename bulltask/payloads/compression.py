@@ -1,4 +1,4 @@
-"""Compression of payloads, with a limit for what a small payload may become."""
+"""Compression of payloads, with a limit on their size after decompression."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def decompress(data: bytes, name: str, limit: int, what: str) -> bytes:
         what: Name of the data in messages.
 
     Raises:
-        DecodeError: The data is malformed, too large, or compressed in another way.
+        DecodeError: The data is malformed or too large, or the compression is unknown.
         MissingExtraError: zstd is not installed.
     """
     if name not in {ZLIB, ZSTD}:
@@ -54,7 +54,7 @@ def _from_zstd(data: bytes, limit: int, what: str) -> bytes | None:
     try:
         if module.frame_content_size(data) > limit:
             raise _too_large(limit, what)
-        # The size in the frame is checked by the library, and the maximum applies to frames without a size.
+        # The library checks the size in the frame; max_output_size applies to frames without a size.
         found: bytes = module.ZstdDecompressor().decompress(data, max_output_size=limit)
     except module.ZstdError:
         return None

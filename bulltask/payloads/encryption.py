@@ -30,7 +30,7 @@ def decrypt(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKe
     """Return the envelope with its decrypted body; an envelope that is not encrypted is returned unchanged.
 
     Raises:
-        DecodeError: It is encrypted with another key, was changed, or belongs to another context.
+        DecodeError: The envelope is encrypted with another key, was changed, or belongs to another context.
     """
     if not envelope.encryption_key:
         return envelope
@@ -47,7 +47,7 @@ def decrypt(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKe
     except (InvalidTag, ValueError):  # ValueError: a nonce of a wrong length
         raise DecodeError(
             f"{what} cannot be decrypted: it was changed, copied from another task, queue or job, or encrypted with "
-            f"another key of the id {key.id!r}"
+            f"a different key that also has the id {key.id!r}"
         ) from None
     return replace(envelope, body=body)
 

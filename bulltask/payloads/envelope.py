@@ -1,4 +1,4 @@
-"""The envelope: a JSON object that contains a payload which is not plain JSON."""
+"""The envelope: a JSON object around a payload that is not plain JSON."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ENVELOPE_KEY: Final = "bulltask:payload"
 """The only key of the object."""
 
 ENVELOPE_START: Final = f'{{"{ENVELOPE_KEY}":'.encode()
-"""The first bytes of an envelope, whichever client has written it."""
+"""The first bytes of every envelope, no matter which client has written it."""
 
 VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadContext:
-    """Where a payload belongs; it cannot be verified or decrypted anywhere else.
+    """What a payload belongs to: it cannot be verified or decrypted in another context.
 
     Attributes:
-        purpose: What it is.
+        purpose: What the payload contains.
         queue: BullMQ's name of the queue, ``{mail}``.
         owner: The name of the task for arguments; for results and exceptions, the id of the job. Arguments do not
             depend on the id, because dashboards, job schedulers and deduplication copy them to jobs with other ids.
@@ -38,7 +38,7 @@ class PayloadContext:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A payload with what is needed to read it.
+    """A payload, and what is needed to read it.
 
     Attributes:
         serializer: ``ser``: how the value was serialized.

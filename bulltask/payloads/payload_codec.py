@@ -28,7 +28,7 @@ class PayloadForm(NamedTuple):
 
     Attributes:
         serializer: ``json`` or ``cloudpickle``.
-        compression: ``zlib`` or ``zstd``, if it is large enough; ``None`` for none.
+        compression: ``zlib`` or ``zstd``, for payloads that are large enough; ``None`` for none.
     """
 
     serializer: str = JSON
@@ -94,9 +94,9 @@ class PayloadCodec:
         return self._dump(data, self._arguments(queue, task), form, what)
 
     def dump_added(self, data: Any, queue: str, task: str, what: str) -> bytes:
-        """Return the data of a job that was not added by a call of a task: plain JSON, encrypted if its queue is.
+        """Return the stored data of a job that was not added by a call of a task: JSON, encrypted if its queue is.
 
-        An envelope is stored unchanged, so that data can be copied from another job of the task.
+        An envelope is stored unchanged, so that data can be copied from another job of the same task.
         """
         if is_envelope(data) or not self.encrypts(queue):
             return codec.encode(data, what=what, limit=self._config.max_payload)
@@ -123,7 +123,7 @@ class PayloadCodec:
             data = codec.encode(value, what=what, limit=limit)
             if not data.startswith(ENVELOPE_START):
                 return data
-            body = data  # a JSON value that looks like an envelope needs an envelope
+            body = data  # a JSON value that looks like an envelope must be put into one
         else:
             body = dump(value, what) if form.is_pickled else codec.encode(value, what=what)
         envelope = self._compressed(Envelope(form.serializer, body), form.compression, what)
@@ -173,7 +173,7 @@ class PayloadCodec:
         """Return the data of a job as it is stored, after a change.
 
         Args:
-            data: The decoded data, maybe an envelope.
+            data: The decoded data, which may be an envelope.
             queue: The queue's name in the app.
             task: The task's name.
             change: Returns the changed arguments.
@@ -231,9 +231,10 @@ class PayloadCodec:
         return self.load_error(JobRef(self._name_in_app(queue), job_id), text)
 
     def fingerprint(self, job: NewJob) -> str:
-        """Return a text that changes with a job's data: the data itself, unless it is in an envelope.
+        """Return a text that is the same for jobs with the same data, even in different envelopes.
 
-        Two envelopes of the same data differ, and a plain hash of encrypted data would confirm a guess.
+        If the data is in an envelope and there are keys, the text is an HMAC: a plain hash would let readers of Redis
+        confirm a guess of encrypted data.
         """
         if not job.data.startswith(ENVELOPE_START):
             return job.data.decode()

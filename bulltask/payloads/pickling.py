@@ -1,4 +1,4 @@
-"""cloudpickle, for values that JSON cannot carry. This is the only module that loads pickles.
+"""cloudpickle, for values that JSON cannot represent. This is the only module that loads pickles.
 
 A pickle can run any code when it is loaded. Therefore, :func:`load` is called only with bytes whose signature has been
 verified with a key of the app (:mod:`bulltask.payloads.payload_codec`).

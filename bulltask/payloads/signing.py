@@ -23,7 +23,7 @@ def verify(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKey
     """Check the signature.
 
     Raises:
-        DecodeError: The envelope is not signed, or not with one of ``keys``, or not for this context.
+        DecodeError: The envelope is not signed, is signed with another key, or belongs to another context.
     """
     if not envelope.signature:
         raise DecodeError(f"{what} is pickled but not signed, so it was not loaded: send it with bulltask")
@@ -35,11 +35,11 @@ def verify(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKey
         )
     if not hmac.compare_digest(_signature(envelope, context, key), envelope.signature):
         raise DecodeError(
-            f"the signature of {what} is wrong, so it was not loaded: it was changed, copied from another task, queue "
-            f"or job, or signed with another key of the id {key.id!r}"
+            f"{what} has a wrong signature, so it was not loaded: it was changed, copied from another task, queue or "
+            f"job, or signed with a different key that also has the id {key.id!r}"
         )
 
 
 def _signature(envelope: Envelope, context: PayloadContext, key: SecretKey) -> bytes:
-    # The text is JSON, which contains no line break, so the body cannot pass for a part of it.
+    # The text is JSON without line breaks, so nobody can move the boundary between it and the body.
     return hmac.digest(key.secret, envelope.signed_text(context) + b"\n" + envelope.body, "sha256")

@@ -24,7 +24,7 @@ from bulltask.contrib.django.backend import BulltaskBackend
 from bulltask.contrib.django.project import project_app
 from bulltask.testing import InlineWorker, use_server
 
-KEPT = "bulltask keeps results, and can delay jobs"
+KEPT = "bulltask keeps results and can delay jobs"
 MEMORY = "it changes the result in the backend's memory"
 SKIPPED = {
     "test_immediate_backend.ImmediateBackendTestCase.test_cannot_get_result": KEPT,
@@ -36,7 +36,7 @@ SKIPPED = {
     "test_dummy_backend.DummyBackendTestCase.test_refresh_result": MEMORY,
     "test_dummy_backend.DummyBackendTestCase.test_refresh_result_async": MEMORY,
 }
-"""The tests that do not apply, and why. ``test_custom_backend`` is about a backend of its own."""
+"""The tests that do not apply, and why. ``test_custom_backend`` defines its own backend."""
 
 MODULES = ("test_dummy_backend", "test_immediate_backend", "test_tasks")
 

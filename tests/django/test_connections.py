@@ -145,7 +145,7 @@ def test_connections_are_closed_before_a_fork() -> None:
     assert connection.connection is None
 
 
-async def test_many_async_tasks_at_the_same_time_keep_their_count() -> None:
+async def test_concurrent_async_tasks_are_counted() -> None:
     hooks: Any = DjangoConnections()
 
     async def run() -> None:

@@ -72,7 +72,7 @@ def test_options_are_those_of_apply_async(app: App, double: Task[[int], int]) ->
     assert (result.id, result.state) == ("an-order", JobState.DELAYED)
 
 
-def test_using_names_the_database_whose_commit_counts(app: App, double: Task[[int], int]) -> None:
+def test_using_selects_the_database_whose_commit_sends_the_call(app: App, double: Task[[int], int]) -> None:
     with transaction.atomic(using="other"):
         double.apply_async_on_commit((1,))
         assert count(app) == 1

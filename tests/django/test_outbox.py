@@ -75,7 +75,7 @@ def _write_and_fail(outbox: Outbox, note: Any, using: str) -> None:
         _ = 1 / 0
 
 
-def test_a_relay_runs_in_a_thread_and_sets_rows_aside_that_cannot_be_sent(
+def test_a_relay_runs_in_a_thread_and_sets_aside_rows_that_cannot_be_sent(
     app: App, ran: list[int], outbox: Outbox, using: str, worker: InlineWorker
 ) -> None:
     OutboxRow.objects.using(using).create(version=1, created_ms=0, payload="{}")

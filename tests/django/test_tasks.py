@@ -218,7 +218,7 @@ def test_a_result_that_does_not_exist_raises_djangos_error(project: App, result_
         tasks.add.get_result(result_id)
 
 
-def test_the_job_of_another_task_is_no_result(project: App) -> None:
+def test_a_job_of_another_kind_of_task_has_no_django_result(project: App) -> None:
     foreign = project.queue("default").add("other.task", {"a": 1})
     with pytest.raises(exceptions.TaskResultDoesNotExist):
         tasks.add.get_result(foreign.id)

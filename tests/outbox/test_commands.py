@@ -1,4 +1,4 @@
-"""``bulltask outbox``: the relay as a process of its own, and the number of rows."""
+"""``bulltask outbox``: the command that runs relays, and the number of rows."""
 
 from __future__ import annotations
 

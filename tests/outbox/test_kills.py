@@ -1,4 +1,4 @@
-"""Relays are killed with SIGKILL, by themselves and as processes of workers; every committed job runs exactly once."""
+"""Relays, separate ones and those of workers, are killed with SIGKILL; every committed job runs exactly once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def invoice(number):
 """
 
 
-def test_a_relay_that_is_killed_at_any_of_its_operations_loses_and_doubles_nothing(
+def test_a_relay_that_is_killed_at_any_of_its_operations_loses_and_duplicates_nothing(
     database_url: str, broker_url: str
 ) -> None:
     command = [sys.executable, "-m", "tests.outbox.kill_matrix", database_url, broker_url]
@@ -94,9 +94,7 @@ def test_a_worker_of_a_django_project_sends_the_rows_of_its_tasks(harness: Worke
     assert worker.stop() == 0
 
 
-def test_a_worker_sends_rows_and_starts_a_relay_again_that_was_killed(
-    harness: WorkerHarness, database_url: str
-) -> None:
+def test_a_worker_sends_rows_and_restarts_a_killed_relay(harness: WorkerHarness, database_url: str) -> None:
     engine = sa.create_engine(database_url)
     outbox = Outbox(App("sender"), engine)
     outbox.metadata.create_all(engine)

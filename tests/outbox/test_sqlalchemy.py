@@ -119,7 +119,7 @@ def test_arguments_are_checked_when_the_call_is_written(
     assert outbox.backlog().waiting == 0
 
 
-def test_rows_are_sent_in_their_order(
+def test_rows_are_sent_in_insertion_order(
     app: App, ran: Ran, outbox: Outbox, session: orm.Session, inline: InlineWorker
 ) -> None:
     add = app.tasks["add"]
@@ -131,7 +131,7 @@ def test_rows_are_sent_in_their_order(
     assert ran == [(number, 0) for number in range(30)]
 
 
-def test_a_canvas_is_stored_and_sent_whole(
+def test_a_canvas_is_stored_and_sent_as_a_whole(
     app: App, ran: Ran, outbox: Outbox, session: orm.Session, inline: InlineWorker
 ) -> None:
     add, total = app.tasks["add"], app.tasks["total"]
@@ -384,7 +384,7 @@ def test_the_relay_of_an_async_engine_has_an_event_loop(
     assert result.state == "waiting"
 
 
-def test_a_session_of_another_database_is_refused(app: App, ran: Ran, outbox: Outbox) -> None:
+def test_a_session_of_another_database_is_rejected(app: App, ran: Ran, outbox: Outbox) -> None:
     with orm.Session(sa.create_engine("sqlite://")) as session, pytest.raises(ConfigError, match="relays read"):
         outbox.delay(session, app.tasks["add"], 1)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Create or find the app on first use, because the settings may not be ready when Django imports this."""
+        """Create or find the app on first use: the settings may not be ready when Django imports this package."""
         if name != "app":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from bulltask.contrib.django.project import project_app  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""``BulltaskBackend``: a backend for Django's tasks (``django.tasks``), whose jobs bulltask's workers run."""
+"""``BulltaskBackend``: a backend for Django's tasks API (``django.tasks``). bulltask's workers run the tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PRIORITY_OF_HIGHEST: Final = _tasks.TASK_MAX_PRIORITY + 1
 class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
     """A backend for ``TASKS``: ``{"default": {"BACKEND": "bulltask.contrib.django.backend.BulltaskBackend"}}``.
 
-    ``QUEUES`` are the names of the queues, which the project's workers process; an empty list allows any name.
+    ``QUEUES`` are the names of the queues that the project's workers process; an empty list allows any name.
     ``OPTIONS`` are options of bulltask's tasks, such as ``{"max_retries": 5, "time_limit": 60}``, for all tasks of this
     backend. The name of a job is the path of its task: ``shop.tasks.send_receipt``.
 
@@ -69,7 +69,7 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
         """Send a job, and return its ``TaskResult``.
 
         Raises:
-            InvalidTask: The task does not suit this backend.
+            InvalidTask: This backend cannot run the task.
             TypeError, EncodeError, PayloadTooLargeError: The arguments are not JSON, or too large.
             BrokerError: Redis could not be reached, or returned an error.
         """
@@ -89,7 +89,8 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
         """Return the ``TaskResult`` of a job, from Redis.
 
         Raises:
-            TaskResultDoesNotExist: There is no such job, it was removed (``result_expires``), or it is not a task's.
+            TaskResultDoesNotExist: The job does not exist, was removed (``result_expires``), or does not belong to a
+                Django task.
             BulltaskError: The app is in eager mode.
             BrokerError: Redis could not be reached.
         """

@@ -21,9 +21,9 @@ __all__ = ["project_app"]
 def project_app() -> App:
     """Return the project's app.
 
-    It is the app that the setting ``BULLTASK_APP`` names (``"shop.bulltask:app"``); otherwise an app that the project
-    has created already, for example in ``shop/celery.py``; otherwise a new one, with the settings of the dictionary
-    ``BULLTASK`` and the names that begin with ``CELERY_``.
+    If the setting ``BULLTASK_APP`` is set, it names the app (``"shop.bulltask:app"``). Otherwise, it is the app that
+    the project has already created, for example in ``shop/celery.py``. If there is none, a new app is created from the
+    dictionary ``BULLTASK`` and the settings whose names begin with ``CELERY_``.
 
     Raises:
         ConfigError: A setting has an unknown name or an invalid value.
@@ -56,10 +56,10 @@ def _new_app() -> App:
 
 
 def _create_task_backends() -> list[str]:
-    """Create the backends of Django's ``TASKS``, because workers process their queues.
+    """Create the backends of Django's ``TASKS``, so that workers know their queues.
 
     Returns:
-        No packages: this is called with the functions that return packages with tasks.
+        An empty list, because this is registered as a function that returns packages with tasks.
     """
     if hasattr(settings, "TASKS") and package() is not None:
         list(task_backends().all())

@@ -20,7 +20,7 @@ from bulltask.jobs.stored_job import StoredJob
 __all__ = ["HEADER", "change", "moment", "new_result", "result_of", "with_header"]
 
 HEADER: Final = "django_task"
-"""The header with what Django's ``Task.using()`` has set."""
+"""The header that stores the values set with Django's ``Task.using()``."""
 
 _tasks: Any = api("base")
 _EXCEPTION: Final = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
@@ -36,7 +36,7 @@ def new_result(
     kwargs: Mapping[str, Any],
     enqueued_ms: int | None,
 ) -> Any:
-    """Return the result of a task that waits.
+    """Return the result of a task that has not started.
 
     Args:
         task: The Django task.
@@ -62,9 +62,9 @@ def new_result(
 
 
 def with_header(task: Any, header: Mapping[str, Any], queue: str) -> Any:
-    """Return the variant of a task with which a job was sent.
+    """Return a copy of a task with the values of ``Task.using()`` with which a job was sent.
 
-    It is copied, because ``task.using()`` would check it again: ``QUEUES`` of this process may be different.
+    ``task.using()`` itself would check the values again, and ``QUEUES`` may be different in this process.
 
     Args:
         task: The task as it is defined.
@@ -124,7 +124,7 @@ def change(frozen: Any, **values: Any) -> Any:
 
 
 def moment(epoch_ms: int | None) -> datetime | None:
-    """Return a time as Django has it: without a time zone if ``USE_TZ`` is false."""
+    """Return a time as Django represents it: without a time zone if ``USE_TZ`` is false."""
     if epoch_ms is None:
         return None
     aware = datetime.fromtimestamp(epoch_ms / 1000, UTC)

@@ -27,18 +27,18 @@ _tasks: Any = api("base")
 _signals: Any = api("signals")
 
 _registered: Final[dict[str, tuple[Any, AnyTask[..., Any]]]] = {}
-"""Django's tasks by path, each with the task of bulltask that runs it."""
+"""By path: Django's task, and bulltask's task that runs it."""
 
 
 def register(task: Any, options: TaskOptions) -> AnyTask[..., Any]:
-    """Return the task of bulltask that runs a Django task; register it for workers if it is new.
+    """Return bulltask's task that runs a Django task; register it for workers if it is new.
 
     Args:
         task: The Django task, or a variant of it.
         options: The options of its backend.
 
     Raises:
-        DuplicateTaskError: Another task has its path as its name.
+        DuplicateTaskError: Another task is registered under the path.
     """
     known = _registered.get(task.module_path)
     if known is not None and known[0].func is task.func:
@@ -55,7 +55,7 @@ def register(task: Any, options: TaskOptions) -> AnyTask[..., Any]:
 
 
 def find_task(path: str) -> Any:
-    """Return the Django task with a path, ``None`` if there is none.
+    """Return the Django task with this path, ``None`` if there is none.
 
     Any client with access to Redis may have written the path, so a module is imported only if it is part of an
     installed app.
@@ -81,7 +81,7 @@ def _function(task: Any) -> Callable[..., Any]:
             if attempt.failed(exc):
                 _signals.task_finished.send_robust(attempt.sender, task_result=attempt.result)
             else:
-                with suppress(BulltaskError):  # then the record lacks this attempt
+                with suppress(BulltaskError):  # if this fails, the record lacks this attempt
                     context.update_data(attempt.data)
             raise
         attempt.succeeded(value)
@@ -118,7 +118,7 @@ class _Attempt:
         task: The task as it is defined.
         context: The job's context.
         args, kwargs: The arguments.
-        attempts: The worker and the start of each attempt before this one that has failed.
+        attempts: The worker and start time of each earlier failed attempt.
 
     Attributes:
         result: The ``TaskResult`` that signals and the task's context contain.
@@ -163,7 +163,7 @@ class _Attempt:
         change(self.result, _return_value=value)
 
     def failed(self, exc: BaseException) -> bool:
-        """Record the exception, and return true, if the job fails with it; return false if the job runs again."""
+        """If the job fails with the exception, record it and return true; if the job runs again, return false."""
         if self._runs_again(exc):
             return False
         from bulltask.worker.child.retry_decision import trace_of  # noqa: PLC0415 - only workers import it

@@ -1,4 +1,4 @@
-"""Django's API for tasks: ``django.tasks`` of Django 6, or the package ``django-tasks`` for Django 5."""
+"""Django's tasks API: ``django.tasks`` in Django 6, or the package ``django-tasks`` for Django 5."""
 
 from __future__ import annotations
 

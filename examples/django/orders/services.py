@@ -1,4 +1,4 @@
-"""What views and commands do with orders."""
+"""The operations on orders, which views and commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orders.tasks import send_receipt
 
 @transaction.atomic
 def place_order(email: str, total: int) -> Order:
-    """Store an order, and send the job for its receipt when the transaction commits."""
+    """Store an order, and send a job for its receipt when the transaction commits."""
     order = Order.objects.create(email=email, total=total)
     order.receipt_job = send_receipt.delay_on_commit(order.pk).id
     order.save()

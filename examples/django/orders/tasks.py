@@ -1,4 +1,4 @@
-"""Tasks of the app ``orders``: bulltask finds ``tasks.py`` of every installed app."""
+"""Tasks of the app ``orders``: bulltask imports ``tasks.py`` of each installed app."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from orders.models import Order
 
 @shared_task
 def send_receipt(order_id: int) -> str:
-    """Send a receipt, once: if the task runs again, it finds that the receipt has been sent."""
+    """Send a receipt unless it has already been sent: a task may run more than once."""
     order = Order.objects.get(pk=order_id)
     if order.receipt_sent_at is None:
-        # Send the mail here.
+        # Send the email here.
         order.receipt_sent_at = timezone.now()
         order.save(update_fields=["receipt_sent_at"])
     return f"receipt for {order.total} sent to {order.email}"

@@ -1,4 +1,4 @@
-"""The project's addresses."""
+"""The project's URLs."""
 
 from __future__ import annotations
 

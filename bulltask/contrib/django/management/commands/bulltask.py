@@ -13,12 +13,12 @@ __all__ = ["Command"]
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    """The command; ``-A`` is only necessary for another app."""
+    """The command; ``-A`` is necessary only for another app."""
 
     help = "Run a bulltask command with this project's app, such as 'bulltask worker -c 4'."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Accept the arguments of ``bulltask``; those of Django come before them."""
+        """Accept the arguments of ``bulltask``, which come after Django's own."""
         parser.add_argument(
             "arguments",
             nargs=argparse.REMAINDER,

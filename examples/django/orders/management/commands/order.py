@@ -1,4 +1,4 @@
-"""``manage.py order``: place an order, place one that is rolled back, and wait for the receipt."""
+"""``manage.py order``: place an order and another one that is rolled back, then wait for the receipt."""
 
 from __future__ import annotations
 
