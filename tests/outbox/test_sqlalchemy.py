@@ -385,7 +385,7 @@ def test_the_relay_of_an_async_engine_has_an_event_loop(
 
 
 def test_a_session_of_another_database_is_rejected(app: App, ran: Ran, outbox: Outbox) -> None:
-    with orm.Session(sa.create_engine("sqlite://")) as session, pytest.raises(ConfigError, match="relays read"):
+    with orm.Session(sa.create_engine("sqlite://")) as session, pytest.raises(ConfigError, match="this outbox is in"):
         outbox.delay(session, app.tasks["add"], 1)
 
 
