@@ -13,9 +13,9 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadForm
+from bulltask.registry.checkpoint_methods import CheckpointMethods
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.current_job import current_job
-from bulltask.registry.iterating import CheckpointMethods
 from bulltask.registry.job_client import JobClient, JobCommand
 from bulltask.registry.option_values import expiry_ms
 from bulltask.registry.relatives import relatives

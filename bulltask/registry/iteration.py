@@ -10,13 +10,13 @@ from bulltask.errors import InvalidJobError, PermanentError
 from bulltask.jobs import codec
 from bulltask.registry.checkpoints import Checkpoints
 
-__all__ = ["Batch", "Items", "Iteration", "Source"]
+__all__ = ["Items", "Iteration", "Page", "Source"]
 
 T = TypeVar("T")
 
 Items = Iterable[T] | AsyncIterable[T]
-Batch = Items[T] | Awaitable[Iterable[T]]
-Source = Items[T] | Callable[[Any], Batch[T]]
+Page = Items[T] | Awaitable[Iterable[T]]
+Source = Items[T] | Callable[[Any], Page[T]]
 
 
 class Iteration(Generic[T]):
@@ -41,14 +41,14 @@ class Iteration(Generic[T]):
         checkpoints = self._checkpoints
         if checkpoints.is_async:
             raise TypeError("self.iterate() is used with 'for' in an async task: use 'async for'")
-        for batch in self._batches():
-            for item in _without_await(batch.items, batch.skipped):
-                position = batch.position_after(item)
+        for page in self._pages():
+            for item in _without_await(page.items, page.skipped):
+                position = page.position_after(item)
                 yield item
-                if checkpoints.advance(position, done=batch.is_last):
+                if checkpoints.advance(position, done=page.is_last):
                     checkpoints.save()
                 checkpoints.release_if_stopping()
-                if batch.is_last:
+                if page.is_last:
                     break
         if checkpoints.finish():
             checkpoints.save()
@@ -60,19 +60,19 @@ class Iteration(Generic[T]):
             ReleaseJob: The worker is stopping.
         """
         checkpoints = self._checkpoints
-        for batch in self._batches():
-            async for item in _with_await(batch.items, batch.skipped):
-                position = batch.position_after(item)
+        for page in self._pages():
+            async for item in _with_await(page.items, page.skipped):
+                position = page.position_after(item)
                 yield item
-                if checkpoints.advance(position, done=batch.is_last):
+                if checkpoints.advance(position, done=page.is_last):
                     await checkpoints.asave()
                 checkpoints.release_if_stopping()
-                if batch.is_last:
+                if page.is_last:
                     break
         if checkpoints.finish():
             await checkpoints.asave()
 
-    def _batches(self) -> Iterator[_Counted[T] | _AfterCursor[T]]:
+    def _pages(self) -> Iterator[_Counted[T] | _AfterCursor[T]]:
         """Yield what the source returns, until nothing is left."""
         checkpoints, source, cursor = self._checkpoints, self._source, self._cursor
         if checkpoints.done:
@@ -81,14 +81,14 @@ class Iteration(Generic[T]):
         if cursor is None:
             yield _Counted(cast(Items[T], source), checkpoints.cursor, checkpoints.job_id)
             return
-        fetch, start = cast(Callable[[Any], Batch[T]], source), checkpoints.cursor
+        fetch, start = cast(Callable[[Any], Page[T]], source), checkpoints.cursor
         while True:
-            batch = _AfterCursor(fetch(start), start, cursor, checkpoints.job_id)
-            yield batch
-            if batch.is_empty or batch.is_last:
+            page = _AfterCursor(fetch(start), start, cursor, checkpoints.job_id)
+            yield page
+            if page.is_empty or page.is_last:
                 return
             # Decoded like a cursor from Redis, so that the source receives a list instead of a tuple in every call.
-            start = codec.decode(batch.check_moved(checkpoints.cursor))
+            start = codec.decode(page.check_moved(checkpoints.cursor))
 
 
 class _Counted(Generic[T]):
@@ -125,7 +125,7 @@ class _AfterCursor(Generic[T]):
 
     skipped = 0
 
-    def __init__(self, items: Batch[T], start: Any, cursor: Callable[[T], Any], job_id: str) -> None:
+    def __init__(self, items: Page[T], start: Any, cursor: Callable[[T], Any], job_id: str) -> None:
         self.items, self.is_empty, self.is_last = items, True, False
         self._start, self._cursor, self._job_id = start, cursor, job_id
 
@@ -154,7 +154,7 @@ class _AfterCursor(Generic[T]):
         return encoded
 
 
-def _without_await(items: Batch[T], skipped: int) -> Iterable[T]:
+def _without_await(items: Page[T], skipped: int) -> Iterable[T]:
     if isinstance(items, Iterable):
         return itertools.islice(items, skipped, None) if skipped else items
     if isinstance(items, Coroutine):
@@ -162,7 +162,7 @@ def _without_await(items: Batch[T], skipped: int) -> Iterable[T]:
     raise TypeError(f"self.iterate() cannot loop over {type(items).__name__}: in an async task, use 'async for'")
 
 
-async def _with_await(items: Batch[T], skipped: int) -> AsyncIterator[T]:
+async def _with_await(items: Page[T], skipped: int) -> AsyncIterator[T]:
     if isinstance(items, Awaitable):
         items = await items
     if isinstance(items, AsyncIterable):  # before Iterable: Django's QuerySet is both

@@ -34,7 +34,7 @@
 local call = redis.call
 local start_key, line, wait, delay_keys = KEYS[1], KEYS[2], KEYS[3], { unpack(KEYS, 4) }
 local marker, delayed, job, events, meta = delay_keys[1], delay_keys[4], delay_keys[5], delay_keys[6], delay_keys[7]
-local interval, tolerance, is_first, task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == "1", ARGV[4]
+local interval, tolerance, skips_line, task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == "1", ARGV[4]
 local prefix, now, id, token = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
 local HELD, CLASS, BATCH, KEEP_S = "bulltask:held", 0x100000000, 100, 7 * 86400
 
@@ -116,7 +116,7 @@ if next_start > now + interval then  -- the limit was lower, or the clock was se
 end
 local was_held = call("ZSCORE", line, id)
 
-if now >= next_start and (was_held or is_first or not first_in_line()) then
+if now >= next_start and (was_held or skips_line or not first_in_line()) then
   next_start = math.max(next_start, now - tolerance) + interval
   store(next_start)
   call("ZREM", line, id)
@@ -125,7 +125,7 @@ if now >= next_start and (was_held or is_first or not first_in_line()) then
   return 0
 end
 
-local place = was_held or string.format("%.0f", join_line(id, call("HGET", job, "priority"), is_first))
+local place = was_held or string.format("%.0f", join_line(id, call("HGET", job, "priority"), skips_line))
 local base = math.max(now, next_start)
 local due = math.ceil(base + call("ZRANK", line, id) * interval)
 local delay_ms = string.format("%.0f", due - now)
@@ -144,8 +144,8 @@ for i = #next_ids, 1, -1 do
   local other = next_ids[i]
   local fields = redis.pcall("HMGET", prefix .. other, "name", "ats", "rjk", "defa", "opts", "priority", HELD)
   local is_same = not fields.err and fields[1] == task and (tonumber(fields[2]) or 0) == 0
-  local is_last = (tonumber(fields[6]) or 0) == 0 and not string.find(fields[5] or "", '"lifo":true', 1, true)
-  if not is_same or fields[3] or fields[4] or not is_last then
+  local joins_at_end = (tonumber(fields[6]) or 0) == 0 and not string.find(fields[5] or "", '"lifo":true', 1, true)
+  if not is_same or fields[3] or fields[4] or not joins_at_end then
     break
   end
   local old_rank = fields[7] and call("ZRANK", line, other)

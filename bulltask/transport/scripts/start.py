@@ -28,7 +28,7 @@ def start_or_hold(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRate, 
         rate: The task's rate limit.
         now_ms: The server's time.
     """
-    is_first = job.lifo or job.attempts_started > 1
+    skips_line = job.lifo or job.attempts_started > 1
     script_keys = (
         keys.next_start(job.name),
         keys.held(job.name),
@@ -43,7 +43,7 @@ def start_or_hold(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRate, 
         keys.stalled,
     )
     interval, tolerance = f"{rate.interval_ms:.6f}", f"{rate.tolerance_ms:.6f}"
-    args = (interval, tolerance, "1" if is_first else "", job.name, keys.base, now_ms, job.id, token)
+    args = (interval, tolerance, "1" if skips_line else "", job.name, keys.base, now_ms, job.id, token)
 
     def parse_reply(reply: Any) -> int:
         raise_for(reply, job.id, keys.name)

@@ -98,7 +98,7 @@ class Attempt:
         return self.arguments.kwargs
 
 
-def _started_before_checkpoint(job: RunningJob) -> int:
+def _starts_before_checkpoint(job: RunningJob) -> int:
     """Return how many times the job had started when its checkpoint was stored; these starts do not count."""
     return Checkpoint.from_json(job.checkpoint, job.id).attempts_started
 
@@ -274,7 +274,7 @@ class AttemptRunner:
             in_canvas = job.canvas or job.replacement
             raise self._failure_of_child(job) if in_canvas else PermanentError(job.deferred_failure)
         limit = self._config.max_started_attempts
-        if limit is not None and job.attempts_started > limit + _started_before_checkpoint(job):
+        if limit is not None and job.attempts_started > limit + _starts_before_checkpoint(job):
             raise PermanentError(_STARTED_TOO_OFTEN)
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")

@@ -120,7 +120,7 @@ class JobFetcher:
         return not (self.closing or self._control.paused or self._control.has_permits)
 
     @property
-    def interrupts_tasks(self) -> bool:
+    def interrupts_loops(self) -> bool:
         """Whether checkpointed tasks should end between two items: this child is stopping, but not at a limit of jobs.
 
         A child that has acquired its last job (``worker_max_tasks_per_child``) is only closing, and finishes that job.
@@ -260,7 +260,7 @@ class JobFetcher:
         if self._bus.wants(JobStarted):
             self._bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
 
-    def held(self, acquired: AcquiredJob, rate: TaskRate) -> bool:
+    def hold_if_limited(self, acquired: AcquiredJob, rate: TaskRate) -> bool:
         """Hold an acquired job and free its slot if its task has reached its rate limit; False if the job may start.
 
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.

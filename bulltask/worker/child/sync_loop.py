@@ -118,7 +118,11 @@ class SyncLoop:
             self._work_batch(acquired)
             return None
         attempt = self._begin(acquired)
-        if isinstance(attempt, Attempt) and attempt.rate is not None and self._fetcher.held(acquired, attempt.rate):
+        if (
+            isinstance(attempt, Attempt)
+            and attempt.rate is not None
+            and self._fetcher.hold_if_limited(acquired, attempt.rate)
+        ):
             return None
         self._fetcher.emit_started(acquired.job)
         if self._retirement.count_job():
@@ -146,7 +150,11 @@ class SyncLoop:
         not_started: list[tuple[AcquiredJob, Outcome]] = []
         for acquired in self._collector.collect(first):
             attempt = self._begin(acquired)
-            if isinstance(attempt, Attempt) and attempt.rate is not None and self._fetcher.held(acquired, attempt.rate):
+            if (
+                isinstance(attempt, Attempt)
+                and attempt.rate is not None
+                and self._fetcher.hold_if_limited(acquired, attempt.rate)
+            ):
                 self._return_slot(acquired, first)
                 continue
             self._fetcher.emit_started(acquired.job)

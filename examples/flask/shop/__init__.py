@@ -7,7 +7,7 @@ from typing import Any
 from flask import Flask
 
 from bulltask import App
-from shop.context import InAppContext
+from shop.context import AppContextMiddleware
 from shop.reports import reports
 
 
@@ -23,5 +23,5 @@ def create_app(**config: Any) -> Flask:
 
 def create_bulltask(flask_app: Flask) -> App:
     app = App(flask_app.name, **flask_app.config["BULLTASK"])
-    app.add_middleware(InAppContext(flask_app))
+    app.add_middleware(AppContextMiddleware(flask_app))
     return app

@@ -11,7 +11,7 @@ from flask.ctx import AppContext
 from bulltask import Middleware, Request
 
 
-class InAppContext(Middleware):
+class AppContextMiddleware(Middleware):
     def __init__(self, flask_app: Flask) -> None:
         self._flask_app, self._context = flask_app, ContextVar[AppContext]("context")
 

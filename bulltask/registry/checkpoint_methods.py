@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 
 from bulltask.errors import ConfigError
 from bulltask.registry.checkpoints import Checkpoints
-from bulltask.registry.iteration import Batch, Items, Iteration, Source
+from bulltask.registry.iteration import Items, Iteration, Page, Source
 
 __all__ = ["CheckpointMethods"]
 
@@ -29,7 +29,7 @@ class CheckpointMethods:
     def iterate(self, source: Items[T], *, total: int | None = None) -> Iteration[T]: ...
     @overload
     def iterate(
-        self, source: Callable[[Any], Batch[T]], *, cursor: Callable[[T], Any], total: int | None = None
+        self, source: Callable[[Any], Page[T]], *, cursor: Callable[[T], Any], total: int | None = None
     ) -> Iteration[T]: ...
 
     def iterate(
