@@ -12,28 +12,20 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask import App, Context, chain, chord, group
+from bulltask import App, BatchJob, Context, chain, chord, group
 from bulltask.errors import DecodeError, EncodeError
 from bulltask.events import JobCompleted, JobFailed
 from bulltask.payloads.envelope import ENVELOPE_KEY, ENVELOPE_START, Envelope
 from bulltask.payloads.pickling import dump
 from bulltask.testing import InlineWorker, use_server
 from bulltask.worker.beat_entries import read_entries
-from tests.support.payloads import ENCRYPTION_KEY, PICKLES, WritesFile
+from tests.support.payloads import ENCRYPTION_KEY, PICKLES, Refused, WritesFile
 
 pytestmark = pytest.mark.redis
 
 MakeWorker = Callable[..., tuple[App, InlineWorker]]
 PICKLING = {**PICKLES, "task_serializer": "cloudpickle", "result_serializer": "cloudpickle"}
 ENCRYPTED = {"payload_encryption_keys": {"*": ENCRYPTION_KEY}}
-
-
-class Refused(Exception):
-    """An exception whose attributes the message does not contain, and whose constructor takes two arguments."""
-
-    def __init__(self, code: int, details: dict[str, Any]) -> None:
-        super().__init__(code, details)
-        self.code, self.details = code, details
 
 
 @pytest.fixture
@@ -216,6 +208,77 @@ def test_a_schedule_does_not_change_because_its_payload_is_encrypted_again(make:
     [first], [second] = read_entries(app) or [], read_entries(app) or []
     assert first.job.data != second.job.data
     assert first.digest == second.digest
+
+
+@pytest.mark.parametrize("settings", [PICKLES, ENCRYPTED, {**PICKLES, **ENCRYPTED}])
+def test_each_job_of_a_batch_has_its_own_payloads(
+    make: MakeWorker, redis_client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    app, worker = make(**settings)
+    is_pickled, sizes = "accept_content" in settings, list[int]()
+
+    @app.task(name="apply", batch=10, serializer="cloudpickle" if is_pickled else "json")
+    def apply(jobs: list[BatchJob[Any]]) -> list[Any]:
+        sizes.append(len(jobs))
+        for job in jobs:
+            if job.data == "fail":
+                job.fail(Refused(7, {"secret": {1, 2}}))
+            elif job.data == "retry" and not job.request.retries:
+                job.retry(countdown=0)
+        return [job.data(2) if callable(job.data) else [job.data, "secret"] for job in jobs]
+
+    first = apply.delay((lambda x: {x, "secret"}) if is_pickled else "secret")
+    failed, retried = apply.apply_async(["fail"], max_retries=0), apply.delay("retry")
+    worker.drain(propagate=False)
+    assert first.get() == ({2, "secret"} if is_pickled else ["secret", "secret"])
+    assert retried.get() == ["retry", "secret"]
+    assert sizes == [3, 1]
+    with pytest.raises(Refused) as caught:
+        failed.get()
+    if is_pickled:
+        assert caught.value.details == {"secret": {1, 2}}
+    for job in (first, retried):
+        fields = stored(redis_client, job.id)
+        assert "secret" not in fields["data"] + fields["returnvalue"]
+
+
+def test_a_job_that_cannot_be_opened_does_not_fail_its_batch(make: MakeWorker, tmp_path: Path) -> None:
+    app, worker = make(**PICKLES)
+
+    @app.task(name="same", batch=10, serializer="cloudpickle")
+    def same(jobs: list[BatchJob[Any]]) -> list[Any]:
+        return [job.data for job in jobs]
+
+    good = [same.delay({1}), same.delay({2})]
+    envelope = Envelope("cloudpickle", dump({"jobs": WritesFile(tmp_path / "written")}, "it"))
+    bad = app.queue("default").add("same", json.loads(envelope.to_json()))
+    worker.drain(propagate=False)
+    assert [job.get() for job in good] == [{1}, {2}]
+    with pytest.raises(Exception, match="is pickled but not signed"):
+        app.result(bad.id).get()
+    assert not (tmp_path / "written").exists()
+
+
+@pytest.mark.parametrize("settings", [ENCRYPTED, {**PICKLING, **ENCRYPTED}])
+def test_a_checkpointed_task_continues_on_an_encrypted_queue(
+    make: MakeWorker, redis_client: redis.Redis, settings: dict[str, Any]
+) -> None:
+    app, worker = make(**settings)
+    seen = []
+
+    @app.task(bind=True, name="loop", checkpoint=True, max_retries=1)
+    def loop(self: Context, items: Any, word: str) -> Any:
+        for number in self.iterate(items):
+            seen.append(number)
+            if seen == [0, 1, 2]:
+                raise self.retry(countdown=0)
+        return [word, self.cursor]
+
+    result = loop.delay([0, 1, 2, 3], "secret")
+    worker.drain()
+    assert list(result.get()) == ["secret", 4]
+    assert seen == [0, 1, 2, 2, 3]
+    assert "secret" not in str(stored(redis_client, result.id))
 
 
 # ---- what must not be loaded -----------------------------------------------------------------------------------------

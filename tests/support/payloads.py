@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["ENCRYPTION_KEY", "FIRST_KEY", "OTHER_ENCRYPTION_KEY", "PICKLES", "SECOND_KEY", "WritesFile"]
+__all__ = ["ENCRYPTION_KEY", "FIRST_KEY", "OTHER_ENCRYPTION_KEY", "PICKLES", "SECOND_KEY", "Refused", "WritesFile"]
 
 FIRST_KEY: Final = "k1:" + "a1-_" * 10 + "a1o"
 SECOND_KEY: Final = "k2:" + "b2-_" * 10 + "b2s"
@@ -15,6 +15,14 @@ OTHER_ENCRYPTION_KEY: Final = "e2:" + "d4-_" * 10 + "d40"
 
 PICKLES: Final[dict[str, Any]] = {"accept_content": ["json", "cloudpickle"], "payload_signing_keys": FIRST_KEY}
 """Settings that allow cloudpickle."""
+
+
+class Refused(Exception):
+    """An exception whose attributes the message does not contain, and whose constructor takes two arguments."""
+
+    def __init__(self, code: int, details: dict[str, Any]) -> None:
+        super().__init__(code, details)
+        self.code, self.details = code, details
 
 
 class WritesFile:

@@ -1,0 +1,90 @@
+"""Pickled and encrypted payloads in real workers, whose keys come from the environment and from files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask import AsyncResult
+from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope
+from bulltask.payloads.pickling import dump
+from tests.support.payloads import ENCRYPTION_KEY, FIRST_KEY, PICKLES, Refused, WritesFile
+from tests.support.programs import ROOT
+from tests.support.worker_harness import WorkerHarness
+
+pytestmark = pytest.mark.process
+
+TASKS = """
+from tests.support.payloads import Refused
+
+@app.task(name="call", serializer="cloudpickle")
+def call(function, x):
+    return function(x)
+
+@app.task(name="fail", serializer="cloudpickle", max_retries=0)
+def fail(code):
+    raise Refused(code, {"set": {1, 2}})
+
+@app.task(bind=True, name="wait", serializer="cloudpickle")
+def wait(self, gates):
+    record("start", job=self.request.id)
+    for gate in gates:
+        wait_at(gate)
+    return gates
+"""
+
+
+def test_children_run_signed_pickles_and_encrypted_jobs_and_never_load_other_pickles(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text(json.dumps({"secret": ENCRYPTION_KEY}))
+    environ = {
+        "PYTHONPATH": str(ROOT),
+        "BULLTASK_PAYLOAD_SIGNING_KEYS": FIRST_KEY,
+        "BULLTASK_PAYLOAD_ENCRYPTION_KEYS_FILE": str(tmp_path / "keys"),
+    }
+    workers = [
+        harness.worker(
+            TASKS,
+            children=children,
+            environ=environ,
+            settings={"accept_content": "json,cloudpickle", "worker_start_method": method, "lock_duration": 30},
+            options=["-Q", queue],
+        )
+        for queue, method, children in [("secret", "spawn", 1), ("default", "fork", 2)]
+    ]
+    app = harness.sender(**PICKLES, payload_encryption_keys={"secret": ENCRYPTION_KEY})
+
+    def send(name: str, *args: object, queue: str = "default") -> AsyncResult[Any]:
+        return app.send_task(name, args, queue=queue, serializer="cloudpickle")
+
+    killed = send("wait", {"gate"})
+    os.kill(int(harness.wait_for_start(killed)["pid"]), signal.SIGKILL)
+    for queue in ("default", "secret"):
+        called = send("call", lambda x: {x, "secret"}, 1, queue=queue)
+        assert called.get(timeout=60) == {1, "secret"}
+        with pytest.raises(Refused) as caught:
+            send("fail", 7, queue=queue).get(timeout=60)
+        assert (caught.value.code, caught.value.details) == (7, {"set": {1, 2}})
+        written = tmp_path / queue
+        foreign = Envelope("cloudpickle", dump({"function": WritesFile(written), "x": 1}, "it"))
+        bad = harness.app.queue(queue).add("call", json.loads(foreign.to_json()))
+        with pytest.raises(Exception, match="is pickled but not signed"):
+            app.result(bad.id, queue).get(timeout=60)
+        assert not written.exists()
+    fields = harness.redis.hgetall(harness.keys_of("secret").job(called.id))
+    for name in ("data", "returnvalue"):
+        assert json.loads(fields[name])[ENVELOPE_KEY]["enc"] == "e1"
+    harness.wait_for_start(killed, 2)
+    harness.open_gate()
+    assert killed.get(timeout=60) == {"gate"}
+    for worker in workers:
+        worker.send(signal.SIGTERM)
+    for worker in workers:
+        assert worker.wait() == 0
+        assert not any(key.partition(":")[2] in worker.log for key in (FIRST_KEY, ENCRYPTION_KEY))
