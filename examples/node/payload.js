@@ -16,15 +16,14 @@ const boundTo = (purpose, queue, owner, header) =>
 
 /** Returns a stored value; `purpose` is 'arguments' or 'result', `owner` the task's name or the job's id. */
 export function open(stored, keys, purpose, queue, owner) {
-  const envelope = stored?.[KEY];
-  if (!envelope) return stored;
-  const { ser, zip, enc, iv, body } = envelope;
-  if (envelope.v !== 1 || ser !== 'json' || !['', 'zlib', undefined].includes(zip)) throw new Error(`cannot read ${ser} ${zip}`);
+  if (!stored?.[KEY]) return stored;
+  const { v, ser, zip, enc, iv, body } = stored[KEY];
+  if (v !== 1 || ser !== 'json' || !['', 'zlib', undefined].includes(zip)) throw new Error(`cannot read ${ser} ${zip}`);
   let data = Buffer.from(body, 'base64');
   if (enc) {
     if (!keys.has(enc)) throw new Error(`no key ${enc}`);
     const cipher = createDecipheriv('aes-256-gcm', keys.get(enc), Buffer.from(iv, 'base64'), { authTagLength: 16 });
-    cipher.setAAD(boundTo(purpose, queue, owner, envelope)).setAuthTag(data.subarray(-16));
+    cipher.setAAD(boundTo(purpose, queue, owner, { ser, zip })).setAuthTag(data.subarray(-16));
     data = Buffer.concat([cipher.update(data.subarray(0, -16)), cipher.final()]);
   }
   return JSON.parse(zip ? inflateSync(data, { maxOutputLength: MAX_BYTES }) : data);

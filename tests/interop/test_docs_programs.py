@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from bulltask import App
-from tests.interop.conftest import HERE
+from tests.interop.node_program import node_program
 from tests.support.programs import ROOT
 from tests.support.worker import Worker
 
@@ -24,20 +20,6 @@ PAGE = ROOT / "docs/how-to/interop-node.md"
 def blocks(language: str) -> list[str]:
     """Return the page's blocks of code in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-
-
-@contextmanager
-def node_program(code: str, url: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run one of the page's Node programs on another server than it names; it is killed if it does not end."""
-    assert "redis://localhost:6379" in code
-    (directory / "program.mjs").write_text(code.replace("redis://localhost:6379", url.removesuffix("/0")))
-    (directory / "node_modules").symlink_to(HERE / "node_modules")
-    node = shutil.which("node") or "node"
-    with subprocess.Popen([node, "program.mjs"], cwd=directory, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_the_documented_node_sender_gets_the_result_of_the_python_task(
