@@ -68,6 +68,9 @@ def test_children_run_signed_pickles_and_encrypted_jobs_and_never_load_other_pic
     for queue in ("default", "secret"):
         called = send("call", lambda x: {x, "secret"}, 1, queue=queue)
         assert called.get(timeout=60) == {1, "secret"}
+        stored = harness.redis.hgetall(harness.keys_of(queue).job(called.id))
+        payloads = [json.loads(stored[name])[ENVELOPE_KEY] for name in ("data", "returnvalue")]
+        assert {payload.get("enc") for payload in payloads} == {"e1" if queue == "secret" else None}
         with pytest.raises(Refused) as caught:
             send("fail", 7, queue=queue).get(timeout=60)
         assert (caught.value.code, caught.value.details) == (7, {"set": {1, 2}})
@@ -77,9 +80,6 @@ def test_children_run_signed_pickles_and_encrypted_jobs_and_never_load_other_pic
         with pytest.raises(Exception, match="is pickled but not signed"):
             app.result(bad.id, queue).get(timeout=60)
         assert not written.exists()
-    fields = harness.redis.hgetall(harness.keys_of("secret").job(called.id))
-    for name in ("data", "returnvalue"):
-        assert json.loads(fields[name])[ENVELOPE_KEY]["enc"] == "e1"
     harness.wait_for_start(killed, 2)
     harness.open_gate()
     assert killed.get(timeout=60) == {"gate"}
