@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from bulltask.jobs.states import JobState
     from bulltask.registry.batches import BatchJob
     from bulltask.registry.canvas import Signature
-    from bulltask.registry.context import Context, Request
+    from bulltask.registry.context import Context
     from bulltask.registry.current import current_app
     from bulltask.registry.current_job import get_task_logger
     from bulltask.registry.decorators import shared_task
+    from bulltask.registry.request import Request
     from bulltask.registry.task import AsyncTask, Task
     from bulltask.registry.workflows import chain, chord, group, signature
     from bulltask.result import AsyncResult
@@ -93,7 +94,7 @@ _MODULES: Final = {
     "JobState": "bulltask.jobs.states",
     "Middleware": "bulltask.hooks.middleware",
     "PermanentError": "bulltask.errors",
-    "Request": "bulltask.registry.context",
+    "Request": "bulltask.registry.request",
     "ResultTimeoutError": "bulltask.errors",
     "Retry": "bulltask.errors",
     "Signature": "bulltask.registry.canvas",

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast
 
 from bulltask import embedded
 from bulltask.categories import Categorizer
@@ -37,15 +37,15 @@ from bulltask.registry.canvas import Canvas, Signature
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current import set_current
 from bulltask.registry.current_job import current_job
-from bulltask.registry.decorators import BatchTaskDecorator, BoundTaskDecorator, TaskDecorator, decorate
+from bulltask.registry.defining import Defining
 from bulltask.registry.discovering import Discovering
 from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
-from bulltask.registry.option_types import BatchTaskKeywords, CallKeywords, SignatureKeywords, TaskKeywords
+from bulltask.registry.option_types import CallKeywords, SignatureKeywords
 from bulltask.registry.relatives import origin_of_sent, sent_by
 from bulltask.registry.result_handles import ResultHandles
 from bulltask.registry.single_jobs import job_of
-from bulltask.registry.task import AnyTask, AsyncTask, Task
+from bulltask.registry.task import AnyTask, Task
 from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 from bulltask.transport.broker import Broker
@@ -55,6 +55,8 @@ __all__ = ["App"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+B = TypeVar("B", bound=AnyTask[..., Any])
+T = TypeVar("T", bound=AnyTask[..., Any])
 
 _EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a layer above
 
@@ -62,7 +64,7 @@ _EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a 
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
-class App(Configured, Hooked, Discovering, ResultHandles):
+class App(Configured, Hooked, Defining, Discovering, ResultHandles):
     """A bulltask application.
 
     Args:
@@ -72,7 +74,11 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         settings: Any other setting of :mod:`bulltask.config.settings`, or an argument of Celery's constructor:
             ``broker`` is ``broker_url``, ``backend`` is ``result_backend``, ``changes`` is a dictionary of settings,
             ``config_source`` and ``namespace`` are arguments of :meth:`config_from_object`, and an app with
-            ``set_as_current=False`` does not send the tasks of ``shared_task``.
+            ``set_as_current=False`` does not send the tasks of ``shared_task``. ``task_cls`` is the class of its tasks
+            without ``base``.
+
+    Attributes:
+        Task: The class of its tasks without ``base``.
 
     Raises:
         ConfigError: A setting has an unknown name or an invalid value.
@@ -86,7 +92,8 @@ class App(Configured, Hooked, Discovering, ResultHandles):
         self.conf = Settings(constructor_settings(broker_url, settings))
         if (source := settings.get("config_source")) is not None:
             self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
-        self.tasks: Tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
+        self.Task = cast("type[AnyTask[..., Any]] | None", settings.get("task_cls")) or Task
+        self.tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
         self.conf.when_frozen(self.tasks.configure)
         self.categorizer = Categorizer()
         self.outboxes: list[OutboxRelay] = []
@@ -98,45 +105,6 @@ class App(Configured, Hooked, Discovering, ResultHandles):
             set_current(self)
 
     # ---- tasks ---------------------------------------------------------------------------------------------------
-
-    @overload
-    def task(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
-    @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
-    @overload
-    def task(self, /, *, name: str | None = None, **options: Unpack[BatchTaskKeywords]) -> BatchTaskDecorator: ...
-    @overload
-    def task(
-        self, /, *, bind: Literal[True], name: str | None = None, **options: Unpack[TaskKeywords]
-    ) -> BoundTaskDecorator: ...
-    @overload
-    def task(
-        self, /, *, bind: Literal[False] = False, name: str | None = None, **options: Unpack[TaskKeywords]
-    ) -> TaskDecorator: ...
-
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        bind: bool = False,
-        name: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """Turn a function into a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
-
-        Args:
-            function: A plain function or an ``async def``.
-            bind: Pass a :class:`Context` as the first argument (``self`` in Celery).
-            name: The task's name; default: ``module.function``.
-            options: See :class:`bulltask.registry.task_options.TaskOptions`; ``max_retries=None`` retries without a
-                limit.
-
-        Raises:
-            DuplicateTaskError: Another function has this name.
-            ConfigError, TypeError: An option has an invalid value or an unknown name.
-        """
-        return decorate(function, lambda: self, self.tasks.add, bind=bind, name=name, options=options)
 
     def load_tasks(self) -> list[str]:
         """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks.

@@ -15,14 +15,13 @@ from bulltask.user_warnings import warn_user
 __all__ = ["check_same_meaning", "constructor_settings", "explain", "resolve"]
 
 _RENAMED_ARGUMENTS: Final = {"broker": "broker_url", "backend": "result_backend"}
-_APP_ARGUMENTS: Final = ("changes", "config_source", "namespace", "set_as_current")
+_APP_ARGUMENTS: Final = ("changes", "config_source", "namespace", "set_as_current", "task_cls")
 _REMOVED_ARGUMENTS: Final = {
     **dict.fromkeys(["amqp", "control", "events", "loader", "log"], "bulltask has no equivalent"),
     "autofinalize": "a task is registered when it is defined",
     "fixups": "the worker sets Django up if DJANGO_SETTINGS_MODULE is set",
     "main": "the first argument is the name: App('shop')",
     "strict_typing": "arguments are always checked when a task is called",
-    "task_cls": "tasks are functions",
     "tasks": "decorate functions with @app.task",
 }
 """Arguments of Celery's constructor that have no meaning in bulltask, with the reason."""

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from bulltask.hooks.middleware import Middleware
-from bulltask.registry.context import Request
+from bulltask.registry.request import Request
 
 __all__ = ["DjangoConnections"]
 

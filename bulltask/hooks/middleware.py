@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bulltask.errors import ConfigError
 from bulltask.hooks.outgoing import OutgoingJob
-from bulltask.registry.context import Request
+from bulltask.registry.request import Request
 
 __all__ = ["Middleware", "MiddlewareList"]
 

@@ -14,8 +14,8 @@ from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, InvalidJobError, PermanentError, Retry
 from bulltask.registry.arguments import Arguments
-from bulltask.registry.context import Request
 from bulltask.registry.option_values import expiry_ms
+from bulltask.registry.request import Request
 from bulltask.typed.call import CallTypes, hints_of
 
 __all__ = [

@@ -9,6 +9,7 @@ from bulltask.errors import ConfigError, did_you_mean
 from bulltask.user_warnings import warn_user
 
 __all__ = [
+    "TASK_OPTIONS",
     "WITHOUT_EFFECT",
     "hint_for_unknown_call_option",
     "hint_for_unknown_option",
@@ -49,6 +50,9 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "abstract": ((True, False), ""),
 }
 """Options that change nothing: the values that describe what bulltask does anyway, and why others have no effect."""
+
+TASK_OPTIONS: Final = frozenset({*_UNAVAILABLE, *WITHOUT_EFFECT, "retry_kwargs"})
+"""Celery's options of tasks that are none of bulltask's."""
 
 _CALL: Final[Mapping[str, str]] = {
     "exchange": "use queue=",

@@ -15,17 +15,12 @@ __all__ = ["CeleryTask"]
 class CeleryTask:
     """A task with more of Celery's names: a base class of :class:`bulltask.registry.task.AnyTask`."""
 
-    direct: Callable[..., Any]
     _sender: Callable[[], Sender]
 
     @property
     def app(self) -> Any:
         """The app that sends the task's calls."""
         return self._sender()
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function in this process, as the task itself does when it is called."""
-        return self.direct(args, kwargs)
 
     def AsyncResult(self, task_id: str) -> AsyncResult[Any]:
         """Return the handle of a job by its id; see :meth:`bulltask.App.AsyncResult`."""

@@ -1,171 +1,36 @@
-"""``self`` of a bound task: the job's request, and methods to report progress and to reschedule the job."""
+"""``self`` of a bound task: methods to report progress and to reschedule the job."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Never
 
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
-from bulltask.jobs.job import RunningJob
-from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadForm
 from bulltask.registry.checkpoint_methods import CheckpointMethods
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.current_job import current_job
 from bulltask.registry.job_client import JobClient, JobCommand
 from bulltask.registry.option_values import expiry_ms
-from bulltask.registry.relatives import relatives
+from bulltask.registry.request import Request
 from bulltask.registry.self_retries import check_retries_left
 from bulltask.typed.call import CallConversion
 
-__all__ = ["Context", "Request"]
+__all__ = ["Context", "JobMethods"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The running job, with Celery's attribute names.
+class JobMethods:
+    """What a task can do with the job that runs it: the methods of :class:`Context`, and of task classes."""
 
-    Attributes:
-        id: The job's id, ``""`` when the task was called directly.
-        task: The task's name.
-        queue: The queue's name in the app.
-        args, kwargs: The call.
-        retries: Attempts made before this one (BullMQ's ``atm``).
-        attempts: The job's maximum number of attempts.
-        attempts_started: The job's started attempts, including this one (``ats``).
-        headers: The sender's ``headers=``.
-        timestamp_ms: When the job was added, epoch milliseconds.
-        called_directly: The task was called as a function, without a worker.
-        priority: The job's priority, 0 for none.
-        soft_time_limit, time_limit: The limits of this attempt in seconds, ``None`` for no limit.
-        root_id: The id of the first job from which this one descends: its own id, unless a task sent it or it follows
-            another step of a canvas.
-        parent_id: The id of the job whose task sent this one, or of the previous step of its canvas; for the body of a
-            chord, of the last member. ``None`` if there is no such job.
-        group, chord: The id of the job that receives the results of the group which this job is a member of, that is,
-            the chord's body; ``None`` for none.
-        app_id: The name of the worker's app.
-        hostname: The worker's id.
-    """
-
-    id: str = ""
-    task: str = ""
-    queue: str = ""
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    retries: int = 0
-    attempts: int = 1
-    attempts_started: int = 1
-    headers: Mapping[str, Any] = field(default_factory=dict)
-    timestamp_ms: int = 0
-    called_directly: bool = False
-    priority: int = 0
-    soft_time_limit: float | None = None
-    time_limit: float | None = None
-    root_id: str | None = None
-    parent_id: str | None = None
-    group: str | None = None
-    chord: str | None = None
-    app_id: str = ""
-    hostname: str = ""
+    request: Request
+    """The running job."""
 
     @property
-    def timelimit(self) -> tuple[float | None, float | None]:
-        """Hard and soft time limit, in Celery's order."""
-        return self.time_limit, self.soft_time_limit
-
-    @property
-    def correlation_id(self) -> str:
-        """The job's id (Celery's ``correlation_id``)."""
-        return self.id
-
-    @property
-    def argsrepr(self) -> str:
-        """``repr()`` of the positional arguments."""
-        return repr(self.args)
-
-    @property
-    def kwargsrepr(self) -> str:
-        """``repr()`` of the keyword arguments."""
-        return repr(self.kwargs)
-
-    @property
-    def delivery_info(self) -> dict[str, Any]:
-        """Celery's ``delivery_info``: the queue is the ``routing_key``.
-
-        ``redelivered`` is true if an attempt ended without an outcome, for example because its process was killed.
-        """
-        redelivered = self.attempts_started > self.retries + 1
-        return {"exchange": "", "routing_key": self.queue, "priority": self.priority, "redelivered": redelivered}
-
-    @classmethod
-    def of(
-        cls,
-        job: RunningJob,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        limits: TimeLimits = NO_LIMITS,
-        app_id: str = "",
-        hostname: str = "",
-    ) -> Request:
-        """Return the request of a job, with its arguments decoded.
-
-        Raises:
-            DecodeError: Its options are malformed.
-        """
-        return cls(
-            id=job.id,
-            task=job.name,
-            queue=job.queue,
-            args=args,
-            kwargs=kwargs,
-            retries=job.attempts_made,
-            attempts=max(1, job.attempts),
-            attempts_started=job.attempts_started,
-            headers=job.headers,
-            timestamp_ms=job.timestamp_ms,
-            priority=job.priority,
-            soft_time_limit=limits.soft_s,
-            time_limit=limits.hard_s,
-            app_id=app_id,
-            hostname=hostname,
-            **relatives(job),
-        )
-
-
-class Context(CheckpointMethods):
-    """First argument of a task with ``bind=True``.
-
-    Each attempt has a separate context, even if async tasks run concurrently.
-
-    Attributes:
-        request: The running job.
-        has_reported: Whether the task has called :meth:`update_progress`.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        job_client: JobClient | None = None,
-        conversion: CallConversion | None = None,
-        checkpoints: Checkpoints | None = None,
-        payloads: PayloadCodec | None = None,
-        form: PayloadForm = PLAIN,
-    ) -> None:
-        super().__init__(request.task, checkpoints)
-        self.request = request
-        self.has_reported = False
-        self._job_client, self._conversion = job_client, conversion
-        self._payloads, self._form = payloads, form
-
-    @property
-    def name(self) -> str:
-        """The task's name (Celery's ``self.name``)."""
-        return self.request.task
+    def _context(self) -> Context:
+        raise NotImplementedError
 
     def update_progress(self, progress: codec.Json) -> None:
         """Store the job's progress, which Redis publishes as an event (BullMQ's ``updateProgress``).
@@ -354,30 +219,73 @@ class Context(CheckpointMethods):
         raise WaitForChildren
 
     def _client_for_replace(self) -> JobClient:
-        if self._job_client is None:
+        client = self._context.job_client
+        if client is None:
             raise TypeError("replace() needs a job, but the task was called directly; return the result of the call")
-        return self._job_client
+        return client
 
     def _send(self, command: JobCommand, value: bytes | str = b"") -> Any:
-        return None if self._job_client is None else self._job_client.send(command, value)
+        client = self._context.job_client
+        return None if client is None else client.send(command, value)
 
     async def _asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
-        return None if self._job_client is None else await self._job_client.asend(command, value)
+        client = self._context.job_client
+        return None if client is None else await client.asend(command, value)
 
     def _encode_data(self, data: Any) -> bytes:
-        what, request = f"data of job {self.request.id}", self.request
-        if self._conversion is not None and isinstance(data, dict) and not self._form.is_pickled:
-            data = self._conversion.encode_arguments(data)
-        dump = None if self._payloads is None else self._payloads.dump_arguments
-        return dump(data, request.queue, request.task, self._form, what) if dump else codec.encode(data, what=what)
+        what, request, context = f"data of job {self.request.id}", self.request, self._context
+        if context.conversion is not None and isinstance(data, dict) and not context.form.is_pickled:
+            data = context.conversion.encode_arguments(data)
+        dump = None if context.payloads is None else context.payloads.dump_arguments
+        return dump(data, request.queue, request.task, context.form, what) if dump else codec.encode(data, what=what)
 
     def _loaded(self, results: Mapping[str, Any] | None) -> dict[str, Any]:
-        return self._payloads.load_results(results)[0] if results and self._payloads else {}
+        payloads = self._context.payloads
+        return payloads.load_results(results)[0] if results and payloads else {}
 
     def _encode(self, progress: codec.Json) -> bytes:
         encoded = codec.encode(progress, what=f"progress of job {self.request.id}")
-        self.has_reported = True
+        self._context.has_reported = True
         return encoded
+
+
+class Context(JobMethods, CheckpointMethods):
+    """First argument of a task with ``bind=True``.
+
+    Each attempt has a separate context, even if async tasks run concurrently.
+
+    Attributes:
+        request: The running job.
+        job_client: Executes commands on the job; ``None`` if the task was called directly.
+        conversion: The conversion of the job's arguments.
+        payloads: Reads results and writes arguments; ``None`` if the task was called directly.
+        form: How the job's data was written.
+        has_reported: Whether the task has called :meth:`update_progress`.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        job_client: JobClient | None = None,
+        conversion: CallConversion | None = None,
+        checkpoints: Checkpoints | None = None,
+        payloads: PayloadCodec | None = None,
+        form: PayloadForm = PLAIN,
+    ) -> None:
+        super().__init__(request.task, checkpoints)
+        self.request = request
+        self.has_reported = False
+        self.job_client, self.conversion = job_client, conversion
+        self.payloads, self.form = payloads, form
+
+    @property
+    def name(self) -> str:
+        """The task's name (Celery's ``self.name``)."""
+        return self.request.task
+
+    @property
+    def _context(self) -> Context:
+        return self
 
     def __repr__(self) -> str:
         return f"<Context of {self.request.task} job {self.request.id or '(called directly)'}>"

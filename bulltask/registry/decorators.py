@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from bulltask.errors import ConfigError
 from bulltask.registry.batches import BatchJob
 from bulltask.registry.context import Context
 from bulltask.registry.current import current_sender
@@ -13,13 +14,23 @@ from bulltask.registry.naming import task_name
 from bulltask.registry.option_types import BatchTaskKeywords, TaskKeywords
 from bulltask.registry.shared import add_shared
 from bulltask.registry.task import AnyTask, AsyncTask, Task
+from bulltask.registry.task_class import TaskClass, options_of_class
 from bulltask.registry.task_options import TaskOptions
 
-__all__ = ["BatchTaskDecorator", "BoundTaskDecorator", "TaskDecorator", "decorate", "shared_task"]
+__all__ = [
+    "BatchTaskDecorator",
+    "BoundTaskDecorator",
+    "ClassTaskDecorator",
+    "TaskDecorator",
+    "decorate",
+    "register_instance",
+    "shared_task",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
+B_co = TypeVar("B_co", bound=AnyTask[..., Any], covariant=True)
 
 # An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
@@ -65,19 +76,43 @@ class BoundTaskDecorator(Protocol):
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
 
 
+class ClassTaskDecorator(Protocol[B_co]):
+    """Return type of ``@app.task(bind=True, base=…)``: the function's first parameter is the task itself."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[B_co, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[B_co, P], R], /) -> Task[P, R]: ...
+
+
 @overload
 def shared_task(function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
 @overload
 def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
-def shared_task(*, name: str | None = None, **options: Unpack[BatchTaskKeywords]) -> BatchTaskDecorator: ...
+def shared_task(
+    *,
+    base: type[AnyTask[..., Any]] | None = None,
+    name: str | None = None,
+    **options: Unpack[BatchTaskKeywords],
+) -> BatchTaskDecorator: ...
+@overload
+def shared_task(
+    *, bind: Literal[True], base: type[B_co], name: str | None = None, **options: Unpack[TaskKeywords]
+) -> ClassTaskDecorator[B_co]: ...
 @overload
 def shared_task(
     *, bind: Literal[True], name: str | None = None, **options: Unpack[TaskKeywords]
 ) -> BoundTaskDecorator: ...
 @overload
 def shared_task(
-    *, bind: Literal[False] = False, name: str | None = None, **options: Unpack[TaskKeywords]
+    *,
+    bind: Literal[False] = False,
+    base: type[AnyTask[..., Any]] | None = None,
+    name: str | None = None,
+    **options: Unpack[TaskKeywords],
 ) -> TaskDecorator: ...
 
 
@@ -86,14 +121,15 @@ def shared_task(
     /,
     *,
     bind: bool = False,
+    base: type[AnyTask[..., Any]] | None = None,
     name: str | None = None,
     **options: Any,
 ) -> Any:
     """Turn a function into a task of every app, for libraries that have no app; options as in :meth:`App.task`."""
-    return decorate(function, current_sender, add_shared, bind=bind, name=name, options=options)
+    return decorate(function, current_sender, add_shared, bind=bind, name=name, options=options, base=base)
 
 
-def decorate(
+def decorate(  # noqa: PLR0913 - those of the decorators
     function: Callable[..., Any] | None,
     sender: Callable[[], Any],
     add: Callable[[AnyTask[Any, Any]], None],
@@ -101,6 +137,7 @@ def decorate(
     bind: bool,
     name: str | None,
     options: Mapping[str, Any],
+    base: type[AnyTask[Any, Any]] | None = None,
 ) -> Any:
     """Turn a function into a task, or return the decorator that does so if there is no function yet.
 
@@ -108,18 +145,64 @@ def decorate(
         function: A plain function or an ``async def``.
         sender: Returns the app that sends the task's calls.
         add: Registers the task.
-        bind, name, options: As for :meth:`App.task`.
+        bind, name, options, base: As for :meth:`App.task`.
 
     Raises:
         DuplicateTaskError: Another function has this name.
         ConfigError, TypeError: An option has an invalid value or an unknown name.
     """
-    task_options = TaskOptions.of(options)
+    kind = Task if base is None else base
+    inherited = {} if kind in (Task, AsyncTask) else options_of_class(kind)
+    task_options = TaskOptions.of({**inherited, **options})
 
     def turn_into_task(target: Callable[..., Any]) -> AnyTask[Any, Any]:
-        kind: type[AnyTask[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(target) else Task
-        task = kind(target, name or task_name(target), task_options, sender, bind=bind)
+        task = _new_task(kind, target, name or task_name(target), task_options, sender, bind=bind)
+        vars(task).update({option: value for option, value in options.items() if option in inherited})
         add(task)
         return task
 
     return turn_into_task if function is None else turn_into_task(function)
+
+
+def _new_task(
+    kind: type[AnyTask[Any, Any]],
+    function: Callable[..., Any],
+    name: str,
+    options: TaskOptions,
+    sender: Callable[[], Any],
+    *,
+    bind: bool,
+) -> AnyTask[Any, Any]:
+    """Return a task that is an instance of ``kind``: of ``Task``, or of a user's class.
+
+    Raises:
+        ConfigError: ``kind`` is no task class, or its methods do not fit the function.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, AnyTask)):
+        raise ConfigError(f"the base of task {name!r} must be a subclass of bulltask.Task, not {kind!r}")
+    has_base = kind not in (Task, AsyncTask)
+    if inspect.iscoroutinefunction(function) and not issubclass(kind, AsyncTask):
+        kind = _async_class(kind) if has_base else AsyncTask
+    task = kind.__new__(kind)
+    AnyTask.__init__(task, function, name, options, sender, bind=bind, has_base=has_base)
+    if has_base:
+        task.__init__()  # type: ignore[misc] # the one of the user's class
+    return task
+
+
+def register_instance(task: AnyTask[Any, Any], sender: Callable[[], Any]) -> None:
+    """Turn an instance of a user's class that defines ``run`` into a task.
+
+    Raises:
+        ConfigError: The class defines no ``run``, or its methods do not fit.
+    """
+    kind = type(task)
+    if not isinstance(task, AnyTask) or kind.run is TaskClass.run:
+        raise ConfigError(f"register_task needs a subclass of bulltask.Task with a method run, not {kind.__qualname__}")
+    name = vars(task).get("name") or getattr(kind, "name", None) or task_name(kind)
+    options = TaskOptions.of(options_of_class(kind))
+    AnyTask.__init__(task, kind.run, name, options, sender, bind=True, has_base=True)
+
+
+def _async_class(kind: type[AnyTask[Any, Any]]) -> type[AnyTask[Any, Any]]:
+    return type(kind.__name__, (kind, AsyncTask), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})

@@ -5,38 +5,39 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
 from bulltask.config.config import Config
 from bulltask.config.payload_settings import JSON
-from bulltask.errors import BulltaskError
 from bulltask.extras import SPARK, look_up
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
-from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.ports import DataFrameMapper, Sender
-from bulltask.registry.batches import call_for_one
 from bulltask.registry.call_binding import CallBinding
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Group, Signature
 from bulltask.registry.celery_task import CeleryTask
-from bulltask.registry.checkpoints import Checkpoints
-from bulltask.registry.context import Context, Request
-from bulltask.registry.current import registered_task
-from bulltask.registry.current_job import current_job
+from bulltask.registry.current import current_sender, registered_task
 from bulltask.registry.job_plan import JobPlan, build_job, plan_job
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
 from bulltask.registry.on_commit import CommitSending
 from bulltask.registry.option_types import CallKeywords
+from bulltask.registry.task_class import TaskClass
 from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
 
 __all__ = ["AnyTask", "AsyncTask", "Task"]
 
-P = ParamSpec("P")
+if TYPE_CHECKING:  # at run time, defaults need Python 3.13
+    import typing_extensions
+
+    P = typing_extensions.ParamSpec("P", default=...)
+    R = typing_extensions.TypeVar("R", default=Any)
+else:
+    P = ParamSpec("P")
+    R = TypeVar("R")
 Q = ParamSpec("Q")
-R = TypeVar("R")
 A = TypeVar("A")
 FrameT = TypeVar("FrameT")
 
@@ -44,7 +45,7 @@ _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
 """The module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
 
 
-class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
+class AnyTask(TaskClass, CommitSending[P, R], CeleryTask):
     """Base class of sync and async tasks.
 
     Args:
@@ -52,22 +53,27 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
         name: The task's name, which is the job's name in BullMQ.
         options: The decorator's options.
         sender: Returns the app that sends; called for every send, because a shared task's app may be created later.
-        bind: Pass a :class:`Context` as the first argument.
+        bind: Pass a :class:`Context` as the first argument; the task itself if ``has_base``.
+        has_base: It is an instance of a user's class.
     """
 
     def __init__(
         self,
-        function: Callable[..., Any],
-        name: str,
-        options: TaskOptions,
-        sender: Callable[[], Sender],
+        function: Callable[..., Any] | None = None,
+        name: str = "",
+        options: TaskOptions | None = None,
+        sender: Callable[[], Sender] = current_sender,
         *,
-        bind: bool,
+        bind: bool = False,
+        has_base: bool = False,
     ) -> None:
-        super().__init__(function, name, options, sender, bind=bind)
-        self.is_async = inspect.iscoroutinefunction(function)
-        options.check_function(name, is_async=self.is_async, bind=bind)
+        if function is None:  # super().__init__() in the class of a user
+            return
+        CallBinding.__init__(self, function, name, options or TaskOptions(), sender, bind=bind)
+        self.is_async, self.has_base = inspect.iscoroutinefunction(function), has_base
+        self.options.check_function(name, is_async=self.is_async, bind=bind)
         self._default_plan: tuple[Config, JobPlan] | None = None
+        self.prepare()
         # Without the function's attributes, because a ``name`` or ``options`` among them would replace the task's.
         functools.update_wrapper(cast(Any, self), function, updated=())
         if bind or self.is_batch:
@@ -77,24 +83,6 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
     def location(self) -> str:
         """The function's ``file:line``."""
         return source_location(self.function)
-
-    @property
-    def request(self) -> Request:
-        """The request of the job that this code runs for (Celery's ``task.request``); empty outside a job."""
-        job = current_job()
-        if job is None or job.name != self.name:
-            return Request(task=self.name, called_directly=True)
-        try:
-            loaded = PayloadCodec(self.config).load_arguments(job)
-            pickled = self.pickled_parameters(loaded.value) if loaded.is_pickled else ()
-            return Request.of(job, *self.unbind_json(loaded.value, pickled))
-        except BulltaskError:  # the task is not called, but hooks learn of the failure
-            return Request.of(job, (), {})
-
-    @property
-    def config(self) -> Config:
-        """The configuration of the sending app."""
-        return self._sender().config
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """Send a call to a worker, with the task's options; return once Redis has stored the job.
@@ -106,12 +94,12 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
             BrokerError: Redis could not be reached within ``broker_publish_timeout``, or returned an error.
         """
         data = self.bind_json(args, kwargs)
-        return self._send(self._plan(data).job(data))
+        return self._send_job(self._plan(data).job(data))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """:meth:`delay` for asyncio: ``await add.adelay(1, 2)`` in an async web handler."""
         data = self.bind_json(args, kwargs)
-        return await self._asend(self._plan(data).job(data))
+        return await self._asend_job(self._plan(data).job(data))
 
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
@@ -132,7 +120,7 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
         if "link" in options or "link_error" in options:
             return Signature[Any, R](self, args, kwargs, options).apply_async()
         data = self.bind_json(args, kwargs or {}, options.get("serializer"))
-        return self._send(self.build(data, CallOptions.of(options)))
+        return self._send_job(self.build(data, CallOptions.of(options)))
 
     async def aapply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
@@ -141,7 +129,7 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
         if "link" in options or "link_error" in options:
             return await Signature[Any, R](self, args, kwargs, options).aapply_async()
         data = self.bind_json(args, kwargs or {}, options.get("serializer"))
-        return await self._asend(self.build(data, CallOptions.of(options)))
+        return await self._asend_job(self.build(data, CallOptions.of(options)))
 
     def apply(
         self,
@@ -242,16 +230,6 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
         config = self._sender().config  # before the options, because task_annotations apply when it is first read
         return build_job(self.name, data, self.options, call, config)
 
-    def direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function in this process, with a new context if it is bound."""
-        if not (self.bind or self.is_batch):
-            return self.function(*args, **kwargs)
-        request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
-        if self.is_batch:
-            return call_for_one(self.function, self.arguments.bind(args, kwargs), request, is_async=self.is_async)
-        checkpoints = Checkpoints() if self.options.checkpoint else None
-        return self.function(Context(request, checkpoints=checkpoints), *args, **kwargs)
-
     def _in_one_job(self, calls: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]:
         # The worker converts the items of this job, whatever its serializer is.
         items = [self.bind_json(args, {}, JSON) for args in calls]
@@ -274,11 +252,11 @@ class AnyTask(CallBinding, CeleryTask, CommitSending[P, R]):
             self._default_plan = config, plan
         return self._default_plan[1]
 
-    def _send(self, job: NewJob) -> AsyncResult[R]:
+    def _send_job(self, job: NewJob) -> AsyncResult[R]:
         sender = self._sender()
         return self._result(sender, job, sender.send([job])[0])
 
-    async def _asend(self, job: NewJob) -> AsyncResult[R]:
+    async def _asend_job(self, job: NewJob) -> AsyncResult[R]:
         sender = self._sender()
         return self._result(sender, job, (await sender.asend([job]))[0])
 

@@ -33,6 +33,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         self._builtin = {} if builtin is None else builtin
         self._annotations: Annotations = ()
         self._queues: dict[str, None] = {}
+        self._has_handlers = False
 
     def add(self, task: AnyTask[Any, Any]) -> None:
         """Register a task.
@@ -51,6 +52,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
             )
         annotate(task, self._annotations)
         self._tasks[task.name] = task
+        self._has_handlers |= task.has_handlers
 
     def add_queues(self, names: Iterable[str]) -> None:
         """Let workers process these queues, although no task has them as its option."""
@@ -75,6 +77,11 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
             annotate(task, annotations)
             check_serializer(task.options.serializer, config, f"the serializer of task {task.name} is cloudpickle")
         self._annotations = annotations
+
+    @property
+    def have_handlers(self) -> bool:
+        """Whether a task has handlers: ``on_success`` …"""
+        return self._has_handlers or (isinstance(self._shared, Tasks) and self._shared.have_handlers)
 
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:
         task = self._tasks.get(name) or self._shared.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Final
+from typing import Any, Final
 
 from bulltask.app import App
 from bulltask.clock import mono_ms, zone_of
@@ -28,7 +28,7 @@ from bulltask.worker.child.attempt import Attempt
 from bulltask.worker.child.capacity import batches_of
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
-from bulltask.worker.in_process import InProcessRunner
+from bulltask.worker.in_process import InProcessRunner, Runnable
 from bulltask.worker.slots import Slot
 
 __all__ = ["MAX_ATTEMPTS", "Drain", "Steps"]
@@ -38,7 +38,7 @@ MAX_ATTEMPTS: Final = 10_000
 
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 
-Steps = Generator[tuple[InProcessRunner, list[Attempt]], list[Outcome], None]
+Steps = Generator[tuple[InProcessRunner, Runnable], Any, None]
 """Yields the attempts to run and receives their outcomes, so that sync and async callers share the other steps."""
 
 
@@ -139,7 +139,8 @@ class Drain:
             written = self._write(acquired, next(ran) if isinstance(begun, Attempt) else begun)
             if (call := self._runner.settler.after_settle(acquired, written)) is not None:
                 self._client.run(call)
-            self._runner.settler.emit(acquired, written, mono_ms() - started_ms)
+            if (hooks := self._runner.settler.emit(acquired, written, mono_ms() - started_ms)) is not None:
+                yield self._runner, hooks
 
     def _begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
         """Return the attempt, its outcome if the task is not called, or ``None`` if the job is held."""

@@ -39,14 +39,14 @@ from bulltask.worker.child.outcomes import (
     RetriedOutcome,
 )
 from bulltask.worker.eager_results import EagerResults
-from bulltask.worker.in_process import InProcessRunner, TaskLoop
+from bulltask.worker.in_process import InProcessRunner, Runnable, TaskLoop
 
 __all__ = ["EagerBroker", "EagerRunner"]
 
 _MAX_ATTEMPTS: Final = 1_000
 _KEPT_RESULTS: Final = 10_000
 
-_Steps = Generator[tuple[InProcessRunner, list[Attempt]], list[Outcome], None]
+_Steps = Generator[tuple[InProcessRunner, Runnable], Any, None]
 
 
 class EagerBroker(Broker):
@@ -173,14 +173,18 @@ class _JobRun:
             self.outcome = outcome
             acquired = AcquiredJob(self._runner.slots[0], 0, self._keys, self._job, 0)
             if self._finish(outcome):
-                self._runner.settler.emit(acquired, outcome, mono_ms() - started_ms)
+                yield from self._emit(acquired, outcome, mono_ms() - started_ms)
                 yield from self._error_callbacks(outcome)
                 return
-            self._runner.settler.emit(acquired, outcome, mono_ms() - started_ms)
+            yield from self._emit(acquired, outcome, mono_ms() - started_ms)
         raise BulltaskError(
             f"job {self._job.id} of task {self._job.name} has not finished after {_MAX_ATTEMPTS:,} attempts; "
             "eager mode does not wait between attempts"
         )
+
+    def _emit(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> _Steps:
+        if (hooks := self._runner.settler.emit(acquired, outcome, duration_ms)) is not None:
+            yield self._runner, hooks
 
     def _finish(self, outcome: Outcome) -> bool:
         """Store the outcome and return true, or prepare the next attempt."""

@@ -26,10 +26,12 @@ from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.thread_tasks import TaskThreads
 from bulltask.worker.slots import Slots
 
-__all__ = ["InProcessRunner", "TaskLoop"]
+__all__ = ["InProcessRunner", "Runnable", "TaskLoop"]
 
 T = TypeVar("T")
 
+Runnable = list[Attempt] | Coroutine[Any, Any, None]
+"""What the steps of a run ask their driver for: one attempt, or those of a batch, or the hooks after an attempt."""
 _WORKER_ID: Final = "in-process"
 
 
@@ -70,14 +72,21 @@ class InProcessRunner:
         """Return the attempt, or an outcome if the task must not or cannot be called."""
         return self._runner.begin(job)
 
-    def call(self, attempts: Sequence[Attempt], loop: TaskLoop) -> list[Outcome]:
-        """Run one attempt, or those of a batch; an async task runs on ``loop``. Returns the outcome of each."""
+    def call(self, attempts: Runnable, loop: TaskLoop) -> Any:
+        """Run one attempt, or those of a batch; an async task runs on ``loop``, and so do the coroutines of its hooks.
+
+        Returns the outcome of each attempt.
+        """
+        if not isinstance(attempts, list):
+            return loop.run(attempts)
         if attempts[0].task.is_async:
             return loop.run(self._acall(attempts))
         return self._call(attempts)
 
-    async def acall(self, attempts: Sequence[Attempt]) -> list[Outcome]:
+    async def acall(self, attempts: Runnable) -> Any:
         """:meth:`call`: an async task on the running loop, a sync task directly, although that blocks the loop."""
+        if not isinstance(attempts, list):
+            return await attempts
         if not attempts[0].task.is_async:
             return self._call(attempts)
         # A separate asyncio task, because the runner clears the cancelled state of the one that it runs in.

@@ -17,7 +17,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
 django.setup()
 
 from catalog.models import Product  # noqa: E402 - after the setup
-from catalog.tasks import import_product, price_of, reindex, take_from_stock  # noqa: E402
+from catalog.tasks import delete_product, import_product, price_of, reindex, take_from_stock  # noqa: E402
 from django.test import Client  # noqa: E402
 from mail.tasks import daily_report, newsletter, send_mail  # noqa: E402
 from orders.models import Event, Order  # noqa: E402
@@ -98,6 +98,14 @@ def retries_and_failures():
     say("a task that sends", bool(wait_for(lambda: [text for text in texts("mail") if "orders" in text])))
 
 
+def task_classes():
+    import_product.delay("stool", 2_000).get(timeout=TIMEOUT)
+    say("base class", delete_product.delay("stool").get(timeout=TIMEOUT))
+    result = delete_product.delay("sofa")
+    say("base class, failure", repr(result.get(timeout=TIMEOUT, propagate=False)))
+    say("handlers", wait_for(lambda: len(found := texts("handler")) == 2 and found))
+
+
 def web_site():
     client = Client()
     order = new_order(chair=1, table=2)
@@ -116,5 +124,5 @@ def signals_and_schedule():
     say("beat_schedule", wait_for(lambda: not Product.objects.filter(is_offer=True).exists()))
 
 
-for part in (simple_calls, canvas, retries_and_failures, web_site, signals_and_schedule):
+for part in (simple_calls, canvas, retries_and_failures, task_classes, web_site, signals_and_schedule):
     part()

@@ -59,11 +59,35 @@ better(
     "it raises an error that lists the options",
     lambda p: p.get(p.add.apply_async((1, 2), countdwon=0)),
 )
+same("`task.run(…)` calls the function.", 3, lambda p: p.add.run(1, 2))
+
+
+def with_base(p: Any) -> Any:
+    """Define a task with a class."""
+
+    class Base(p.Task):  # type: ignore[misc]
+        default = 5
+        max_retries = 7
+
+        def __call__(self, *args: Any) -> Any:
+            return [self.run(*args), self.max_retries]
+
+    return p.app.task(base=Base, bind=True, name=p.key)(lambda self, x: self.default + x)
+
+
 same(
-    "`task.run(…)` calls the function.",
-    3,
-    lambda p: p.add.run(1, 2),
+    "A task with `base=` has the attributes of its class, and an overridden `__call__`.",
+    [6, 7],
+    lambda p: with_base(p)(1),
 )
+
+
+@same("`register_task` registers a class with a method `run`.", 4)
+def _(p: Any) -> object:
+    kind = type("Doubling", (p.Task,), {"name": p.key, "run": lambda self, x: 2 * x})
+    return p.app.register_task(kind())(2)
+
+
 same("`task.apply(…)` runs the task in this process and returns a result.", 3, lambda p: p.get(p.add.apply((1, 2))))
 same("`task.apply(…)` of a task that fails returns a failed result.", True, lambda p: p.boom.apply().failed())
 

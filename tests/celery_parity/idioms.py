@@ -326,8 +326,6 @@ new().conf.task_eager_propagates = True
 MISSING: Final = {
     "new().conf.broker_connection_retry_on_startup": "always on",
     "new().conf.result_backend": "a job stores its result",
-    'from celery import Task; Base = type("Base", (Task,), {"abstract": True}); app.task(base=Base, name="t.base")(fn)': "tasks are functions",
-    'from celery import Task; Celery("a", broker=URL, set_as_current=False, task_cls=Task)': "tasks are functions",
     "add.max_retries == 3": "see add.options",
     'add.apply_async((2, 3), serializer="json").get(timeout=9) == 5': "the sender of a shared task may change",
     'add.apply_async((2, 3), compression="gzip").get(timeout=9) == 5': "the sender of a shared task may change",

@@ -152,7 +152,7 @@ def test_a_celery_project_has_the_same_outcomes_after_two_lines_and_its_imports_
         )
         assert bulltask.result() == celery.result()
     situations = [situation for situation, *_ in celery.result()]
-    assert len(situations) == len(set(situations)) == 31
+    assert len(situations) == len(set(situations)) == 34
     assert not any("timeout" in str(outcome) for outcome in celery.result())
 
 

@@ -358,3 +358,77 @@ def test_a_child_that_is_killed_in_a_hook_loses_no_job(harness: WorkerHarness, n
     worker.wait_for_line("Child died")
     assert [len(harness.journal.all(what="run", job=job.id)) for job in jobs] == [runs] * 3
     assert json.loads(harness.redis.hget(harness.keys.job(jobs[0].id), "returnvalue") or "") == 0
+
+
+CLASSES = """
+import asyncio
+from bulltask import PermanentError, Task
+
+class Kept(Task):
+    uses = 0
+
+    def seen(self, name, task_id):
+        record(name, job=task_id, requested=self.request.id)
+
+    def before_start(self, task_id, args, kwargs):
+        self.seen("before_start", task_id)
+
+    def on_success(self, retval, task_id, args, kwargs):
+        self.seen("on_success", task_id)
+
+    def on_failure(self, exc, task_id, args, kwargs, einfo):
+        self.seen("on_failure", task_id)
+
+    def on_retry(self, exc, task_id, args, kwargs, einfo):
+        self.seen("on_retry", task_id)
+
+class AsyncKept(Kept):
+    async def on_failure(self, exc, task_id, args, kwargs, einfo):
+        await asyncio.sleep(0)
+        self.seen("async on_failure", task_id)
+
+    async def after_return(self, status, retval, task_id, args, kwargs, einfo):
+        await asyncio.sleep(0)
+        self.seen(f"async after_return {status}", task_id)
+
+@app.task(name="kept", base=Kept, bind=True)
+def kept(self):
+    self.uses += 1
+    return self.uses
+
+@app.task(name="fails", base=Kept, default_retry_delay=0, autoretry_for=(KeyError,))
+def fails():
+    raise KeyError("sync")
+
+@app.task(name="akept", base=Kept)
+async def akept():
+    return 1
+
+@app.task(name="afails", base=AsyncKept, bind=True)
+async def afails(self):
+    raise PermanentError(self.request.id)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-P", "threads"]])
+def test_a_task_class_keeps_its_attributes_in_a_child_and_its_handlers_know_the_job(
+    harness: WorkerHarness, options: list[str]
+) -> None:
+    worker = harness.worker(CLASSES, children=1, options=options)
+    kept = [harness.app.send_task("kept") for _ in range(2)]
+    assert sorted(result.get(timeout=20) for result in kept) == [1, 2]
+    expected = {
+        **{result.id: ["before_start", "on_success"] for result in kept},
+        harness.app.send_task("fails", max_retries=1).id: ["before_start", "on_retry", "before_start", "on_failure"],
+        harness.app.send_task("akept").id: ["before_start", "on_success"],
+        harness.app.send_task("afails").id: ["before_start", "async on_failure", "async after_return FAILURE"],
+        # Its task is not called, because the arguments do not match.
+        harness.app.send_task("afails", args=[1, 2]).id: ["async on_failure"],
+    }
+    for job, calls in expected.items():
+        harness.journal.wait_for(len(calls), 20, job=job)
+    worker.stop()
+    for job, calls in expected.items():
+        entries = harness.journal.all(job=job)
+        assert sorted(entry["what"] for entry in entries) == sorted(calls)
+        assert {entry["requested"] for entry in entries} == {job}

@@ -142,3 +142,7 @@ def canvases() -> None:
 def hooks() -> None:
     app.add_middleware(print)  # type: ignore[arg-type]
     task_failure.connect(print, sendr="add")  # type: ignore[call-overload]
+
+
+def task_classes() -> None:
+    app.task(base=Context)  # type: ignore[arg-type]

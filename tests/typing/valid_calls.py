@@ -343,3 +343,27 @@ def hooks() -> None:
     assert_type(task_failure.connect(report_add, sender="add")(), str)
     assert_type(task_failure.disconnect(report_add), bool)
     get_task_logger(__name__).info("a line")
+
+
+class DatabaseTask(Task):
+    max_retries = 5
+
+    @property
+    def db(self) -> str:
+        return self.request.id
+
+
+@app.task(base=DatabaseTask, bind=True, queue="db")
+def with_class(self: DatabaseTask, x: int) -> str:
+    self.update_state(state="HALF")
+    return self.db * x
+
+
+@shared_task(base=DatabaseTask, bind=True)
+async def async_with_class(self: DatabaseTask) -> int | None:
+    return self.max_retries
+
+
+def task_classes() -> None:
+    assert_type(with_class.delay(1), AsyncResult[str])
+    assert_type(async_with_class.delay(), AsyncResult[int | None])

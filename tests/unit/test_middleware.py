@@ -45,12 +45,13 @@ def test_middleware_is_called_only_for_what_it_overrides() -> None:
         async def aafter_run(self, request: Request, result: Any, exception: BaseException | None) -> None: ...
 
     app = App("tested")
-    assert not RunHooks(app).wanted()
+    task = app.task(name="tested")(lambda: None)
+    assert not RunHooks(app).wanted(task)
     sends, runs = Sends(), Runs()
     app.add_middleware(sends)
-    assert not RunHooks(app).wanted()
+    assert not RunHooks(app).wanted(task)
     app.add_middleware(runs)
-    assert RunHooks(app).wanted()
+    assert RunHooks(app).wanted(task)
     assert (app.middleware.sending, app.middleware.running) == ((sends,), (runs,))
 
 

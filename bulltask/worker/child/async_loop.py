@@ -207,7 +207,8 @@ class AsyncLoop:
         self._backoff.reset()
         if (call := self._settler.after_settle(acquired, written)) is not None:
             await self._run_until_reply(call)
-        self._settler.emit(acquired, written, duration_ms)
+        if (hooks := self._settler.emit(acquired, written, duration_ms)) is not None:
+            await hooks
 
     async def _write(self, acquired: AcquiredJob, outcome: Outcome) -> None:
         client = self.client()

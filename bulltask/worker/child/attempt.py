@@ -16,7 +16,7 @@ from typing import Any, Final
 from bulltask.app import App
 from bulltask.clock import mono_ms, to_ms
 from bulltask.config.rate_limits import TaskRate
-from bulltask.errors import BrokerError, DecodeError, InvalidJobError, JobExpiredError, PermanentError
+from bulltask.errors import BrokerError, InvalidJobError, JobExpiredError, PermanentError
 from bulltask.jobs.checkpoint import Checkpoint
 from bulltask.jobs.child_results import Replacement
 from bulltask.jobs.errbacks import FailedJob
@@ -25,9 +25,11 @@ from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import exit_if_forked
 from bulltask.registry.batches import BatchJob, Ending
 from bulltask.registry.checkpoints import Checkpoints
-from bulltask.registry.context import Context, Request
+from bulltask.registry.context import Context
 from bulltask.registry.current_job import enter_job
 from bulltask.registry.job_client import JobClient
+from bulltask.registry.request import Request
+from bulltask.registry.running import enter_context
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task
@@ -42,7 +44,7 @@ from bulltask.worker.child.outcomes import (
     requested_outcome,
 )
 from bulltask.worker.child.retirement import Retirement
-from bulltask.worker.child.retry_decision import decide_retry, is_retried
+from bulltask.worker.child.retry_decision import as_permanent, decide_retry, is_retried
 from bulltask.worker.child.run_hooks import HookedRun, RunHooks
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.thread_tasks import InterruptibleCall, TaskThreads
@@ -66,13 +68,6 @@ class _FailedChildError(Exception):
         self.reason, self.trace, self.failed_job, self.original = reason, trace, failed_job, original
 
 
-def _as_permanent(exc: Exception) -> PermanentError:
-    """Return the error of a job that cannot be started, whose retries would not help."""
-    if isinstance(exc, DecodeError):
-        return InvalidJobError(str(exc))
-    return exc if isinstance(exc, PermanentError) else InvalidJobError(f"{type(exc).__name__}: {exc}")
-
-
 @value_class
 class Attempt:
     """A job with its task and valid arguments.
@@ -85,6 +80,7 @@ class Attempt:
     task: AnyTask[..., Any]
     arguments: JobArguments
     limits: TimeLimits = NO_LIMITS
+    context: Context | None = None
     rate: TaskRate | None = None
 
     @property
@@ -107,7 +103,8 @@ def _with_checkpoint(attempt: Attempt, outcome: Outcome) -> Outcome:
     """Return the outcome with the checkpoint that is stored in the same step."""
     if isinstance(outcome, RescheduledByWorkerOutcome):
         return outcome
-    last = attempt.args[0].checkpoints.last(completed=isinstance(outcome, CompletedOutcome))
+    checkpoints = None if attempt.context is None else attempt.context.checkpoints
+    last = None if checkpoints is None else checkpoints.last(completed=isinstance(outcome, CompletedOutcome))
     return outcome if last is None else replace(outcome, checkpoint=last)
 
 
@@ -156,7 +153,7 @@ class AttemptRunner:
             self._check(job)
             if task is None or job.replacement:
                 return self._outcome_of_replacement(job) if job.replacement else self._not_registered_outcome(job)
-            arguments = self._arguments(job, task)
+            arguments, context = self._arguments(job, task)
         except BrokerError:
             return ReleasedOutcome()  # the results of its child jobs could not be read; the job is next in its queue
         except _FailedChildError as exc:
@@ -164,8 +161,8 @@ class AttemptRunner:
             failed_job = exc.failed_job
             return FailedOutcome(exc.reason, exc.trace, "permanent", exc.original, failed_job=failed_job, error=error)
         except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
-            return self._outcome_of_error(_as_permanent(exc), job, task)
-        return Attempt(job, task, arguments, self._limits(job, task), self._rate(task))
+            return self._outcome_of_error(as_permanent(exc), job, task)
+        return Attempt(job, task, arguments, self._limits(job, task), context, self._rate(task))
 
     @property
     def may_start(self) -> bool:
@@ -195,11 +192,12 @@ class AttemptRunner:
         # A copy, so that one task's context variables are not visible to the next one.
         variables = contextvars.copy_context()
         variables.run(enter_job, attempt.job)
-        target = self._hooked(attempt, variables).call if self.hooks.wanted() else attempt.task.function
+        if attempt.task.has_base:
+            variables.run(enter_context, attempt.context)
+        target = self._hooked(attempt, variables).call if self.hooks.wanted(attempt.task) else attempt.task.target
         function: Callable[..., Any] = functools.partial(call_task, self._cancellation.raise_if_cancelled, target)
         if attempt.task.options.spark:
-            context = attempt.args[0] if attempt.task.bind else None
-            function = self._spark.wrap(attempt.job, slot.token, function, context)
+            function = self._spark.wrap(attempt.job, slot.token, function, attempt.context)
         execution = self._start_execution(attempt, slot, alone=True)
         function = functools.partial(variables.run, function, *attempt.args, **attempt.kwargs)
         return self.outcome(attempt, *self.execute(execution, function))
@@ -211,14 +209,16 @@ class AttemptRunner:
         """
         execution = self._start_execution(attempt, slot, alone=False)
         enter_job(attempt.job)
+        if attempt.task.has_base:
+            enter_context(attempt.context)
         return self.outcome(
             attempt, *await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
         )
 
     def _bound(self, attempt: Attempt) -> Callable[[], Any]:
         """Return the call of a task that leaves the main thread, with its hooks."""
-        target: Callable[..., Any] = attempt.task.function
-        if self.hooks.wanted():
+        target: Callable[..., Any] = attempt.task.target
+        if self.hooks.wanted(attempt.task):
             variables = None if attempt.task.is_async else contextvars.copy_context()
             hooked = self._hooked(attempt, variables)
             target = hooked.acall if variables is None else functools.partial(variables.run, hooked.call)
@@ -279,14 +279,17 @@ class AttemptRunner:
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
 
-    def _arguments(self, job: RunningJob, task: AnyTask[..., Any]) -> JobArguments:
+    def _arguments(self, job: RunningJob, task: AnyTask[..., Any]) -> tuple[JobArguments, Context | None]:
         arguments = self._payloads.arguments(job, task, lambda: self._job_client(job).send("children_values"))
         if task.is_batch:
             request = self._request(job, task, arguments.args, arguments.kwargs)
-            return arguments._replace(args=(BatchJob(arguments.args[0], request),), kwargs={})
-        if not task.bind:
-            return arguments
-        return arguments._replace(args=(self._context(job, task, arguments), *arguments.args))
+            return arguments._replace(args=(BatchJob(arguments.args[0], request),), kwargs={}), None
+        if not (task.bind or task.has_base):
+            return arguments, None
+        context = self._context(job, task, arguments)
+        if not task.bind or task.target is not task.function:  # __call__ of a task class passes the task itself
+            return arguments, context
+        return arguments._replace(args=(task if task.has_base else context, *arguments.args)), context
 
     def _outcome_of_replacement(self, job: RunningJob) -> Outcome:
         """Return the result of the canvas with which the job's task has replaced itself."""
@@ -341,15 +344,16 @@ class AttemptRunner:
         return Request.of(job, args, kwargs, self._limits(job, task), self._app.name, self._worker_id)
 
     def _hooked(self, attempt: Attempt, variables: contextvars.Context | None) -> HookedRun:
-        job, task, args = attempt.job, attempt.task, attempt.args
-        request = args[0].request if task.bind else self._request(job, task, args, attempt.kwargs)
+        job, task, args, context = attempt.job, attempt.task, attempt.args, attempt.context
+        request = self._request(job, task, args, attempt.kwargs) if context is None else context.request
         return self.hooks.start(job, task, request, variables)
 
     def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:
         if attempt.limits is not NO_LIMITS:
             self._cancellation.set_deadlines(slot, self.deadlines(attempt, attempt.limits, alone=alone))
-        if attempt.task.options.checkpoint:
-            attempt.args[0].checkpoints.start(slot.token, self.is_stopping, is_async=attempt.task.is_async)
+        context = attempt.context
+        if attempt.task.options.checkpoint and context is not None and context.checkpoints is not None:
+            context.checkpoints.start(slot.token, self.is_stopping, is_async=attempt.task.is_async)
         return TaskExecution(slot, attempt.job.name, attempt.limits)
 
     def deadlines(self, attempt: Attempt, limits: TimeLimits, *, alone: bool, in_batch: bool = False) -> Deadlines:

@@ -17,7 +17,7 @@ import bulltask
 from bulltask.app import App
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
-from bulltask.errors import Reject, Retry, TaskCancelled
+from bulltask.errors import DecodeError, InvalidJobError, PermanentError, Reject, Retry, TaskCancelled
 from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
@@ -25,7 +25,7 @@ from bulltask.registry.self_retries import max_attempts, no_retries_left
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.outcomes import FailedOutcome, RetriedOutcome
 
-__all__ = ["decide_retry", "is_retried", "trace_of"]
+__all__ = ["as_permanent", "decide_retry", "is_retried", "trace_of"]
 
 _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 
@@ -66,6 +66,13 @@ def decide_retry(
 def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:
     """Return whether ``job`` is retried after ``exc``, provided that it has attempts left."""
     return _is_retryable(exc, app.categorizer.categorize(exc), job, task, None)
+
+
+def as_permanent(exc: Exception) -> PermanentError:
+    """Return the error of a job that cannot be started, whose retries would not help."""
+    if isinstance(exc, DecodeError):
+        return InvalidJobError(str(exc))
+    return exc if isinstance(exc, PermanentError) else InvalidJobError(f"{type(exc).__name__}: {exc}")
 
 
 def trace_of(exc: BaseException) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
-from collections.abc import Mapping
+import inspect
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from bulltask.app import App
@@ -13,8 +15,8 @@ from bulltask.hooks.middleware import Middleware
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
-from bulltask.registry.context import Request
 from bulltask.registry.current_job import current_job, enter_job
+from bulltask.registry.request import Request
 from bulltask.registry.task import AnyTask
 from bulltask.signals.catalog import (
     TASK_SIGNALS,
@@ -25,9 +27,9 @@ from bulltask.signals.catalog import (
     task_revoked,
     task_success,
 )
-from bulltask.signals.exception_info import ExceptionInfo
 from bulltask.signals.signal import Signal
 from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, RetriedOutcome
+from bulltask.worker.child.task_handlers import HandlerCalls, exception_info, handler_calls
 
 __all__ = ["HookedRun", "RunHooks"]
 
@@ -55,7 +57,7 @@ class HookedRun:
         middleware: tuple[Middleware, ...],
         variables: contextvars.Context | None,
     ) -> None:
-        self._task, self._request, self._middleware = task, request, middleware
+        self.task, self._request, self._middleware = task, request, middleware
         self._has_started = False
         self._entered: list[Middleware] = []
         self.variables = variables
@@ -66,7 +68,8 @@ class HookedRun:
         result, raised = None, None
         try:
             self.enter()
-            result = self._task.function(*args, **kwargs)
+            self.task.before_start(self._request.id, self._request.args, self._request.kwargs)
+            result = self.task.target(*args, **kwargs)
         except BaseException as exc:
             raised = exc
             raise
@@ -79,7 +82,10 @@ class HookedRun:
         result, raised = None, None
         try:
             await self.aenter()
-            result = await self._task.function(*args, **kwargs)
+            started = self.task.before_start(self._request.id, self._request.args, self._request.kwargs)
+            if inspect.isawaitable(started):
+                await started
+            result = await self.task.target(*args, **kwargs)
         except BaseException as exc:
             raised = exc
             raise
@@ -113,14 +119,32 @@ class HookedRun:
         self.last_variables = contextvars.copy_context()
 
     def settled(self, outcome: Outcome | None) -> None:
-        """Send the signals that follow the outcome that Redis has stored; ``None`` if it was discarded."""
+        """Call the hooks that follow the outcome that Redis has stored; ``None`` if it was discarded."""
+        for name, arguments in self._handler_calls(outcome):
+            call_hook(getattr(self.task, name), name, *arguments)
+        self._send_signals(outcome)
+
+    async def asettled(self, outcome: Outcome | None) -> None:
+        """:meth:`settled` for a task with handlers that are coroutine functions."""
+        for name, arguments in self._handler_calls(outcome):
+            handler = getattr(self.task, name)
+            if inspect.iscoroutinefunction(handler):
+                await acall_hook(handler, name, *arguments)
+            else:
+                call_hook(handler, name, *arguments)
+        self._send_signals(outcome)
+
+    def _handler_calls(self, outcome: Outcome | None) -> HandlerCalls:
+        return handler_calls(self._request, outcome, started=self._has_started) if self.task.has_handlers else []
+
+    def _send_signals(self, outcome: Outcome | None) -> None:
         retval, state = self._send_outcome(outcome)
         if self._has_started:
-            self._send(task_postrun, **self._call_arguments(), task=self._task, retval=retval, state=state)
+            self._send(task_postrun, **self._call_arguments(), task=self.task, retval=retval, state=state)
 
     def _send_prerun(self) -> None:
         self._has_started = True
-        send_signal(task_prerun, self._task, MAY_END_ATTEMPT, **self._call_arguments(), task=self._task)
+        send_signal(task_prerun, self.task, MAY_END_ATTEMPT, **self._call_arguments(), task=self.task)
 
     def _send_outcome(self, outcome: Outcome | None) -> tuple[Any, str]:
         """Send the signal of an outcome; return the ``retval`` and the ``state`` of ``task_postrun``."""
@@ -135,19 +159,19 @@ class HookedRun:
                 self._send(task_revoked, request=self._request, terminated=False, signum=None, expired=True)
                 return raised, "REVOKED"
             case FailedOutcome():
-                info = _info(outcome)
+                info = exception_info(outcome)
                 more = {"exception": info.exception, "traceback": info.tb, "einfo": info}
                 self._send(task_failure, **self._call_arguments(), **more)
                 return info.exception, "FAILURE"
             case RetriedOutcome():
-                info = _info(outcome)
+                info = exception_info(outcome)
                 self._send(task_retry, request=self._request, reason=info.exception, einfo=info)
                 return info.exception, _RUNS_AGAIN
             case _:
                 return None, "IGNORED" if outcome is None else _RUNS_AGAIN
 
     def _send(self, signal: Signal, **named: Any) -> None:
-        send_signal(signal, self._task, **named)
+        send_signal(signal, self.task, **named)
 
     def _call_arguments(self) -> dict[str, Any]:
         request = self._request
@@ -169,9 +193,17 @@ class RunHooks:
         self._tasks, self._middleware = app.tasks, app.middleware
         self._runs: dict[int, HookedRun] = {}
 
-    def wanted(self) -> bool:
-        """Return whether there is any hook; nothing else is called if there is none."""
-        return TASK_SIGNALS.active or bool(self._middleware.running)
+    def wanted(self, task: AnyTask[..., Any]) -> bool:
+        """Return whether there is any hook for a task; nothing else is called if there is none."""
+        return task.has_handlers or TASK_SIGNALS.active or bool(self._middleware.running)
+
+    def follow(self, outcome: Outcome | None) -> bool:
+        """Return whether hooks may follow an outcome: of a run that had hooks, or of a task that was not called."""
+        if self._runs:
+            return True
+        if not isinstance(outcome, FailedOutcome | RetriedOutcome):
+            return False
+        return TASK_SIGNALS.active or self._tasks.have_handlers
 
     def start(
         self, job: RunningJob, task: AnyTask[..., Any], request: Request, variables: contextvars.Context | None
@@ -188,18 +220,25 @@ class RunHooks:
         run = self._runs[id(job)] = HookedRun(task, request, self._middleware.running, variables)
         return run
 
-    def settled(self, job: RunningJob, outcome: Outcome | None) -> None:
-        """Send the signals that follow an outcome, in the context of the task."""
+    def settled(self, job: RunningJob, outcome: Outcome | None) -> Coroutine[Any, Any, None] | None:
+        """Call the hooks that follow an outcome, in the context of the task.
+
+        Returns:
+            A coroutine that does so, for a task whose handlers are coroutine functions.
+        """
         run = self._runs.pop(id(job), None) or self._not_started(job, outcome)
         if run is None:
-            return
+            return None
         variables = run.variables
         if variables is None and current_job() is not job:  # bulltask.testing and eager mode
             variables = run.last_variables
+        if run.task.has_async_handlers:
+            return _in_context(run.asettled(outcome), variables)
         if variables is None:
             run.settled(outcome)
         else:
             variables.run(run.settled, outcome)
+        return None
 
     def _not_started(self, job: RunningJob, outcome: Outcome | None) -> HookedRun | None:
         """Return the run of a job whose task was not called, if signals follow."""
@@ -218,5 +257,6 @@ class RunHooks:
         return HookedRun(task, request, (), variables)
 
 
-def _info(outcome: FailedOutcome | RetriedOutcome) -> ExceptionInfo:
-    return ExceptionInfo(outcome.exception or BulltaskError(outcome.reason), outcome.trace)
+async def _in_context(coroutine: Coroutine[Any, Any, None], variables: contextvars.Context | None) -> None:
+    """Run a coroutine in a context, ``None`` for the current one."""
+    await (coroutine if variables is None else asyncio.create_task(coroutine, context=variables))

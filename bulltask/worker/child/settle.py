@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from bulltask.clock import ServerClock
@@ -176,14 +176,20 @@ class Settler:
             return None
         return add_deferred_duplicate(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
-    def emit(self, acquired: AcquiredJob, outcome: Outcome | None, duration_ms: float) -> None:
+    def emit(
+        self, acquired: AcquiredJob, outcome: Outcome | None, duration_ms: float
+    ) -> Coroutine[Any, Any, None] | None:
         """Emit the event of a written outcome, and call the hooks that follow it.
 
         ``None`` means that the outcome was discarded because the lock was lost.
+
+        Returns:
+            A coroutine that calls the hooks, if some of them are coroutine functions.
         """
         self._emit(acquired.job, outcome, duration_ms)
-        if self._hooks is not None and self._hooks.wanted():
-            self._hooks.settled(acquired.job, outcome)
+        if self._hooks is not None and self._hooks.follow(outcome):
+            return self._hooks.settled(acquired.job, outcome)
+        return None
 
     def _emit(self, job: RunningJob, outcome: Outcome | None, duration_ms: float) -> None:
         match outcome:

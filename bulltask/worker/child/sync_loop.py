@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from datetime import tzinfo
@@ -228,7 +229,8 @@ class SyncLoop:
         self._fetcher.backoff.reset()
         if (call := self._settler.after_settle(acquired, written)) is not None:
             self._run_until_reply(call)
-        self._settler.emit(acquired, written, duration_ms)
+        if (hooks := self._settler.emit(acquired, written, duration_ms)) is not None:
+            asyncio.run(hooks)  # of an async task that was not called
 
     def _exchange(self, acquired: AcquiredJob, outcome: Outcome, *, fetch: bool) -> AcquiredJob | None:
         """Write the outcome and fetch the next job, from the same or another queue, in one round trip."""

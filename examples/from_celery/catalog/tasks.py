@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from celery import shared_task
+from celery import Task, shared_task
 from celery.utils.log import get_task_logger
 from django.db.models import F
 
 from catalog.models import Product
+from orders.models import Event
 
 logger = get_task_logger(__name__)
+
+
+class DatabaseTask(Task):
+    """A task that caches the names of products, and records what fails."""
+
+    abstract = True
+    max_retries = 2
+    _names = None
+
+    @property
+    def names(self):
+        if self._names is None:
+            self._names = dict(Product.objects.values_list("name", "pk"))
+        return self._names
+
+    def on_success(self, retval, task_id, args, kwargs):
+        Event.objects.create(kind="handler", text=f"{self.name} {retval['deleted']}")
+
+    def on_failure(self, exc, task_id, args, kwargs, einfo):
+        Event.objects.create(kind="handler", text=f"{self.name} {exc!r} {task_id == self.request.id}")
 
 
 @shared_task
@@ -41,3 +62,9 @@ def price_of(name, quantity):
 @shared_task
 def take_from_stock(name, quantity):
     return Product.objects.filter(name=name, stock__gte=quantity).update(stock=F("stock") - quantity)
+
+
+@shared_task(base=DatabaseTask, bind=True, autoretry_for=(KeyError,), default_retry_delay=0.1)
+def delete_product(self, name):
+    deleted, _ = Product.objects.filter(pk=self.names[name]).delete()
+    return {"deleted": deleted, "retries": self.request.retries, "max_retries": self.max_retries}

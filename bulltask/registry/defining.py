@@ -1,0 +1,115 @@
+"""``Defining``: the methods of an app that define its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
+
+from bulltask.registry.decorators import (
+    BatchTaskDecorator,
+    BoundTaskDecorator,
+    ClassTaskDecorator,
+    TaskDecorator,
+    decorate,
+    register_instance,
+)
+from bulltask.registry.option_types import BatchTaskKeywords, TaskKeywords
+from bulltask.registry.task import AnyTask, AsyncTask
+from bulltask.registry.task import Task as SyncTask
+from bulltask.registry.tasks import Tasks
+
+__all__ = ["Defining"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+B = TypeVar("B", bound=AnyTask[..., Any])
+T = TypeVar("T", bound=AnyTask[..., Any])
+
+# An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
+_AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
+
+
+class Defining:
+    """An object whose tasks are defined with decorators: a base class of ``App``.
+
+    Attributes:
+        Task: The class of its tasks without ``base``.
+        tasks: Its tasks by name.
+    """
+
+    Task: type[AnyTask[..., Any]]
+    tasks: Tasks
+
+    @overload
+    def task(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def task(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        base: type[AnyTask[..., Any]] | None = None,
+        name: str | None = None,
+        **options: Unpack[BatchTaskKeywords],
+    ) -> BatchTaskDecorator: ...
+    @overload
+    def task(
+        self, /, *, bind: Literal[True], base: type[B], name: str | None = None, **options: Unpack[TaskKeywords]
+    ) -> ClassTaskDecorator[B]: ...
+    @overload
+    def task(
+        self, /, *, bind: Literal[True], name: str | None = None, **options: Unpack[TaskKeywords]
+    ) -> BoundTaskDecorator: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        bind: Literal[False] = False,
+        base: type[AnyTask[..., Any]] | None = None,
+        name: str | None = None,
+        **options: Unpack[TaskKeywords],
+    ) -> TaskDecorator: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        bind: bool = False,
+        base: type[AnyTask[..., Any]] | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Turn a function into a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
+
+        Args:
+            function: A plain function or an ``async def``.
+            bind: Pass a :class:`Context` as the first argument (``self`` in Celery).
+            base: The task's class, a subclass of :class:`bulltask.Task`; default: ``task_cls`` of the app. A bound
+                function then receives the task itself.
+            name: The task's name; default: ``module.function``.
+            options: See :class:`bulltask.registry.task_options.TaskOptions`; ``max_retries=None`` retries without a
+                limit.
+
+        Raises:
+            DuplicateTaskError: Another function has this name.
+            ConfigError, TypeError: An option has an invalid value or an unknown name.
+        """
+        return decorate(
+            function, lambda: self, self.tasks.add, bind=bind, name=name, options=options, base=base or self.Task
+        )
+
+    def register_task(self, task: T | type[T]) -> T:
+        """Register a task class that defines ``run``, or an instance of it (Celery's ``register_task``).
+
+        Its name is the attribute ``name``; default: ``module.Class``.
+
+        Raises:
+            ConfigError: It is no task class, or its methods do not fit each other.
+        """
+        instance = task() if isinstance(task, type) else task
+        register_instance(instance, lambda: self)
+        self.tasks.add(instance)
+        return instance

@@ -1,0 +1,125 @@
+"""``Request``: what a task can know about the job that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
+from bulltask.registry.relatives import relatives
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The running job, with Celery's attribute names.
+
+    Attributes:
+        id: The job's id, ``""`` when the task was called directly.
+        task: The task's name.
+        queue: The queue's name in the app.
+        args, kwargs: The call.
+        retries: Attempts made before this one (BullMQ's ``atm``).
+        attempts: The job's maximum number of attempts.
+        attempts_started: The job's started attempts, including this one (``ats``).
+        headers: The sender's ``headers=``.
+        timestamp_ms: When the job was added, epoch milliseconds.
+        called_directly: The task was called as a function, without a worker.
+        priority: The job's priority, 0 for none.
+        soft_time_limit, time_limit: The limits of this attempt in seconds, ``None`` for no limit.
+        root_id: The id of the first job from which this one descends: its own id, unless a task sent it or it follows
+            another step of a canvas.
+        parent_id: The id of the job whose task sent this one, or of the previous step of its canvas; for the body of a
+            chord, of the last member. ``None`` if there is no such job.
+        group, chord: The id of the job that receives the results of the group which this job is a member of, that is,
+            the chord's body; ``None`` for none.
+        app_id: The name of the worker's app.
+        hostname: The worker's id.
+    """
+
+    id: str = ""
+    task: str = ""
+    queue: str = ""
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    retries: int = 0
+    attempts: int = 1
+    attempts_started: int = 1
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    timestamp_ms: int = 0
+    called_directly: bool = False
+    priority: int = 0
+    soft_time_limit: float | None = None
+    time_limit: float | None = None
+    root_id: str | None = None
+    parent_id: str | None = None
+    group: str | None = None
+    chord: str | None = None
+    app_id: str = ""
+    hostname: str = ""
+
+    @property
+    def timelimit(self) -> tuple[float | None, float | None]:
+        """Hard and soft time limit, in Celery's order."""
+        return self.time_limit, self.soft_time_limit
+
+    @property
+    def correlation_id(self) -> str:
+        """The job's id (Celery's ``correlation_id``)."""
+        return self.id
+
+    @property
+    def argsrepr(self) -> str:
+        """``repr()`` of the positional arguments."""
+        return repr(self.args)
+
+    @property
+    def kwargsrepr(self) -> str:
+        """``repr()`` of the keyword arguments."""
+        return repr(self.kwargs)
+
+    @property
+    def delivery_info(self) -> dict[str, Any]:
+        """Celery's ``delivery_info``: the queue is the ``routing_key``.
+
+        ``redelivered`` is true if an attempt ended without an outcome, for example because its process was killed.
+        """
+        redelivered = self.attempts_started > self.retries + 1
+        return {"exchange": "", "routing_key": self.queue, "priority": self.priority, "redelivered": redelivered}
+
+    @classmethod
+    def of(
+        cls,
+        job: RunningJob,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        limits: TimeLimits = NO_LIMITS,
+        app_id: str = "",
+        hostname: str = "",
+    ) -> Request:
+        """Return the request of a job, with its arguments decoded.
+
+        Raises:
+            DecodeError: Its options are malformed.
+        """
+        return cls(
+            id=job.id,
+            task=job.name,
+            queue=job.queue,
+            args=args,
+            kwargs=kwargs,
+            retries=job.attempts_made,
+            attempts=max(1, job.attempts),
+            attempts_started=job.attempts_started,
+            headers=job.headers,
+            timestamp_ms=job.timestamp_ms,
+            priority=job.priority,
+            soft_time_limit=limits.soft_s,
+            time_limit=limits.hard_s,
+            app_id=app_id,
+            hostname=hostname,
+            **relatives(job),
+        )
