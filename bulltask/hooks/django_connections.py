@@ -49,21 +49,21 @@ def _always() -> bool:
     return True
 
 
-def _prepare(may_close_old: Callable[[], bool] = _always) -> None:
-    _close_unusable(may_close_old)
+def _prepare(can_close_old: Callable[[], bool] = _always) -> None:
+    _close_unusable(can_close_old)
     import_module("django.db").reset_queries()
 
 
-def _clean_up(may_close_old: Callable[[], bool] = _always) -> None:
-    _close_unusable(may_close_old)
+def _clean_up(can_close_old: Callable[[], bool] = _always) -> None:
+    _close_unusable(can_close_old)
     import_module("django.core.cache").caches.close_all()
 
 
-def _close_unusable(may_close_old: Callable[[], bool]) -> None:
+def _close_unusable(can_close_old: Callable[[], bool]) -> None:
     for connection in import_module("django.db").connections.all(initialized_only=True):
         if connection.in_atomic_block:
             continue
-        if may_close_old():
+        if can_close_old():
             connection.close_if_unusable_or_obsolete()
         elif connection.errors_occurred and not connection.is_usable():
             connection.close()

@@ -10,7 +10,7 @@ from typing import Any, Final
 from bulltask.clock import mono_ms
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.outbox.sending import RowSender
-from bulltask.outbox.store import Backlog, Sent, Store
+from bulltask.outbox.store import Backlog, Store, TransferOutcome
 from bulltask.ports import OutboxRelay
 
 __all__ = ["Relay", "run_relays"]
@@ -48,14 +48,14 @@ class Relay:
             self._report()
         self._close()
 
-    def send_batch(self) -> Sent:
+    def send_batch(self) -> TransferOutcome:
         """Send up to 500 rows, and log those that were set aside.
 
         Raises:
             BrokerError: Redis cannot store them.
             Exception: The database cannot be read; an error of its library.
         """
-        sent = self._store.transfer(_BATCH, self._sender.send)
+        sent = self._store.send_waiting(_BATCH, self._sender.send)
         for row_id, error in sent.failed.items():
             self._logger.error(
                 "Outbox row set aside", row=row_id, error=error, hint="To send it again, set the column error to NULL"

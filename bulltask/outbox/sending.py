@@ -7,7 +7,7 @@ from itertools import groupby
 
 from bulltask.app import App
 from bulltask.errors import BrokerError, DecodeError
-from bulltask.outbox.store import Row, Sent
+from bulltask.outbox.store import Row, TransferOutcome
 from bulltask.outbox.stored import StoredCall
 from bulltask.queue.flow_once import add_flow_once
 from bulltask.transport.call import command
@@ -36,7 +36,7 @@ class RowSender:
         if self._app.broker.eager is None:
             self._app.broker.pool.run(command("PING"))
 
-    def send(self, rows: Sequence[Row]) -> Sent:
+    def send(self, rows: Sequence[Row]) -> TransferOutcome:
         """Send rows in order.
 
         Raises:
@@ -48,12 +48,12 @@ class RowSender:
         try:
             self._send(list(calls.values()))
         except Exception as exc:
-            if _concerns_all(exc):
+            if _affects_all_rows(exc):
                 raise
             return self._send_each(calls, failed)
-        return Sent(list(calls), failed)
+        return TransferOutcome(list(calls), failed)
 
-    def _send_each(self, calls: dict[int, StoredCall], failed: dict[int, str]) -> Sent:
+    def _send_each(self, calls: dict[int, StoredCall], failed: dict[int, str]) -> TransferOutcome:
         """Send the rows one by one, because at least one of them was rejected."""
         done: list[int] = []
         rejected: BrokerError | None = None
@@ -62,14 +62,14 @@ class RowSender:
                 self._send([call])
                 done.append(row_id)
             except Exception as exc:
-                if _concerns_all(exc):
+                if _affects_all_rows(exc):
                     raise
                 if isinstance(exc, BrokerError):
                     rejected = exc
                 failed[row_id] = _text(exc)
         if rejected is not None and not done:
             raise rejected  # the server may be rejecting everything
-        return Sent(done, failed)
+        return TransferOutcome(done, failed)
 
     def _send(self, calls: Sequence[StoredCall]) -> None:
         broker = self._app.broker
@@ -97,7 +97,7 @@ def _decode(rows: Sequence[Row]) -> tuple[dict[int, StoredCall], dict[int, str]]
     return calls, failed
 
 
-def _concerns_all(exc: Exception) -> bool:
+def _affects_all_rows(exc: Exception) -> bool:
     """Whether other rows would also fail. A plain ``BrokerError`` is an error reply that may concern only one row."""
     return isinstance(exc, BrokerError) and type(exc) is not BrokerError
 

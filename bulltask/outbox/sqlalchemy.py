@@ -12,7 +12,7 @@ from bulltask.clock import Duration
 from bulltask.errors import BulltaskError, ConfigError, MissingExtraError
 from bulltask.group_result import GroupResult
 from bulltask.outbox.base import NewRow, OutboxBase
-from bulltask.outbox.store import TABLE, Backlog, Row, Sent
+from bulltask.outbox.store import TABLE, Backlog, Row, TransferOutcome
 from bulltask.outbox.stored import VERSION
 from bulltask.registry.canvas import Canvas, Group, GroupChain
 from bulltask.registry.task import AnyTask
@@ -220,7 +220,7 @@ class _Rows:
 
         return asyncio.run(run())
 
-    def transfer(self, limit: int, send: Callable[[Sequence[Row]], Sent]) -> Sent:
+    def send_waiting(self, limit: int, send: Callable[[Sequence[Row]], TransferOutcome]) -> TransferOutcome:
         if self.engine.dialect.name in _SKIPS_LOCKED:
             with self.engine.begin() as connection:
                 return self._finish(connection, send(self._read(connection, limit)))
@@ -240,7 +240,7 @@ class _Rows:
             query = query.with_for_update(skip_locked=True)
         return [Row(row_id, payload) for row_id, payload in connection.execute(query)]
 
-    def _finish(self, connection: sa.Connection, sent: Sent) -> Sent:
+    def _finish(self, connection: sa.Connection, sent: TransferOutcome) -> TransferOutcome:
         if sent.done:
             connection.execute(sa.delete(self._table).where(self._table.c.id.in_(sent.done)))
         for row_id, error in sent.failed.items():

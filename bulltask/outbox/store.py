@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-__all__ = ["TABLE", "Backlog", "Row", "Sent", "Store"]
+__all__ = ["TABLE", "Backlog", "Row", "Store", "TransferOutcome"]
 
 TABLE: Final = "bulltask_outbox"
 
@@ -25,7 +25,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class TransferOutcome:
     """The outcome of sending rows.
 
     Attributes:
@@ -55,7 +55,7 @@ class Backlog:
 class Store(Protocol):
     """The rows of one outbox. Methods raise the errors of the database library."""
 
-    def transfer(self, limit: int, send: Callable[[Sequence[Row]], Sent]) -> Sent:
+    def send_waiting(self, limit: int, send: Callable[[Sequence[Row]], TransferOutcome]) -> TransferOutcome:
         """Read waiting rows in the order of their keys, send them, and delete them.
 
         If ``send`` raises, or the process is killed, the rows remain and are sent again. On PostgreSQL, the rows are

@@ -22,7 +22,7 @@ _NONCE_BYTES: Final = 12
 def encrypt(envelope: Envelope, context: PayloadContext, key: SecretKey) -> Envelope:
     """Return the envelope with an encrypted body."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    body = _cipher(key).encrypt(nonce, envelope.body, envelope.authenticated_text(context))
+    body = _cipher(key).encrypt(nonce, envelope.body, envelope.associated_data(context))
     return replace(envelope, body=body, encryption_key=key.id, nonce=nonce)
 
 
@@ -43,7 +43,7 @@ def decrypt(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKe
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - see _cipher()
 
     try:
-        body = _cipher(key).decrypt(envelope.nonce, envelope.body, envelope.authenticated_text(context))
+        body = _cipher(key).decrypt(envelope.nonce, envelope.body, envelope.associated_data(context))
     except (InvalidTag, ValueError):  # ValueError: a nonce of a wrong length
         raise DecodeError(
             f"{what} cannot be decrypted: it was changed, copied from another task, queue or job, or encrypted with "

@@ -104,7 +104,7 @@ class Envelope:
         """Return what the signature covers, before the body."""
         return codec.encode([*self._bound("signature", context), self.serializer, self.compression, self.signing_key])
 
-    def authenticated_text(self, context: PayloadContext) -> bytes:
+    def associated_data(self, context: PayloadContext) -> bytes:
         """Return the additional data that the encryption authenticates."""
         parts = self.serializer, self.compression, self.signing_key, _text(self.signature)
         return codec.encode([*self._bound("encryption", context), *parts])

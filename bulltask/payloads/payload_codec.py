@@ -20,10 +20,10 @@ from bulltask.payloads.envelope import ENVELOPE_START, Envelope, PayloadContext,
 from bulltask.payloads.pickling import dump, load
 from bulltask.payloads.signing import sign, verify
 
-__all__ = ["PLAIN", "Loaded", "PayloadCodec", "PayloadForm"]
+__all__ = ["PLAIN", "Loaded", "PayloadCodec", "PayloadFormat"]
 
 
-class PayloadForm(NamedTuple):
+class PayloadFormat(NamedTuple):
     """How a payload is written.
 
     Attributes:
@@ -45,7 +45,7 @@ class PayloadForm(NamedTuple):
         return self != PLAIN
 
 
-PLAIN: Final = PayloadForm()
+PLAIN: Final = PayloadFormat()
 """Plain JSON."""
 
 
@@ -77,7 +77,7 @@ class PayloadCodec:
 
     # ---- write -------------------------------------------------------------------------------------------------------
 
-    def dump_arguments(self, data: Any, queue: str, task: str, form: PayloadForm, what: str) -> bytes:
+    def dump_arguments(self, data: Any, queue: str, task: str, form: PayloadFormat, what: str) -> bytes:
         """Return a job's data as it is stored.
 
         Args:
@@ -102,14 +102,14 @@ class PayloadCodec:
             return codec.encode(data, what=what, limit=self._config.max_payload)
         return self.dump_arguments(data, queue, task, PLAIN, what)
 
-    def dump_result(self, value: Any, ref: JobRef, form: PayloadForm, what: str) -> bytes:
+    def dump_result(self, value: Any, ref: JobRef, form: PayloadFormat, what: str) -> bytes:
         """Return a job's result as it is stored; raises the errors of :meth:`dump_arguments`."""
         return self._dump(value, self._context("result", ref), form, what)
 
     def dump_error(self, exc: BaseException, ref: JobRef) -> str:
         """Return a job's exception as it is stored next to the reason; ``""`` if it cannot be stored."""
         try:
-            return self._dump(exc, self._context("error", ref), PayloadForm(CLOUDPICKLE), "the exception").decode()
+            return self._dump(exc, self._context("error", ref), PayloadFormat(CLOUDPICKLE), "the exception").decode()
         except BulltaskError:
             return ""  # the reason and the traceback are stored in any case
 
@@ -117,7 +117,7 @@ class PayloadCodec:
         """Return whether a queue's payloads are encrypted."""
         return bool(self._config.encryption_keys) and bool(self._encryption_keys(queue))
 
-    def _dump(self, value: Any, context: PayloadContext, form: PayloadForm, what: str) -> bytes:
+    def _dump(self, value: Any, context: PayloadContext, form: PayloadFormat, what: str) -> bytes:
         limit, keys = self._config.max_payload, self._encryption_keys(self._name_in_app(context.queue))
         if form == PLAIN and not keys:
             data = codec.encode(value, what=what, limit=limit)
@@ -186,7 +186,7 @@ class PayloadCodec:
             envelope, context = Envelope.from_object(data, what), self._arguments(queue, task)
             data, form = (
                 self._load(envelope, context, self._config.accept_content, what)[0],
-                PayloadForm(envelope.serializer),
+                PayloadFormat(envelope.serializer),
             )
         return self.dump_arguments(change(data), queue, task, form, what)
 
@@ -225,7 +225,7 @@ class PayloadCodec:
             return None
         return loaded.value if isinstance(loaded.value, Exception) else None
 
-    def load_error_of(self, key: str, text: str) -> Exception | None:
+    def load_error_by_key(self, key: str, text: str) -> Exception | None:
         """Return a job's exception, like :meth:`load_error`, by the full key of the job's hash."""
         _, queue, job_id = address_of(key, self._config.prefix)
         return self.load_error(JobRef(self._name_in_app(queue), job_id), text)

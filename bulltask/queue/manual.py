@@ -15,7 +15,7 @@ from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.names import MAX_NAME
 from bulltask.jobs.stored_job import StoredJob
-from bulltask.payloads.payload_codec import PayloadForm
+from bulltask.payloads.payload_codec import PayloadFormat
 from bulltask.queue.context import QueueContext
 from bulltask.queue.job_fields import JobFields
 from bulltask.queue.next_iteration import SCHEDULING_ERRORS, add_next_iteration, scheduling_retry_delay_ms
@@ -118,7 +118,7 @@ def _to_stored_job(context: QueueContext, fetched: Fetched, fetch: FetchOptions)
 def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool) -> Operation[StoredJob | None]:
     """Complete a job and return the next job."""
     ref, what = JobRef(job.queue, job.id), f"return value of job {job.id}"
-    encoded = job.context.broker.payloads.dump_result(value, ref, PayloadForm(), what)
+    encoded = job.context.broker.payloads.dump_result(value, ref, PayloadFormat(), what)
     running = _running(job)
     keep = running.keep("removeOnComplete", job.context.broker.config.keep_completed)
     finish = FinishOptions(True, encoded, keep, running.attempts)

@@ -9,7 +9,7 @@ from typing import Any, Never
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
-from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadForm
+from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.checkpoint_methods import CheckpointMethods
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.current_job import current_job
@@ -270,7 +270,7 @@ class Context(JobMethods, CheckpointMethods):
         conversion: CallConversion | None = None,
         checkpoints: Checkpoints | None = None,
         payloads: PayloadCodec | None = None,
-        form: PayloadForm = PLAIN,
+        form: PayloadFormat = PLAIN,
     ) -> None:
         super().__init__(request.task, checkpoints)
         self.request = request

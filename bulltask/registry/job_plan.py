@@ -17,7 +17,7 @@ from bulltask.jobs.job import JobOptions, NewJob, ParentLink
 from bulltask.jobs.names import FAN_OUT, STARMAP, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.options import check_priority, check_size, link_to_parent, stored_options
 from bulltask.jobs.time_limits import TimeLimits
-from bulltask.payloads.payload_codec import PayloadCodec, PayloadForm
+from bulltask.payloads.payload_codec import PayloadCodec, PayloadFormat
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.option_values import check_max_retries, expiry_ms, keep_ms
 from bulltask.registry.task_options import TaskOptions
@@ -43,7 +43,7 @@ class JobPlan:
     timestamp_ms: int | None
     max_payload: int | None
     payloads: PayloadCodec | None
-    form: PayloadForm
+    form: PayloadFormat
 
     def job(self, data: Any, job_id: str | None = None) -> NewJob:
         """Return the job to send.
@@ -123,7 +123,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
         timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
         max_payload=config.max_payload,
         payloads=None if form is None else PayloadCodec(config),
-        form=form or PayloadForm(),
+        form=form or PayloadFormat(),
     )
 
 
@@ -132,14 +132,14 @@ def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config
     return plan_job(name, task, call, config, data).job(data, call.job_id)
 
 
-def _form(queue: str, name: str, task: TaskOptions, call: CallOptions, config: Config) -> PayloadForm | None:
+def _form(queue: str, name: str, task: TaskOptions, call: CallOptions, config: Config) -> PayloadFormat | None:
     """Check a call's payload options, and return how its arguments are written; ``None`` for plain JSON."""
     if name == FAN_OUT:
         return None  # workers without keys must be able to read which jobs follow
     check_payload_options(call.serializer, call.compression)
     own = call.serializer or task.serializer
     check_serializer(own, config, f"the serializer of task {name} is cloudpickle")
-    form = PayloadForm(own or config.task_serializer, call.compression or task.compression or config.task_compression)
+    form = PayloadFormat(own or config.task_serializer, call.compression or task.compression or config.task_compression)
     return form if form.differs_from_json or PayloadCodec(config).encrypts(queue) else None
 
 

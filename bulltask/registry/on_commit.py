@@ -1,4 +1,4 @@
-"""``CommitSending``: sends calls of a task after a Django transaction has committed."""
+"""``OnCommitMixin``: sends calls of a task after a Django transaction has committed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bulltask.registry.call_options import CallOptions
 from bulltask.registry.option_types import SingleCallKeywords
 from bulltask.result import AsyncResult
 
-__all__ = ["CommitSending"]
+__all__ = ["OnCommitMixin"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class CommitSending(ABC, Generic[P, R]):
+class OnCommitMixin(ABC, Generic[P, R]):
     """A base class of tasks: sends calls after a Django transaction has committed."""
 
     @property

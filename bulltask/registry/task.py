@@ -21,7 +21,7 @@ from bulltask.registry.current import current_sender, registered_task
 from bulltask.registry.job_plan import JobPlan, build_job, plan_job
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
-from bulltask.registry.on_commit import CommitSending
+from bulltask.registry.on_commit import OnCommitMixin
 from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.task_class import TaskClass
 from bulltask.registry.task_options import TaskOptions
@@ -45,7 +45,7 @@ _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
 """The module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
 
 
-class AnyTask(TaskClass, CommitSending[P, R], CeleryTask):
+class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
     """Base class of sync and async tasks.
 
     Args:

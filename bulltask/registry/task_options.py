@@ -18,7 +18,7 @@ from bulltask.jobs.names import check_queue_name
 from bulltask.jobs.options import STORED, check_priority, stored_options
 from bulltask.jobs.retention import KeepJobs
 from bulltask.jobs.time_limits import TimeLimits
-from bulltask.payloads.payload_codec import PayloadForm
+from bulltask.payloads.payload_codec import PayloadFormat
 from bulltask.registry.celery_options import hint_for_unknown_option, translate_task_options
 from bulltask.registry.option_values import UNLIMITED_RETRIES, check_max_retries, expiry_ms, is_exception
 
@@ -230,9 +230,9 @@ class TaskOptions:
         """Whether all type hints are enforced, or none; ``None`` for the app's setting."""
         return False if self.typed is None and self.pydantic is False else self.typed
 
-    def result_form(self, config: Config) -> PayloadForm:
+    def result_form(self, config: Config) -> PayloadFormat:
         """Return how the results of the task's jobs are written."""
-        return PayloadForm(self.serializer or config.result_serializer, self.compression or config.result_compression)
+        return PayloadFormat(self.serializer or config.result_serializer, self.compression or config.result_compression)
 
     @property
     def custom_backoff(self) -> CustomBackoff | None:

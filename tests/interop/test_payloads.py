@@ -15,7 +15,7 @@ import redis
 from bulltask import App
 from bulltask.config.config import Settings
 from bulltask.jobs.job import JobRef, RunningJob
-from bulltask.payloads.payload_codec import PayloadCodec, PayloadForm
+from bulltask.payloads.payload_codec import PayloadCodec, PayloadFormat
 from bulltask.testing.wait import wait_until
 from tests.interop.node_program import node_program
 from tests.support.payloads import ENCRYPTION_KEY
@@ -45,7 +45,7 @@ TASK = 'send "mail"\u2028ä'
 @pytest.mark.parametrize("compression", [None, "zlib"])
 def test_encrypted_payloads_pass_between_node_and_python(node_client: None, compression: Any) -> None:
     codec = PayloadCodec(Settings({"payload_encryption_keys": {"mail": ENCRYPTION_KEY}}, {}).freeze())
-    data = codec.dump_arguments(VALUE, "mail", TASK, PayloadForm("json", compression), "it")
+    data = codec.dump_arguments(VALUE, "mail", TASK, PayloadFormat("json", compression), "it")
     given = {"keys": ENCRYPTION_KEY, "opened": json.loads(data), "owner": TASK, "made": VALUE}
     program = PROGRAM.replace("HELPER", HELPER.as_uri())
     node = [shutil.which("node") or "node", "--input-type=module", "-e", program, json.dumps(given)]

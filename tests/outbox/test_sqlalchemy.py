@@ -199,7 +199,7 @@ def _send_without_deleting(outbox: Outbox) -> None:
         raise KilledError
 
     with pytest.raises(KilledError):
-        outbox._store.transfer(100, send_and_die)
+        outbox._store.send_waiting(100, send_and_die)
 
 
 def test_a_row_that_is_sent_again_adds_nothing_even_if_its_job_has_run_and_was_removed(

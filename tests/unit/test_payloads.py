@@ -23,13 +23,13 @@ from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLar
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.payloads.encryption import encrypt
 from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope, PayloadContext, describe
-from bulltask.payloads.payload_codec import Loaded, PayloadCodec, PayloadForm
+from bulltask.payloads.payload_codec import Loaded, PayloadCodec, PayloadFormat
 from bulltask.payloads.pickling import dump
 from bulltask.payloads.signing import sign
 from tests.support.payloads import ENCRYPTION_KEY, FIRST_KEY, OTHER_ENCRYPTION_KEY, PICKLES, SECOND_KEY, WritesFile
 
 WHAT = "the arguments of task pay"
-PICKLED, JSON = PayloadForm("cloudpickle"), PayloadForm()
+PICKLED, JSON = PayloadFormat("cloudpickle"), PayloadFormat()
 
 
 def payloads(**settings: object) -> PayloadCodec:
@@ -40,7 +40,7 @@ def job(data: bytes, task: str = "pay", queue: str = "mail", job_id: str = "1") 
     return RunningJob(queue, job_id, task, data, {}, 0, 0, 0, 1, "", "", None)
 
 
-def dumped(codec: PayloadCodec, value: object, form: PayloadForm) -> bytes:
+def dumped(codec: PayloadCodec, value: object, form: PayloadFormat) -> bytes:
     return codec.dump_arguments(value, "mail", "pay", form, WHAT)
 
 
@@ -77,11 +77,11 @@ def test_every_value_is_read_as_it_was_written(
 ) -> None:
     keys = {"*": ENCRYPTION_KEY} if encrypted else None
     codec = payloads(**PICKLES, payload_encryption_keys=keys, compression_threshold=threshold)
-    data = dumped(codec, value, PayloadForm(serializer, compression))
+    data = dumped(codec, value, PayloadFormat(serializer, compression))
     json.loads(data)  # Node.js and dashboards parse it
     assert codec.load_arguments(job(data)) == Loaded(value, serializer == "cloudpickle")
     ref = JobRef("mail", "1")
-    stored = codec.dump_result(value, ref, PayloadForm(serializer, compression), WHAT).decode()
+    stored = codec.dump_result(value, ref, PayloadFormat(serializer, compression), WHAT).decode()
     assert codec.load_result(ref, stored).value == value
 
 
@@ -110,7 +110,7 @@ def test_a_value_that_cannot_be_pickled_is_not_sent() -> None:
 
 @pytest.mark.parametrize("name", ["zlib", "zstd"])
 def test_a_payload_is_compressed_from_the_threshold_on(name: str) -> None:
-    codec, form = payloads(compression_threshold=1_000), PayloadForm("json", name)
+    codec, form = payloads(compression_threshold=1_000), PayloadFormat("json", name)
     assert dumped(codec, "x" * 997, form) == b'"' + b"x" * 997 + b'"'
     large = dumped(codec, "x" * 998, form)
     assert fields_of(large).keys() == {"v", "ser", "zip", "body"}
@@ -120,17 +120,17 @@ def test_a_payload_is_compressed_from_the_threshold_on(name: str) -> None:
 
 def test_a_payload_that_compression_does_not_shrink_stays_plain() -> None:
     text = base64.b85encode(bytes(range(256)) * 1).decode()
-    data = dumped(payloads(compression_threshold=0), text, PayloadForm("json", "zlib"))
+    data = dumped(payloads(compression_threshold=0), text, PayloadFormat("json", "zlib"))
     assert data == json.dumps(text, separators=(",", ":")).encode()
 
 
 def test_the_payload_limit_applies_to_what_is_stored() -> None:
     codec = payloads(max_payload=2_000, **PICKLES)
-    assert len(dumped(codec, "x" * 100_000, PayloadForm("json", "zstd"))) < 2_000
+    assert len(dumped(codec, "x" * 100_000, PayloadFormat("json", "zstd"))) < 2_000
     with pytest.raises(PayloadTooLargeError, match="bytes as stored exceed the limit of 2,000"):
         dumped(codec, "x" * 1_900, PICKLED)
     with pytest.raises(PayloadTooLargeError, match="before compression exceed the limit of 5,000"):
-        dumped(payloads(max_decompressed=5_000), "x" * 6_000, PayloadForm("json", "zlib"))
+        dumped(payloads(max_decompressed=5_000), "x" * 6_000, PayloadFormat("json", "zlib"))
 
 
 BOMB = b'"' + b"x" * 10_000_000 + b'"'
@@ -348,7 +348,7 @@ def test_a_malformed_envelope_is_an_error(stored: bytes) -> None:
 
 def test_an_envelope_is_described_without_its_content() -> None:
     codec = payloads(**PICKLES, payload_encryption_keys={"*": ENCRYPTION_KEY}, compression_threshold=0)
-    data = dumped(codec, "x" * 1_000, PayloadForm("cloudpickle", "zstd"))
+    data = dumped(codec, "x" * 1_000, PayloadFormat("cloudpickle", "zstd"))
     size = len(base64.b64decode(fields_of(data)["body"]))
     shown = describe(json.loads(data))
     assert shown == f"cloudpickle, zstd, signed (key k1), encrypted (key e1), {size} bytes"

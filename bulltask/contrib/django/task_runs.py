@@ -164,7 +164,7 @@ class _Attempt:
 
     def failed(self, exc: BaseException) -> bool:
         """If the job fails with the exception, record it and return true; if the job runs again, return false."""
-        if self._runs_again(exc):
+        if self._will_retry(exc):
             return False
         from bulltask.worker.child.retry_decision import trace_of  # noqa: PLC0415 - only workers import it
 
@@ -176,7 +176,7 @@ class _Attempt:
     def _finish(self, status: Any) -> None:
         change(self.result, status=status, finished_at=moment(project_app().now_ms()))
 
-    def _runs_again(self, exc: BaseException) -> bool:
+    def _will_retry(self, exc: BaseException) -> bool:
         job = current_job()
         if isinstance(exc, TaskCancelled | Reject) or job is None:
             return False

@@ -10,7 +10,7 @@ from typing import Any
 
 from bulltask.errors import ConfigError
 from bulltask.outbox.base import NewRow
-from bulltask.outbox.store import TABLE, Backlog, Row, Sent
+from bulltask.outbox.store import TABLE, Backlog, Row, TransferOutcome
 from bulltask.outbox.stored import VERSION
 
 __all__ = ["Rows"]
@@ -30,7 +30,7 @@ class Rows:
         """Insert a row in the current transaction."""
         self._objects().create(version=row.version, created_ms=row.created_ms, payload=row.payload)
 
-    def transfer(self, limit: int, send: Callable[[Sequence[Row]], Sent]) -> Sent:
+    def send_waiting(self, limit: int, send: Callable[[Sequence[Row]], TransferOutcome]) -> TransferOutcome:
         """Read rows, send them, and delete them."""
         from django.db import transaction  # noqa: PLC0415
 
@@ -76,7 +76,7 @@ class Rows:
         except LookupError as exc:
             raise ConfigError("add 'bulltask.outbox.django' to INSTALLED_APPS, and run `manage.py migrate`") from exc
 
-    def _finish(self, sent: Sent) -> Sent:
+    def _finish(self, sent: TransferOutcome) -> TransferOutcome:
         if sent.done:
             self._objects().filter(id__in=sent.done).delete()
         for row_id, error in sent.failed.items():

@@ -18,7 +18,7 @@ from bulltask.worker.states import CancelReason
 
 __all__ = ["BatchRunner"]
 
-Members = Sequence[tuple[Attempt, Slot]]
+BatchAttempts = Sequence[tuple[Attempt, Slot]]
 
 
 class BatchRunner:
@@ -31,14 +31,14 @@ class BatchRunner:
     def __init__(self, runner: AttemptRunner) -> None:
         self._runner, self._cancellation = runner, runner.cancellation
 
-    def call(self, members: Members) -> list[Outcome]:
+    def call(self, members: BatchAttempts) -> list[Outcome]:
         """Call a sync function for the jobs of a batch; return the outcome of each."""
         batch = self._batch(members, variables := contextvars.copy_context())
         execution = self._start(members, batch, alone=True)
         function = functools.partial(variables.run, call_task, self._cancellation.raise_if_cancelled, batch.call)
         return self._outcomes(members, batch, self._runner.execute(execution, function))
 
-    async def acall(self, members: Members) -> list[Outcome]:
+    async def acall(self, members: BatchAttempts) -> list[Outcome]:
         """Call an async function, or a sync one in a thread."""
         task = members[0][0].task
         variables = None if task.is_async else contextvars.copy_context()
@@ -47,7 +47,7 @@ class BatchRunner:
         function = batch.acall if variables is None else functools.partial(variables.run, batch.call)
         return self._outcomes(members, batch, await self._runner.aexecute(execution, task, lambda: function))
 
-    def _batch(self, members: Members, variables: contextvars.Context | None) -> Batch:
+    def _batch(self, members: BatchAttempts, variables: contextvars.Context | None) -> Batch:
         jobs, runs, hooks = [attempt.args[0] for attempt, _ in members], [], self._runner.hooks
         if hooks.wanted(members[0][0].task):
             runs = [
@@ -56,7 +56,7 @@ class BatchRunner:
             ]
         return Batch(members[0][0].task, jobs, runs)
 
-    def _start(self, members: Members, batch: Batch, *, alone: bool) -> TaskExecution:
+    def _start(self, members: BatchAttempts, batch: Batch, *, alone: bool) -> TaskExecution:
         """Set the deadlines of all jobs: the shortest limits of any job. A job that is already revoked does not run."""
         limits, slots, in_batch = NO_LIMITS, [slot for _, slot in members], len(members) > 1
         for attempt, _ in members:
@@ -72,6 +72,6 @@ class BatchRunner:
                 job.fail(TaskCancelled("revoked"))
         return TaskExecution(slots[0], members[0][0].job.name, limits, other_slots=tuple(slots[1:]))
 
-    def _outcomes(self, members: Members, batch: Batch, ending: Ending) -> list[Outcome]:
+    def _outcomes(self, members: BatchAttempts, batch: Batch, ending: Ending) -> list[Outcome]:
         endings = batch.endings(*ending)
         return [self._runner.outcome(attempt, *each) for (attempt, _), each in zip(members, endings, strict=True)]

@@ -11,7 +11,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.child_results import ChildResults
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.names import FAN_OUT, STARMAP
-from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadForm
+from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.task import AnyTask
 
 __all__ = ["JobArguments", "JobPayloads"]
@@ -27,7 +27,7 @@ class JobArguments(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    form: PayloadForm = PLAIN
+    form: PayloadFormat = PLAIN
     with_pickled_result: bool = False
 
 
@@ -66,7 +66,7 @@ class JobPayloads:
             results, result_is_pickled = self.codec.load_results(children_values())
             data = received.add_to(data, results, job.id)
             pickled |= {received.parameter} if result_is_pickled else set()
-        form = PayloadForm(CLOUDPICKLE) if is_pickled else PLAIN
+        form = PayloadFormat(CLOUDPICKLE) if is_pickled else PLAIN
         return JobArguments(*task.unbind_json(data, pickled), form, result_is_pickled)
 
     def result(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments, value: Any) -> bytes:
@@ -101,7 +101,7 @@ class JobPayloads:
         """
         loaded, is_pickled = self.codec.load_results(results)
         value, config = of_results(loaded), self._config
-        form = PayloadForm(CLOUDPICKLE if is_pickled else config.result_serializer, config.result_compression)
+        form = PayloadFormat(CLOUDPICKLE if is_pickled else config.result_serializer, config.result_compression)
         what = f"the return value of job {job.id}"
         return self.codec.dump_result(value, JobRef(job.queue, job.id), form, what), value
 
@@ -121,9 +121,9 @@ class JobPayloads:
             key: The full key of the child job's hash.
             error: The stored form of its exception, ``""`` for none.
         """
-        return self.codec.load_error_of(key, error) if error else None
+        return self.codec.load_error_by_key(key, error) if error else None
 
-    def _form(self, task: AnyTask[..., Any], arguments: JobArguments) -> PayloadForm:
+    def _form(self, task: AnyTask[..., Any], arguments: JobArguments) -> PayloadFormat:
         """Return how a result is written; a job that passes other results on keeps their serializer."""
         if task.name == STARMAP:
             task = self._tasks.get(arguments.kwargs.get("task", "")) or task
