@@ -198,6 +198,64 @@ def typed(p: Any) -> object:
     return p.get(p.typed.delay(datetime(2026, 1, 1, tzinfo=UTC), UUID(int=7), Decimal("1.5"), b"raw"))
 
 
+# ---- serializers -----------------------------------------------------------------------------------------------------
+
+
+def with_settings(**settings: Any) -> Any:
+    """Return code that creates an app with settings, and returns 1."""
+    return lambda p: type(p.app)("other", set_as_current=False).conf.update(**settings) or 1
+
+
+same("`serializer` of a call may be JSON.", 5, lambda p: p.get(p.add.apply_async((2, 3), serializer="json")))
+same("`accept_content` may contain MIME types.", 1, with_settings(accept_content=["application/json"]))
+same(
+    '`compression="zlib"` compresses the arguments of a call.',
+    10_000,
+    lambda p: len(p.get(p.plain.apply_async(("x" * 10_000,), compression="zlib"))),
+)
+better(
+    'A call with `serializer="pickle"` is sent although workers refuse it by default, and its task never runs.',
+    ("TimeoutError", "ConfigError"),
+    "the call raises an error; for Python objects, there is [cloudpickle](../how-to/serializers.md)",
+    lambda p: p.plain.apply_async((1,), serializer="pickle").get(timeout=1),
+)
+better(
+    'With `accept_content=["json", "pickle"]`, a worker loads a pickle from anyone who can write to the broker.',
+    (1, "ConfigError"),
+    "a worker loads only pickles that are signed, with the serializer `cloudpickle`",
+    with_settings(accept_content=["json", "pickle"]),
+)
+differs(
+    "`task_serializer` and `result_serializer` may be `msgpack` or `yaml`.",
+    (1, "ConfigError"),
+    "they are `json`, which BullMQ's clients read, or `cloudpickle`",
+    with_settings(task_serializer="msgpack", result_serializer="yaml"),
+)
+better(
+    "An unknown `serializer` of a task raises an error when the task is called.",
+    (1, "ConfigError"),
+    "it is checked when the task is defined",
+    defined_with(serializer="unknown"),
+)
+differs(
+    "An unknown `serializer` of a call raises `SerializerNotInstalled`.",
+    ("SerializerNotInstalled", "ConfigError"),
+    "the error is `ConfigError`",
+    lambda p: p.add.apply_async((2, 3), serializer="unknown"),
+)
+better(
+    "An unknown `compression` of a call raises `OperationalError`, like an unreachable broker.",
+    ("OperationalError", "ConfigError"),
+    "the error is `ConfigError`, and names the option",
+    lambda p: p.add.apply_async((2, 3), compression="unknown"),
+)
+differs(
+    'A call may have `compression="gzip"`.',
+    (5, "ConfigError"),
+    "the compressions are `zlib` and `zstd`",
+    lambda p: p.get(p.add.apply_async((2, 3), compression="gzip")),
+)
+
 # ---- calls by name ---------------------------------------------------------------------------------------------------
 
 same("`send_task` sends a call by the task's name.", 5, lambda p: p.get(p.app.send_task(p.add.name, (2, 3))))
