@@ -64,13 +64,18 @@ class JobMethods:
             ConfigError: ``task_id`` is the id of another job.
             EncodeError, JobNotFoundError, BrokerError: As for :meth:`update_progress`.
         """
+        self.update_progress(self._state(task_id, state, meta))
+
+    async def aupdate_state(
+        self, task_id: str | None = None, state: str | None = None, meta: codec.Json = None
+    ) -> None:
+        """:meth:`update_state` for async tasks."""
+        await self.aupdate_progress(self._state(task_id, state, meta))
+
+    def _state(self, task_id: str | None, state: str | None, meta: codec.Json) -> codec.Json:
         if task_id not in {None, self.request.id}:
             raise ConfigError(f"job {self.request.id} can set only its own state, not that of job {task_id}")
-        self.update_progress({"state": state or "STARTED", "meta": meta})
-
-    async def aupdate_state(self, *, state: str | None = None, meta: codec.Json = None) -> None:
-        """:meth:`update_state` for async tasks."""
-        await self.aupdate_progress({"state": state or "STARTED", "meta": meta})
+        return {"state": state or "STARTED", "meta": meta}
 
     def log(self, line: str) -> None:
         """Append a line to the job's log in Redis, where dashboards show it (BullMQ's ``job.log``).

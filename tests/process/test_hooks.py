@@ -368,7 +368,8 @@ class Kept(Task):
     uses = 0
 
     def seen(self, name, task_id):
-        record(name, job=task_id, requested=self.request.id)
+        in_loop = asyncio._get_running_loop() is not None
+        record(name, job=task_id, requested=self.request.id, as_task=int(in_loop == self.is_async))
 
     def before_start(self, task_id, args, kwargs):
         self.seen("before_start", task_id)
@@ -431,4 +432,4 @@ def test_a_task_class_keeps_its_attributes_in_a_child_and_its_handlers_know_the_
     for job, calls in expected.items():
         entries = harness.journal.all(job=job)
         assert sorted(entry["what"] for entry in entries) == sorted(calls)
-        assert {entry["requested"] for entry in entries} == {job}
+        assert {(entry["requested"], entry["as_task"]) for entry in entries} == {(job, "1")}

@@ -61,7 +61,7 @@ def test_an_async_task_sets_its_state_too(app: App, worker: InlineWorker) -> Non
 
     @app.task(name="awalk", bind=True)
     async def awalk(self: Context) -> None:
-        await self.aupdate_state(meta={"done": 1})
+        await self.aupdate_state(self.request.id, "STARTED", {"done": 1})
         snapshot = await app.result(self.request.id).asnapshot()
         seen.append((snapshot.celery_state, snapshot.reported))
 

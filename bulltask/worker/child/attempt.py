@@ -221,6 +221,7 @@ class AttemptRunner:
         if self.hooks.wanted(attempt.task):
             variables = None if attempt.task.is_async else contextvars.copy_context()
             hooked = self._hooked(attempt, variables)
+            hooked.in_thread = not attempt.task.is_async
             target = hooked.acall if variables is None else functools.partial(variables.run, hooked.call)
         return functools.partial(target, *attempt.args, **attempt.kwargs)
 

@@ -46,6 +46,7 @@ class HookedRun:
         variables: The context of a sync task, ``None`` for that of the asyncio task.
 
     Attributes:
+        in_thread: Whether a sync task runs in a thread; the hooks after its outcome then do, too.
         variables: As given.
         last_variables: A copy of the context of an async task, from its end.
     """
@@ -60,7 +61,7 @@ class HookedRun:
         self.task, self._request, self._middleware = task, request, middleware
         self._has_started = False
         self._entered: list[Middleware] = []
-        self.variables = variables
+        self.variables, self.in_thread = variables, False
         self.last_variables: contextvars.Context | None = None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -224,7 +225,7 @@ class RunHooks:
         """Call the hooks that follow an outcome, in the context of the task.
 
         Returns:
-            A coroutine that does so, for a task whose handlers are coroutine functions.
+            A coroutine that does so, for a task whose handlers are coroutine functions or that has run in a thread.
         """
         run = self._runs.pop(id(job), None) or self._not_started(job, outcome)
         if run is None:
@@ -234,6 +235,9 @@ class RunHooks:
             variables = run.last_variables
         if run.task.has_async_handlers:
             return _in_context(run.asettled(outcome), variables)
+        if run.in_thread and variables is not None:
+            # Not on the event loop, which they may block, and where Django's ORM refuses to work.
+            return asyncio.to_thread(variables.run, run.settled, outcome)
         if variables is None:
             run.settled(outcome)
         else:

@@ -184,7 +184,7 @@ class Settler:
         ``None`` means that the outcome was discarded because the lock was lost.
 
         Returns:
-            A coroutine that calls the hooks, if some of them are coroutine functions.
+            A coroutine that calls the hooks, if some of them are coroutine functions, or need a thread.
         """
         self._emit(acquired.job, outcome, duration_ms)
         if self._hooks is not None and self._hooks.follow(outcome):
