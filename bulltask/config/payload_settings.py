@@ -48,7 +48,7 @@ def serializer(value: Any, name: str) -> str:
     if value == "application/json":
         return JSON
     if value not in (JSON, CLOUDPICKLE):
-        hint = "; cloudpickle carries everything that pickle does, and is signed" if value in _PICKLES else ""
+        hint = "; cloudpickle supports everything that pickle does, and is signed" if value in _PICKLES else ""
         raise ConfigError(f"{name} must be json or cloudpickle, not {value!r}{hint}")
     return str(value)
 

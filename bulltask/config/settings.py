@@ -126,7 +126,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "queue for the fan-out jobs of a canvas, which only bulltask workers can run; none: the queue of a job "
             "that follows",
         ),
-        _S("task_queues", "queues", queue_names, (), "queues of a worker without -Q; none: the default and its tasks'"),
+        _S(
+            "task_queues",
+            "queues",
+            queue_names,
+            (),
+            "queues of a worker without -Q; none: the default one and those of its tasks",
+        ),
         _S("task_annotations", "annotations", parse_annotations, None, "options of tasks by name; '*': all tasks"),
         _S("task_routes", "routes", routes, None, "queues for tasks without a `queue` option, as in Celery"),
         _S(
@@ -193,7 +199,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "typed",
             optional(flag),
             None,
-            "which type hints of tasks are enforced: true: all; false: none; unset: those of types that JSON lacks, "
+            "which type hints of tasks are enforced: true: all; false: none; none: those of types that JSON lacks, "
             "such as datetime",
         ),
         _S("task_always_eager", "always_eager", flag, False, "run jobs in the process that sends them, without Redis"),

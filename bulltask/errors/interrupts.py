@@ -33,7 +33,8 @@ class Retry(Interrupt):
         exc: The exception that the job fails with if no attempt is left.
         max_retries: Maximum number of retries of this job, ``None`` for its own.
         eta_ms: Epoch milliseconds before which the next attempt does not start, ``None`` for ``delay_ms``.
-        expires: Milliseconds from now, and epoch milliseconds, after which the job is not retried; at most one of them.
+        expires: ``(in_ms, at_ms)``: when the job is no longer retried, relative to now or in epoch milliseconds; at
+            most one of the two is set.
     """
 
     def __init__(
@@ -104,7 +105,8 @@ class RateLimitQueue(Interrupt):
 class Ignore(Interrupt):
     """Completes the job without a result (Celery's ``Ignore``): ``get()`` returns ``None``.
 
-    In Celery, the state of the task remains what it was. Here, a job that waits for this one would wait forever.
+    In Celery, the task's state does not change. bulltask completes the job instead, because a job that waits for it
+    would otherwise wait forever.
     """
 
 

@@ -47,7 +47,7 @@ class Backoff:
         type: ``"fixed"`` (always ``delay_ms``), ``"exponential"`` (doubles each time), or the name of a registered
             custom strategy.
         delay_ms: First delay in milliseconds, 0 or more.
-        jitter: Random fraction of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20 %; in a job that
+        jitter: Random fraction of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20%; in a job that
             another client sent it has BullMQ's meaning and only shortens the delay. A fixed delay with a maximum (every
             fixed delay that bulltask stores) has no jitter, and 0 is stored, so that Node waits equally long.
         max_delay_ms: Maximum delay in milliseconds; ``None`` for none (as in BullMQ).
@@ -217,7 +217,7 @@ def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], f
 def reconnect_delay_ms(
     attempt: int, random: Callable[[], float] = _random.random, *, first_ms: int = 100, cap_ms: int = 30_000
 ) -> int:
-    """Return the delay before the next attempt to connect to Redis: ``first_ms``, doubling up to ``cap_ms``, ±20 %.
+    """Return the delay before the next attempt to connect to Redis: ``first_ms``, doubling up to ``cap_ms``, ±20%.
 
     The jitter is applied after the maximum. Otherwise all workers that have reached the maximum would reconnect at the
     same moment.

@@ -162,7 +162,7 @@ class History:
 
         Args:
             metric: ``run`` (execution time) or ``wait`` (for a worker).
-            percentiles: 0 to 100; the results are within 1 %.
+            percentiles: 0 to 100; the results are within 1%.
             every: ``hour``, ``day``, or ``None`` for one point for the whole period.
             where: The filters of :class:`StatsFilter`.
 

@@ -72,7 +72,7 @@ class LatencyPoint:
     Attributes:
         at: The start of the hour or day, UTC; for the whole period, ``since``, or ``None`` if it was not given.
         attempts: The number of attempts.
-        percentiles: Seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1 %.
+        percentiles: Seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1%.
     """
 
     at: datetime | None

@@ -1,7 +1,7 @@
 """Log-scale histograms of durations, as in DDSketch, with a growth factor of 1.02.
 
 The gold tables store wait and run times as such histograms, so histograms of minutes can be merged into histograms of
-days. A bucket holds durations up to 2 % longer than the bucket below it. A percentile is therefore within 1 % of the
+days. A bucket holds durations up to 2% longer than the bucket below it. A percentile is therefore within 1% of the
 exact one, rounded to milliseconds, and exact up to 50 ms. Unlike in DDSketch, no buckets are collapsed: merged
 histograms are exactly those of the longer period, rebuilt tables have the same rows, and reading them needs no library.
 """
@@ -40,7 +40,7 @@ def bucket_of(ms: int) -> int:
 
 
 def bucket_value(bucket: int) -> int:
-    """Return the duration in milliseconds that represents a bucket, within 1 % of all durations in it."""
+    """Return the duration in milliseconds that represents a bucket, within 1% of all durations in it."""
     return 0 if bucket == ZERO else round(2 * GROWTH**bucket / (GROWTH + 1))
 
 
@@ -65,7 +65,7 @@ def _pairs(histogram: Histogram | Iterable[tuple[int, int]] | None) -> Iterable[
 
 
 def percentile(counts: Histogram, quantile: float) -> int | None:
-    """Return a percentile in milliseconds, within 1 %; ``None`` for an empty histogram.
+    """Return a percentile in milliseconds, within 1%; ``None`` for an empty histogram.
 
     Args:
         counts: The histogram.

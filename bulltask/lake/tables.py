@@ -264,10 +264,10 @@ TASK_MINUTE: Final = Table(
         waiting_children long attempts that ended because the job waits for its child jobs
         finished long jobs that completed or failed
         removed long jobs that were removed before they finished
-        wait_p50 long median wait of the attempts that started, milliseconds, within 1 %
+        wait_p50 long median wait of the attempts that started, milliseconds, within 1%
         wait_p95 long 95th percentile of the wait times
         wait_p99 long 99th percentile of the wait times
-        run_p50 long median run time of the attempts that ended, milliseconds, within 1 %
+        run_p50 long median run time of the attempts that ended, milliseconds, within 1%
         run_p95 long 95th percentile of the run times
         run_p99 long 99th percentile of the run times
         busy_ms long total milliseconds that attempts ran in this minute; excludes attempts whose end is unknown
@@ -318,7 +318,7 @@ CAPACITY_MINUTE: Final = Table(
         peak_slots long maximum number of busy slots
         capacity long number of slots: as configured, otherwise the highest peak_slots of the day
         utilisation double busy_slots / capacity; null without a capacity
-        wait_p95 long 95th percentile of the wait times of the attempts that started, milliseconds, within 1 %
+        wait_p95 long 95th percentile of the wait times of the attempts that started, milliseconds, within 1%
         complete flag true if no gap of the queue overlaps the minute
         """,
     ),

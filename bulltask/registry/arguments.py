@@ -68,7 +68,7 @@ class Arguments:
             data[self._var_args] = list(data[self._var_args])
         return data
 
-    def bind_some(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bind_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Like :meth:`bind`, but any arguments may be missing, because they are not known yet or may have any value.
 
         Raises:

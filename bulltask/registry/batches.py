@@ -201,9 +201,9 @@ class BatchArguments(Arguments):
         """Return the argument by the name of its parameter."""
         return super().bind(*_with_fields(args, kwargs))
 
-    def bind_some(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bind_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Like :meth:`bind`, but the argument may be missing."""
-        return super().bind_some(*_with_fields(args, kwargs))
+        return super().bind_partial(*_with_fields(args, kwargs))
 
 
 def to_wire(data: Mapping[str, Any]) -> Any:

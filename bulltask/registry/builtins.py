@@ -19,7 +19,7 @@ def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[An
 
     Args:
         sender: Returns the app.
-        find: Returns the app's task of a name.
+        find: Returns the app's task with a given name.
     """
 
     def fan_out(followers: Sequence[str], result: Any = None) -> Any:  # noqa: ARG001 - the worker reads them

@@ -97,8 +97,8 @@ class CallBinding:
         _ = self.conversion
 
     def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise ``TypeError`` if the arguments cannot be completed to a call."""
-        self.arguments.bind_some(args, kwargs)
+        """Raise ``TypeError`` if the arguments cannot be completed to form a valid call."""
+        self.arguments.bind_partial(args, kwargs)
 
     def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
         """Return a call's data: the arguments by parameter name; of a batch task, its one argument.

@@ -31,7 +31,7 @@ class Callee(Protocol):
         ...
 
     def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise ``TypeError`` if the arguments cannot be completed to a call."""
+        """Raise ``TypeError`` if the arguments cannot be completed to form a valid call."""
         ...
 
     def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:

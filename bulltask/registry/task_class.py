@@ -68,20 +68,20 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
     # ---- for the user's class to override -------------------------------------------------------------------------
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Before the function, within its time limits; an exception fails the attempt like one of the function."""
+        """Called before the function, within its time limits; an exception fails the attempt."""
 
     def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """After Redis has stored the result."""
+        """Called after Redis has stored the result."""
 
     def on_failure(
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], einfo: ExceptionInfo
     ) -> Any:
-        """After Redis has stored that the job has failed, without further retries."""
+        """Called after the job has failed in Redis, when no retry is left."""
 
     def on_retry(
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], einfo: ExceptionInfo
     ) -> Any:
-        """After Redis has stored that the job is retried."""
+        """Called after a failed attempt, when the job waits in Redis for its retry."""
 
     def after_return(
         self,
@@ -92,7 +92,7 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
         kwargs: Mapping[str, Any],
         einfo: ExceptionInfo | None,
     ) -> Any:
-        """After ``on_success`` or ``on_failure``: ``status`` is ``SUCCESS``, ``FAILURE`` or ``REVOKED``."""
+        """Called after ``on_success`` or ``on_failure``; ``status`` is ``SUCCESS``, ``FAILURE`` or ``REVOKED``."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the task's function; a class for ``app.register_task`` defines this method instead."""

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bulltask.testing.clock import MovableClock
+    from bulltask.testing.clock import FakeClock
     from bulltask.testing.enqueued import assert_enqueued, enqueued_jobs
     from bulltask.testing.flaky import FlakyProxy
     from bulltask.testing.inline_worker import InlineWorker
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from bulltask.testing.worker import WorkerProcess
 
 __all__ = [
+    "FakeClock",
     "FlakyProxy",
     "InlineWorker",
-    "MovableClock",
     "RedisServer",
     "WorkerProcess",
     "assert_enqueued",
@@ -33,7 +33,7 @@ __all__ = [
 _MODULES: Final = {
     "FlakyProxy": "bulltask.testing.flaky",
     "InlineWorker": "bulltask.testing.inline_worker",
-    "MovableClock": "bulltask.testing.clock",
+    "FakeClock": "bulltask.testing.clock",
     "RedisServer": "bulltask.testing.server",
     "WorkerProcess": "bulltask.testing.worker",
     "assert_enqueued": "bulltask.testing.enqueued",

@@ -10,12 +10,12 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.replies import text
 
-__all__ = ["MovableClock"]
+__all__ = ["FakeClock"]
 
 _LOCK: Final = ":lock"
 
 
-class MovableClock(ServerClock):
+class FakeClock(ServerClock):
     """The time of an app in a test: this machine's, plus the time by which it was advanced.
 
     BullMQ's scripts compare the due time of a delayed job with the time that their caller passes. Therefore, delays,

@@ -79,7 +79,7 @@ def assert_enqueued(
 def _call(task: AnyTask[Any, Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
     if isinstance(task, str):
         return task, list(args) if args else dict(kwargs)
-    data: Any = task.arguments.bind_some(args, kwargs)
+    data: Any = task.arguments.bind_partial(args, kwargs)
     conversion = task.conversion
     data = data if conversion is None else conversion.encode_arguments(data)
     if task.is_batch:

@@ -12,7 +12,7 @@ from bulltask.clock import Duration, to_ms
 from bulltask.errors import BulltaskError
 from bulltask.events import ChildEvent
 from bulltask.jobs.job import JobRef
-from bulltask.testing.clock import MovableClock
+from bulltask.testing.clock import FakeClock
 from bulltask.testing.drain import Drain, Steps
 from bulltask.testing.inline_results import InlineResults
 from bulltask.transport.operation import run_sync
@@ -47,7 +47,7 @@ class InlineWorker:
         if app.config.always_eager:
             raise BulltaskError(f"{app!r} is in eager mode: its jobs run when they are sent, and need no worker")
         clock, results = app.broker.clock, app.broker.results
-        if not isinstance(clock, MovableClock):
+        if not isinstance(clock, FakeClock):
             raise BulltaskError(f"{app!r} uses its own server: create the worker inside use_server(app, url)")
         if not isinstance(results, Results) or isinstance(results, InlineResults):
             raise BulltaskError(f"{app!r} has an InlineWorker already")

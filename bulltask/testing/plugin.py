@@ -10,7 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from bulltask.app import App
-    from bulltask.testing.clock import MovableClock
+    from bulltask.testing.clock import FakeClock
     from bulltask.testing.inline_worker import InlineWorker
     from bulltask.testing.server import RedisServer
 
@@ -66,12 +66,12 @@ def bulltask_worker(bulltask_app: App) -> Iterator[InlineWorker]:
 
 
 @pytest.fixture
-def bulltask_clock(bulltask_app: App) -> MovableClock:
+def bulltask_clock(bulltask_app: App) -> FakeClock:
     """The clock of ``bulltask_app``."""
-    from bulltask.testing.clock import MovableClock  # noqa: PLC0415
+    from bulltask.testing.clock import FakeClock  # noqa: PLC0415
 
     clock = bulltask_app.broker.clock
-    assert isinstance(clock, MovableClock)
+    assert isinstance(clock, FakeClock)
     return clock
 
 

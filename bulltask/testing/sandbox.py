@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from bulltask.app import App
-from bulltask.testing.clock import MovableClock
+from bulltask.testing.clock import FakeClock
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import command
 
@@ -18,7 +18,7 @@ _SETTINGS: Final[Mapping[str, object]] = {"lock_duration": 86_400}
 
 
 @contextmanager
-def use_server(app: App, url: str, **settings: object) -> Iterator[MovableClock]:
+def use_server(app: App, url: str, **settings: object) -> Iterator[FakeClock]:
     """Let an app use another server, empty it, and let the app follow a clock that the test can advance.
 
     Example, for test suites without pytest::
@@ -40,7 +40,7 @@ def use_server(app: App, url: str, **settings: object) -> Iterator[MovableClock]
         BrokerUnavailableError: The server cannot be reached.
     """
     conf = app.conf.overridden({**_SETTINGS, **settings, "broker_url": url})
-    clock = MovableClock()
+    clock = FakeClock()
     broker = Broker(conf.freeze(), url, clock=clock)
     clock.connect(broker.pool)
     broker.pool.run(command("FLUSHDB"))

@@ -319,7 +319,7 @@ differs(
 )
 same("A failed member fails the chord with its exception.", "ValueError", lambda p: p.get(failing_chord(p)))
 better(
-    "The body's own error is a `ChordError` with the text of the member's exception.",
+    "If a member fails, the error of the body's result is a `ChordError` with the text of the member's exception.",
     ("ChordError", "ValueError"),
     "it is the member's exception",
     lambda p: error_of_body(p),

@@ -135,7 +135,11 @@ same("`delay` sends a call, and `get` returns the task's return value.", 5, lamb
 same("`delay` takes keyword arguments.", 5, lambda p: p.get(p.add.delay(x=2, y=3)))
 same("`apply_async(args)` sends a call.", 5, lambda p: p.get(p.add.apply_async((2, 3))))
 same("`apply_async(args, kwargs)` takes both.", 5, lambda p: p.get(p.add.apply_async((2,), {"y": 3})))
-same("`apply_async(kwargs=…)` takes only these.", 5, lambda p: p.get(p.add.apply_async(kwargs={"x": 2, "y": 3})))
+same(
+    "`apply_async(kwargs=…)` takes keyword arguments.",
+    5,
+    lambda p: p.get(p.add.apply_async(kwargs={"x": 2, "y": 3})),
+)
 same("Parameters have their defaults.", "hello Ada!", lambda p: p.get(p.greet.delay("Ada")))
 same("Parameters can be keyword-only.", "hi Ada?", lambda p: p.get(p.greet.delay("Ada", "hi", mark="?")))
 same("`*args` arrive.", [1, 2, 3], lambda p: p.get(p.collect.delay(1, 2, 3)))

@@ -10,7 +10,7 @@ import pytest
 
 from bulltask import App
 from bulltask.testing import InlineWorker, assert_enqueued, enqueued_jobs, use_server
-from bulltask.testing.clock import MovableClock
+from bulltask.testing.clock import FakeClock
 
 pytestmark = pytest.mark.redis
 
@@ -62,7 +62,7 @@ def test_a_job_is_found_by_its_options(app: App, mail: Any) -> None:
 
 def test_a_job_is_found_by_the_time_when_it_is_due(app: App, mail: Any) -> None:
     clock = app.broker.clock
-    assert isinstance(clock, MovableClock)
+    assert isinstance(clock, FakeClock)
     clock.advance(86_400)
     tomorrow = clock.now() + timedelta(days=1)
     mail.apply_async(("ann",), eta=tomorrow)

@@ -18,7 +18,7 @@ from bulltask.errors import BulltaskError, Ignore, Reject, ResultTimeoutError, T
 from bulltask.events import JobCompleted, JobFailed, JobRetried, JobStarted
 from bulltask.jobs.job import JobRef
 from bulltask.queue import FlowJob
-from bulltask.testing import InlineWorker, MovableClock, assert_enqueued, drain, use_server
+from bulltask.testing import FakeClock, InlineWorker, assert_enqueued, drain, use_server
 
 pytestmark = pytest.mark.redis
 
@@ -31,7 +31,7 @@ def app(broker_url: str) -> Iterator[App]:
 
 
 @pytest.fixture
-def clock(worker: InlineWorker) -> MovableClock:
+def clock(worker: InlineWorker) -> FakeClock:
     return worker.clock
 
 
@@ -298,7 +298,7 @@ async def test_time_can_pass_in_an_async_test(app: App, worker: InlineWorker, ra
 
 
 def test_a_delayed_job_runs_when_the_clock_shows_its_time(
-    app: App, worker: InlineWorker, clock: MovableClock, ran: list[Any]
+    app: App, worker: InlineWorker, clock: FakeClock, ran: list[Any]
 ) -> None:
     send(app, countdown=3600)
     send(app, 2, eta=clock.now() + timedelta(hours=2))
@@ -312,7 +312,7 @@ def test_a_delayed_job_runs_when_the_clock_shows_its_time(
     assert ran == [1, 2]
 
 
-def test_run_for_runs_each_job_at_its_time(app: App, worker: InlineWorker, clock: MovableClock) -> None:
+def test_run_for_runs_each_job_at_its_time(app: App, worker: InlineWorker, clock: FakeClock) -> None:
     times: list[float] = []
     start = clock.now_ms()
 
@@ -343,7 +343,7 @@ def test_run_for_runs_the_retries_with_their_backoff(app: App, worker: InlineWor
 
 
 def test_a_job_expires_when_the_clock_is_advanced(
-    app: App, worker: InlineWorker, clock: MovableClock, ran: list[Any]
+    app: App, worker: InlineWorker, clock: FakeClock, ran: list[Any]
 ) -> None:
     result = send(app, expires=60)
     clock.advance(61)
@@ -361,7 +361,7 @@ def test_run_for_runs_the_beat_schedule(broker_url: str, app: App) -> None:
 
 
 def test_deduplication_and_rate_limits_follow_the_clock(
-    app: App, worker: InlineWorker, clock: MovableClock, ran: list[Any]
+    app: App, worker: InlineWorker, clock: FakeClock, ran: list[Any]
 ) -> None:
     throttled: dict[str, Any] = {"deduplication": {"id": "once", "ttl": 60}}
     assert send(app, 1, **throttled) == send(app, 2, **throttled)
@@ -438,7 +438,7 @@ def test_a_task_may_wait_for_another_job_but_not_for_itself(app: App, worker: In
 
 
 def test_get_returns_the_result_of_a_job_that_is_removed_when_it_ends(
-    app: App, worker: InlineWorker, clock: MovableClock, ran: list[Any]
+    app: App, worker: InlineWorker, clock: FakeClock, ran: list[Any]
 ) -> None:
     clock.advance(86_400)
     assert send(app, remove_on_complete=True).get() == 1

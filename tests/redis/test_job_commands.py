@@ -235,7 +235,7 @@ def test_show_reads_only_the_lake_if_redis_is_unavailable(lake: LakeBuilder) -> 
         shown = CliRunner().invoke(main, ["-b", url, "job", "show", "1", "--lake", str(lake.layout.root)])
         alone = CliRunner().invoke(main, ["-b", url, "job", "show", "1"])
     assert shown.exit_code == 0, shown.output
-    assert "Redis is not available, showing the lake only" in shown.stderr
+    assert "Redis is not available; showing the lake only" in shown.stderr
     assert shown.stdout.startswith("send 1, queue mail\nfailed")
     assert (alone.exit_code, alone.stdout) == (1, "")
     assert alone.stderr.startswith("Error: ")

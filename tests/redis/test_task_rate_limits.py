@@ -15,7 +15,7 @@ from bulltask import App, Context, JobState
 from bulltask.events import Bus, JobHeld, JobStarted
 from bulltask.lua import wrappers
 from bulltask.queue import Queue
-from bulltask.testing import InlineWorker, MovableClock, use_server
+from bulltask.testing import FakeClock, InlineWorker, use_server
 from bulltask.testing.flaky import FlakyProxy
 from tests.support.in_process_child import Child
 
@@ -52,7 +52,7 @@ def worker(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[InlineWorker]:
 
 
 @pytest.fixture
-def clock(worker: InlineWorker) -> MovableClock:
+def clock(worker: InlineWorker) -> FakeClock:
     return worker.clock
 
 
@@ -168,7 +168,7 @@ def test_a_lifo_job_goes_before_the_held_jobs(app: App, worker: InlineWorker, st
 
 
 def test_jobs_acquired_too_early_are_held_again_in_their_order(
-    app: App, worker: InlineWorker, clock: MovableClock, starts: Starts
+    app: App, worker: InlineWorker, clock: FakeClock, starts: Starts
 ) -> None:
     send(app, 10)
     worker.drain()
@@ -233,7 +233,7 @@ def test_held_jobs_start_earlier_when_the_limit_is_raised(
 
 
 def test_a_held_job_is_promoted_before_the_waiting_jobs(
-    app: App, worker: InlineWorker, clock: MovableClock, starts: Starts
+    app: App, worker: InlineWorker, clock: FakeClock, starts: Starts
 ) -> None:
     send(app, 2)
     worker.drain()

@@ -57,7 +57,7 @@ def test_retry_kwargs_are_the_retries_and_the_fixed_delay_of_autoretry_for() -> 
 
 def test_options_that_bulltask_does_not_have_name_the_alternative() -> None:
     app = App("refused", "redis://h")
-    with pytest.raises(ConfigError, match="serializer must be json or cloudpickle, not 'pickle'; cloudpickle carries"):
+    with pytest.raises(ConfigError, match="serializer must be json or cloudpickle, not 'pickle'; cloudpickle supports"):
         app.task(serializer="pickle")  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="compression must be zlib or zstd, not 'gzip'"):
         app.task(compression="gzip")  # type: ignore[call-overload]

@@ -151,7 +151,7 @@ def test_serializers_and_compressions_have_celerys_names(name: str, value: objec
 
 @pytest.mark.parametrize(("name", "value"), [("task_serializer", "pickle"), ("accept_content", ["json", "pickle"])])
 def test_pickle_is_rejected_with_the_alternative(name: str, value: object) -> None:
-    assert "must be json or cloudpickle, not 'pickle'; cloudpickle carries everything" in error(name, value)
+    assert "must be json or cloudpickle, not 'pickle'; cloudpickle supports everything" in error(name, value)
 
 
 def test_renamed_settings_are_supported() -> None:

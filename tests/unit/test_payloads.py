@@ -261,7 +261,7 @@ def test_the_result_of_another_job_is_not_loaded(tmp_path: Path) -> None:
     assert written.exists()
 
 
-def test_results_can_be_accepted_less_than_arguments() -> None:
+def test_result_accept_content_can_be_stricter_than_accept_content() -> None:
     codec = payloads(**PICKLES, result_accept_content="json")
     assert codec.load_arguments(job(dumped(codec, {"x": 1}, PICKLED))).value == {"x": 1}
     with pytest.raises(DecodeError, match="add it to result_accept_content or accept_content"):

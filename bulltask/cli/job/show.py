@@ -63,7 +63,7 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> Fo
     except BrokerError as exc:
         if lake is None:
             raise
-        click.echo(f"Redis is not available, showing the lake only: {exc}", err=True)
+        click.echo(f"Redis is not available; showing the lake only: {exc}", err=True)
         return None
     finally:
         app.close()

@@ -38,7 +38,7 @@ def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("queue", "name")) -> DataFrame:
-    """Aggregate minutes to hours, days, weeks or months. Percentiles are accurate to within 1 %, as for minutes.
+    """Aggregate minutes to hours, days, weeks or months. Percentiles are accurate to within 1%, as for minutes.
 
     Args:
         minutes: Rows of ``gold.task_minute``.

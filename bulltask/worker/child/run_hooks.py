@@ -102,7 +102,7 @@ class HookedRun:
             call_hook(one.before_run, "before_run", self._request, passes=MAY_END_ATTEMPT)
 
     def leave(self, result: Any, raised: BaseException | None) -> None:
-        """Call the hooks after a sync task's function, for the hooks before it that were called."""
+        """Call ``after_run`` of each middleware whose ``before_run`` was called, for a sync task."""
         while self._entered:
             call_hook(self._entered.pop().after_run, "after_run", self._request, result, raised)
 
