@@ -244,13 +244,14 @@ class Settings:
     def freeze_one(self, name: str) -> Any:
         """Return a parsed setting that can no longer be changed, while the others can.
 
-        For what is needed before the app sends anything, such as a signature in a module that is imported.
+        For a setting that is needed before the app sends anything, for example by a signature that a module creates
+        when it is imported.
         """
         self._used.add(name)
         return SETTINGS[name].parse(getattr(self, name), name)
 
     def when_frozen(self, call: Callable[[Config], None]) -> None:
-        """Call a function with the configuration before the settings are frozen; its error prevents that."""
+        """Register a function to call just before the settings are frozen; if it raises, they are not frozen."""
         self._when_frozen.append(call)
 
     def _build(self) -> Config:

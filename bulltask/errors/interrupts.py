@@ -130,7 +130,7 @@ class WaitForChildren(Interrupt):
     ``fail_parent_on_failure`` has failed, the job fails.
 
     Attributes:
-        replaced: The task has replaced itself by a canvas, whose result is the job's.
+        replaced: The task has replaced itself with a canvas, whose result is the job's.
     """
 
     def __init__(self, *, replaced: bool = False) -> None:

@@ -25,7 +25,7 @@ def call_hook(hook: Callable[..., Any], on: str, *args: Any, passes: tuple[type[
         hook: The hook.
         on: What it is called for, for the log line.
         args: The arguments.
-        passes: Classes of exceptions that are raised instead.
+        passes: Exception classes that are re-raised instead of logged.
     """
     pid, raised = os.getpid(), None
     try:

@@ -208,8 +208,8 @@ def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: 
     rest = len(json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
     if len(data) + rest > limit:
         raise PayloadTooLargeError(
-            f"{what} ({len(data):,} bytes of JSON) and the job's options with its headers ({rest:,}) are together more "
-            f"than the limit of {limit:,}; store them elsewhere and send a reference, or raise max_payload"
+            f"{what} ({len(data):,} bytes of JSON) and the job's options with its headers ({rest:,}) together exceed "
+            f"the limit of {limit:,}; store them elsewhere and send a reference, or raise max_payload"
         )
 
 

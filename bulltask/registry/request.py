@@ -34,8 +34,8 @@ class Request:
             another step of a canvas.
         parent_id: The id of the job whose task sent this one, or of the previous step of its canvas; for the body of a
             chord, of the last member. ``None`` if there is no such job.
-        group, chord: The id of the job that receives the results of the group which this job is a member of, that is,
-            the chord's body; ``None`` for none.
+        group, chord: The id of the chord's body, which receives the results of this job's group; ``None`` if there is
+            none.
         app_id: The name of the worker's app.
         hostname: The worker's id.
     """

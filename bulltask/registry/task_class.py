@@ -184,7 +184,7 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
                 )
         elif has_call and not inspect.iscoroutinefunction(kind.__call__):
             raise ConfigError(
-                f"the task {self.name!r} is an async def, so {kind.__qualname__}.__call__ must be an async def, too, "
+                f"the task {self.name!r} is an async def, so {kind.__qualname__}.__call__ must also be an async def "
                 "that awaits self.run(…); or give the task another base="
             )
 

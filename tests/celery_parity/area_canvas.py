@@ -52,7 +52,7 @@ same(
 better(
     "A signature with too many arguments raises an error when it is sent.",
     ("sent", "TypeError"),
-    "it raises an error when it is created",
+    "bulltask raises an error when it is created",
     lambda p: p.add.s(1, 2, 3) and "sent",
 )
 differs(
@@ -382,7 +382,7 @@ same("A callback is called once if the task is retried.", ["[2]"], lambda p: lin
 better(
     "`link` of a group is called for its first member, without its result.",
     ("[]", "TypeError"),
-    "it raises an error; use `group(…) | callback`",
+    "bulltask raises an error; use `group(…) | callback`",
     lambda p: linked(p, p.group(p.add.s(1, 1), p.add.s(2, 2))),
 )
 same("`link_error` calls a task with the id of the task that failed.", True, lambda p: notes_failed_id(p))

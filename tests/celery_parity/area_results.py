@@ -76,7 +76,7 @@ same("The task continues after the timeout.", "held", lambda p: goes_on(p))
 better(
     "`get` of an id that does not exist waits forever.",
     ("TimeoutError", "JobNotFoundError"),
-    "it raises an error at once",
+    "bulltask raises an error at once",
     lambda p: handle_of_nothing(p).get(timeout=1),
 )
 differs(

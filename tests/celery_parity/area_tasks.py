@@ -44,19 +44,19 @@ same(
 better(
     "A second function with the name of a task is ignored.",
     ([1, 1], "DuplicateTaskError"),
-    "one of the functions would never run, so it raises an error",
+    "one of the functions would never run, so bulltask raises an error",
     lambda p: [task() for task in [p.app.task(name=p.key)(code) for code in (one, two)]],
 )
 better(
     "A misspelled option of `@app.task` is ignored.",
     (1, "TypeError"),
-    "it raises an error that suggests the right name",
+    "bulltask raises an error that suggests the right name",
     lambda p: p.app.task(max_retrys=5, name=p.key)(one)(),
 )
 better(
     "A misspelled option of `apply_async` is ignored.",
     (3, "TypeError"),
-    "it raises an error that lists the options",
+    "bulltask raises an error that lists the options",
     lambda p: p.get(p.add.apply_async((1, 2), countdwon=0)),
 )
 same("`task.run(…)` calls the function.", 3, lambda p: p.add.run(1, 2))
@@ -174,20 +174,20 @@ differs(
 better(
     "A number as a key of a dictionary arrives as text.",
     ({"1": 2}, "EncodeError"),
-    "it raises an error; the task would look for the number",
+    "bulltask raises an error; the task would look for the number",
     lambda p: p.get(p.plain.delay({1: 2})),
 )
 same("A set raises `EncodeError` in the sender.", "EncodeError", lambda p: p.plain.delay({1}))
 better(
     "NaN is sent as `NaN`, which is not JSON.",
     ("float", "EncodeError"),
-    "it raises an error; Node.js could not read it",
+    "bulltask raises an error; Node.js could not read it",
     lambda p: p.get(p.kind.delay(math.nan)),
 )
 better(
     "Integers of any size are sent.",
     (2**60, "EncodeError"),
-    "beyond 2^53, it raises an error; Node.js would round them",
+    "beyond 2^53, bulltask raises an error; Node.js would round them",
     lambda p: p.get(p.plain.delay(2**60)),
 )
 differs(

@@ -227,7 +227,7 @@ app.add_middleware(Postpones())
 """
 
 
-def test_middleware_runs_around_sync_and_async_tasks_and_the_last_one_is_left_first(harness: WorkerHarness) -> None:
+def test_middleware_runs_around_sync_and_async_tasks_and_exits_in_reverse_order(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS + MIDDLEWARE, children=1)
     done = harness.app.send_task("value", kwargs={"number": 1}, headers={"trace": "t-1"})
     adone = harness.app.send_task("avalue", kwargs={"number": 2})

@@ -100,7 +100,7 @@ def test_data_and_options_together_must_not_exceed_max_payload(broker_url: str) 
     options = json.dumps({"tm": 600 * "x"}).encode()
     running = RunningJob.from_hash("mail", job.id, [b"opts", options])
     job_client = RedisJobClient(running, app.broker, app.broker.shared_async_client)
-    with pytest.raises(PayloadTooLargeError, match="together more than the limit of 1,000"):
+    with pytest.raises(PayloadTooLargeError, match="together exceed the limit of 1,000"):
         job_client.send("data", 600 * b"1")
     job_client.send("data", 300 * b"1")
     app.close()

@@ -452,7 +452,7 @@ def test_max_payload_limits_data_and_options_together(
     broker_url: str, redis_client: redis.Redis, send: Callable[[App, str], object]
 ) -> None:
     app = App("producer", broker_url, max_payload=10_000)
-    with pytest.raises(PayloadTooLargeError, match="together more than the limit of 10,000"):
+    with pytest.raises(PayloadTooLargeError, match="together exceed the limit of 10,000"):
         send(app, 6_000 * "x")
     assert redis_client.dbsize() == 0
     send(app, 4_000 * "x")
@@ -462,7 +462,7 @@ def test_max_payload_limits_data_and_options_together(
 def test_update_data_rejects_data_that_exceeds_max_payload(broker_url: str) -> None:
     with Queue("mail", broker_url, max_payload=10_000) as queue:
         job = queue.add("work", headers={"h": 6_000 * "x"})
-        with pytest.raises(PayloadTooLargeError, match="together more than the limit of 10,000"):
+        with pytest.raises(PayloadTooLargeError, match="together exceed the limit of 10,000"):
             job.update_data(6_000 * "x")
         job.update_data(3_000 * "x")
 

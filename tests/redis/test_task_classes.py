@@ -170,7 +170,7 @@ def test_call_can_be_overridden_for_example_to_enter_a_context(app: App, worker:
 
     async def function() -> None: ...
 
-    with pytest.raises(ConfigError, match=r"InContext\.__call__ must be an async def, too"):
+    with pytest.raises(ConfigError, match=r"InContext\.__call__ must also be an async def"):
         app.task(base=InContext, name="async")(function)
     with pytest.raises(ConfigError, match=r"Awaiting\.before_start is an async def, but the task 'sync' is not"):
         app.task(base=Awaiting, name="sync")(lambda: None)

@@ -80,5 +80,5 @@ def errback_data(errback: Errback, failed: FailedJob, outcome: FailedOutcome, co
         queue = errback_queue(errback, config)
         return PayloadCodec(config).change_arguments(errback.data, queue, errback.task, with_failure)
     except BulltaskError:
-        # It is added all the same: if its arguments cannot be read here, it says so when it fails.
+        # Add the callback anyway: if its arguments cannot be read here, its own job fails with an error that says so.
         return json.dumps(errback.data).encode()

@@ -121,7 +121,7 @@ class JobFetcher:
 
     @property
     def interrupts_loops(self) -> bool:
-        """Whether checkpointed tasks should end between two items: this child is stopping, but not at a limit of jobs.
+        """Whether checkpointed tasks should end between two items: this child was asked to stop, not at a limit.
 
         A child that has acquired its last job (``worker_max_tasks_per_child``) is only closing, and finishes that job.
         """
@@ -269,7 +269,7 @@ class JobFetcher:
         while True:
             call = start_or_hold(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
             try:
-                # After a lost reply, the job still has its lock unless that call has held it.
+                # After a lost reply, the job still has its lock unless that call put the job on hold.
                 delay_ms = None if interrupted and not self.renew_lock(acquired) else self.client.run(call)
                 self.backoff.reset()
                 break
