@@ -13,7 +13,7 @@ from shop.tasks import Line, charge, checkout, import_prices, invoice_number, ma
 from bulltask import App, JobState, PermanentError
 from bulltask.errors import EncodeError, ResultTimeoutError
 from bulltask.events import JobCompleted, JobFailed, JobRetried
-from bulltask.testing import InlineWorker, MovableClock
+from bulltask.testing import FakeClock, InlineWorker
 
 CART = [Line("tea", 2, 450), Line("cup", 1, 1200)]
 
@@ -225,7 +225,7 @@ def test_a_review_is_asked_for_after_a_week(bulltask_worker: InlineWorker) -> No
 
 
 def test_an_order_that_nobody_handles_for_an_hour_expires(
-    bulltask_worker: InlineWorker, bulltask_clock: MovableClock
+    bulltask_worker: InlineWorker, bulltask_clock: FakeClock
 ) -> None:
     checkout("ann@example.com", CART)
     bulltask_clock.advance(timedelta(minutes=61))
@@ -245,7 +245,7 @@ def test_the_report_is_made_once_a_day(bulltask_worker: InlineWorker) -> None:
     assert tasks.REPORTS.count("report") == 1
 
 
-def test_get_passes_the_time_until_the_job_is_due(bulltask_worker: InlineWorker, bulltask_clock: MovableClock) -> None:
+def test_get_passes_the_time_until_the_job_is_due(bulltask_worker: InlineWorker, bulltask_clock: FakeClock) -> None:
     start = bulltask_clock.now()
     mail.apply_async(("ann@example.com", "hello"), countdown=3600).get()
     assert bulltask_clock.now() - start >= timedelta(hours=1)
