@@ -44,6 +44,7 @@ class JobPayloads:
     def __init__(self, app: App) -> None:
         self._config, self._tasks = app.config, app.tasks
         self.codec = PayloadCodec(app.config)
+        self._result_forms: dict[str, PayloadFormat] = {}
 
     def arguments(
         self, job: RunningJob, task: AnyTask[..., Any], children_values: Callable[[], Mapping[str, Any]]
@@ -127,6 +128,8 @@ class JobPayloads:
         """Return how a result is written; a job that passes other results on keeps their serializer."""
         if task.name == STARMAP:
             task = self._tasks.get(arguments.kwargs.get("task", "")) or task
-        form = task.options.result_form(self._config)
+        form = self._result_forms.get(task.name)
+        if form is None:
+            form = self._result_forms[task.name] = task.options.result_form(self._config)
         passes_on = task.name == FAN_OUT and arguments.with_pickled_result
         return form._replace(serializer=CLOUDPICKLE) if passes_on else form

@@ -119,15 +119,8 @@ class SyncLoop:
             self._work_batch(acquired)
             return None
         attempt = self._begin(acquired)
-        if (
-            isinstance(attempt, Attempt)
-            and attempt.rate is not None
-            and self._fetcher.hold_if_limited(acquired, attempt.rate)
-        ):
+        if attempt is None:
             return None
-        self._fetcher.emit_started(acquired.job)
-        if self._retirement.count_job():
-            self._fetcher.closing = True  # this is the last job
         if not isinstance(attempt, Attempt):
             return self._settle(acquired, attempt, 0.0)
         if self._runner.leaves_main_thread(attempt, acquired.slot):
@@ -137,7 +130,21 @@ class SyncLoop:
         outcome = self._runner.call(attempt, acquired.slot)
         return self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
 
-    def _begin(self, acquired: AcquiredJob) -> Attempt | Outcome:
+    def _begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
+        """Return the attempt or its outcome; ``None`` if the job is held because of its task's rate limit."""
+        attempt = self._prepare(acquired)
+        if (
+            isinstance(attempt, Attempt)
+            and attempt.rate is not None
+            and self._fetcher.hold_if_limited(acquired, attempt.rate)
+        ):
+            return None
+        self._fetcher.emit_started(acquired.job)
+        if self._retirement.count_job():
+            self._fetcher.closing = True  # this is the last job
+        return attempt
+
+    def _prepare(self, acquired: AcquiredJob) -> Attempt | Outcome:
         if acquired.max_concurrent:
             # Before the job's data is decoded, because decoding may crash the child.
             self._async.wait_for_others(acquired.max_concurrent)
@@ -151,17 +158,9 @@ class SyncLoop:
         not_started: list[tuple[AcquiredJob, Outcome]] = []
         for acquired in self._collector.collect(first):
             attempt = self._begin(acquired)
-            if (
-                isinstance(attempt, Attempt)
-                and attempt.rate is not None
-                and self._fetcher.hold_if_limited(acquired, attempt.rate)
-            ):
+            if attempt is None:
                 self._return_slot(acquired, first)
-                continue
-            self._fetcher.emit_started(acquired.job)
-            if self._retirement.count_job():
-                self._fetcher.closing = True
-            if isinstance(attempt, Attempt):
+            elif isinstance(attempt, Attempt):
                 members.append((acquired, attempt))
             else:
                 not_started.append((acquired, attempt))
