@@ -22,6 +22,7 @@ from xdist.remote import Producer
 
 from bulltask import App
 from bulltask.embedded.binary import Flavour
+from bulltask.registry.shared import SHARED
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.support.certificates import Certificates, TlsServer
@@ -125,6 +126,14 @@ def _no_receiver_stays_connected() -> Iterator[None]:
         for name in signals.__all__:
             if isinstance(found := getattr(signals, name), signals.Signal):
                 found._replace(())
+
+
+@pytest.fixture(autouse=True)
+def _no_shared_task_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the shared tasks of the test: the apps of later tests in this process would include them."""
+    for name in ("_tasks", "_queues"):
+        monkeypatch.setattr(SHARED, name, dict(getattr(SHARED, name)))
+    monkeypatch.setattr(SHARED, "_has_handlers", SHARED.have_handlers)
 
 
 @pytest.fixture(autouse=True)

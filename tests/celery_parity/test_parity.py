@@ -9,7 +9,6 @@ import pytest
 import redis
 
 import bulltask
-from bulltask.registry.shared import SHARED
 from tests.celery_parity.areas import AREAS
 from tests.celery_parity.scenario import Area, Project
 from tests.process.conftest import harness  # noqa: F401 - a fixture
@@ -25,9 +24,7 @@ def test_each_scenario_has_the_stated_outcome(
     area: Area,
     harness: WorkerHarness,  # noqa: F811 - the fixture
     subtests: pytest.Subtests,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(SHARED, "_tasks", dict(SHARED))  # other tests in this process must not find these tasks
     environ = {"PYTHONPATH": str(ROOT)}
     settings = {"task_retry_backoff": 0.01}
     harness.worker(SOURCE, children=4, environ=environ, settings=settings)
