@@ -39,7 +39,7 @@ class EventReaderBase(Callbacks):
         queue: The queue's name in the app.
         broker_url: The server's URL, for a reader without an app; ``BULLTASK_BROKER_URL`` takes precedence.
         start: ``"$"`` starts with the first event after :meth:`open` (or after the first call to :meth:`next`),
-            ``"0"`` with the oldest event in the stream, an event's id after that event (see :attr:`position`).
+            ``"0"`` with the oldest event in the stream, an event's id with the event after it (see :attr:`position`).
         broker: Returns the connection of an app's reader.
         settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
@@ -153,7 +153,7 @@ class EventReader(EventReaderBase):
             self._reader = threading.get_ident()
             try:
                 self._connect()
-                if not self._closed.is_set():  # a close() before the connection existed interrupted nothing
+                if not self._closed.is_set():  # close() may have run before there was a connection
                     self._add_page(run_sync(self._client, self._follower.read(block_ms)))
             except RECOVERABLE as exc:
                 if self._closed.is_set():

@@ -1,4 +1,4 @@
-"""Read a stored flow, with one round trip per level of the tree."""
+"""Reads a stored flow, with one round trip per level of the tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add flows, each exactly once and never partially, even if the connection to Redis fails."""
+"""Adds flows, each exactly once and never partially, even if the connection to Redis fails."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class FlowSender:
         )
 
     def _wait_for(self, planned: PlannedJob, follower: PlannedJob) -> Call[Any]:
-        """Return the call that makes a job wait for another one, of which it is not the parent."""
+        """Return the call that makes ``follower`` also wait for ``planned``, which is not its child."""
         return add_dependency(
             self._keys(follower.job.queue), follower.job.id, self._keys(planned.job.queue), planned.job.id
         )

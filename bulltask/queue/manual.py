@@ -1,6 +1,6 @@
 """Processing jobs manually, without a worker: operations of ``Queue`` and ``Job``.
 
-They write the same data as a worker. They do not renew locks, catch exceptions of your code, or check for stalled jobs.
+They write the same data as a worker. They do not renew locks, catch exceptions in your code, or check for stalled jobs.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Acquisition:
         return min(self._limited_ms, self.wait_ms)
 
     def marker(self, wait_ms: int) -> Call[None]:
-        """Return the call that waits until a job is announced."""
+        """Return the call that waits for the queue's marker."""
 
         def parse_reply(reply: Any) -> None:
             if reply is not None:

@@ -1,4 +1,4 @@
-"""Operations that read a queue with several calls or replies."""
+"""Operations that read a queue, with several calls if necessary."""
 
 from __future__ import annotations
 

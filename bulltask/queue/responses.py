@@ -50,7 +50,7 @@ class Metrics:
     """Numbers of completed or failed jobs per minute; recorded by workers with ``metrics_max_data_points``.
 
     Attributes:
-        count: Jobs counted so far (by BullMQ: without the current minute).
+        count: Jobs counted so far; BullMQ does not include the current minute.
         previous_ms: When the last job was counted, epoch milliseconds.
         previous_count: The count at the last full minute.
         data: Jobs per minute, newest first.

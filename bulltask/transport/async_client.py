@@ -27,8 +27,8 @@ class AsyncClient:
     """One connection that the tasks of one event loop share.
 
     Every call is written immediately and its reply is matched by order, so a hundred tasks need one connection and no
-    lock. The reply to a cancelled task's call is read and dropped, never passed to another task (the bug in
-    CVE-2023-28858).
+    lock. The reply to a cancelled task's call is read and dropped, never passed to another task, as happened
+    in CVE-2023-28858.
 
     Args:
         endpoint: The server.

@@ -26,7 +26,7 @@ _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: 
 
 _LARGEST: Final = sys.float_info.max
 _CACHED_KEYS: Final = 11
-"""Maximum number of a script's first keys that are cached in packed form; ``moveToFinished``'s twelfth is a job's."""
+"""How many of a script's first keys are cached in packed form; ``moveToFinished``'s twelfth key contains a job id."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -98,8 +98,8 @@ def _words(words: tuple[Arg, ...]) -> bytes:
     return _pack(words).partition(b"\r\n")[2]
 
 
-# Half of a script's words are the same in all calls for a queue. Packing them for each call would take 3 to 5 % of a
-# send's instructions, and 4 % of a job's.
+# Half of a script's words are the same in all calls for a queue. Packing them for each call would take 3 to 5% of a
+# send's instructions, and 4% of a job's.
 _packed_names = lru_cache(maxsize=500)(_words)
 
 

@@ -134,7 +134,7 @@ class Client:
         if self._connection is None:
             return
         try:
-            is_closed = self._connection.can_read(timeout=0)  # an idle connection is readable only after its end
+            is_closed = self._connection.can_read(timeout=0)  # an idle connection is readable only if it was closed
         except redis_errors.CONNECTION_ERRORS:
             is_closed = True
         if is_closed:
@@ -253,7 +253,7 @@ def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
 
 
 class _CheckedOutClient:
-    """Context manager of a pooled client. (``contextlib``'s generator would take 3 % of a send's time.)"""
+    """Context manager for a pooled client. (``contextlib``'s generator would take 3% of a send's time.)"""
 
     __slots__ = ("_client", "_return_to_pool")
 
@@ -280,7 +280,7 @@ class ClientPool:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._idle: deque[Client] = deque()  # append() and pop() are one step each
+        self._idle: deque[Client] = deque()  # append() and pop() are atomic
 
     def client(self, deadline_ms: int | None = None) -> AbstractContextManager[Client]:
         """Return a client for a ``with`` statement. At most ``limit`` idle clients are kept.

@@ -88,7 +88,7 @@ def count_unfinished_jobs(client: Client, keys: QueueKeys) -> int:
 
 
 def read_queue_version(client: Client, keys: QueueKeys) -> str:
-    """Read the version of the client that created the queue's metadata: ``bullmq:5.62.0``; ``""`` if missing."""
+    """Read the version of the client that wrote the queue's metadata: ``bullmq:5.62.0``; ``""`` if missing."""
     return client.run(command("HGET", keys.meta, "version", parse_reply=_text))
 
 

@@ -79,7 +79,7 @@ class Producer:
     def send_once(self, jobs: Sequence[NewJob], write: IdempotentWrite) -> list[SendResult]:
         """Add the jobs that ``write`` has not added before. Returns a result for each of ``jobs``.
 
-        A round trip whose reply was lost is retried; its jobs are then duplicates.
+        A round trip whose reply was lost is retried; its jobs are then reported as duplicates.
         """
 
         def add(part: Sequence[NewJob], now_ms: int) -> list[Call[list[SendResult]]]:

@@ -101,5 +101,5 @@ def text(raw: bytes | str | int) -> str:
 
 
 def texts(reply: Any) -> list[str]:
-    """Return several ids, each as by :func:`text`; a script may return nil instead of an empty list."""
+    """Return several ids, each converted by :func:`text`; a script may return nil instead of an empty list."""
     return [text(item) for item in reply or ()]

@@ -227,7 +227,7 @@ class _OutageTolerance:
         self._until_ms = 0
 
     def record_success(self) -> None:
-        """Record that Redis replied. The next read is due after :data:`RECHECK_MS`; it may fail for the same time."""
+        """Record that Redis replied. The next read is due after :data:`RECHECK_MS`; it may fail for that long again."""
         self._until_ms = mono_ms() + 2 * RECHECK_MS
 
     def pause_ms(self, exc: BrokerError) -> int:

@@ -42,7 +42,7 @@ def revoke(
             raise
         return Revocation.REVOKED
     if revocation is Revocation.REVOKED and job.deduplication_id:
-        # BullMQ 5.72 and newer may hold another job back until this one has finished.
+        # BullMQ 5.72 and newer may defer a duplicate until this job has finished.
         yield from execute(add_deferred_duplicate(keys, job.deduplication_id, job_id, now_ms()))
     return revocation
 

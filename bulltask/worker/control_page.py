@@ -84,7 +84,7 @@ class ControlPage:
 
     @contextmanager
     def _locked(self) -> Iterator[memoryview[int]]:
-        assert self._lock_fd is not None, "limit_jobs() comes first"
+        assert self._lock_fd is not None, "call limit_jobs() first"
         # The kernel releases the lock of a process that is killed.
         fcntl.lockf(self._lock_fd, fcntl.LOCK_EX)
         try:

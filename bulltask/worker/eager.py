@@ -99,8 +99,8 @@ class EagerRunner:
         """Run trees of jobs, children first.
 
         Raises:
-            Exception: That of a task, if it propagates. The jobs after it have not run.
-            BulltaskError: A job's task has ended a thousand attempts with a release or reschedule.
+            Exception: A task's exception, if exceptions are propagated. The jobs after that task's job have not run.
+            BulltaskError: A job has not finished after a thousand attempts.
         """
         steps, loop = self._steps(roots), TaskLoop()
         try:

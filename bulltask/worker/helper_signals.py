@@ -1,4 +1,4 @@
-"""Signals in processes that the supervisor forks next to its children: the supervisor tells them when to stop."""
+"""Signal handling in processes that the supervisor forks in addition to its children, and that it stops itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ignore_stop_signals"]
 
 
 def ignore_stop_signals(parent_pid: int) -> None:
-    """Continue while the worker stops: terminals and service managers send its signals to all of its processes.
+    """Ignore stop signals, which terminals and service managers send to all of a worker's processes.
 
     The process is killed when its parent dies.
     """

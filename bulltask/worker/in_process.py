@@ -31,7 +31,7 @@ __all__ = ["InProcessRunner", "Runnable", "TaskLoop"]
 T = TypeVar("T")
 
 Runnable = list[Attempt] | Coroutine[Any, Any, None]
-"""What the steps of a run ask their driver for: one attempt, or those of a batch, or the hooks after an attempt."""
+"""What a run's steps ask their driver to execute: one attempt, a batch's attempts, or the hooks after an attempt."""
 _WORKER_ID: Final = "in-process"
 
 
@@ -84,7 +84,7 @@ class InProcessRunner:
         return self._call(attempts)
 
     async def acall(self, attempts: Runnable) -> Any:
-        """:meth:`call`: an async task on the running loop, a sync task directly, although that blocks the loop."""
+        """:meth:`call` for asyncio: async tasks run on the running loop; sync tasks run directly, and block it."""
         if not isinstance(attempts, list):
             return await attempts
         if not attempts[0].task.is_async:

@@ -22,12 +22,12 @@ __all__ = ["ALONE", "EXTRA_CRASHES", "SMALL_GROUP", "max_concurrent", "should_fa
 
 SMALL_GROUP: Final = 10
 """Maximum number of jobs in a child while it is running a job that has crashed once, this job included. Most isolated
-crashes are caused by an operator or the kernel, so running every job alone would be too slow."""
+crashes are caused by an operator or the kernel, so running every such job alone would be needlessly slow."""
 
 ALONE: Final = 1
 
 EXTRA_CRASHES: Final = 3
-"""How many crashes beyond ``max_crashes`` fail a job that was being acquired or settled.
+"""How many crashes beyond ``max_crashes`` it takes to fail a job that was being acquired or settled.
 
 A job that crashes children in these steps (for example, because reading it exhausts the memory) may do so before the
 child can wait for its other jobs. It would then never run alone and never fail, so it fails after this many additional

@@ -337,7 +337,7 @@ class AsyncQueue(AsyncQueueGetters):
             await self._context.arun(command("HSET", self._context.keys.meta, *words))
 
     async def get_version(self) -> str | None:
-        """Return the version of the client that last wrote ``meta``: ``bullmq:5.62.0``."""
+        """Return the version of the client that wrote ``meta``: ``bullmq:5.62.0``."""
         meta = await self.get_meta()
         return meta.get("version")
 

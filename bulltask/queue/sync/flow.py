@@ -51,8 +51,8 @@ class FlowProducer(FlowBase):
             queue_defaults: Options by queue, for jobs that do not set them (Node's ``queuesOptions``).
 
         Returns:
-            The jobs as they were sent, in the same tree. If a root is deduplicated, nothing was added, and the tree is
-            only the existing job.
+            The jobs as they were sent, in the same tree. If a root is deduplicated, nothing was added, and the tree
+            contains only the existing job.
 
         Raises:
             TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.
@@ -78,7 +78,7 @@ class FlowProducer(FlowBase):
         return self._nodes(roots, Job)
 
     def add_planned(self, roots: Sequence[PlannedJob], also: Sequence[Call[Any]] = ()) -> None:
-        """Add jobs that were built already, those of a canvas; raises the errors of :meth:`add`.
+        """Add jobs that have already been built, such as those of a canvas; raises the errors of :meth:`add`.
 
         Args:
             roots: The trees; each job's ``result`` is set.

@@ -57,7 +57,7 @@ class Job(JobFields):
         self.change(data=codec.decode(encoded), data_text=encoded.decode())
 
     def update_progress(self, progress: Json) -> None:
-        """Store the job's progress, which is any JSON, and emit a ``progress`` event."""
+        """Store the job's progress, which may be any JSON value, and emit a ``progress`` event."""
         encoded = codec.encode(progress, what=f"progress of job {self.id}")
         self._context.run(scripts.update_progress(self._context.keys, self.id, encoded))
         self.change(progress=codec.decode(encoded))
@@ -240,7 +240,7 @@ class Job(JobFields):
                 ``TransientError(retry_after=…)`` can set the time of the retry.
             token: The token of its lock (default: the token used to acquire it).
             countdown: Seconds or ``timedelta`` before the next attempt, instead of the job's backoff and the
-                error's delay; 0: immediately. It does not add an attempt.
+                error's delay; 0: immediately. The maximum number of attempts does not change.
             fetch_next: Acquire the next job in the same step, with the same token; ignored if the job is retried.
 
         Returns:

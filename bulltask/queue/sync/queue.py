@@ -334,7 +334,7 @@ class Queue(QueueGetters):
             self._context.run(command("HSET", self._context.keys.meta, *words))
 
     def get_version(self) -> str | None:
-        """Return the version of the client that last wrote ``meta``: ``bullmq:5.62.0``."""
+        """Return the version of the client that wrote ``meta``: ``bullmq:5.62.0``."""
         meta = self.get_meta()
         return meta.get("version")
 

@@ -19,8 +19,8 @@ class JobSchedulers(SchedulersBase):
     """A queue's job schedulers. A scheduler adds a job at every interval, or whenever a cron pattern fires.
 
     The worker that acquires a scheduler's job adds the next iteration, in Python or in Node.js. Iterations that
-    were missed while no worker was running are not repeated: one job runs as soon as a worker is running, and the next
-    iteration when it is due.
+    were due while no worker was running are skipped, except for one: that job runs as soon as a worker is running, and
+    the next iteration when it is due.
     """
 
     def upsert(

@@ -24,7 +24,7 @@ from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.scripts.stream import READING
+from bulltask.transport.scripts.stream import READ_ONLY_SCRIPTS
 from bulltask.transport.server_info import UNKNOWN_SERVER, ServerInfo, server_info
 from bulltask.transport.transaction import atomic
 
@@ -121,7 +121,7 @@ class Connection:
         """Return the call in a form that the server supports and the user may send."""
         if (
             call.script is None
-            or call.script.name not in READING
+            or call.script.name not in READ_ONLY_SCRIPTS
             or not self._ensure_server_info().has_read_only_scripts
         ):
             return call

@@ -17,7 +17,7 @@ def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[tuple[str, bytes,
 
     Args:
         finish: The call of ``moveToFinished``; it must not fetch the next job.
-        jobs: The prefix of their queue's keys, and the arguments of ``addStandardJob``.
+        jobs: For each job, the prefix of its queue's keys, and the arguments of ``addStandardJob``.
     """
     added = to_msgpack([list(job) for job in jobs])
     return script_call(wrappers.with_errbacks(), finish.keys, (added, *finish.argv), finish.parse_reply)

@@ -80,9 +80,9 @@ def existing_job(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
 
 
 def add_dependency(keys: QueueKeys, job_id: str, other: QueueKeys, other_id: str) -> Call[bool]:
-    """Let a job that was added as a parent also wait for a job of which it is not the parent.
+    """Make a job that was added as a parent also wait for a job that is not its child.
 
-    BullMQ removes the dependency only when the parent's child finishes; see
+    BullMQ's scripts do not remove this dependency: when a job finishes, they notify only its own parent. See
     :func:`bulltask.transport.scripts.canvas.finish_fan_out`.
     """
     return command("SADD", keys.dependencies(job_id), other.job(other_id), parse_reply=bool)
@@ -186,7 +186,7 @@ def child_failure(key: str, prefix: str, *, hash_tag: bool) -> Call[tuple[str, s
     Args:
         key: The full key of the child's hash.
         prefix: The prefix of all keys.
-        hash_tag: Whether the app's queue names have no braces in the app.
+        hash_tag: The setting ``queue_hash_tag``: whether queue names have braces in Redis, but not in the app.
     """
 
     def parse_reply(reply: Any) -> tuple[str, str, FailedJob, str] | None:

@@ -250,7 +250,7 @@ def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> Jo
 def is_finished(keys: QueueKeys, job_id: str) -> Call[Finished | None]:
     """``isFinished``: read how the job finished, with its result or error; ``None`` if it has not.
 
-    Running the call raises ``JobNotFoundError`` when Redis has no such job (any more).
+    Running the call raises ``JobNotFoundError`` when Redis has no such job, or no longer has it.
     """
 
     def parse_reply(reply: Any) -> Finished | None:
@@ -287,7 +287,7 @@ def _traces(raw: bytes | None) -> tuple[str, ...]:
 
 
 def remove_job(keys: QueueKeys, job_id: str, *, children: bool) -> Call[bool]:
-    """``removeJob``: remove a job (and its child jobs); False if it, or one of them, is locked."""
+    """``removeJob``: remove a job, with its child jobs if requested; False if it, or one of them, is locked."""
 
     def parse_reply(reply: Any) -> bool:
         raise_for(reply, job_id, keys.name)

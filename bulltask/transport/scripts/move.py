@@ -175,7 +175,7 @@ def move_to_finished(
         "keepJobs": finish.keep,
         "lockDuration": options.lock_ms,
         "attempts": finish.attempts,
-        "maxMetricsSize": options.data_points or "",  # "" is off; without the key the script fails for a second job
+        "maxMetricsSize": options.data_points or "",  # "" means off; without it, the second job's call fails
         "name": options.worker or None,  # nil is not written
     }
     if options.limiter is not None:

@@ -16,7 +16,7 @@ __all__ = [
     "LONGEST_BLOCK_MS",
     "MAX_RANGE",
     "PAGE",
-    "READING",
+    "READ_ONLY_SCRIPTS",
     "Entry",
     "RangeEnd",
     "StreamInfo",
@@ -47,7 +47,7 @@ Entry = tuple[str, dict[bytes, bytes]]
 MAX_RANGE: Final = 10_000
 """Maximum number of entries that one call to :func:`last_id_of_range` reads, which takes a few milliseconds."""
 
-READING: Final = frozenset({"lastIdOfRange"})
+READ_ONLY_SCRIPTS: Final = frozenset({"lastIdOfRange"})
 """bulltask's scripts that write nothing."""
 
 RawEntry = tuple[bytes, Sequence[bytes]]
@@ -163,7 +163,7 @@ def last_id_of_range(keys: QueueKeys, after: str, until: str, max_entries: int) 
     Args:
         keys: The queue.
         after: Id before the first entry; ``0-0`` for the beginning.
-        until: Maximum id; ``+`` for none, ``1760010061025`` for the end of a millisecond.
+        until: Maximum id; ``+`` for none, ``1760010061025`` for the last entry of that millisecond.
         max_entries: Maximum number of entries.
     """
 

@@ -43,10 +43,10 @@ class AsyncLoop:
         client: Creates the loop's client.
         backoff: The backoff of this loop while Redis is unavailable; the main thread has its own.
         wakeup_pipe: Wakes the main thread when a slot is free again.
-        concurrency: How many jobs may run concurrently; any other slots are for batches. Default: the number of slots.
+        concurrency: How many jobs may run concurrently; further slots are for batches. Default: the number of slots.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - as many parts as it connects
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
         block: ChildBlock,
         runner: AttemptRunner,
@@ -158,7 +158,7 @@ class AsyncLoop:
         return loop
 
     def _exit_child(self, jobs: Sequence[str], raised: BaseException | None) -> NoReturn:
-        """Exit the process, because its async jobs cannot continue; the supervisor recovers them from their slots."""
+        """Exit the process, because its async jobs cannot continue; the supervisor recovers them."""
         self._settler.emit_loop_stopped(jobs, raised)
         exit_child(ExitCode.FAILED)
 
@@ -168,7 +168,7 @@ class AsyncLoop:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:  # a bulltask error, because _work() handles the task's
+        if task.cancelled() or task.exception() is not None:  # a bug in bulltask; a task's own are outcomes
             raised = asyncio.CancelledError() if task.cancelled() else task.exception()
             self._exit_child(self._tasks[task], raised)
         del self._tasks[task]

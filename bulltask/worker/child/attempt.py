@@ -1,4 +1,4 @@
-"""Run attempts: find a job's task, check the job, call the task, and return the outcome.
+"""Runs attempts: finds a job's task, checks the job, calls the task, and returns the outcome.
 
 Sync and async tasks differ only in the call.
 """
@@ -61,7 +61,7 @@ _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
 
 
 class _FailedChildError(Exception):
-    """A child job failed, and so does its parent, for the same reason."""
+    """A child job has failed, so its parent fails for the same reason."""
 
     def __init__(self, reason: str, trace: str, failed_job: FailedJob, original: Exception | None) -> None:
         super().__init__(reason)
@@ -95,7 +95,7 @@ class Attempt:
 
 
 def _starts_before_checkpoint(job: RunningJob) -> int:
-    """Return how many times the job had started when its checkpoint was stored; these starts do not count."""
+    """Return how many times the job had started when its checkpoint was stored; the limit does not count these."""
     return Checkpoint.from_json(job.checkpoint, job.id).attempts_started
 
 
@@ -174,8 +174,8 @@ class AttemptRunner:
         """Passes cancel requests to running tasks."""
         return self._cancellation
 
-    def leaves_main_thread(self, attempt: Attempt, slot: Slot) -> bool:
-        """Return whether :meth:`acall` runs the attempt, not :meth:`call`; reserve a thread if it needs one."""
+    def runs_off_main_thread(self, attempt: Attempt, slot: Slot) -> bool:
+        """Return whether :meth:`acall` must run the attempt, not :meth:`call`; reserve a thread if it needs one."""
         if attempt.task.is_async:
             return True
         # Spark's session is bound to the thread that has created it.
@@ -216,7 +216,7 @@ class AttemptRunner:
         )
 
     def _bound(self, attempt: Attempt) -> Callable[[], Any]:
-        """Return the call of a task that leaves the main thread, with its hooks."""
+        """Return the call of a task that does not run on the main thread, with its hooks."""
         target: Callable[..., Any] = attempt.task.target
         if self.hooks.wanted(attempt.task):
             variables = None if attempt.task.is_async else contextvars.copy_context()
@@ -293,7 +293,7 @@ class AttemptRunner:
         return arguments._replace(args=(task if task.has_base else context, *arguments.args)), context
 
     def _outcome_of_replacement(self, job: RunningJob) -> Outcome:
-        """Return the result of the canvas with which the job's task has replaced itself."""
+        """Return the outcome of a job whose task has replaced itself with a canvas: the canvas's result."""
         client, replacement = self._job_client(job), Replacement.from_json(job.replacement)
         if client.send("pending_children"):
             return WaitingForChildrenOutcome(replaced=True)  # the child process was killed before it could move the job

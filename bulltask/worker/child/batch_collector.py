@@ -33,7 +33,7 @@ class BatchCollector:
 
     Args:
         fetcher: Acquires the jobs.
-        control: The control page, which has the permits if the worker runs a limited number of jobs.
+        control: The control page, which counts the permits of a worker with ``--max-jobs``.
         clock: The server's time.
         slots: Manages the child's slots.
         batches: For each batch task, the maximum number of jobs, and how many milliseconds to wait for further jobs.

@@ -57,7 +57,7 @@ class BatchRunner:
         return Batch(members[0][0].task, jobs, runs)
 
     def _start(self, members: BatchAttempts, batch: Batch, *, alone: bool) -> TaskExecution:
-        """Set the deadlines of all jobs: the shortest limits of any job. A job that is already revoked does not run."""
+        """Give all jobs the same deadlines, from the shortest limits. A job that is already revoked does not run."""
         limits, slots, in_batch = NO_LIMITS, [slot for _, slot in members], len(members) > 1
         for attempt, _ in members:
             limits = limits.shortest(attempt.limits)

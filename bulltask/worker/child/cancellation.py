@@ -201,7 +201,7 @@ class Cancellation:
             self.raise_if_cancelled()
 
     def _repeat_if_dropped(self, previous_hook: Callable[[Any], Any]) -> None:
-        """Apply a request again whose exception was lost: Python drops exceptions in finalizers and C callbacks."""
+        """Apply a request again if its exception was lost: Python drops exceptions in finalizers and C callbacks."""
 
         def hook(unraisable: sys.UnraisableHookArgs) -> None:
             execution = self._sync

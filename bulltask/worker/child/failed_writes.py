@@ -39,7 +39,7 @@ _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError,
 """Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`FailedWrites.fallback`."""
 
 _MAX_RETRY_S: Final = 3_600
-"""Maximum time for which a call is retried."""
+"""A call is assumed to be retried for at most this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class FailedWrites:
         Redis executed it if the attempt was counted, or if the job no longer exists and its retention permits removal.
         Otherwise the lock has expired and another worker has the job, or Redis has lost its data.
         """
-        expected, may_be_removed = min(acquired.job.attempts_made + 1, MAX_NUMBER), self._is_removed_soon(acquired.job)
+        expected, may_be_removed = min(acquired.job.attempts_made + 1, MAX_NUMBER), self._may_be_removed(acquired.job)
 
         def parse_reply(reply: Any) -> bool:
             name, attempts_made = reply
@@ -171,7 +171,7 @@ class FailedWrites:
         """
         return renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
 
-    def _is_removed_soon(self, job: RunningJob) -> bool:
+    def _may_be_removed(self, job: RunningJob) -> bool:
         """Whether retention may remove the job before a write whose reply was lost is retried."""
         options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
         kept = [job.keep(*option) for option in options]

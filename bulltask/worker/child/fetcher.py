@@ -121,7 +121,7 @@ class JobFetcher:
 
     @property
     def interrupts_loops(self) -> bool:
-        """Whether checkpointed tasks should end between two items: this child was asked to stop, not at a limit.
+        """Whether checkpointed tasks should end between two items, because this child was asked to stop.
 
         A child that has acquired its last job (``worker_max_tasks_per_child``) is only closing, and finishes that job.
         """
@@ -332,7 +332,7 @@ class JobFetcher:
         return None
 
     def _release_uncertain(self) -> None:
-        """Release the jobs acquired by calls whose replies were lost; the token of its lock identifies each job."""
+        """Release the jobs acquired by calls whose replies were lost; they are found by their locks' tokens."""
         if not self._uncertain:
             return
         tokens = [slot.token for slot in self._uncertain]

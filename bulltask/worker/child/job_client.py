@@ -26,12 +26,12 @@ __all__ = ["RedisJobClient"]
 
 
 class RedisJobClient:
-    """Executes commands on one running job; implements ``registry.job_client.JobClient``.
+    """Executes commands for one running job; implements ``registry.job_client.JobClient``.
 
     Args:
         job: The job.
-        broker: Its sync clients, because a task may call its context's methods in threads that it starts; it also adds
-            canvases.
+        broker: Sends canvases. Its pool provides the sync clients, because a task may call its context's methods in
+            threads that it starts.
         aclient: Returns the async client of the child's event loop.
     """
 
@@ -62,7 +62,7 @@ class RedisJobClient:
         return is_stored
 
     def replace(self, canvas: Canvas[Any, Any]) -> None:
-        """Add a canvas as child jobs of the job, which returns its result."""
+        """Add a canvas as child jobs of the job; the canvas's result becomes the job's result."""
         roots, mark = self._replacement(canvas)
         FlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
 

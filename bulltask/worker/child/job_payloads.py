@@ -32,7 +32,7 @@ class JobArguments(NamedTuple):
 
 
 class JobPayloads:
-    """Reads and writes what a job contains besides BullMQ's fields.
+    """Reads and writes the payloads of jobs.
 
     Args:
         app: Its settings and tasks.
@@ -71,13 +71,13 @@ class JobPayloads:
         return JobArguments(*task.unbind_json(data, pickled), form, result_is_pickled)
 
     def result(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments, value: Any) -> bytes:
-        """Return a return value as it is stored.
+        """Return the stored form of a return value.
 
         Args:
             job: The job.
             task: Its task.
             arguments: The job's arguments.
-            value: What the function has returned.
+            value: The return value.
 
         Raises:
             EncodeError, PayloadTooLargeError: The value cannot be stored.
@@ -97,7 +97,7 @@ class JobPayloads:
 
         Args:
             job: The job.
-            of_results: Returns the result from those of the job's children.
+            of_results: Computes the result from the results of the job's child jobs.
             results: Their results as they are stored.
         """
         loaded, is_pickled = self.codec.load_results(results)

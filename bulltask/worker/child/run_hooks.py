@@ -42,13 +42,13 @@ class HookedRun:
     Args:
         task: The task.
         request: What the hooks receive.
-        middleware: The middleware with a method for running.
+        middleware: The middleware that overrides a method for runs.
         variables: The context of a sync task, ``None`` for that of the asyncio task.
 
     Attributes:
         in_thread: Whether a sync task runs in a thread; the hooks after its outcome then do, too.
         variables: As given.
-        last_variables: A copy of the context of an async task, from its end.
+        last_variables: A copy of an async task's context, made when the task ended.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class RunHooks:
         return task.has_handlers or TASK_SIGNALS.active or bool(self._middleware.running)
 
     def follow(self, outcome: Outcome | None) -> bool:
-        """Return whether hooks may follow an outcome: of a run that had hooks, or of a task that was not called."""
+        """Return whether hooks may follow an outcome: the run had hooks, or the task was not called."""
         if self._runs:
             return True
         if not isinstance(outcome, FailedOutcome | RetriedOutcome):
@@ -209,7 +209,7 @@ class RunHooks:
     def start(
         self, job: RunningJob, task: AnyTask[..., Any], request: Request, variables: contextvars.Context | None
     ) -> HookedRun:
-        """Return the call that replaces the one of the task's function.
+        """Return the call to make instead of the task's function: it also calls the hooks.
 
         Args:
             job: The job.

@@ -137,7 +137,7 @@ class Settler:
             fields += [ERROR_FIELD, outcome.error]
         keep = job.keep("removeOnFail", self._config.keep_failed)
         finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
-        # The scripts for these fetch no job.
+        # In these cases, the script cannot fetch the next job.
         errbacks = [] if revoked or outcome.malformed else error_callbacks(job, outcome, self._config, now_ms)
         fetch = fetch_next and not (revoked or outcome.malformed or errbacks or job.name == FAN_OUT)
         options = self._fetch_options.get(keys, token)

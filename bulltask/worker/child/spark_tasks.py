@@ -68,7 +68,7 @@ class SparkTaskRunner:
         app: The app, whose name and settings the session uses.
         job_client: Creates the client that stores a job's progress.
         renew_lock: Renews a job's lock; returns False if the lock is lost. It is called from another thread.
-        close_child: Stops the child after its jobs if its JVM has died, because a process can start only one JVM.
+        close_child: Lets the child finish its jobs and exit, if its JVM has died: a process can start only one JVM.
     """
 
     def __init__(

@@ -82,13 +82,13 @@ class SyncLoop:
         fetcher: Acquires jobs.
         runner: Runs attempts.
         settler: Builds the calls that write their outcomes.
-        iteration_adder: Adds the next jobs of job schedulers.
+        iteration_adder: Adds the next iterations of job schedulers.
         async_loop: Runs async tasks on another thread, and manages the free slots.
         retirement: Counts the jobs, and lets the supervisor replace this child when it has reached a limit.
         collector: Collects the jobs of batches.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - as many parts as it connects
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
         fetcher: JobFetcher,
         runner: AttemptRunner,
@@ -123,7 +123,7 @@ class SyncLoop:
             return None
         if not isinstance(attempt, Attempt):
             return self._settle(acquired, attempt, 0.0)
-        if self._runner.leaves_main_thread(attempt, acquired.slot):
+        if self._runner.runs_off_main_thread(attempt, acquired.slot):
             self._async.start(acquired, attempt)
             return None
         started = time.monotonic()
@@ -168,7 +168,7 @@ class SyncLoop:
         if not members:
             return
         acquired, attempt = members[0]
-        if self._runner.leaves_main_thread(attempt, acquired.slot):
+        if self._runner.runs_off_main_thread(attempt, acquired.slot):
             self._async.start_batch(members, first.slot)
             return
         started = time.monotonic()

@@ -16,10 +16,10 @@ __all__ = ["Autoscaler"]
 class Autoscaler:
     """Scales the number of children between the minimum and the maximum of ``worker_autoscale``.
 
-    It grows when jobs are waiting, but no child is waiting for a job. Each tick at most doubles the number, so that a
+    The number grows when jobs are waiting but no child is waiting for a job. Each tick at most doubles it, so that a
     short backlog does not start all children. If a rate limit or global concurrency holds the jobs back, children are
     waiting, so none are started needlessly. It shrinks by the number of children that were never needed during the
-    keepalive (30 s by default, as in Celery). It stops the children with the fewest jobs, which finish them first.
+    keepalive (30 s by default, as in Celery). Children with the fewest jobs are stopped first; they finish their jobs.
 
     Args:
         pool: The children.
@@ -33,7 +33,7 @@ class Autoscaler:
 
     interval_ms = 1_000
 
-    def __init__(  # noqa: PLR0913, PLR0917 - as many parts as it connects
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
         pool: ChildPool,
         limits: Autoscale,

@@ -130,7 +130,7 @@ class ChildPool:
     def idle_slots(self) -> tuple[tuple[str, int], ...]:
         """Return the token and last attempt of each slot if no child has a job, or may have acquired one; else ``()``.
 
-        If the result is the same at two times, no child has had a job in between.
+        If two calls return the same result, no child has had a job in between.
         """
         views = []
         for child in self._children.values():
@@ -231,14 +231,14 @@ class ChildPool:
         """Ask every child to stop once its jobs are settled (warm shutdown).
 
         Args:
-            finishing: Checkpointed tasks run until they have finished, too, instead of ending between two items.
+            finishing: Checkpointed tasks also run to completion, instead of ending between two items.
         """
         self._slots.control.finishing = finishing
         for child in self._children.values():
             _request_stop(child)
 
     def kill(self) -> None:
-        """Kill every child; their jobs are recovered from their slots."""
+        """Kill every child; the slots show which jobs to recover."""
         for child in self._children.values():
             child.stop_requested = True
             _send(child.pid, signal.SIGKILL)
@@ -290,8 +290,8 @@ class ChildPool:
             self._bus.emit(ChildDied(index, child.pid, exit_reason, len(tokens)))
         self._count_boot_failures(block, child)
         now_ms = mono_ms()
-        # A replacement starts a second after the start of a child that died earlier, so that a job that crashes every
-        # child does not keep the machine busy with forks. A child that was leaving already has a replacement.
+        # If a child lived for less than a second, its replacement starts when that second is over, so that a job that
+        # crashes every child does not keep the machine busy with forks. A child that was leaving already has one.
         if not child.is_leaving and now_ms - child.started_ms < _MIN_LIFETIME_MS:
             self._delayed_until_ms.append(child.started_ms + _MIN_LIFETIME_MS)
         intentional = child.stop_requested or exited or bool(child.killed_attempts)

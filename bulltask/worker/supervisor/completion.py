@@ -59,6 +59,6 @@ class MaxJobsCheck:
         self._control, self._max_jobs, self._finish = control, max_jobs, finish
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Check the number."""
+        """Check the number of started jobs."""
         if self._control.jobs_started >= self._max_jobs:
             self._finish("max_jobs")

@@ -128,7 +128,7 @@ class FailureRecorder:
             self._client.run(fail_malformed(keys, call, token))
         else:
             self._client.run(finish_revoked(keys, call) if reason == REVOKED else call)
-        if job.deduplication_id:  # BullMQ 5.72 and newer may hold another job back until this one has ended
+        if job.deduplication_id:  # BullMQ 5.72 and newer may defer a duplicate until this job has finished
             self._client.run(add_deferred_duplicate(keys, job.deduplication_id, job.id, now_ms))
 
     def _read(self, keys: QueueKeys, job_id: str) -> RunningJob:

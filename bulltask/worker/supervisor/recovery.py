@@ -68,10 +68,10 @@ class Recovery:
 
     A job is released and is next in its queue; the attempt does not count. A job fails after ``max_crashes`` crashes,
     provided it was the only job running in the last child, or after several more (:mod:`bulltask.worker.quarantine`
-    explains why). If the child was killed to end an attempt (time limit, revocation), that attempt fails, and the
+    explains why). If the child was killed to end an attempt (time limit, revocation), that attempt fails, the
     child's other jobs are released, and no crash is counted.
 
-    If Redis is unavailable, the jobs are recovered later. Locks that have expired since then are reacquired first. The
+    If Redis is unavailable, the jobs are recovered later. Locks that expire in the meantime are reacquired first. The
     exception is the lock of a job whose id is unknown because the child had not read it: the stalled check of any
     worker recovers that job. Error replies for one queue do not block the other queues; when that queue's locks have
     expired, its jobs are left to the stalled check.

@@ -67,7 +67,7 @@ class SignalQueue:
 
     def wait(self, timeout_ms: float) -> None:
         """Return after ``timeout_ms``, or as soon as a signal has arrived."""
-        assert self._wakeup_pipe is not None, "install() comes first"
+        assert self._wakeup_pipe is not None, "call install() first"
         self._wakeup_pipe.wait(timeout_ms)
 
     def contains(self, names: Collection[str]) -> bool:
