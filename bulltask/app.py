@@ -11,13 +11,13 @@ from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast
 from bulltask import embedded
 from bulltask.categories import Categorizer
 from bulltask.config.config import Config, Settings
-from bulltask.config.configured import Configured
 from bulltask.config.names import constructor_settings
 from bulltask.config.parsers import parse_names
 from bulltask.config.secret_settings import wrap_secrets
+from bulltask.config.settings_mixin import SettingsMixin
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.hooks.django_connections import DjangoConnections
-from bulltask.hooks.hooked import Hooked
+from bulltask.hooks.hooks_mixin import HooksMixin
 from bulltask.hooks.sending import SendHooks
 from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.job import NewJob
@@ -37,15 +37,15 @@ from bulltask.registry.canvas import Canvas, Signature
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current import set_current
 from bulltask.registry.current_job import current_job
-from bulltask.registry.defining import Defining
-from bulltask.registry.discovering import Discovering
 from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
 from bulltask.registry.relatives import origin_of_sent, sent_by
-from bulltask.registry.result_handles import ResultHandles
+from bulltask.registry.results_mixin import ResultsMixin
 from bulltask.registry.single_jobs import job_of
 from bulltask.registry.task import AnyTask, Task
+from bulltask.registry.task_definition_mixin import TaskDefinitionMixin
+from bulltask.registry.task_discovery_mixin import TaskDiscoveryMixin
 from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 from bulltask.transport.broker import Broker
@@ -64,7 +64,7 @@ _EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a 
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
-class App(Configured, Hooked, Defining, Discovering, ResultHandles):
+class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, TaskDiscoveryMixin, ResultsMixin):
     """A bulltask application.
 
     Args:

@@ -21,7 +21,7 @@ from bulltask.registry.current import current_sender, registered_task
 from bulltask.registry.job_plan import JobPlan, build_job, plan_job
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
-from bulltask.registry.on_commit import OnCommitMixin
+from bulltask.registry.on_commit_mixin import OnCommitMixin
 from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.task_class import TaskClass
 from bulltask.registry.task_options import TaskOptions

@@ -1,4 +1,4 @@
-"""``Configured``: reads settings from objects, with Celery's methods."""
+"""``SettingsMixin``: reads settings from objects, with Celery's methods."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 from bulltask.config.config import Settings
 from bulltask.errors import ConfigError
 
-__all__ = ["Configured"]
+__all__ = ["SettingsMixin"]
 
 
-class Configured:
+class SettingsMixin:
     """An object with settings: the base class of ``App``.
 
     Attributes:

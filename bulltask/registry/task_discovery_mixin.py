@@ -1,4 +1,4 @@
-"""``Discovering``: imports the modules that contain an app's tasks, with Celery's method."""
+"""``TaskDiscoveryMixin``: imports the modules that contain an app's tasks, with Celery's method."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from bulltask.registry.discovery import import_related
 from bulltask.registry.django import installed_packages, set_up_django
 
-__all__ = ["Discovering"]
+__all__ = ["TaskDiscoveryMixin"]
 
 
-class Discovering:
+class TaskDiscoveryMixin:
     """An object with modules to import: a base class of ``App``."""
 
     def __init__(self) -> None:

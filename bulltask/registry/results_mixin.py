@@ -1,4 +1,4 @@
-"""``ResultHandles``: the handles of an app's jobs by id."""
+"""``ResultsMixin``: the handles of an app's jobs by id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bulltask.registry.task import AnyTask
 from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 
-__all__ = ["ResultHandles"]
+__all__ = ["ResultsMixin"]
 
 R = TypeVar("R")
 
@@ -42,7 +42,7 @@ class _App(Protocol):
         ...
 
 
-class ResultHandles:
+class ResultsMixin:
     """An object that knows results: a base class of ``App``."""
 
     @overload

@@ -1,4 +1,4 @@
-"""``Hooked``: the methods of an app that register listeners and middleware."""
+"""``HooksMixin``: the methods of an app that register listeners and middleware."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from bulltask.events.bus import Event
 from bulltask.events.listeners import Listeners
 from bulltask.hooks.middleware import Middleware, MiddlewareList
 
-__all__ = ["Hooked"]
+__all__ = ["HooksMixin"]
 
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
 
 
-class Hooked:
+class HooksMixin:
     """An object with listeners and middleware: a base class of ``App``."""
 
     def __init__(self) -> None:

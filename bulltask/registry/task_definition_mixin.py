@@ -1,4 +1,4 @@
-"""``Defining``: the methods of an app that define its tasks."""
+"""``TaskDefinitionMixin``: the methods of an app that define its tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bulltask.registry.task import AnyTask, AsyncTask
 from bulltask.registry.task import Task as SyncTask
 from bulltask.registry.tasks import Tasks
 
-__all__ = ["Defining"]
+__all__ = ["TaskDefinitionMixin"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=AnyTask[..., Any])
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
-class Defining:
+class TaskDefinitionMixin:
     """An object whose tasks are defined with decorators: a base class of ``App``.
 
     Attributes:
