@@ -117,12 +117,21 @@ _MODULES: Final = {
 }
 """The module of each public name."""
 
+_NOT_AVAILABLE: Final = {
+    "solar": "solar schedules are not available, because Redis stores an interval or a cron pattern; schedule a daily "
+    "task that sends the jobs of the day with eta="
+}
+"""Celery's names for which there is no replacement, and the reason."""
+
 if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         """Import a public name, or a module such as ``bulltask.errors``, on first use."""
         if name in _MODULES:
             value = getattr(importlib.import_module(_MODULES[name]), name)
+        elif name in _NOT_AVAILABLE:
+            # An AttributeError would lose its message in "from bulltask import …".
+            raise ImportError(f"cannot import {name!r} from bulltask: {_NOT_AVAILABLE[name]}")
         elif name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         else:

@@ -40,6 +40,7 @@ from bulltask.registry.current_job import current_job
 from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
+from bulltask.registry.periodic_tasks_mixin import PeriodicTasksMixin
 from bulltask.registry.relatives import origin_of_sent, sent_by
 from bulltask.registry.results_mixin import ResultsMixin
 from bulltask.registry.single_jobs import job_of
@@ -64,7 +65,7 @@ _EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a 
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
-class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, TaskDiscoveryMixin, ResultsMixin):
+class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, TaskDiscoveryMixin, ResultsMixin):
     """A bulltask application.
 
     Args:
@@ -109,14 +110,16 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, TaskDiscoveryMixin, Re
     def load_tasks(self) -> list[str]:
         """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks.
 
-        If the environment variable ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first, and the tasks' database
-        connections are closed as those of Django's requests are.
+        Then the receivers of ``on_after_configure`` and ``on_after_finalize`` are called. If the environment variable
+        ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first, and the tasks' database connections are closed as
+        those of Django's requests are.
 
         Raises:
             ConfigError: A task has ``typed=True``, and one of its type hints cannot be enforced.
         """
         modules = [*parse_names(self.conf.imports, "imports"), *parse_names(self.conf.include, "include")]
         imported = self.import_modules(modules)
+        self.set_up_periodic_tasks()
         for task in self.tasks.values():
             task.check_types()
         if set_up_django():

@@ -199,6 +199,11 @@ class Signature(Canvas[A_contra, R_co]):
         """Iterate over this signature."""
         yield self
 
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The options as they were given, by name."""
+        return self._given
+
     def link(self, callback: Canvas[R_co, Any]) -> Any:
         """Run ``callback`` with the result when the call has completed; return ``callback``."""
         self.links.append(callback)

@@ -48,13 +48,16 @@ class BeatEntry:
 
 
 def read_entries(app: App) -> list[BeatEntry] | None:
-    """Return the entries of ``app.conf.beat_schedule``, ``None`` if it is not set.
+    """Return the entries of ``app.conf.beat_schedule`` and ``app.add_periodic_task``, ``None`` if there are neither.
 
     Raises:
         ConfigError: An entry is invalid; the message names it.
     """
+    app.set_up_periodic_tasks()
     schedule = app.config.beat_schedule
-    return None if schedule is None else [_parse_entry(app, name, entry) for name, entry in schedule.items()]
+    if schedule is None and not app.periodic_tasks:
+        return None
+    return [_parse_entry(app, name, entry) for name, entry in {**(schedule or {}), **app.periodic_tasks}.items()]
 
 
 def _parse_entry(app: App, name: str, entry: object) -> BeatEntry:

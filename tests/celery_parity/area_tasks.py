@@ -468,3 +468,43 @@ same(
     "TimeLimitExceeded",
     lambda p: p.get(p.hold.apply_async((p.key,), time_limit=1)),
 )
+
+# ---- periodic tasks --------------------------------------------------------------------------------------------------
+
+same(
+    "`app.add_periodic_task(schedule, task.s(…), name=…)` adds an entry to the schedule, and returns its name.",
+    True,
+    lambda p: p.app.add_periodic_task(3600.0, p.add.s(1, 2), name=p.key) == p.key,
+)
+same(
+    "Receivers of `on_after_configure` and `on_after_finalize` are called once, before the schedule is used.",
+    ["after_configure", "after_finalize"],
+    lambda p: sent_signals(p),
+)
+better(
+    "If a receiver of `on_after_configure` raises an error, the schedule lacks the tasks that it would have added.",
+    ("started", "ZeroDivisionError"),
+    "the worker does not start",
+    lambda p: sent_signals(p, lambda: 1 / 0) and "started",
+)
+
+
+def sent_signals(p: Any, action: Any = lambda: None) -> list[str]:
+    app, sent = type(p.app)(p.key, set_as_current=False), list[str]()
+
+    def configured(sender: Any, **kwargs: Any) -> None:
+        sent.append("after_configure")
+        action()
+
+    def finalized(sender: Any, **kwargs: Any) -> None:
+        sent.append("after_finalize")
+
+    app.on_after_configure.connect(configured)
+    app.on_after_finalize.connect(finalized)
+    for _ in range(2):
+        if p.is_celery:
+            app.conf.beat_schedule  # noqa: B018 - reads the configuration
+            app.finalize()
+        else:
+            app.load_tasks()
+    return sent

@@ -25,6 +25,16 @@ app.conf.beat_schedule = {
 """
 ONE_ENTRY = 'app.conf.beat_schedule = {"often": {"task": "quick", "schedule": 0.5}}'
 NO_ENTRY = "app.conf.beat_schedule = {}"
+PERIODIC_TASK = """
+@app.on_after_configure.connect
+def setup_periodic_tasks(sender, **kwargs):
+    sender.add_periodic_task(0.5, defined_below.s("hello"), name="every half second")
+
+
+@app.task(bind=True)
+def defined_below(self, text):
+    record("start", job=self.request.id, text=text)
+"""
 
 
 @pytest.fixture
@@ -135,6 +145,22 @@ def test_a_worker_updates_schedules_of_queues_that_it_does_not_consume(
     harness.worker(NO_ENTRY).wait_for_line("Schedule updated", queue="reports", removed=["a"])
     assert report_schedulers.count() == 0
     assert harness.redis.keys("bulltask:beat:*") == []
+
+
+def test_a_worker_runs_the_tasks_that_a_receiver_of_on_after_configure_adds(
+    harness: WorkerHarness, schedulers: JobSchedulers
+) -> None:
+    worker = harness.worker(PERIODIC_TASK)
+    worker.wait_for_line("Schedule updated", added=["every half second"])
+    wait_for_iterations(harness, "every half second", 2)
+    assert {start["text"] for start in harness.journal.all(what="start")} == {"hello"}
+    assert schedulers.count() == 1
+
+
+def test_an_error_in_a_receiver_of_on_after_configure_stops_the_worker(harness: WorkerHarness) -> None:
+    worker = harness.worker(PERIODIC_TASK.replace("0.5", "undefined"))
+    assert worker.wait() != 0
+    assert "name 'undefined' is not defined" in worker.log
 
 
 def test_an_app_without_beat_schedule_keeps_existing_schedules_and_logs_it(

@@ -22,6 +22,7 @@ from bulltask import (
     Task,
     chain,
     chord,
+    crontab,
     get_task_logger,
     group,
     shared_task,
@@ -367,3 +368,13 @@ async def async_with_class(self: DatabaseTask) -> int | None:
 def task_classes() -> None:
     assert_type(with_class.delay(1), AsyncResult[str])
     assert_type(async_with_class.delay(), AsyncResult[int | None])
+
+
+# --- periodic tasks ---------------------------------------------------------------------------------------------------
+
+
+@app.on_after_configure.connect
+def setup_periodic_tasks(sender: App, **kwargs: Any) -> None:
+    assert_type(sender.add_periodic_task(10.0, add.s(1), name="every 10", expires=5), str)
+    sender.add_periodic_task(timedelta(minutes=1), add, [1, 2])
+    sender.add_periodic_task(crontab(hour=7), send.si("a@example.org", subject="x"))

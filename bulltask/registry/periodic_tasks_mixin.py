@@ -1,0 +1,109 @@
+"""``PeriodicTasksMixin``: adds entries to an app's schedule, with Celery's methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+from bulltask.clock import Duration
+from bulltask.config.config import Settings
+from bulltask.errors import ConfigError, InvalidNameError
+from bulltask.jobs.names import check_scheduler_id
+from bulltask.registry.canvas import Signature
+from bulltask.registry.option_types import CallKeywords
+from bulltask.registry.task import AnyTask
+from bulltask.schedule.crontabs import crontab
+from bulltask.signals.signal import Signal
+from bulltask.user_warnings import warn_user
+
+__all__ = ["PeriodicTasksMixin"]
+
+
+class PeriodicTasksMixin:
+    """An object with periodic tasks: a base class of ``App``.
+
+    Attributes:
+        on_after_configure, on_after_finalize: Celery's signals, for functions that call :meth:`add_periodic_task`. Each
+            is sent once, in every process that loads the tasks: when all of them have been imported, before the
+            settings are frozen and the schedule is read. The sender is the app; an exception in a receiver prevents the
+            worker from starting.
+        periodic_tasks: The entries that :meth:`add_periodic_task` has added, in the format of ``beat_schedule``.
+    """
+
+    conf: Settings
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_after_configure = Signal("on_after_configure")
+        self.on_after_finalize = Signal("on_after_finalize")
+        self.periodic_tasks: dict[str, dict[str, Any]] = {}
+        self._has_set_up = False
+
+    def add_periodic_task(
+        self,
+        schedule: Duration | crontab | str,
+        sig: Signature[Any, Any] | AnyTask[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallKeywords],
+    ) -> str:
+        """Add an entry to the schedule, in addition to those of ``beat_schedule`` (Celery's ``add_periodic_task``).
+
+        A worker reads the schedule when it starts, so a task cannot add an entry; it can use
+        ``app.queue(…).schedulers``.
+
+        Args:
+            schedule: Seconds, a ``timedelta``, ``crontab(…)`` or a cron pattern.
+            sig: The call, ``task.s(…)``, or a task.
+            args, kwargs: Arguments of the call, before and in addition to its own.
+            name: The entry's name, by which Redis knows its job scheduler; an entry with the same name is replaced.
+                Default: the call as text, such as ``shop.add(1, 2)``.
+            options: As for ``options`` in an entry of ``beat_schedule``.
+
+        Returns:
+            The entry's name.
+
+        Raises:
+            TypeError: ``sig`` is neither a signature nor a task, has callbacks, or does not match its task.
+            ConfigError: The name cannot be that of a job scheduler.
+        """
+        call = _call(sig, args, kwargs)
+        key = name or repr(call)
+        try:
+            check_scheduler_id(key)
+        except InvalidNameError as exc:
+            raise ConfigError(f"{exc}" if name else f"{exc}; pass a name=") from None
+        given: dict[str, Any] = {**call.given, **options}
+        entry = {"task": call.task.name, "schedule": schedule, "args": call.args, "kwargs": call.kwargs}
+        entry["options"] = given
+        if name is None and self.periodic_tasks.get(key, entry) != entry:
+            warn_user(f"the periodic task {key!r} replaces another one with the same call; pass a name= to keep both")
+        self.periodic_tasks[key] = entry
+        return key
+
+    def set_up_periodic_tasks(self) -> None:
+        """Call the receivers of ``on_after_configure`` and ``on_after_finalize``, unless this was done before.
+
+        Raises:
+            Exception: That of a receiver. Otherwise, the worker would remove schedules that the receiver has not added.
+        """
+        if self._has_set_up:
+            return
+        for receiver in self.on_after_configure.receivers(self):
+            receiver(signal=self.on_after_configure, sender=self, source=self.conf)
+        for receiver in self.on_after_finalize.receivers(self):
+            receiver(signal=self.on_after_finalize, sender=self)
+        self._has_set_up = True
+
+
+def _call(sig: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Signature[Any, Any]:
+    if isinstance(sig, AnyTask):
+        return sig.signature(args, kwargs)
+    if not isinstance(sig, Signature):
+        raise TypeError(
+            f"a periodic task is a call such as task.s(…), not {sig!r}; a chain or group can be sent by its task"
+        )
+    if sig.links or sig.errbacks:
+        raise TypeError(f"{sig!r} has callbacks, which a schedule cannot store; send them from the task")
+    return sig.clone(args, kwargs)
