@@ -23,8 +23,9 @@ WORKERS ?= 4
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# In CI, uv takes half of pip's time; if it cannot install (it ignores pip's configuration), pip does. uv leaves it to the
-# first import to compile a module, which could not write the result if PYTHONDONTWRITEBYTECODE is set.
+# In CI, uv installs packages in half of pip's time. If uv fails (it ignores pip's configuration), pip installs them.
+# By default, uv does not compile modules: the first import does, but PYTHONDONTWRITEBYTECODE prevents it from saving the
+# result.
 UV := $(VENV)/uv/bin/uv
 define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
@@ -43,18 +44,18 @@ demo-spark: $(VENV)/demo-spark.stamp  ## run the data pipeline: 100,000 jobs fro
 # Tests start a thousand processes. With PYTHONDONTWRITEBYTECODE, each would compile bulltask again, which takes 0.3 s.
 COMPILE = $(BIN)/python -m compileall -q bulltask
 
-test: $(VENV)/dev.stamp externals classes $(VENV)/collected.stamp  ## run all tests; ARGS="-k name" selects tests
+test: $(VENV)/dev.stamp externals cds-archive $(VENV)/collected.stamp  ## run all tests; ARGS="-k name" selects tests
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
 # pytest rewrites the assertions of the test modules, which takes up to 15 s in each process unless they are cached.
-# The processes compile changed modules themselves, unless they may not write the result.
+# pytest updates this cache itself when a module changes, unless PYTHONDONTWRITEBYTECODE is set.
 $(VENV)/collected.stamp: $(VENV)/dev.stamp $(if $(PYTHONDONTWRITEBYTECODE),$(shell find tests -name '*.py' -not -path '*/node_modules/*'))
 	@echo "make: byte-compiling the tests for all processes"
 	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q tests >/dev/null 2>&1
 	@touch $@
 
-# Directories without a fast test are not even collected, which takes a quarter of the time before the first test.
+# Directories without fast tests are not even collected: this saves a quarter of the time before the first test.
 SLOW_TESTS = tests/process tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker
 
 test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, without Java, Node.js or workers; TESTS=tests/spark selects a directory
@@ -63,7 +64,7 @@ test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, wi
 		-m "not (spark or process or interop or bench or slow)" $(addprefix --ignore ,$(SLOW_TESTS)) \
 		$(TESTS) $(ARGS)
 
-lint: $(VENV)/dev.stamp  ## run ruff, mypy, import contracts, spelling, unused code, types of the public API
+lint: $(VENV)/dev.stamp  ## run ruff, mypy and pyright; check import contracts and spelling; find unused code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -105,7 +106,7 @@ lock:  ## update the versions of all tools and dependencies
 		--no-annotate --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --unsafe-package bulltask \
 		-o $(LOCK) pyproject.toml
 
-# The lock file constrains both sets, so the demo installs its dependencies in the tested versions.
+# The lock file constrains every set of extras, so the demos run with the tested versions of their dependencies.
 $(VENV)/dev.stamp: $(SOURCES) | $(BIN)/python
 	@echo "make: installing into $(VENV)"
 	$(call install,$(VENV),-c $(LOCK) -e '.[dev]')
@@ -135,25 +136,25 @@ $(BIN)/python:
 .PHONY: externals
 externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(VENV)/django-6/installed.stamp $(CELERY) $(if $(CI),$(VENV)/connect/installed.stamp)
 	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
-	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests with Redis need it (others use the embedded Valkey)"
-	@command -v podman >/dev/null || test -S /var/run/docker.sock || echo "make: no container engine (podman and crun, or Docker): the tests of servers in containers need one"
+	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests that start Redis need it (the others use the embedded Valkey)"
+	@command -v podman >/dev/null || test -S /var/run/docker.sock || echo "make: no container engine (podman and crun, or Docker): the tests that run servers in containers need one"
 	@test ! -d tests/spark || command -v java >/dev/null || echo "make: no Java (a JRE, 17 or newer): the Spark tests need it"
 
 # With a CDS archive of Spark's classes (Java's class data sharing), each JVM of the tests takes 6 CPU seconds less.
-.PHONY: classes
-classes: $(if $(wildcard tests/spark),$(if $(shell command -v java),$(VENV)/spark-of-tests/made.stamp))
+.PHONY: cds-archive
+cds-archive: $(if $(wildcard tests/spark),$(if $(shell command -v java),$(VENV)/spark-cds-archive/created.stamp))
 
-$(VENV)/spark-of-tests/made.stamp: $(VENV)/dev.stamp
+$(VENV)/spark-cds-archive/created.stamp: $(VENV)/dev.stamp
 	@echo "make: creating a CDS archive of Spark's classes for the tests: a minute, once"
 	@mkdir -p $(@D)
-	-@$(BIN)/python -m tests.support.spark_archive >$(@D)/made.log 2>&1
+	-@$(BIN)/python -m tests.support.spark_archive >$(@D)/create.log 2>&1
 	@touch $@
 
 $(NODE_CLIENT): tests/interop/package.json tests/interop/package-lock.json
 	cd tests/interop && npm ci --silent --no-audit --no-fund
 	@touch $@
 
-# A separate environment, because the client pins an older redis-py; without pip, which takes a second less.
+# A separate environment, because the client pins an older redis-py. Leaving out pip saves a second.
 $(VENV)/official-%/installed.stamp: tests/interop/official/requirements-%.txt | $(BIN)/python
 	@echo "make: installing into $(@D)"
 	$(BIN)/python -m venv --without-pip $(@D)
@@ -167,7 +168,7 @@ $(CELERY): tests/celery_parity/requirements.txt | $(BIN)/python
 	$(call install,$(@D),--no-deps -r $<)
 	@touch $@
 
-# Django's own tests of tasks are only in its source distribution. Without Python 3.12, the directory remains empty.
+# Only Django's source distribution contains the tests of its tasks. Without Python 3.12, the directory remains empty.
 NEW_PYTHONS = python3 python3.14 python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)
 $(VENV)/django-6/installed.stamp: tests/django/requirements-6.txt | $(BIN)/python
 	@echo "make: installing into $(@D)"

@@ -37,7 +37,9 @@ _MAX_LISTED: Final = 5
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
 @click.option("--id-prefix", default="", help="Prefix for job ids, if the target queue has jobs with the same ids.")
 @click.option("--default-name", default=DEFAULT_NAME, show_default=True, help="Name for jobs without a name.")
-@click.option("--recover-active", is_flag=True, help="Return active jobs whose worker has died to the waiting list.")
+@click.option(
+    "--recover-active", is_flag=True, help="Move active jobs back to the waiting list if their worker has died."
+)
 @click.option("--force", is_flag=True, help="Migrate even if workers seem to be connected.")
 @click.pass_context
 def command(
@@ -58,8 +60,8 @@ def command(
     The command prints a report. Each job moves in one atomic step, so you can stop the migration at any time and run it
     again.
 
-    Exit codes: 0 migrated, or a dry run; 3 cannot be migrated, nothing was changed; 4 some jobs were skipped; 1 an
-    error: run the command again.
+    Exit codes: 0 (migrated, or a dry run), 1 (an error: run the command again), 3 (the queue cannot be migrated, and
+    nothing was changed), 4 (some jobs were skipped).
     """
     check_queue_name(queue)
     target_queue = _queue(ctx, app, broker, target or queue)

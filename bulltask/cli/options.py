@@ -77,7 +77,7 @@ def config_option(function: F) -> F:
 
     def set_variable(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
         if value:
-            # Absolute, because --workdir changes the directory, and because a path is relative to the user's.
+            # Absolute, because the path is relative to the user's directory, and --workdir changes to another one.
             os.environ[CONFIG_VARIABLE] = str(Path(value).resolve()) if value.endswith(".toml") else value
 
     return click.option(

@@ -46,8 +46,8 @@ def command(
 
     Without --queue, all queues are searched: those of the app and of connected workers first, then the others.
 
-    Exit codes: 0 each job has finished, or its worker will cancel it; 1 an error, or a job cannot be revoked; 3 a job
-    is still running; 4 a job does not exist. If several apply, the smallest non-zero is used.
+    Exit codes: 0 (each job has finished, or its worker will cancel it), 1 (an error, or a job cannot be revoked), 3 (a
+    job is still running), 4 (a job does not exist). If several apply, the smallest one other than 0 is used.
     """
     app = load_app_or_broker(ctx, options)
     try:

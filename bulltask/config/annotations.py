@@ -14,7 +14,7 @@ Annotations = Sequence[Any]
 
 
 def parse_annotations(value: Any, name: str) -> Annotations | None:
-    """Return the parts of ``task_annotations``, ``None`` for none.
+    """Return the parts of ``task_annotations``, or ``None`` if there are none.
 
     Args:
         value: A dictionary ``{"shop.tasks.pay": {"time_limit": 30}, "*": {"max_retries": 5}}``, an object whose methods

@@ -46,7 +46,7 @@ class CelerySetting:
 
 
 _NO_BACKEND = "a job stores its own result in Redis, so there is no result backend"
-_RABBITMQ = "it is for RabbitMQ or another AMQP broker, and bulltask uses Redis"
+_RABBITMQ = "it is for RabbitMQ or another AMQP broker, but bulltask uses Redis"
 _NO_BEAT = "the workers run the schedule, so there is no beat process"
 _NO_MAILBOX = "there are no control or event queues; workers and clients communicate through BullMQ's keys"
 _ONE_URL = "use broker_url, as in redis://user:password@host:6379/0"
@@ -100,7 +100,7 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     ),
     (_AT_LEAST_ONCE, "task_acks_late task_retry_on_worker_lost task_reject_on_worker_lost"),
     (
-        "a job that fails is stored as failed; it does not go back to the queue without a retry",
+        "a job that fails is stored as failed; only a retry puts it back into the queue",
         "task_acks_on_failure_or_timeout task_acks_on_failure task_acks_on_timeout",
     ),
     (_RECOVERY, "worker_lost_wait"),
@@ -129,7 +129,7 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     (_EAGER, "task_store_eager_result"),
     ("times are always stored in UTC; timezone applies to schedules", "enable_utc"),
     (
-        "the worker connects again after any failure; broker_connection_max_retries sets a limit",
+        "the worker always reconnects; broker_connection_max_retries sets a limit",
         "broker_connection_retry",
     ),
     (

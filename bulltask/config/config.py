@@ -3,7 +3,8 @@
 Precedence, highest first: the command line, the environment (``BULLTASK_`` and the name in capitals), the file of
 ``--config``, ``app.conf`` and the arguments of ``App``, ``[tool.bulltask]`` in pyproject.toml, the defaults
 (:mod:`bulltask.config.settings`). Durations are seconds or ``timedelta`` for the user and integer milliseconds
-internally (``_ms``). An unknown name causes an error that suggests a similar one; one of Celery's says what to use.
+internally (``_ms``). An unknown name raises an error that suggests a similar one; for one of Celery's names, it says
+what to use instead.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Config:
     log_level: str
     timezone: str
     spark_master: str | None
-    spark_conf: Mapping[str, str] | None = field(repr=False)  # keys of object stores, passwords
+    spark_conf: Mapping[str, str] | None = field(repr=False)  # may contain passwords and object-store keys
     beat_schedule: Mapping[str, Any] | None
 
     @property
@@ -330,7 +331,7 @@ class Settings:
     def __repr__(self) -> str:
         changed = self._given()
         if changed.get("spark_conf"):
-            changed["spark_conf"] = "…"  # keys of object stores, passwords
+            changed["spark_conf"] = "…"  # may contain passwords and object-store keys
         return f"<Settings {changed}>"
 
     def __dir__(self) -> list[str]:

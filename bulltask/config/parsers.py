@@ -227,7 +227,7 @@ def time_zone(value: Any, name: str) -> str:
 
 
 def max_reconnects(value: Any, name: str) -> int | None:
-    """Return a number of attempts, ``None`` for no limit; 0 is no limit too, as in Celery."""
+    """Return a number of attempts, ``None`` for no limit; 0 also means no limit, as in Celery."""
     number: int | None = optional(integer(0))(value, name)
     return number or None
 
@@ -295,10 +295,10 @@ def _check_address(value: SecretUrl, name: str) -> None:
         parts, port = urlsplit(""), 0
     if value.scheme in {"redis", "rediss"}:
         if port == 0:
-            raise ConfigError(f"{name} must have a host and a port from 1 to 65535, or no port for 6379, not {value}")
+            raise ConfigError(f"{name} must have a host, and a port from 1 to 65535 (default: 6379), not {value}")
         if not _DATABASE.fullmatch(parts.path):
             raise ConfigError(
-                f"{name} must end with a database number, as in redis://host:6379/0, or omit it for 0, not {value}"
+                f"{name} must end with a database number, as in redis://host:6379/0 (without one: 0), not {value}"
             )
     if not all(_NUMBER.fullmatch(number) for number in parse_qs(parts.query, keep_blank_values=True).get("db", ())):
         raise ConfigError(f"db in {name} must be a database number, not {value}")
@@ -308,7 +308,7 @@ def _check_tls(value: SecretUrl, name: str) -> None:
     """Check the TLS options, because a misspelled option would otherwise be ignored silently."""
     given = tls_options(value)
     if given and value.scheme != "rediss":
-        raise ConfigError(f"{name} must start with rediss:// if it has {min(given)}, a TLS option, not {value}")
+        raise ConfigError(f"{name} must start with rediss:// to use the TLS option {min(given)}, not {value}")
     for option in given:
         if option not in TLS_OPTIONS:
             raise ConfigError(f"{name} {value} has an unknown option {option}{did_you_mean(option, TLS_OPTIONS)}")

@@ -67,12 +67,14 @@ def compression(value: Any, name: str) -> str:
 def _accepted(value: Any, name: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(serializer(item, f"an item of {name}") for item in parse_names(value, name)))
     if JSON not in names:
-        raise ConfigError(f"{name} must be a list with json, because Node.js and canvases use it, not {value!r}")
+        raise ConfigError(
+            f"{name} must be a list that contains json, because Node.js and canvases use it, not {value!r}"
+        )
     return names
 
 
 def check_payload_settings(config: Config) -> None:
-    """Check that the settings of payloads go together, and that what they need is installed.
+    """Check that the settings of payloads are consistent, and that the packages they need are installed.
 
     Raises:
         ConfigError: A combination is impossible; the message says what to do.
@@ -100,10 +102,10 @@ def check_payload_settings(config: Config) -> None:
 
 
 def check_serializer(name: str | None, config: Config, where: str) -> None:
-    """Check that an app can write and read what a serializer makes.
+    """Check that an app can write and read a serializer's payloads.
 
     Args:
-        name: The serializer, ``None`` for none.
+        name: The serializer; ``None`` if none is set.
         config: The app's settings.
         where: What sets the serializer, for the message.
 
@@ -162,7 +164,7 @@ PAYLOAD_SETTINGS: Final = (
         "result_accept_content",
         optional(_accepted),
         None,
-        "serializers of the results and exceptions that get() and the next step of a canvas load; none: as "
+        "serializers of the results and exceptions that get() and the next step of a canvas load; none: those in "
         "accept_content",
     ),
     _row("task_compression", optional(compression), None, "compression of arguments; zstd needs bulltask[zstd]"),

@@ -75,7 +75,7 @@ class Routes:
 
 
 def routes(value: Any, name: str) -> Routes | None:
-    """Return the routers of ``task_routes``, ``None`` for none.
+    """Return the routers of ``task_routes``, or ``None`` if there are none.
 
     Args:
         value: A dictionary of routes by name or pattern (``"feed.*"``, or a compiled regular expression), a list of
@@ -144,7 +144,7 @@ def _route(value: Any, what: str) -> Route:
     if "queue" in route:
         route["queue"] = queue_name(getattr(route["queue"], "name", route["queue"]), f"queue in {what}")
     elif len(route) < len(value):
-        raise ConfigError(f"{what} has no queue; Redis has no exchanges and routing keys, so name the queue")
+        raise ConfigError(f"{what} has no queue; Redis has no exchanges or routing keys, so name the queue")
     return route
 
 

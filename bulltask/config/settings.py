@@ -131,7 +131,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "queues",
             queue_names,
             (),
-            "queues of a worker without -Q; none: the default one and those of its tasks",
+            "queues of a worker without -Q; none: the default queue and the queues of its tasks",
         ),
         _S("task_annotations", "annotations", parse_annotations, None, "options of tasks by name; '*': all tasks"),
         _S("task_routes", "routes", routes, None, "queues for tasks without a `queue` option, as in Celery"),
@@ -199,8 +199,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "typed",
             optional(flag),
             None,
-            "which type hints of tasks are enforced: true: all; false: none; none: those of types that JSON lacks, "
-            "such as datetime",
+            "which type hints of tasks are enforced; true: all; false: not even one; none: only those of types that "
+            "JSON lacks, such as datetime",
         ),
         _S("task_always_eager", "always_eager", flag, False, "run jobs in the process that sends them, without Redis"),
         _S("task_eager_propagates", "eager_propagates", flag, False, "raise a failed job's exception in eager mode"),
@@ -306,7 +306,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "shutdown_timeout_ms",
             duration(),
             30,
-            "how long a warm shutdown waits for running jobs; then it kills their processes and releases them",
+            "how long a warm shutdown waits for running jobs; then their processes are killed, and the jobs are "
+            "released",
         ),
         _S(
             "worker_name",

@@ -206,7 +206,7 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
 class BrokerAuthError(BrokerError):
     """Authentication failed, a command is not permitted, or a TLS certificate is not trusted."""
 
-    handshake_failed = False  # True: authentication or TLS failed, not a single command
+    handshake_failed = False  # True: the authentication or the TLS handshake failed; False: one command was denied
 
 
 class BrokerNotReadyError(BrokerError):
@@ -372,7 +372,7 @@ class TransientError(BulltaskError):
     """
 
     retry_after: float | timedelta | None = None
-    """A class attribute as well, because ``AsyncResult`` rebuilds exceptions without calling ``__init__``."""
+    """Also a class attribute, because ``AsyncResult`` rebuilds exceptions without calling ``__init__``."""
 
     def __init__(self, *args: object, retry_after: float | timedelta | None = None) -> None:
         super().__init__(*args)

@@ -258,7 +258,7 @@ TASK_MINUTE: Final = Table(
         added long jobs added
         started long attempts started
         completed long attempts that completed
-        failed long attempts that failed, and with them their jobs
+        failed long attempts that failed and were not retried, so their jobs failed, too
         requeued long attempts that failed, were released or rescheduled, or whose child crashed; the job runs again
         stalled long attempts that stalled
         waiting_children long attempts that ended because the job waits for its child jobs

@@ -32,7 +32,7 @@ def drop_job_attributes(_: WrappedLogger, __: str, fields: EventDict) -> EventDi
 class JobAttributes(logging.Filter):
     """Gives every record the attributes ``job_id``, ``task_id`` (the same) and ``task_name``, ``""`` outside of a job.
 
-    A filter rather than a record factory: the factory's attributes would reject ``extra={"job_id": …}`` in a log call.
+    A filter rather than a record factory: with a factory, ``extra={"job_id": …}`` in a log call would raise an error.
     Attributes that a record already has are kept.
     """
 

@@ -92,7 +92,9 @@ class MetricsCollector(Collector):
             connected = False
         yield lengths
         workers = GaugeMetricFamily(
-            "bullmq_active_workers", "Child processes that are running jobs of the queue", labels=("queue", "worker_id")
+            "bullmq_active_workers",
+            "Running child processes, which serve all queues of the worker",
+            labels=("queue", "worker_id"),
         )
         children = self._memory.live_children()
         for queue in self._memory.queues:

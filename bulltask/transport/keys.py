@@ -148,7 +148,7 @@ class QueueKeys:
 
     def added_ids(self, write_id: str) -> str:
         """Ids of the jobs that a DataFrame write or an outbox has added (bulltask's own set, which expires)."""
-        return f"{self.bulltask_base}spark:{write_id}"
+        return f"{self.bulltask_base}added:{write_id}"
 
     def client_name(self, worker: str = "") -> str:
         """The connection name that identifies a worker to Node's ``getWorkers()`` and to dashboards."""

@@ -204,7 +204,7 @@ same(
     lambda p: [r.get(timeout=60) for r in done(p)],
 )
 differs(
-    "A result of a group has no `iterate()` any more.",
+    "The result of a group no longer has `iterate()`.",
     ("AttributeError", [0, 2, 4]),
     "it returns the values in the order in which the members finish",
     lambda p: sorted(done(p).iterate()),

@@ -174,7 +174,7 @@ differs(
 better(
     "A number as a key of a dictionary arrives as text.",
     ({"1": 2}, "EncodeError"),
-    "bulltask raises an error; the task would look for the number",
+    "bulltask raises an error; otherwise, the task would look for the number in vain",
     lambda p: p.get(p.plain.delay({1: 2})),
 )
 same("A set raises `EncodeError` in the sender.", "EncodeError", lambda p: p.plain.delay({1}))

@@ -109,4 +109,4 @@ def _cache_directory() -> Path:
     release = java().resolve().parents[1] / "release"
     jars = sorted((jar.name, jar.stat().st_size) for jar in (Path(pyspark.__file__).parent / "jars").iterdir())
     known = (pyspark.__file__, str(java().resolve()), release.read_text() if release.is_file() else "", jars, QUICK)
-    return Path(sys.prefix, "spark-of-tests", hashlib.sha256(repr(known).encode()).hexdigest()[:16])
+    return Path(sys.prefix, "spark-cds-archive", hashlib.sha256(repr(known).encode()).hexdigest()[:16])

@@ -300,7 +300,7 @@ def test_a_broker_url_may_contain_tls_options() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("redis://h?ssl_ca_certs=a.pem", "must start with rediss:// if it has ssl_ca_certs"),
+        ("redis://h?ssl_ca_certs=a.pem", "must start with rediss:// to use the TLS option ssl_ca_certs"),
         ("rediss://h?ssl_ca_cert=a.pem", "unknown option ssl_ca_cert; did you mean 'ssl_ca_certs'"),
         ("rediss://h?ssl_cert_reqs=maybe", "ssl_cert_reqs in broker_url must be one of required, optional, none"),
         ("rediss://h?ssl_check_hostname=off", "ssl_check_hostname in broker_url must be one of true, false"),
@@ -326,9 +326,9 @@ def test_a_tls_option_without_effect_is_rejected(url: str, message: str) -> None
         ("redis://h/²", "must end with a database number"),
         ("redis://h?db=shop", "must be a database number"),
         ("unix:///tmp/r.sock?db=shop", "must be a database number"),
-        ("redis://h:port/0", "must have a host and a port from 1 to 65535"),
-        ("redis://h:99999/0", "must have a host and a port from 1 to 65535"),
-        ("redis://[::1/0", "must have a host and a port from 1 to 65535"),
+        ("redis://h:port/0", "must have a host, and a port from 1 to 65535"),
+        ("redis://h:99999/0", "must have a host, and a port from 1 to 65535"),
+        ("redis://[::1/0", "must have a host, and a port from 1 to 65535"),
         ("", "must start with redis://.*, not empty"),
     ],
 )

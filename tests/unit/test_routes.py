@@ -95,7 +95,7 @@ def test_a_function_sees_the_arguments_by_name_and_the_options() -> None:
         (3, "task_routes must be a dictionary of routes, a list of pairs or a function, not 3"),
         ({3: "x"}, "task_routes must have task names or patterns as keys, not 3"),
         ({"a": "b:c"}, r"queue in task_routes\['a'\] must be the name of a queue, not 'b:c'"),
-        ({"a": {"routing_key": "x"}}, r"task_routes\['a'\] has no queue; Redis has no exchanges and routing keys"),
+        ({"a": {"routing_key": "x"}}, r"task_routes\['a'\] has no queue; Redis has no exchanges or routing keys"),
         ({"feed.*": {"queue": "a", "nothing": 1}}, "task_routes for feed.tasks.read: unknown option 'nothing'"),
         ("no_such_module.route", "task_routes names 'no_such_module.route', which cannot be imported"),
         (lambda *_, **__: 3, "queue in task_routes for feed.tasks.read must be the name of a queue, not 3"),

@@ -1,4 +1,4 @@
-"""``bulltask gen-ts``: write a typed TypeScript client of an app."""
+"""``bulltask gen-ts``: write a typed TypeScript client for an app."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bulltask.cli.options import app_options
 __all__ = ["command"]
 
 
-@click.command("gen-ts", short_help="Write a typed TypeScript client of an app.")
+@click.command("gen-ts", short_help="Write a typed TypeScript client for an app.")
 @click.option(
     "-o",
     "--output",
@@ -24,7 +24,7 @@ __all__ = ["command"]
 @app_options
 @click.pass_context
 def command(ctx: click.Context, /, *, output: IO[str], **options: Any) -> None:
-    """Write a TypeScript module with a client of the app's tasks, which uses the npm package bullmq.
+    """Write a TypeScript module with a client for the app's tasks. The client uses the npm package bullmq.
 
     The types of the tasks' arguments and results are those of the type hints, so a call that does not match is a
     compile-time error. Run the command again after you change a task.

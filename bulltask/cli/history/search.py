@@ -25,8 +25,8 @@ _REASON_WIDTH = 80
 @click.option("--name", help="Only jobs with this task name.")
 @click.option(
     "--state",
-    help="Only jobs in this state: completed, failed, removed; or waiting, active, delayed, waiting-children: the last"
-    " state of a job that had no events for so long that the pipeline stopped waiting for its end (open_job_timeout).",
+    help="Only jobs in this state: completed, failed or removed; or, for unfinished jobs that timed out"
+    " (open_job_timeout), their last state: waiting, active, delayed or waiting-children.",
 )
 @click.option(
     "--since",
@@ -45,8 +45,8 @@ _REASON_WIDTH = 80
 def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
     """Search for finished or removed jobs, latest first. A job must match all filters.
 
-    Open jobs that timed out (open_job_timeout) are found, too. Only the latest state of a job counts: a job that failed
-    and was completed by a later retry is completed.
+    The search includes unfinished jobs that timed out (open_job_timeout). Only the latest state of a job
+    counts: a job that failed and was completed by a later retry is completed.
     """
     from bulltask.lake import History  # noqa: PLC0415 - slow
     from bulltask.lake.records import to_json  # noqa: PLC0415 - slow

@@ -38,7 +38,7 @@ def command(
     Redis is searched first. Without --queue, all queues are searched: those of the app, the lake and connected workers
     first, then the others. The lake adds jobs that Redis no longer has, and the history of each attempt.
 
-    Exit codes: 0 the job was found, 1 it was not found, or an error.
+    Exit codes: 0 (the job was found), 1 (it was not found, or an error).
     """
     if no_redis and lake is None:
         raise click.UsageError("--no-redis needs --lake")

@@ -21,7 +21,7 @@ _EXIT_LATE: Final = 1
 def command(ctx: click.Context, /, *, max_age: float | None, **options: Any) -> None:
     """For each outbox of the app, print how many rows are waiting, the age of the oldest, and how many were set aside.
 
-    Exit codes: 0: success. 1: an error, or a row has waited longer than --max-age.
+    Exit codes: 0 (success), 1 (an error, or a row has waited longer than --max-age).
     """
     app = load_tasks(ctx, options)[1]
     late = False

@@ -38,7 +38,8 @@ def command(
     """Fill gaps in the silver tables with jobs from Redis and from snapshots.
 
     A gap is a range of lost events; 'gaps' lists them. Jobs that finished in a gap are added with their last attempt
-    only. Jobs that are neither in Redis nor in a snapshot cannot be added. Running it again never adds a job twice.
+    only. Jobs that are neither in Redis nor in a snapshot cannot be added. Running the command again never adds
+    a job twice.
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow

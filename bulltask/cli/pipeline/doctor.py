@@ -69,7 +69,7 @@ class Requirement:
     metavar="DURATION",
     default="0s",
     show_default=True,
-    help="Longest pipeline downtime during which no events may be lost.",
+    help="Longest pipeline downtime that must not cause a loss of events.",
 )
 @click.option(
     "--sizes", "show_sizes", is_flag=True, help="Print the recommended stream lengths for typical loads, and exit."
@@ -93,7 +93,8 @@ def command(
     has read them are lost. Therefore, a stream should keep the events of two batches (twice the sum of trigger interval
     and batch duration) or of the longest downtime (--outage), whichever is longer.
 
-    Exit codes: 0 all checks passed, 1 a requirement is missing, a stream is too short, or a queue cannot be recorded.
+    Exit codes: 0 (all checks passed), 1 (a requirement is missing, a stream is too short, or a queue cannot be
+    recorded).
     """
     if show_sizes:
         click.echo(_sizes())
@@ -152,7 +153,7 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
             observed = observe_streams(connection, options)
     except BulltaskError as exc:
         return Requirement("redis", None, f"{options.config.broker_url}: {exc}"), [], []
-    advice = "before 7.0 losses are detected but cannot be counted: use Redis 7 or Valkey"
+    advice = "before Redis 7.0, losses are detected but cannot be counted: use Redis 7 or Valkey"
     counted = all(state is None or state.added is not None for _, _, state in observed.streams)
     if server_version == "unknown":
         redis = Requirement("redis", server_version, "" if counted else advice)

@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Add one job to a queue for each distinct row of a Parquet file or a directory of them.
 
-    However often Spark retries a task, each job is added once. Rows with equal name and data become one job; with
-    --id-col, rows with equal ids.
+    However often Spark retries a task, each job is added once. Rows with the same name and data become one
+    job; with --id-col, rows with the same id do.
 
     The command prints the id of the write. Pass it to 'gather' to read the results of the jobs, or as --write-id to
     run the command again after an error.

@@ -43,7 +43,7 @@ def command(
     If there are no gaps, the lake contains every event from the pipeline's start to its last batch. Does not
     require Java.
 
-    Exit codes: 0 no gaps in that period, 3 there are gaps.
+    Exit codes: 0 (no gaps in that period), 3 (there are gaps).
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415
     from bulltask.lake.gaps import find_gaps  # noqa: PLC0415 - slow

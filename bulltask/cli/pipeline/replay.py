@@ -44,8 +44,8 @@ def command(
 ) -> None:
     """Send finished jobs again, with the same name, data and options but new ids. Without --yes, only list them.
 
-    A job's delay, parent, schedule and expiry are not copied. Running it again never adds a job twice. Jobs whose data
-    is neither in Redis nor in a snapshot cannot be sent; the command lists them.
+    A job's delay, parent, schedule and expiry are not copied. Running the command again never adds a job
+    twice. Jobs whose data is neither in Redis nor in a snapshot cannot be sent; the command lists them.
 
     Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
     """

@@ -93,8 +93,8 @@ def command(
     TERM and INT stop the pipeline after the current batch; a second signal stops it immediately. The next run always
     continues from the last committed batch.
 
-    Exit codes: 0 no events were lost, 1 an error, 3 events were lost and the gaps are recorded in bronze.gaps, 4 events
-    were lost and --on-loss is fail.
+    Exit codes: 0 (no events were lost), 1 (an error), 3 (events were lost, and the gaps are recorded in bronze.gaps), 4
+    (events were lost, and --on-loss is fail).
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.ledger import Ledger  # noqa: PLC0415 - slow

@@ -58,7 +58,7 @@ def job_ids(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
     manual_worker.fail()
     add(queue, 1, delay=60)
     add(queue, 1, priority=3)
-    redis_client.sadd("bulltask:{mail}:spark:w1", *ids)
+    redis_client.sadd("bulltask:{mail}:added:w1", *ids)
     return ids
 
 

@@ -124,7 +124,7 @@ def test_a_write_to_queues_on_all_nodes_adds_each_job_once(
     assert write(broker_url, queues, 0, 25, writeId="w1") == WriteCounts(150, 30, 120)
     for name in queues:
         assert cluster.client_of(name).llen(f"bull:{{{name}}}:wait") == 25
-        assert cluster.client_of(name).ttl(f"bulltask:{{{name}}}:spark:w1") > 0
+        assert cluster.client_of(name).ttl(f"bulltask:{{{name}}}:added:w1") > 0
 
 
 def test_gather_returns_the_results_of_jobs(cluster: Cluster, broker_url: str, queues: list[str]) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.redis
 
 NOW_MS = 1_700_000_000_000
 WRITE = IdempotentWrite("w1", 60_000)
-KEY = "bulltask:{mail}:spark:w1"
+KEY = "bulltask:{mail}:added:w1"
 KINDS = {
     "standard": JobOptions(),
     "lifo": JobOptions(lifo=True),
@@ -110,7 +110,7 @@ def test_results_from_several_queues_and_scripts_are_in_order(broker: Broker, re
     assert [(result.id, result.status) for result in sent] == [(new.id, "added") for new in mixed]
     for queue in ("q0", "q1", "q2"):
         of_queue = {new.id for new in mixed if new.queue == queue}
-        assert redis_client.smembers(f"bulltask:{{{queue}}}:spark:w1") == of_queue
+        assert redis_client.smembers(f"bulltask:{{{queue}}}:added:w1") == of_queue
         assert set(redis_client.keys(f"bull:{{{queue}}}:s*")) == {f"bull:{{{queue}}}:{job_id}" for job_id in of_queue}
 
 
