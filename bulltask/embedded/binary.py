@@ -1,4 +1,4 @@
-"""Find a server program: Valkey from the wheel, or an installed program."""
+"""Finds a server program: Valkey from the wheel, or an installed program."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class DataDirectory:
         """
         if name and not _NAME.fullmatch(name):
             raise ConfigError(
-                f"Invalid name of an embedded server {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', and do "
+                f"Invalid embedded server name {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', and do "
                 f"not start with '.' or '-'"
             )
         xdg_data_home = os.environ.get("XDG_DATA_HOME", "")
@@ -71,7 +71,7 @@ class DataDirectory:
         return None
 
     def newer_directories(self, binary: ServerBinary) -> list[Path]:
-        """Return directories of other release series with newer data than this program's, as after an upgrade."""
+        """Return directories of other release series with newer data than this program's, such as after an upgrade."""
         current = self.directory(binary)
         return [other for other in self._directories() if other != current and _last_use(other) > _last_use(current)]
 

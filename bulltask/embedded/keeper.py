@@ -1,4 +1,4 @@
-"""Keep a shared server running while any process uses it: a separate program, standard library only.
+"""Keeps a shared server running while any process uses it: a separate program that imports only the standard library.
 
 Usage: ``python -I -S keeper.py LOCK_FILE STATUS_FD PASSED_FDS -- PROGRAM ARGUMENTS…``
 

@@ -69,8 +69,8 @@ def server_environment() -> dict[str, str]:
     """Return a server's environment: this process's, with a larger cache for glibc's small allocations.
 
     The wheel's Valkey uses glibc's allocator, whose cache holds 7 blocks of each size by default. One of
-    BullMQ's scripts uses more, so most blocks would take the slow path: 5 % of the server's instructions, and more of
-    its time. The user's setting is not changed; other C libraries ignore the variable.
+    BullMQ's scripts uses more, so most blocks would take the slow path, which costs 5% of the server's instructions
+    and a larger share of its time. The user's setting is not changed; other C libraries ignore the variable.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.tcache_count=" not in tunables:

@@ -1,4 +1,4 @@
-"""Find out which program listens on a port, for the error message when the port is in use."""
+"""Finds out which program listens on a port, for the error message when the port is in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send single commands to a local server over a socket, without a Redis client."""
+"""Sends single commands to a local server over a socket, without a Redis client."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ class EmbeddedServer:
     """A Valkey or Redis process, with methods to start and stop it.
 
     The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, which is synced
-    every second. ``kill -9`` therefore usually loses no acknowledged write; if the disk is slow, it may lose the last
-    two seconds (a power failure: the last second). The server stops with the process that started it, even if that
-    process is killed; a forked child of that process neither stops the server nor changes its files.
+    every second. ``kill -9`` therefore usually loses no acknowledged write, but may lose the last two seconds if the
+    disk is slow. A power failure may lose the last second. The server stops with the process that started it, even if
+    that process is killed; a forked child of that process neither stops the server nor changes its files.
 
     Args:
         data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavour and

@@ -157,7 +157,7 @@ class TaskNotRegistered(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class SchedulingFailed(ChildEvent):
-    """A job scheduler's job was not run, because its next iteration could not be added; it will be retried."""
+    """A job scheduler's job was not run, because the next iteration could not be added; the job is delayed."""
 
     job_id: str
     queue: str
@@ -192,7 +192,7 @@ class LockLost(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChildReady(ChildEvent):
-    """A child is connected and will acquire its first job; emitted by the child (see also ``ChildStarted``)."""
+    """A child is about to acquire its first job; emitted by the child (see also ``ChildStarted``)."""
 
     index: int
     pid: int

@@ -81,7 +81,7 @@ class CancelRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobRevoked(Event):
-    """A revoked job that no worker ran has failed; for a running job the event is ``JobFailed``."""
+    """A revoked job that no worker was running has failed; for a running job the event is ``JobFailed``."""
 
     job_id: str
     queue: str

@@ -82,7 +82,7 @@ def with_guard(name: str, guard: str) -> Script:
 
     Args:
         name: BullMQ's script, which the guard calls as ``official(KEYS, ARGV)``.
-        guard: Bulltask's script.
+        guard: The name of bulltask's script.
 
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.

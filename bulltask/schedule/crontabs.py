@@ -85,7 +85,7 @@ def _nth_weekday(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, s
 
 def _values(name: str, value: FieldValue, low: int, high: int, names: tuple[str, ...] = ()) -> frozenset[int]:
     if isinstance(value, bool) or not isinstance(value, int | str | Iterable):
-        raise ConfigError(f"crontab: {name} must be a number, a string or numbers, not {value!r}")
+        raise ConfigError(f"crontab: {name} must be a number, a string or an iterable of numbers, not {value!r}")
     if isinstance(value, str):
         # "*" means weekdays 0 to 6: with 7, which is also Sunday, "*/2" would be a different set of days.
         parts = [_span(name, part.strip(), low, high, 6 if high == 7 else high, names) for part in value.split(",")]

@@ -54,7 +54,7 @@ class Drain:
         events: The events of the attempts.
         ended: True after a job has failed whose exception must be raised, or after the awaited job has finished.
         next_ms: When the next job is due, ``None`` if no job is delayed.
-        foreign: Queues whose next job has a task that is not registered in the app, with the task's name. As other
+        unregistered: Queues whose next job has a task that is not registered in the app, with the task's name. As other
             workers may run such jobs, for example in Node.js, the rest of the run leaves these queues alone.
     """
 
@@ -64,7 +64,7 @@ class Drain:
         self.events: list[ChildEvent] = []
         self.ended = False
         self.next_ms: int | None = None
-        self.foreign: dict[str, str] = {}
+        self.unregistered: dict[str, str] = {}
 
         def job_client(job: RunningJob) -> RedisJobClient:
             return RedisJobClient(job, broker, broker.shared_async_client)
@@ -167,23 +167,23 @@ class Drain:
     def _fetch(self) -> AcquiredJob | None:
         due: list[int] = []
         for index, keys in enumerate(self._queues):
-            if keys.queue in self.foreign:
+            if keys.queue in self.unregistered:
                 continue
             options = self._options(keys, self._runner.slots[0])
             now_ms = self._clock.now_ms()
             fetched = self._client.run(move_to_active(keys, options, now_ms))
             if fetched.job_id:
                 job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
-                if not self._is_foreign(job):
+                if not self._is_unregistered(job):
                     return AcquiredJob(self._runner.slots[0], index, keys, job, 0)
                 self._client.run(move_from_active_to_wait(keys, job.id, options.token))
-                self.foreign[keys.queue] = job.name
+                self.unregistered[keys.queue] = job.name
             due += [fetched.due_ms] if fetched.due_ms else []
             due += [now_ms + fetched.limited_ms] if fetched.limited_ms else []
         self.next_ms = min(due, default=None)
         return None
 
-    def _is_foreign(self, job: RunningJob) -> bool:
+    def _is_unregistered(self, job: RunningJob) -> bool:
         unknown = self._app.tasks.get(job.name) is None and not job.malformed
         return unknown and self._app.config.task_unknown == "reschedule"
 

@@ -160,8 +160,8 @@ class FlakyProxy:
     ) -> None:
         """Execute commands but lose their replies, together with the connection.
 
-        The proxy waits for the complete reply, so the command was executed. Commands that the client has sent after it
-        (the rest of a pipeline) are executed and lost as well: the connection ends when no more data is in transit.
+        The proxy waits for the complete reply, so the command was executed. Commands that the client sent later (the
+        rest of a pipeline) are executed and lost as well: the connection ends when no more data is in transit.
 
         Args:
             count: Number of replies to lose, ``None`` for no limit.

@@ -1,4 +1,4 @@
-"""Split a byte stream into Redis values."""
+"""Splits a byte stream into Redis values."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class InlineResults(Results):
             return
         within = "" if timeout_ms is None else f" within {timeout_ms / 1000:g} s of the test's clock"
         reason = f" (its last attempt failed: {snapshot.failed_reason})" if snapshot.failed_reason else ""
-        if task := self._worker.foreign_task(ref.queue):
+        if task := self._worker.unregistered_task(ref.queue):
             reason = f"; task {task!r}, which is next in its queue, is not registered in the app: import its module"
         raise ResultTimeoutError(
             f"job {ref.id} in queue {ref.queue} is still {snapshot.state}, and no job is due{within}{reason}"

@@ -50,7 +50,7 @@ class InlineWorker:
         if not isinstance(clock, FakeClock):
             raise BulltaskError(f"{app!r} uses its own server: create the worker inside use_server(app, url)")
         if not isinstance(results, Results) or isinstance(results, InlineResults):
-            raise BulltaskError(f"{app!r} has an InlineWorker already")
+            raise BulltaskError(f"{app!r} already has an InlineWorker")
         self.clock, self._results = clock, results
         self._app, self._broker, self._lock = app, app.broker, threading.RLock()
         self._loop = TaskLoop()
@@ -90,7 +90,7 @@ class InlineWorker:
 
         Args:
             duration: Seconds or ``timedelta`` by which the clock is advanced.
-            propagate: As for :meth:`drain`; also what is returned and raised.
+            propagate: As for :meth:`drain`, which also documents the return value and the exceptions.
         """
         return self._run(self._end_ms(duration), propagate=propagate)
 
@@ -110,12 +110,12 @@ class InlineWorker:
         """Return whether a job is running in this worker."""
         return ref in self._running
 
-    def foreign_task(self, queue: str) -> str:
-        """Return the name of a task that the last run has not found in the app; ``""`` if all were registered.
+    def unregistered_task(self, queue: str) -> str:
+        """Return the name of a task that the last run did not find in the app; ``""`` if all were registered.
 
         If the next job of a queue has such a task, the worker does not run the queue's jobs.
         """
-        return "" if self._last is None else self._last.foreign.get(queue, "")
+        return "" if self._last is None else self._last.unregistered.get(queue, "")
 
     def close(self) -> None:
         """Close the event loop of async tasks. ``result.get()`` waits for other workers again."""

@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Describe the marker ``bulltask``."""
+    """Register the marker ``bulltask``."""
     config.addinivalue_line("markers", "bulltask(**settings): settings of the app in the fixture bulltask_app")
 
 

@@ -19,7 +19,7 @@ _SETTINGS: Final[Mapping[str, object]] = {"lock_duration": 86_400}
 
 @contextmanager
 def use_server(app: App, url: str, **settings: object) -> Iterator[FakeClock]:
-    """Let an app use another server, empty it, and let the app follow a clock that the test can advance.
+    """Let an app use another server, which is emptied, and a clock that the test can advance.
 
     Example, for test suites without pytest::
 
@@ -30,7 +30,7 @@ def use_server(app: App, url: str, **settings: object) -> Iterator[FakeClock]:
     Args:
         app: The app; jobs that it sends inside the ``with`` block are stored in this server.
         url: The server, **which is emptied**.
-        settings: Other settings; all of these override the app's own ones and the environment.
+        settings: Other settings; they override the app's own settings and the environment.
 
     Returns:
         The clock.

@@ -1,4 +1,4 @@
-"""Wait for a condition by polling, for conditions without an event."""
+"""Waits for a condition by polling, for conditions without an event."""
 
 from __future__ import annotations
 

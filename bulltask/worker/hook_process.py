@@ -104,7 +104,7 @@ class HookProcess:
         with suppress(ChildProcessError):
             while os.waitpid(pid, os.WNOHANG) == (0, 0):
                 if mono_ms() > deadline_ms:
-                    self._logger.warning("Hook process killed", pid=pid, hint="A receiver of a signal did not return")
+                    self._logger.warning("Hook process killed", pid=pid, hint="A signal receiver did not return")
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
                     break

@@ -481,7 +481,7 @@ def test_a_worker_needs_a_sandbox(broker_url: str) -> None:
 
 
 def test_an_app_has_one_worker(app: App, worker: InlineWorker) -> None:
-    with pytest.raises(BulltaskError, match="has an InlineWorker already"):
+    with pytest.raises(BulltaskError, match="already has an InlineWorker"):
         InlineWorker(app)
 
 

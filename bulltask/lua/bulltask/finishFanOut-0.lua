@@ -1,6 +1,6 @@
 --[[
-  Finishes a fan-out job and makes its followers ready to run in the same step. Followers are jobs that wait for it,
-  although it is not their child job: in a canvas in which several jobs follow the same one.
+  Finishes a fan-out job and makes its followers ready to run in the same step. Followers are jobs that wait for it
+  although it is not their child job: in a canvas, several jobs may follow the same one.
 
   The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_finish). A follower is treated as moveToFinished treats a parent with the option
@@ -17,7 +17,7 @@ local fan_out, completed, value, now_ms, followers = unpack(cmsgpack.unpack(ARGV
 
 local function push(queue, id)
   local meta = call("HMGET", queue .. ":meta", "paused", "concurrency")
-  local held = meta[1] or (meta[2] and call("LLEN", queue .. ":active") >= tonumber(meta[2]))
+  local is_blocked = meta[1] or (meta[2] and call("LLEN", queue .. ":active") >= tonumber(meta[2]))
   local priority = tonumber(call("HGET", queue .. ":" .. id, "priority")) or 0
   if priority > 0 then
     local count = call("INCR", queue .. ":pc")
@@ -25,7 +25,7 @@ local function push(queue, id)
   else
     call("RPUSH", queue .. (meta[1] and ":paused" or ":wait"), id)
   end
-  if not held then
+  if not is_blocked then
     call("ZADD", queue .. ":marker", 0, "0")
   end
   call("XADD", queue .. ":events", "*", "event", "waiting", "jobId", id, "prev", "waiting-children")

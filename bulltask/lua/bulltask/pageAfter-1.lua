@@ -74,8 +74,8 @@ elseif kind ~= "list" then
   return {}
 end
 
--- The last page moves when jobs are added or removed at the end, so it is searched around its former position, in
--- increasing distance.
+-- The last page moves when jobs are added or removed at the end, so its ids are searched for around its former
+-- position, at increasing distances.
 local order = {}
 for i = 4, #ARGV do
   order[ARGV[i]] = order[ARGV[i]] or i

@@ -2,11 +2,11 @@
   Starts a job of a rate-limited task, or holds it: delays it until its turn.
 
   Starts are spread evenly: after each start, the next one is possible after the interval. If a start is late, later
-  ones may catch up by the tolerance. The task's held jobs in this queue form a line, ordered by priority and then by
-  arrival. A held job is in `delayed`, due when it is expected to start. If it is acquired before a start is possible,
-  because other starts were late, it is delayed again and keeps its place. When a job starts, the first job in the line
-  becomes due at the next possible start if it was due later, because jobs before it were removed or the limit was
-  raised.
+  ones may catch up by at most the tolerance. The task's held jobs in this queue form a line, ordered by priority and
+  then by arrival. A held job is in `delayed`, due when it is expected to start. If it is acquired before a start is
+  possible, because other starts were late, it is delayed again and keeps its place. When a job starts, the first job in
+  the line becomes due at the next possible start if it was due later, because jobs before it were removed or the limit
+  was raised.
 
   If the job is held, the jobs of the same task that are next in `wait` are held too, without being acquired.
 
@@ -22,7 +22,7 @@
   KEYS[4…] the keys of moveToDelayed
   ARGV[1]  interval between two starts in milliseconds
   ARGV[2]  tolerance in milliseconds
-  ARGV[3]  "1": the job goes before the line
+  ARGV[3]  "1": the job goes ahead of the line
   ARGV[4]  the task's name
   ARGV[5]  key prefix of the queue
   ARGV[6]  now in milliseconds
@@ -137,8 +137,9 @@ end
 call("HSET", job, HELD, place)
 call("HINCRBY", job, "ats", -1)  -- the attempt has not started
 
--- The next jobs in `wait`, up to one of another task. A worker acquires the others as usual: a job that has started
--- before, a job of a job scheduler (its next iteration is added first), and jobs that fail or go before the line.
+-- The next jobs in `wait`, up to the first that cannot join the end of the line: a job of another task, one that has
+-- started before, one of a job scheduler (its next iteration is added first), or one that fails or goes ahead of the
+-- line. A worker acquires that job as usual.
 local next_ids, held, score, rank = call("LRANGE", wait, -BATCH, -1), 0, nil, nil
 for i = #next_ids, 1, -1 do
   local other = next_ids[i]

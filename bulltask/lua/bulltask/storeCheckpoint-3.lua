@@ -9,7 +9,7 @@
   KEYS[3]  the set that counts the job's crashes
   ARGV[1]  token
   ARGV[2]  the checkpoint
-  returns  1 if it was stored, 0 if the lock has expired; -1 if there is no job, -6 if another worker has its lock
+  returns  1 if it was stored, 0 if the lock has expired; -1 if there is no such job, -6 if another worker has its lock
 ]]
 if redis.call("EXISTS", KEYS[1]) == 0 then
   return -1

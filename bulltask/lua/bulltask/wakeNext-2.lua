@@ -1,7 +1,7 @@
 --[[
   Wakes a worker when a job leaves `active` in a queue with global concurrency.
 
-  While that many jobs are active, a worker that fetches receives no job and waits for a marker. BullMQ adds no marker
+  While that limit is reached, a worker that fetches receives no job and waits for a marker. BullMQ adds no marker
   when a job leaves `active`, because its workers fetch the next job in the same step. A caller that does not fetch uses
   this script to add a marker.
 

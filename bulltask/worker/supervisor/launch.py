@@ -95,7 +95,7 @@ def choose_launcher(
         if not warned:
             warned = True
             result = "children are started as new interpreters" if spawn else "without -A, only a fork is possible"
-            warn(f"the app has started threads ({threads - 1}), which do not survive a fork: {result}")
+            warn(f"The app has started threads ({threads - 1}), which do not survive a fork: {result}")
         return fork(index) if spawn is None else spawn(index)
 
     return start
