@@ -135,7 +135,7 @@ $(BIN)/python:
 # Missing programs are reported, not installed. CI has all of them.
 .PHONY: externals
 externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(VENV)/django-6/installed.stamp $(CELERY) $(if $(CI),$(VENV)/connect/installed.stamp)
-	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
+	@command -v npm >/dev/null || echo "make: no Node.js (18 or newer, with npm): the interop tests need it"
 	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests that start Redis need it (the others use the embedded Valkey)"
 	@command -v podman >/dev/null || test -S /var/run/docker.sock || echo "make: no container engine (podman and crun, or Docker): the tests that run servers in containers need one"
 	@test ! -d tests/spark || command -v java >/dev/null || echo "make: no Java (a JRE, 17 or newer): the Spark tests need it"

@@ -253,7 +253,7 @@ class LockMissingError(JobError):
 
 
 class JobStateError(JobError):
-    """The job is not in the state that this operation requires; ``get_state()`` returns its current state."""
+    """The job is not in the state that this operation requires; its get_state() returns the current one."""
 
 
 class PendingChildrenError(JobError):
@@ -396,4 +396,4 @@ class MaxRetriesExceededError(PermanentError):
 
 
 class TimeLimitExceeded(BulltaskError):
-    """The task exceeded its ``time_limit`` and was stopped."""
+    """The task exceeded its time_limit and was stopped."""

@@ -206,7 +206,7 @@ same(
 differs(
     "The result of a group no longer has `iterate()`.",
     ("AttributeError", [0, 2, 4]),
-    "it returns the values in the order in which the members finish",
+    "bulltask has it: it returns the values in the order in which the members finish",
     lambda p: sorted(done(p).iterate()),
 )
 differs(
@@ -389,7 +389,7 @@ same("`link_error` calls a task with the id of the task that failed.", True, lam
 differs(
     "An error callback with several parameters receives the request, the exception and the traceback.",
     ("['Context', 'ValueError', 'str']", "['dict', 'str', 'str']"),
-    "the worker that ran the failed task does not call it; it is a separate job, whose arguments are JSON",
+    "the callback is a separate job, whose arguments are JSON; the worker that ran the failed task does not call it",
     lambda p: describes_failure(p),
 )
 same("An immutable error callback receives nothing.", "['failed']", lambda p: on_error(p, p.boom.s()))

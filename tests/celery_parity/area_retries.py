@@ -219,7 +219,7 @@ def _(p: Any) -> object:
 differs(
     "`self.retry(args=…, kwargs=…)` changes the arguments of the next attempt.",
     (1, "TypeError"),
-    "the arguments are the job's data; change them with `self.update_data(…)` before",
+    "the arguments are the job's data; call `self.update_data(…)` first to change them",
     lambda p: p.get(p.retries.delay(p.key, 1, kwargs={"key": p.key, "failures": 1})),
 )
 same(

@@ -55,7 +55,7 @@ same("A revoked task has not succeeded.", False, lambda p: (lambda r: p.fails(r)
 differs(
     "A revoked task has not failed.",
     (False, True),
-    "BullMQ has no state for revoked jobs: it has failed, with the reason `revoked`",
+    "BullMQ has no state for revoked jobs: the job has failed, with the reason `revoked`",
     lambda p: (lambda r: p.fails(r) and r.failed())(delayed(p)),
 )
 differs(
@@ -166,7 +166,7 @@ differs(
 differs(
     "`revoke(wait=True)` waits for the workers' replies.",
     (True, "TypeError"),
-    "the call returns when Redis has the revocation",
+    "the call returns when Redis has stored the revocation",
     lambda p: waits_for_replies(p),
 )
 

@@ -174,7 +174,7 @@ differs(
 better(
     "A number as a key of a dictionary arrives as text.",
     ({"1": 2}, "EncodeError"),
-    "bulltask raises an error; otherwise, the task would look for the number in vain",
+    "bulltask raises an error; otherwise, the task could not find the number",
     lambda p: p.get(p.plain.delay({1: 2})),
 )
 same("A set raises `EncodeError` in the sender.", "EncodeError", lambda p: p.plain.delay({1}))
@@ -232,7 +232,7 @@ better(
 differs(
     "`task_serializer` and `result_serializer` may be `msgpack` or `yaml`.",
     (1, "ConfigError"),
-    "they are `json`, which BullMQ's clients read, or `cloudpickle`",
+    "only `json`, which BullMQ's clients read, and `cloudpickle` are supported",
     with_settings(task_serializer="msgpack", result_serializer="yaml"),
 )
 better(
@@ -256,7 +256,7 @@ better(
 differs(
     'A call may have `compression="gzip"`.',
     (5, "ConfigError"),
-    "the compressions are `zlib` and `zstd`",
+    "only `zlib` and `zstd` are supported",
     lambda p: p.get(p.add.apply_async((2, 3), compression="gzip")),
 )
 
