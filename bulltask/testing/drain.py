@@ -52,7 +52,7 @@ class Drain:
 
     Attributes:
         events: The events of the attempts.
-        ended: True after a job has failed whose exception must be raised, or after the awaited job has finished.
+        ended: True once a job whose exception must be raised has failed, or the awaited job has finished.
         next_ms: When the next job is due, ``None`` if no job is delayed.
         unregistered: Queues whose next job has a task that is not registered in the app, with the task's name. As other
             workers may run such jobs, for example in Node.js, the rest of the run leaves these queues alone.

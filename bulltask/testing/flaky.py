@@ -40,7 +40,7 @@ NO_LIMIT = 2**63
 
 
 class FlakyProxy:
-    """A TCP proxy on 127.0.0.1 for one server, in a separate thread, whose faults can be switched on and off.
+    """A TCP proxy on 127.0.0.1, in a separate thread, for one server; its faults can be switched on and off.
 
     It is a context manager; between ``start()`` and ``close()`` every method may be called from any thread. A process
     that is forked (without exec) while the proxy is running inherits its sockets, and ``reset`` then closes a

@@ -25,7 +25,7 @@ _PLAIN: Final = (
 _CONNECT: Final = ("client|setinfo", "client|setname", "discard", "info", "multi", "time")
 """Commands to connect to and inspect Redis before a worker starts; if they are rejected, that step reports it."""
 
-_NOT_WORKERS: Final = frozenset(
+_NOT_FOR_WORKERS: Final = frozenset(
     "cleanJobsInSet convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob pageAfter "
     "paginate pause promote setPaused lastIdOfRange".split()
 )
@@ -39,7 +39,7 @@ _MAX_WORDS: Final = 5
 @cache
 def worker_commands() -> tuple[str, ...]:
     """Return the commands that a worker needs, including those that its scripts call."""
-    scripts = (script for script in loader.all_scripts() if script.name not in _NOT_WORKERS)
+    scripts = (script for script in loader.all_scripts() if script.name not in _NOT_FOR_WORKERS)
     return tuple(sorted({*_PLAIN, *_called_in(scripts)}))
 
 

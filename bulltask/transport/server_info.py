@@ -1,4 +1,4 @@
-"""Properties of a server that every user may read, whatever the ACL forbids, and the check that it is usable."""
+"""Reads properties of a server that every user may read, whatever the ACL forbids; checks that it is usable."""
 
 from __future__ import annotations
 

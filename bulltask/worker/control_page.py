@@ -52,7 +52,7 @@ class ControlPage:
         """Let all children together start at most ``jobs`` jobs; call this before the first child starts.
 
         Raises:
-            ConfigError: This platform has no anonymous files, whose locks are needed.
+            ConfigError: This platform has no anonymous files, which permits need.
         """
         if self._lock_fd is None:
             raise ConfigError("--max-jobs needs memfd_create, which this platform does not have")

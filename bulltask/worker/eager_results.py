@@ -131,7 +131,7 @@ class EagerResults:
         return self.revoke(ref, terminate=terminate)
 
     def queue_of(self, job_id: str, queues: Sequence[str]) -> str | None:
-        """Return the first of the queues whose job with this id has run."""
+        """Return the first of the queues in which a job with this id has run."""
         return next((queue for queue in queues if self.has(JobRef(queue, job_id))), None)
 
     def forget(self, ref: JobRef) -> None:

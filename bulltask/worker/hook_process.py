@@ -91,13 +91,13 @@ class HookProcess:
                 exit_child(ExitCode.OK)
         os.close(read_fd)
         os.set_blocking(self._write_fd, False)
-        bus.subscribe(WorkerStopping, lambda event: self._tell(event.mode))
+        bus.subscribe(WorkerStopping, lambda event: self._send(event.mode))
 
     def stop(self) -> None:
         """Let the process send ``worker_shutdown``, and wait until it has exited; kill it after 5 s."""
         if self._pid is None:
             return
-        self._tell(_EXIT)
+        self._send(_EXIT)
         self.close_inherited()
         deadline_ms = mono_ms() + _STOP_TIMEOUT_MS
         pid, self._pid = self._pid, None
@@ -116,7 +116,7 @@ class HookProcess:
             os.close(self._write_fd)
             self._write_fd = None
 
-    def _tell(self, message: str) -> None:
+    def _send(self, message: str) -> None:
         if self._write_fd is not None:
             with suppress(OSError):  # the process is dead, or a receiver has blocked it for thousands of messages
                 os.write(self._write_fd, f"{message}\n".encode())

@@ -89,7 +89,7 @@ def test_a_worker_starts_even_if_transactions_are_forbidden(
 
 def test_the_commands_are_read_from_the_scripts() -> None:
     assert {"zremrangebyscore", "lpush", "rpush", "xadd", "hincrby", "bzpopmin"} <= set(worker_commands())
-    assert {script.name for script in loader.all_scripts()} >= permissions._NOT_WORKERS
+    assert {script.name for script in loader.all_scripts()} >= permissions._NOT_FOR_WORKERS
 
 
 def test_the_documentation_lists_the_commands() -> None:

@@ -71,7 +71,7 @@ class Child:
 
     def finish(self) -> None:
         self.gate.set()
-        self.loop.wait_for_others(0)
+        self.loop.wait_until_running(at_most=0)
 
     # This object is also the loop's attempts, connection, backoff and wakeup pipe.
 

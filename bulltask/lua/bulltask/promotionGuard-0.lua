@@ -4,7 +4,7 @@
   BullMQ's scripts promote up to 1,000 jobs that are due: they first remove all of them from `delayed`, and then read
   them one by one. They fail with an error on a key that is not a hash, or on a priority that is NaN (which Node may
   store), and the following jobs are then no longer in any list. Therefore, this script handles both cases first. It
-  changes a priority of NaN to 0, and removes a job whose key is not a hash from the queue, as `failMalformed` does.
+  changes a priority of NaN to 0, and removes from the queue a job whose key is not a hash, as `failMalformed` does.
 
   It also promotes the due jobs that were held because of their task's rate limit (`startOrHold`). BullMQ's scripts
   would add them behind all waiting jobs, and they would miss their turn. This script adds them before the waiting jobs,

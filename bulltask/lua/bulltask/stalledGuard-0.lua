@@ -5,8 +5,8 @@
   before it reads the job. It fails with an error on a key that is not a hash, a counter `stc` that is not an integer,
   or options that are not JSON. That job is then no longer in any list, and the remaining jobs are not checked.
   Therefore, this script handles such jobs first. It resets the counter. It moves a job with malformed options to the
-  waiting jobs, so that the worker that acquires it reports the error. It removes a job whose key is not a hash from the
-  queue, as `failMalformed` does. It removes a lock that is not a string, because such a lock never expires.
+  waiting jobs, so that the worker that acquires it reports the error. It removes from the queue a job whose key is not
+  a hash, as `failMalformed` does. It removes a lock that is not a string, because such a lock never expires.
 
   The source of moveStalledJobsToWait is inserted before this one, as the function `official(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_guard).

@@ -284,7 +284,7 @@ class AsyncQueue(AsyncQueueGetters):
         await self._context.aconnect()
 
     async def remove_deprecated_priority_key(self) -> bool:
-        """Remove a BullMQ 3 key once no BullMQ 3 client is left; false if the key did not exist."""
+        """Remove a key that only BullMQ 3 clients use; false if it did not exist."""
         return await self._context.arun(command("DEL", self._context.keys.deprecated_priority, parse_reply=bool))
 
     async def update_job_progress(self, job_id: str, progress: Json) -> None:

@@ -283,7 +283,7 @@ class Queue(QueueGetters):
         self._context.connect()
 
     def remove_deprecated_priority_key(self) -> bool:
-        """Remove a BullMQ 3 key once no BullMQ 3 client is left; false if the key did not exist."""
+        """Remove a key that only BullMQ 3 clients use; false if it did not exist."""
         return self._context.run(command("DEL", self._context.keys.deprecated_priority, parse_reply=bool))
 
     def update_job_progress(self, job_id: str, progress: Json) -> None:

@@ -111,7 +111,7 @@ class AsyncLoop:
 
     def drain(self) -> None:
         """Wait until every job is settled, then stop the thread."""
-        self.wait_for_others(0)
+        self.wait_until_running(at_most=0)
         if self._loop is not None and self._thread is not None:
             self._closing = True
             with suppress(RuntimeError):  # code that a task has left running may have stopped or closed the loop
@@ -119,9 +119,9 @@ class AsyncLoop:
             self._thread.join()
             self._loop.close()
 
-    def wait_for_others(self, left: int) -> None:
-        """Wait until at most ``left`` jobs are running, including the main thread's."""
-        while self.running() > left:
+    def wait_until_running(self, at_most: int) -> None:
+        """Wait until at most this many jobs are running, including the main thread's."""
+        while self.running() > at_most:
             self._wakeup_pipe.wait(_WAIT_MS)
 
     def running(self) -> int:

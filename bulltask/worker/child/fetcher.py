@@ -120,7 +120,7 @@ class JobFetcher:
         return not (self.closing or self._control.paused or self._control.has_permits)
 
     @property
-    def interrupts_loops(self) -> bool:
+    def stops_checkpointed_tasks(self) -> bool:
         """Whether checkpointed tasks should end between two items, because this child was asked to stop.
 
         A child that has acquired its last job (``worker_max_tasks_per_child``) is only closing, and finishes that job.

@@ -147,7 +147,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     threads = TaskThreads(config.threads)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
     runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads, worker_id=plan.worker_id)
-    runner.is_stopping = lambda: fetcher.interrupts_loops
+    runner.is_stopping = lambda: fetcher.stops_checkpointed_tasks
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited, runner.hooks)
     backoff, concurrency = ReconnectBackoff(bus, config), concurrency_of(app)
     async_loop = AsyncLoop(plan.block, runner, settler, broker.async_client, backoff, wakeup_pipe, concurrency)

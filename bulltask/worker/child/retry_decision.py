@@ -69,7 +69,7 @@ def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], 
 
 
 def as_permanent(exc: Exception) -> PermanentError:
-    """Return the error of a job that cannot be started, whose retries would not help."""
+    """Return the permanent error for a job that cannot be started, because a retry would not help."""
     if isinstance(exc, DecodeError):
         return InvalidJobError(str(exc))
     return exc if isinstance(exc, PermanentError) else InvalidJobError(f"{type(exc).__name__}: {exc}")

@@ -43,7 +43,7 @@ class HookedRun:
         task: The task.
         request: What the hooks receive.
         middleware: The middleware that overrides a method for runs.
-        variables: The context of a sync task, ``None`` for that of the asyncio task.
+        variables: The context of a sync task; ``None`` for the context of the asyncio task.
 
     Attributes:
         in_thread: Whether a sync task runs in a thread; the hooks after its outcome then do, too.
@@ -225,7 +225,7 @@ class RunHooks:
         """Call the hooks that follow an outcome, in the context of the task.
 
         Returns:
-            A coroutine that does so, for a task whose handlers are coroutine functions or that has run in a thread.
+            A coroutine that calls them, if the task has async handlers or has run in a thread; otherwise ``None``.
         """
         run = self._runs.pop(id(job), None) or self._not_started(job, outcome)
         if run is None:

@@ -147,7 +147,7 @@ class SyncLoop:
     def _prepare(self, acquired: AcquiredJob) -> Attempt | Outcome:
         if acquired.max_concurrent:
             # Before the job's data is decoded, because decoding may crash the child.
-            self._async.wait_for_others(acquired.max_concurrent)
+            self._async.wait_until_running(at_most=acquired.max_concurrent)
         if acquired.job.is_repeated and (rescheduled := self._iteration_adder.add_next(acquired)) is not None:
             return rescheduled
         return self._runner.begin(acquired.job)
@@ -192,7 +192,7 @@ class SyncLoop:
             self._return_slot(acquired, first)
 
     def _return_slot(self, acquired: AcquiredJob, first: AcquiredJob) -> None:
-        """Return the slot of a batch's job to the async loop, unless it is the main thread's: that of the first job."""
+        """Return the slot of a batch's job to the async loop, except for the first job's: the main thread uses that."""
         if acquired is not first:
             self._async.return_slot(acquired.slot)
 

@@ -29,7 +29,7 @@ class Heartbeat:
     """Renews the locks of all the children's jobs, with one call per queue and tick.
 
     It runs in the supervisor, so a child that holds the GIL, is swapping or is stopped keeps its locks, even the
-    lock of a job whose fetch has been answered by Redis but not read by the child. A failed renewal is logged and
+    lock of a job that Redis has sent in a reply that the child has not read yet. A failed renewal is logged and
     counted, and never stops the job; the next tick retries it. After an outage the next tick follows soon, so that
     expired locks are reacquired before any worker checks for stalled jobs.
 
