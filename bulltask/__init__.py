@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bulltask.registry.current_job import get_task_logger
     from bulltask.registry.decorators import shared_task
     from bulltask.registry.request import Request
+    from bulltask.registry.running import current_task
     from bulltask.registry.task import AsyncTask, Task
     from bulltask.registry.workflows import chain, chord, group, signature
     from bulltask.result import AsyncResult
@@ -73,6 +74,7 @@ __all__ = [
     "chord",
     "crontab",
     "current_app",
+    "current_task",
     "get_task_logger",
     "group",
     "shared_task",
@@ -110,6 +112,7 @@ _MODULES: Final = {
     "chord": "bulltask.registry.workflows",
     "crontab": "bulltask.schedule.crontabs",
     "current_app": "bulltask.registry.current",
+    "current_task": "bulltask.registry.running",
     "get_task_logger": "bulltask.registry.current_job",
     "group": "bulltask.registry.workflows",
     "shared_task": "bulltask.registry.decorators",

@@ -43,6 +43,7 @@ from bulltask.registry.option_types import CallKeywords, SignatureKeywords
 from bulltask.registry.periodic_tasks_mixin import PeriodicTasksMixin
 from bulltask.registry.relatives import origin_of_sent, sent_by
 from bulltask.registry.results_mixin import ResultsMixin
+from bulltask.registry.running import running_task
 from bulltask.registry.single_jobs import job_of
 from bulltask.registry.task import AnyTask, Task
 from bulltask.registry.task_definition_mixin import TaskDefinitionMixin
@@ -253,6 +254,11 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, Ta
         set_current(self)
 
     set_default = set_current
+
+    @property
+    def current_task(self) -> Any:
+        """The running task, ``None`` outside of a task: see :data:`bulltask.current_task`."""
+        return running_task()
 
     @property
     def config(self) -> Config:

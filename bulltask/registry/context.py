@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Never
+from typing import Any, Never, Unpack, cast
 
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
 from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
+from bulltask.registry.canvas import Signature
 from bulltask.registry.checkpoint_methods import CheckpointMethods
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.current_job import current_job
 from bulltask.registry.job_client import JobClient, JobCommand
-from bulltask.registry.option_values import expiry_ms
+from bulltask.registry.option_types import CallKeywords
+from bulltask.registry.option_values import UNLIMITED_RETRIES, expiry_ms
 from bulltask.registry.request import Request
-from bulltask.registry.self_retries import check_retries_left
+from bulltask.registry.self_retries import check_retries_left, max_attempts
+from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion
 
 __all__ = ["Context", "JobMethods"]
@@ -265,10 +268,11 @@ class Context(JobMethods, CheckpointMethods):
         conversion: The conversion of the job's arguments.
         payloads: Reads results and writes arguments; ``None`` if the task was called directly.
         form: How the job's data was written.
+        task: The task.
         has_reported: Whether the task has called :meth:`update_progress`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of an attempt, which attempt.py connects
         self,
         request: Request,
         job_client: JobClient | None = None,
@@ -276,17 +280,66 @@ class Context(JobMethods, CheckpointMethods):
         checkpoints: Checkpoints | None = None,
         payloads: PayloadCodec | None = None,
         form: PayloadFormat = PLAIN,
+        *,
+        task: Any = None,
     ) -> None:
         super().__init__(request.task, checkpoints)
         self.request = request
         self.has_reported = False
         self.job_client, self.conversion = job_client, conversion
-        self.payloads, self.form = payloads, form
+        self.payloads, self.form, self.task = payloads, form, task
 
     @property
     def name(self) -> str:
         """The task's name (Celery's ``self.name``)."""
         return self.request.task
+
+    @property
+    def app(self) -> Any:
+        """The app that sends the task's calls."""
+        return self.task.app
+
+    @property
+    def max_retries(self) -> int | None:
+        """How many times :meth:`retry` may retry the job, ``None`` for no limit; 0 if the task was called directly."""
+        job = current_job()
+        attempts = self.request.attempts if job is None or job.id != self.request.id else max_attempts(job, None)
+        return None if attempts > UNLIMITED_RETRIES else attempts - 1
+
+    @property
+    def default_retry_delay(self) -> float:
+        """The seconds before the first retry, without jitter: the task's ``default_retry_delay``, or its backoff."""
+        return float(self.task.options.backoff(self.app.config).delay_ms / 1000)
+
+    def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
+        """Send another call of the task (in an async task, use ``await self.task.adelay(…)``)."""
+        return cast(AsyncResult[Any], self.task.delay(*args, **kwargs))
+
+    def apply_async(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+    ) -> AsyncResult[Any]:
+        """Send another call of the task, with options; see :meth:`bulltask.Task.apply_async`."""
+        return cast(AsyncResult[Any], self.task.apply_async(args, kwargs, **options))
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature[Any, Any]:
+        """Return another call of the task, for :meth:`replace` or a canvas; see :meth:`bulltask.Task.s`."""
+        return cast(Signature[Any, Any], self.task.s(*args, **kwargs))
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature[object, Any]:
+        """Like :meth:`s`, but ignore the result of the call before it."""
+        return cast(Signature[object, Any], self.task.si(*args, **kwargs))
+
+    def signature(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Signature[Any, Any]:
+        """Return another call of the task, with options; see :meth:`bulltask.Task.signature`."""
+        return cast(Signature[Any, Any], self.task.signature(args, kwargs, **options))
+
+    subtask = signature
+
+    def AsyncResult(self, task_id: str) -> AsyncResult[Any]:
+        """Return the handle of a job by its id; see :meth:`bulltask.App.AsyncResult`."""
+        return cast(AsyncResult[Any], self.app.AsyncResult(task_id))
 
     @property
     def _context(self) -> Context:

@@ -1,24 +1,92 @@
-"""The context of the attempt that the current code belongs to, for tasks that are instances of a user's class."""
+"""The context of the attempt that the current code belongs to, and ``current_task``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, cast
 
+from bulltask.jobs.job import RunningJob
 from bulltask.registry.context import Context
+from bulltask.registry.current_job import enter_job
 
-__all__ = ["current_context", "enter_context"]
+__all__ = ["current_context", "current_task", "enter_attempt", "enter_context", "running_task"]
 
-_current: ContextVar[Context | None] = ContextVar("bulltask_context", default=None)
+_current: ContextVar[Context | Callable[[], Context] | None] = ContextVar("bulltask_context", default=None)
 
 
 def current_context(task: str) -> Context | None:
     """Return the context of the attempt, or direct call, of a task that this code belongs to; ``None`` for none."""
-    context = _current.get()
+    context = _running_context()
     return None if context is None or context.name != task else context
 
 
-def enter_context(context: Context | None) -> Context | None:
+def enter_context(context: Context | Callable[[], Context] | None) -> Context | Callable[[], Context] | None:
     """Make ``context`` the current one, and return the previous one."""
     previous = _current.get()
     _current.set(context)
     return previous
+
+
+def enter_attempt(job: RunningJob, context: Context | Callable[[], Context]) -> None:
+    """Make a job and its context the current ones.
+
+    Args:
+        job: The job.
+        context: Its context, or a function that creates it on first use, because few functions of unbound tasks use it.
+    """
+    enter_job(job)
+    _current.set(context)
+
+
+def running_task() -> Any:
+    """Return what ``self`` is in the running task if it is bound; ``None`` outside of a task, and in a batch."""
+    context = _running_context()
+    if context is None:
+        return None
+    return context.task if context.task is not None and context.task.has_base else context
+
+
+def _running_context() -> Context | None:
+    context = _current.get()
+    if callable(context):
+        context = context()
+        _current.set(context)
+    return context
+
+
+if TYPE_CHECKING:
+    _Base = Context
+else:
+    _Base = object
+
+
+class _CurrentTask(_Base):
+    """Has the attributes of the running task, and equals ``None`` outside of a task (Celery's ``current_task``)."""
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            if (task := running_task()) is None:
+                raise AttributeError(f"current_task has no attribute {name!r}, because no task is running here")
+            return getattr(task, name)
+
+    def __bool__(self) -> bool:
+        return running_task() is not None
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or bool(running_task() == other)
+
+    def __hash__(self) -> int:
+        return hash(running_task())
+
+    def __repr__(self) -> str:
+        return f"<current_task: {running_task()!r}>"
+
+
+current_task: _CurrentTask = cast(Any, _CurrentTask)()
+"""The running task, for functions that a task calls: what ``self`` is in a bound task. Outside of a task, it is false
+and equals ``None``.
+
+It is a context variable: ``asyncio.to_thread`` and asyncio tasks inherit it, a ``threading.Thread`` does not. A task
+that another task calls directly does not change it."""

@@ -27,6 +27,7 @@ __all__ = ["HANDLERS", "TaskClass", "options_of_class"]
 HANDLERS: Final = ("before_start", "on_success", "on_failure", "on_retry", "after_return")
 
 _FIELDS: Final = frozenset(field.name for field in fields(TaskOptions)) - {"unlimited_retries"}
+_EFFECTIVE: Final = frozenset(["max_retries", "default_retry_delay"])
 _OPTIONS: Final = _FIELDS | TASK_OPTIONS
 _RESERVED: Final = frozenset(
     "function options bind is_async is_batch arguments target has_base has_handlers location config sender types "
@@ -156,7 +157,8 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
 
     def _direct_context(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
         checkpoints = Checkpoints() if self.options.checkpoint else None
-        return Context(Request(task=self.name, args=args, kwargs=kwargs, called_directly=True), checkpoints=checkpoints)
+        request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
+        return Context(request, checkpoints=checkpoints, task=self)
 
     def prepare(self) -> None:
         """Check the user's class, and look up which methods it overrides.
@@ -191,8 +193,10 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
     if not TYPE_CHECKING:  # type checkers would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Return an option of the task, such as ``self.max_retries``."""
+            """Return an option of the task, such as ``self.queue``; in a job, the effective ``self.max_retries``."""
             options = vars(self).get("options")
+            if name in _EFFECTIVE and options is not None and (context := current_context(self.name)) is not None:
+                return getattr(context, name)
             if options is not None and name in _FIELDS:
                 return getattr(options, name)
             hint = ""

@@ -41,6 +41,29 @@ same(
     True,
     lambda p: p.get(p.attribute_of_self.delay("name")) == p.attribute_of_self.name,
 )
+differs(
+    "In a bound task, `self.max_retries` is the option of the task, 3 by default.",
+    (3, 2),
+    "it is that of the running job, by default `task_max_retries`, which is 2",
+    lambda p: p.get(p.attribute_of_self.delay("max_retries")),
+)
+same(
+    "A bound task can send itself with `self.apply_async`.",
+    ["1", "0"],
+    lambda p: p.sends_itself.delay(p.key) and p.notes(2),
+)
+same(
+    "`self.AsyncResult(id)` is a handle for any task.",
+    True,
+    lambda p: p.get(p.sends_itself.delay(p.key, 0)),
+)
+same(
+    "`app.current_task` is the running task, for functions that it calls.",
+    True,
+    lambda p: p.get(p.attribute_of_current_task.delay("name")) == p.attribute_of_current_task.name,
+)
+same("Outside of a task, `current_task` equals `None`.", True, lambda p: p.current_task == None)  # noqa: E711
+same("Outside of a task, `app.current_task` is `None`.", None, lambda p: p.app.current_task)
 better(
     "A second function with the name of a task is ignored.",
     ([1, 1], "DuplicateTaskError"),

@@ -152,6 +152,17 @@ def _define_processes(app: Any) -> dict[str, Any]:
         value = getattr(self, name)
         return value if isinstance(value, str | int) else type(value).__name__
 
+    @app.task
+    def attribute_of_current_task(name):
+        return getattr(app.current_task, name)
+
+    @app.task(bind=True)
+    def sends_itself(self, key, times=1):
+        write(key, times)
+        if times:
+            return self.apply_async((key, times - 1)).id
+        return self.AsyncResult(self.request.id).id == self.request.id
+
     @app.task(bind=True)
     def progress(self, key):
         self.update_state(state="PROGRESS", meta={"done": 5})

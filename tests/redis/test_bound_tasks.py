@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bulltask import App, Context, Request, chord, group
+from bulltask import App, Context, Request, Task, chord, current_app, current_task, group
 from bulltask.errors import JobExpiredError
 from bulltask.testing import InlineWorker, use_server
 
@@ -192,3 +192,110 @@ def test_every_job_of_a_canvas_knows_its_root_and_its_parent(app: App, worker: I
     assert (relatives("m"), relatives("n")) == ((ids["m"], None), (ids["n"], None))
     assert relatives("body") == (ids["n"], ids["n"])
     assert relatives("errback") == (ids["before"], ids["fails"])
+
+
+def test_self_has_celerys_attributes_of_the_task(app: App, worker: InlineWorker) -> None:
+    seen: dict[str, Any] = {}
+
+    @app.task(name="attributes", bind=True, default_retry_delay=90)
+    def attributes(self: Context, who: str) -> str:
+        if who == "first":
+            seen["ids"] = [self.delay("second").id, self.apply_async(("third",), countdown=0).id]
+            seen["same"] = self.AsyncResult(self.request.id).id == self.request.id
+            seen["calls"] = [
+                self.s("x").task,
+                self.si("x").task,
+                self.signature(("x",)).task,
+                self.subtask(("x",)).task,
+            ]
+            seen["task"] = (self.name, self.app.main, self.max_retries, self.default_retry_delay)
+        return who
+
+    handle = attributes.delay("first")
+    worker.drain()
+    assert handle.get() == "first"
+    assert [app.result(job_id).get() for job_id in seen["ids"]] == ["second", "third"]
+    assert seen["same"]
+    assert seen["calls"] == [attributes] * 4
+    assert seen["task"] == ("attributes", "bound", 2, 90.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "expected"),
+    [
+        ({}, {}, 2),
+        ({"max_retries": 5}, {}, 5),
+        ({"max_retries": 5}, {"max_retries": 1}, 1),
+        ({"max_retries": None}, {}, None),
+        ({"max_retries": 0}, {}, 0),
+    ],
+)
+@pytest.mark.parametrize("base", [None, Task])
+def test_max_retries_of_self_is_the_limit_of_the_running_job(
+    app: App, worker: InlineWorker, base: Any, options: dict[str, Any], call: dict[str, Any], expected: int | None
+) -> None:
+    base = base and type("Base", (Task,), {})
+
+    @app.task(name="limit", bind=True, base=base, **options)
+    def limit(self: Any) -> list[Any]:
+        return [self.max_retries, self.default_retry_delay]
+
+    handle = limit.apply_async(**call)
+    worker.drain()
+    assert handle.get() == [expected, 1.0]
+
+
+def test_a_task_that_retries_itself_can_compare_its_retries_with_max_retries(broker_url: str) -> None:
+    app, runs = App("self", broker_url, task_max_retries=0), list[tuple[int, int | None]]()
+
+    @app.task(name="compares", bind=True)
+    def compares(self: Context) -> str:
+        runs.append((self.request.retries, self.max_retries))
+        if self.request.retries == self.max_retries:
+            return "gave up"
+        raise self.retry(countdown=0)
+
+    with use_server(app, broker_url), InlineWorker(app) as worker:
+        handle = compares.delay()
+        worker.drain()
+        assert handle.get() == "gave up"
+    assert runs == [(0, 3), (1, 3), (2, 3), (3, 3)]  # 3 is Celery's default
+
+
+def test_current_task_is_self_of_the_running_task_and_none_outside(app: App, worker: InlineWorker) -> None:
+    def helper() -> list[Any]:
+        current_task.update_state(state="PROGRESS", meta={"done": 1})
+        assert current_task
+        assert current_task is not None
+        assert app.current_task.request == current_task.request == current_app.current_task.request
+        return [current_task.name, current_task.request.id, dict(current_task.request.kwargs), current_task.max_retries]
+
+    @app.task(name="unbound")
+    def unbound(x: int) -> list[Any]:
+        return helper()
+
+    @app.task(name="awaited")
+    async def awaited(x: int) -> list[Any]:
+        return helper()
+
+    @app.task(name="bound", bind=True)
+    def bound(self: Context, x: int) -> list[Any]:
+        assert app.current_task is self
+        return helper()
+
+    @app.task(name="based", base=type("Base", (Task,), {}))
+    def based(x: int) -> list[Any]:
+        assert app.current_task is app.tasks["based"]
+        return helper()
+
+    for task in (unbound, awaited, bound, based):
+        handle = task.delay(7)
+        worker.drain()
+        assert handle.get() == [task.name, handle.id, {"x": 7}, 2]
+        assert handle.progress == {"state": "PROGRESS", "meta": {"done": 1}}
+        assert task.apply((7,)).get()[0] == task.name
+    assert not current_task
+    assert current_task == None  # noqa: E711 - as a proxy, it is not the object
+    assert app.current_task is None
+    with pytest.raises(AttributeError, match="no attribute 'request', because no task is running"):
+        current_task.request  # noqa: B018

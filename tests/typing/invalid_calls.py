@@ -7,7 +7,7 @@ Both checkers report a comment that is not needed, so `make lint` checks these l
 from __future__ import annotations
 
 import bulltask
-from bulltask import App, AsyncResult, BatchJob, Context, chain, group, shared_task
+from bulltask import App, AsyncResult, BatchJob, Context, chain, current_task, group, shared_task
 from bulltask.jobs.job import JobOptions, NewJob, RunningJob
 from bulltask.queue import Job
 from bulltask.signals import task_failure
@@ -146,3 +146,9 @@ def hooks() -> None:
 
 def task_classes() -> None:
     app.task(base=Context)  # type: ignore[arg-type]
+
+
+def periodic_tasks() -> None:
+    app.add_periodic_task(10.0, "add")  # type: ignore[arg-type]
+    app.add_periodic_task(10.0, add.s(1), expire=5)  # type: ignore[call-arg]
+    current_task.updat_state()  # type: ignore[attr-defined]

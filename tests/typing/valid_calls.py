@@ -23,6 +23,7 @@ from bulltask import (
     chain,
     chord,
     crontab,
+    current_task,
     get_task_logger,
     group,
     shared_task,
@@ -378,3 +379,20 @@ def setup_periodic_tasks(sender: App, **kwargs: Any) -> None:
     assert_type(sender.add_periodic_task(10.0, add.s(1), name="every 10", expires=5), str)
     sender.add_periodic_task(timedelta(minutes=1), add, [1, 2])
     sender.add_periodic_task(crontab(hour=7), send.si("a@example.org", subject="x"))
+
+
+# --- the running task -------------------------------------------------------------------------------------------------
+
+
+@app.task(bind=True)
+def looks_at_itself(self: Context, x: int) -> str | None:
+    assert_type(self.max_retries, int | None)
+    assert_type(self.default_retry_delay, float)
+    self.apply_async((x,), countdown=5)
+    return self.delay(x).id if self.request.retries == self.max_retries else self.AsyncResult("id").id
+
+
+def in_any_function() -> None:
+    if current_task:
+        assert_type(current_task.request, Request)
+        current_task.update_state(state="PROGRESS", meta={"done": 1})

@@ -26,10 +26,9 @@ from bulltask.process import exit_if_forked
 from bulltask.registry.batches import BatchJob, Ending
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.context import Context
-from bulltask.registry.current_job import enter_job
 from bulltask.registry.job_client import JobClient
 from bulltask.registry.request import Request
-from bulltask.registry.running import enter_context
+from bulltask.registry.running import enter_attempt
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task
@@ -191,9 +190,7 @@ class AttemptRunner:
         """
         # A copy, so that one task's context variables are not visible to the next one.
         variables = contextvars.copy_context()
-        variables.run(enter_job, attempt.job)
-        if attempt.task.has_base:
-            variables.run(enter_context, attempt.context)
+        variables.run(enter_attempt, attempt.job, self._lazy_context(attempt))
         target = self._hooked(attempt, variables).call if self.hooks.wanted(attempt.task) else attempt.task.target
         function: Callable[..., Any] = functools.partial(call_task, self._cancellation.raise_if_cancelled, target)
         if attempt.task.options.spark:
@@ -208,9 +205,7 @@ class AttemptRunner:
         The caller creates a separate asyncio task, and so a separate context, for it.
         """
         execution = self._start_execution(attempt, slot, alone=False)
-        enter_job(attempt.job)
-        if attempt.task.has_base:
-            enter_context(attempt.context)
+        enter_attempt(attempt.job, self._lazy_context(attempt))
         return self.outcome(
             attempt, *await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
         )
@@ -337,7 +332,10 @@ class AttemptRunner:
             interval_ms = to_ms(task.options.checkpoint_interval)
             checkpoints = Checkpoints(job.checkpoint, job.id, job.attempts_started, interval_ms, client)
         request, payloads = self._request(job, task, arguments.args, arguments.kwargs), self._payloads.codec
-        return Context(request, client, task.conversion, checkpoints, payloads, arguments.form)
+        return Context(request, client, task.conversion, checkpoints, payloads, arguments.form, task=task)
+
+    def _lazy_context(self, attempt: Attempt) -> Context | Callable[[], Context]:
+        return attempt.context or functools.partial(self._context, attempt.job, attempt.task, attempt.arguments)
 
     def _request(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
