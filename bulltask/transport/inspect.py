@@ -32,7 +32,7 @@ class ServerSettings:
 
     Attributes:
         version: The Redis version that the server is compatible with.
-        eviction: Its ``maxmemory_policy``; any policy other than ``noeviction`` may delete jobs silently.
+        eviction: The server's ``maxmemory_policy``; any policy other than ``noeviction`` may delete jobs silently.
     """
 
     version: tuple[int, ...]

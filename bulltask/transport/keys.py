@@ -26,7 +26,7 @@ class QueueKeys:
     Args:
         prefix: BullMQ's prefix, ``bull`` by default.
         name: The queue's name in BullMQ, with the hash tag.
-        queue: Its name in the app, for messages, logs and metrics.
+        queue: The queue's name in the app, for messages, logs and metrics.
     """
 
     __slots__ = (

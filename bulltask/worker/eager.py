@@ -56,7 +56,7 @@ class EagerBroker(Broker):
 
     Args:
         app: The app.
-        url: Its server, which need not be running.
+        url: The broker's URL; the server need not be running.
     """
 
     def __init__(self, app: App, url: SecretUrl) -> None:

@@ -1,4 +1,4 @@
-"""Signal handling in processes that the supervisor forks in addition to its children, and that it stops itself."""
+"""Signal handling in the hook process and the outbox process, which stop only when the supervisor tells them to."""
 
 from __future__ import annotations
 

@@ -86,13 +86,13 @@ class Preflight:
                 return ExitCode.OK
 
     def _check_redis(self) -> None:
-        facts = read_server_settings(self._client)
-        if facts.version < MIN_REDIS_VERSION:
-            self._logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, facts.version)))
-        if facts.eviction != "noeviction":
+        server = read_server_settings(self._client)
+        if server.version < MIN_REDIS_VERSION:
+            self._logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, server.version)))
+        if server.eviction != "noeviction":
             self._logger.warning(
                 "Redis may evict jobs silently when it is out of memory; set maxmemory-policy to noeviction",
-                maxmemory_policy=facts.eviction,
+                maxmemory_policy=server.eviction,
             )
         needed = worker_commands() + (() if self._config.metrics_port is None else metrics_commands())
         check_permissions(self._client, self._keys[0], needed)

@@ -133,9 +133,9 @@ def remove_repeatable(keys: QueueKeys, old_job_id: str, old_key: str, key: str) 
 
     Args:
         keys: The queue.
-        old_job_id: The ids of its jobs without their time, if it has a key in the oldest format.
-        old_key: Its key in the oldest format, ``""`` for none.
-        key: Its key.
+        old_job_id: The prefix of its iterations' ids, if it has a key in the oldest format; otherwise ``""``.
+        old_key: The repeatable job's key in the oldest format, ``""`` for none.
+        key: The repeatable job's key.
     """
     script_keys = (keys.repeat, keys.delayed, keys.events)
     args = (old_job_id, old_key, key, keys.base)

@@ -94,7 +94,7 @@ class Attempt:
 
 
 def _starts_before_checkpoint(job: RunningJob) -> int:
-    """Return how many times the job had started when its checkpoint was stored; the limit does not count these."""
+    """Return how many times the job had started before its checkpoint; ``max_started_attempts`` ignores these."""
     return Checkpoint.from_json(job.checkpoint, job.id).attempts_started
 
 

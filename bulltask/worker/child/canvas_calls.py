@@ -31,7 +31,7 @@ def with_followers(keys: QueueKeys, job: RunningJob, call: Call[Any], result: by
         keys: The job's queue.
         job: The job.
         call: The call of ``moveToFinished`` for it.
-        result: Its return value, ``None`` if it fails.
+        result: The job's return value, ``None`` if it fails.
         now_ms: The server's time.
     """
     if job.name != FAN_OUT or not job.sent_by_bulltask:

@@ -35,7 +35,7 @@ class JobPayloads:
     """Reads and writes the payloads of jobs.
 
     Args:
-        app: Its settings and tasks.
+        app: The app, with its settings and tasks.
 
     Attributes:
         codec: The app's codec.
@@ -98,7 +98,7 @@ class JobPayloads:
         Args:
             job: The job.
             of_results: Computes the result from the results of the job's child jobs.
-            results: Their results as they are stored.
+            results: The stored results of these child jobs, by key.
         """
         loaded, is_pickled = self.codec.load_results(results)
         value, config = of_results(loaded), self._config

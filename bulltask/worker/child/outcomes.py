@@ -170,7 +170,7 @@ class WaitingForChildrenOutcome(_WithCheckpoint):
     """The job waits for its child jobs and then runs again (``WaitForChildren``). The attempt does not count.
 
     Attributes:
-        replaced: Its task has replaced itself with a canvas, and does not run again.
+        replaced: The job's task has replaced itself with a canvas, and does not run again.
     """
 
     replaced: bool = False

@@ -187,7 +187,7 @@ class RunHooks:
     outcome, in the task's context.
 
     Args:
-        app: Its tasks and middleware.
+        app: The app, with its tasks and middleware.
     """
 
     def __init__(self, app: App) -> None:

@@ -94,7 +94,7 @@ class SparkTaskRunner:
             job: The job.
             token: The token of its lock.
             function: The task's function.
-            context: Its first argument, if the task is bound.
+            context: The first argument of a bound task; ``None`` for other tasks.
 
         Returns:
             A function that raises ``PermanentError`` if Spark cannot run, and any exception of ``function``.
