@@ -153,13 +153,16 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     ),
     ("BullMQ always stores these events and states", "task_track_started task_send_sent_event worker_send_task_events"),
     ("a job always stores its name and arguments", "result_extended"),
-    ("set result_expires=0, and a job is removed as soon as it has completed", "task_ignore_result"),
+    (
+        "use the task option ignore_result; for all tasks, task_annotations={'*': {'ignore_result': True}}",
+        "task_ignore_result",
+    ),
     ("failed jobs are stored; result_failure_expires sets for how long", "task_store_errors_even_if_ignored"),
     ("a failed job always stores its traceback", "task_remote_tracebacks"),
     ("arguments are not logged", "task_repr_maxlevels"),
     ("a queue needs no declaration: it exists when it has a job", "task_create_missing_queues"),
     ("give the child task a priority when you send it", "task_inherit_parent_priority"),
-    ("a failed member's error reaches the chord's callback once", "task_allow_error_cb_on_chord_header"),
+    ("if a member fails, the chord's error callback is called once", "task_allow_error_cb_on_chord_header"),
     ("revoked jobs are recorded in Redis, so a worker needs no file", "worker_state_db"),
     ("a job with the id of an existing job is never added, so it runs once", "worker_deduplicate_successful_tasks"),
     (

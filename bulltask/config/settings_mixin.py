@@ -1,4 +1,4 @@
-"""``SettingsMixin``: reads settings from objects, with Celery's methods."""
+"""``SettingsMixin``: the settings of an app, and Celery's methods that read them from objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["SettingsMixin"]
 
 
 class SettingsMixin:
-    """An object with settings: the base class of ``App``.
+    """The settings of an app: a base class of ``App``.
 
     Attributes:
         conf: The settings.
