@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from bulltask.registry.task import AsyncTask, Task
     from bulltask.registry.workflows import chain, chord, group, signature
     from bulltask.result import AsyncResult
+    from bulltask.result_set import ResultSet
     from bulltask.schedule.crontabs import crontab
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "Middleware",
     "PermanentError",
     "Request",
+    "ResultSet",
     "ResultTimeoutError",
     "Retry",
     "Signature",
@@ -97,6 +99,7 @@ _MODULES: Final = {
     "Middleware": "bulltask.hooks.middleware",
     "PermanentError": "bulltask.errors",
     "Request": "bulltask.registry.request",
+    "ResultSet": "bulltask.result_set",
     "ResultTimeoutError": "bulltask.errors",
     "Retry": "bulltask.errors",
     "Signature": "bulltask.registry.canvas",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.celery_parity.scenario import Area
+from tests.celery_parity.scenario import Area, raised
 
 AREA = Area("Results")
 same, better, differs = AREA.same, AREA.better, AREA.differs
@@ -205,11 +205,12 @@ differs(
     "the id and the queue are enough: `app.result(id, queue)`",
     lambda p: hasattr(finished(p), "as_tuple"),
 )
-differs(
-    "`ResultSet` waits for results that belong to no group.",
-    (True, False),
-    "it does not exist; `asyncio.gather` or a loop waits for any results",
-    lambda p: hasattr(__import__(f"{p.library.__name__}.result", fromlist=["x"]), "ResultSet"),
+same("`ResultSet` waits for results that belong to no group.", [5, 9], lambda p: result_set(p).get(timeout=60))
+same("A `ResultSet` counts the tasks that have succeeded.", 2, lambda p: counted(result_set(p)))
+same(
+    "`ResultSet.add` and `update` add only results that are not members; `remove` removes one.",
+    [2, 1, "KeyError"],
+    lambda p: changed(result_set(p)),
 )
 same("`self.update_state(state, meta)` reports progress.", {"done": 5}, lambda p: reports(p))
 better(
@@ -218,6 +219,27 @@ better(
     "`await result` works in `async def`",
     lambda p: hasattr(finished(p), "__await__"),
 )
+
+
+def result_set(p: Any) -> Any:
+    module = __import__("celery.result", fromlist=["ResultSet"]) if p.is_celery else p.library
+    return module.ResultSet([p.add.delay(2, 3), p.add.delay(4, 5)])
+
+
+def counted(results: Any) -> object:
+    results.get(timeout=60)
+    return results.completed_count()
+
+
+def changed(results: Any) -> list[object]:
+    first, second = results.results
+    results.add(first)
+    results.update([first, second])
+    sizes = [len(results.results)]
+    results.remove(first)
+    results.discard(first)
+    sizes.append(len(results.results))
+    return [*sizes, raised(lambda: results.remove(first))]
 
 
 def both_handles(p: Any) -> list[Any]:

@@ -345,7 +345,6 @@ MISSING: Final = {
     "app.control.revoke(add.apply_async((2, 3), countdown=60).id)": "workers are not controlled by messages",
     "app.control.revoke(add.apply_async((2, 3), countdown=60).id, terminate=True)": "workers are not controlled by messages",
     "[r.get(timeout=9) for r in group(add.s(1, 1), add.s(2, 2))().children] == [2, 4]": "they are the results",
-    "from celery.result import ResultSet; ResultSet([add.delay(1, 1), add.delay(2, 2)]).get(timeout=9) == [2, 4]": "use a group, or a loop",
     "from celery.result import allow_join_result": "a task may wait for another one",
     'from celery.schedules import schedule; new().conf.beat_schedule = {"a": {"task": "t.a", "schedule": schedule(30)}}': "a number of seconds, or a timedelta",
     "from celery.signals import after_setup_logger, after_setup_task_logger": "the error names an alternative",

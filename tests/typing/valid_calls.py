@@ -18,6 +18,7 @@ from bulltask import (
     JobState,
     Middleware,
     Request,
+    ResultSet,
     Signature,
     Task,
     chain,
@@ -396,3 +397,15 @@ def in_any_function() -> None:
     if current_task:
         assert_type(current_task.request, Request)
         current_task.update_state(state="PROGRESS", meta={"done": 1})
+
+
+# --- result sets ------------------------------------------------------------------------------------------------------
+
+
+def results_of_any_jobs() -> None:
+    results = ResultSet([add.delay(1), add.delay(2)])
+    results.add(add.delay(3))
+    results.discard("id")
+    assert_type(results.get(timeout=5), list[int])
+    assert_type(results[0], AsyncResult[int])
+    ResultSet[Any]([add.delay(1), group(add.s(1, 2)).delay()]).revoke()
