@@ -57,6 +57,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Explain which of Celery's signals bulltask does not have."""
-    reason = NOT_AVAILABLE.get(name)
-    hint = "" if reason is None else f" (Celery's signal): {reason}"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    if name in NOT_AVAILABLE:
+        # An AttributeError would lose its message in "from bulltask.signals import …".
+        raise ImportError(f"cannot import Celery's signal {name!r} from {__name__}: {NOT_AVAILABLE[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

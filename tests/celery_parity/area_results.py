@@ -98,9 +98,19 @@ differs(
 )
 same(
     "`result.collect()` iterates over the results of a task and of the steps after it.",
-    True,
-    lambda p: hasattr(finished(p), "collect"),
+    [3, 13],
+    lambda p: collected(p),
 )
+
+
+def collected(p: Any) -> object:
+    return [value for _, value in finished_chain(p).parent.collect()]
+
+
+def finished_chain(p: Any) -> Any:
+    result = (p.add.s(1, 2) | p.add.s(10)).delay()
+    p.get(result)
+    return result
 
 
 def waited(p: Any) -> object:
@@ -171,10 +181,15 @@ better(
     "it is `unknown`",
     lambda p: str(handle_of_nothing(p).state),
 )
-same("`result.status` is the state.", True, lambda p: hasattr(finished(p), "status"))
+same(
+    "`result.status` of a success is `SUCCESS`, and of a failure `FAILURE`.",
+    ["SUCCESS", "FAILURE"],
+    lambda p: [finished(p).status, failed(p).status],
+)
+same("`result.state` equals `result.status`.", True, lambda p: (lambda r: r.state == r.status)(finished(p)))
 same("A handle for the same id sees the same state.", True, lambda p: handle(p, finished(p)).successful())
 same("A handle for the same id returns the same value.", 5, lambda p: handle(p, finished(p)).get(timeout=60))
-same("`app.AsyncResult(id)` is a handle for any task.", True, lambda p: hasattr(p.app, "AsyncResult"))
+same("`app.AsyncResult(id)` is a handle for any task.", 5, lambda p: p.get(p.app.AsyncResult(finished(p).id)))
 
 # ---- what a handle knows ---------------------------------------------------------------------------------------------
 
@@ -191,14 +206,18 @@ differs(
     lambda p: (lambda result: str(result) == result.id)(finished(p)),
 )
 same("`result.result` is the return value.", 5, lambda p: finished(p).result)
-same("`result.children` has the handles of the steps after a task.", True, lambda p: hasattr(finished(p), "children"))
+same("`result.children` has the handles of the steps after a task.", [13], lambda p: children(p))
 differs(
     "`result.date_done` is when the task finished.",
     (True, False),
     "the handle does not know it; `app.queue(…).get_job(id)` does",
     lambda p: hasattr(finished(p), "date_done"),
 )
-same("`result.forget()` removes the result.", True, lambda p: hasattr(finished(p), "forget"))
+same(
+    "After `result.forget()`, the status is `PENDING`, as for an id that does not exist.",
+    "PENDING",
+    lambda p: forgotten(p),
+)
 differs(
     "`result.as_tuple()` is a form that can be stored.",
     (True, False),
@@ -245,6 +264,16 @@ def changed(results: Any) -> list[object]:
 def both_handles(p: Any) -> list[Any]:
     result = finished(p)
     return [result, handle(p, result)]
+
+
+def children(p: Any) -> object:
+    return [p.get(child) for child in finished_chain(p).parent.children]
+
+
+def forgotten(p: Any) -> str:
+    result = finished(p)
+    result.forget()
+    return str(handle(p, result).status)
 
 
 def equal(p: Any) -> bool:

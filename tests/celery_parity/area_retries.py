@@ -235,9 +235,9 @@ differs(
 )
 differs(
     "After `self.retry(throw=False)`, the code continues.",
-    (0, "TypeError"),
+    (True, "TypeError"),
     "the attempt always ends",
-    lambda p: p.get(p.retries.delay(p.key, 1, throw=False)),
+    lambda p: p.retries.delay(p.key, 1, throw=False).get(60) in {0, 1} and "after retry" in p.notes(3),
 )
 same(
     "`self.retry(exc=…)` in a task that is called directly raises the exception.",
@@ -247,15 +247,34 @@ same(
 same("`self.retry()` in a task that is called directly raises `Retry`.", "Retry", lambda p: p.retries_directly())
 
 
-same("`raise Ignore` ends a task without a failure.", True, lambda p: has_exception(p, "Ignore"))
+@same("`raise Ignore` ends a task, which has not failed and does not run again.", [False, ["run"]])
+def _(p: Any) -> object:
+    result = p.raises_exception.delay(p.key, "Ignore")
+    first = p.notes()
+    p.get(p.add.delay(1, 2))
+    return [result.failed(), first + p.notes_so_far()]
+
+
+better(
+    "After `raise Ignore`, `get` waits forever.",
+    ("TimeoutError", None),
+    "the job completes without a result, and `get` returns `None`",
+    lambda p: p.raises_exception.delay(p.key, "Ignore").get(timeout=2 if p.is_celery else 60),
+)
 same(
-    "`raise Reject(requeue=True)` returns a task to its queue.",
-    True,
-    lambda p: has_exception(p, "Reject"),
+    "`raise Reject(requeue=True)` returns a task to its queue, and it runs again.",
+    ["done", 2],
+    lambda p: outcome_and_runs(p, p.raises_exception.delay(p.key, "Reject", requeue=True)),
+)
+same(
+    "`raise Reject(requeue=False)` ends a task, which does not run again.",
+    ["run"],
+    lambda p: rejected(p),
 )
 
 
-def has_exception(p: Any, name: str) -> bool:
-    """Return whether the library has an exception."""
-    module: Any = __import__(f"{p.library.__name__}.{'exceptions' if p.is_celery else 'errors'}", fromlist=[name])
-    return hasattr(module, name)
+def rejected(p: Any) -> list[str]:
+    p.raises_exception.delay(p.key, "Reject", requeue=False)
+    first: list[str] = p.notes()
+    p.get(p.add.delay(1, 2))
+    return first + list(p.notes_so_far())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import signal
 import sys
@@ -56,6 +57,11 @@ def wait_at_gate(key: str) -> None:
     journal(os.getpid()).blpop([f"gate:{key}"], 60)
 
 
+def exceptions_of(app: Any) -> Any:
+    """Return the module with the exceptions of the library."""
+    return importlib.import_module(f"{type(app).__module__.partition('.')[0]}.exceptions")
+
+
 def plain(x):
     """Return x."""
     return x
@@ -90,6 +96,10 @@ def _define_values(app: Any) -> dict[str, Any]:
     @app.task
     def greet(name, greeting="hello", *, mark="!"):
         return f"{greeting} {name}{mark}"
+
+    @app.task(ignore_result=True)
+    def ignored(x):
+        return x
 
     @app.task
     def nothing():
@@ -200,6 +210,25 @@ def _define_processes(app: Any) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
         return "survived"
 
+    @app.task(acks_late=True, reject_on_worker_lost=True)
+    def dies_once_acknowledged_late(key):
+        if journal(os.getpid()).incr(f"deaths:{key}") == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "survived"
+
+    @app.task(track_started=True)
+    def tracked(key):
+        write(key, "started")
+        wait_at_gate(key)
+
+    @app.task
+    def sends_a_request(key):
+        return note_request.delay(key).id
+
+    @app.task(bind=True)
+    def note_request(self, key):
+        write(key, [[self.request.root_id, self.request.parent_id]])
+
     @app.task
     def exits():
         sys.exit(3)
@@ -284,6 +313,18 @@ def _define_retries(app: Any) -> dict[str, Any]:
         write(key, time.monotonic())
         if len(journal(os.getpid()).lrange(key, 0, -1)) < 3:
             raise Refused("not yet")
+
+    @app.task(autoretry_for=(Refused,), retry_kwargs={"max_retries": 3, "countdown": 0})
+    def autoretries_with_kwargs(key):
+        write(key, "run")
+        raise Refused("always")
+
+    @app.task(acks_late=True)
+    def raises_exception(key, name, **options):
+        write(key, "run")
+        if journal(os.getpid()).incr(f"runs:{key}") == 1:
+            raise getattr(exceptions_of(app), name)(*["reason"] * bool(options), **options)
+        return "done"
 
     @app.task(bind=True, max_retries=3)
     def retries(self, key, failures, exc=None, **options):
