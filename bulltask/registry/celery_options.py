@@ -39,6 +39,7 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "acks_on_timeout": ((True,), "a job that exceeds its time limit is always stored as failed, or retried"),
     "acks_on_failure_or_timeout": ((True,), "a failed job is always stored as failed, or retried"),
     "reject_on_worker_lost": ((True,), "a job whose child died always runs again; max_crashes limits this"),
+    "retry_on_worker_lost": ((True,), "a job whose child died always runs again; max_crashes limits this"),
     "track_started": ((True, False), ""),
     "send_events": ((True,), "BullMQ's scripts always emit their events"),
     "store_errors_even_if_ignored": ((True,), "the error of a failed job is always stored"),

@@ -74,6 +74,7 @@ class TaskKeywords(TypedDict, total=False):
     lazy: bool | None
     reject_on_worker_lost: bool | None
     resultrepr_maxsize: int | None
+    retry_on_worker_lost: bool | None
     send_events: bool | None
     store_eager_result: bool | None
     store_errors_even_if_ignored: bool | None

@@ -16,6 +16,7 @@ SAME = {
     "acks_late": True,
     "acks_on_failure_or_timeout": True,
     "reject_on_worker_lost": True,
+    "retry_on_worker_lost": True,
     "track_started": False,
     "send_events": True,
     "typing": True,
@@ -35,6 +36,7 @@ def test_options_that_describe_what_bulltask_does_anyway_are_accepted_silently()
     [
         ({"acks_late": False}, "jobs are always acknowledged late"),
         ({"reject_on_worker_lost": False}, "runs again; max_crashes limits this"),
+        ({"retry_on_worker_lost": False}, "runs again; max_crashes limits this"),
         ({"acks_on_failure_or_timeout": False}, "always stored as failed"),
         ({"typing": False}, "always checked"),
     ],
