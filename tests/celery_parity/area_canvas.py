@@ -52,7 +52,7 @@ same(
 better(
     "A signature with too many arguments raises an error when it is sent.",
     ("sent", "TypeError"),
-    "bulltask raises an error when it is created",
+    "the error points to the line with the mistake: it is raised when the signature is created",
     lambda p: p.add.s(1, 2, 3) and "sent",
 )
 differs(
@@ -321,7 +321,7 @@ same("A failed member fails the chord with its exception.", "ValueError", lambda
 better(
     "If a member fails, the error of the body's result is a `ChordError` with the text of the member's exception.",
     ("ChordError", "ValueError"),
-    "it is the member's exception",
+    "it is the member's exception, so `except ValueError` catches it",
     lambda p: error_of_body(p),
 )
 same("The body does not run if a member fails.", [], lambda p: body_after_failure(p))
@@ -382,7 +382,7 @@ same("A callback is called once if the task is retried.", ["[2]"], lambda p: lin
 better(
     "`link` of a group is called for its first member, without its result.",
     ("[]", "TypeError"),
-    "bulltask raises an error; use `group(…) | callback`",
+    "bulltask raises an error instead of ignoring the results; use `group(…) | callback`",
     lambda p: linked(p, p.group(p.add.s(1, 1), p.add.s(2, 2))),
 )
 same("`link_error` calls a task with the id of the task that failed.", True, lambda p: notes_failed_id(p))

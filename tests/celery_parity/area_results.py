@@ -69,14 +69,14 @@ differs(
 better(
     "`except TimeoutError` does not catch it, unless Celery's is imported.",
     ("missed", "caught"),
-    "`ResultTimeoutError` is a subclass of Python's",
+    "it does: `ResultTimeoutError` is a subclass of Python's",
     while_held(lambda result: catches_timeout(result)),
 )
 same("The task continues after the timeout.", "held", lambda p: goes_on(p))
 better(
     "`get` of an id that does not exist waits forever.",
     ("TimeoutError", "JobNotFoundError"),
-    "bulltask raises an error at once",
+    "bulltask raises an error immediately, so that a wrong id does not block the caller",
     lambda p: handle_of_nothing(p).get(timeout=1),
 )
 differs(
@@ -152,33 +152,33 @@ same("`successful()` is false after a failure.", False, lambda p: failed(p).succ
 same("`failed()` is true after a failure.", True, lambda p: failed(p).failed())
 same("`failed()` is false after a success.", False, lambda p: finished(p).failed())
 differs(
-    "The state of a task that has succeeded is `SUCCESS`.",
+    "`str(result.state)` of a success is `SUCCESS`.",
     ("SUCCESS", "completed"),
-    "the states are BullMQ's; this one is `completed`",
+    'it is BullMQ\'s name, `completed`; `result.state == "SUCCESS"` is true, and `result.status` is `SUCCESS`',
     lambda p: str(finished(p).state),
 )
 differs(
-    "The state of a task that has failed is `FAILURE`.",
+    "`str(result.state)` of a failure is `FAILURE`.",
     ("FAILURE", "failed"),
-    "the states are BullMQ's; this one is `failed`",
+    'it is BullMQ\'s name, `failed`; `result.state == "FAILURE"` is true, and `result.status` is `FAILURE`',
     lambda p: str(failed(p).state),
 )
 better(
     "The state of a running task is `PENDING`, unless `track_started` is set.",
     ("PENDING", "active"),
-    "it is always `active`",
+    "you can see that it is running: its state is always `active`, and its status `STARTED`",
     while_held(lambda result: str(result.state)),
 )
 better(
     "The state of a task that waits is `PENDING`.",
     ("PENDING", "delayed"),
-    "`waiting`, `prioritized`, `delayed` and `waiting-children` are different states",
+    "you can see what it waits for: the states are `waiting`, `prioritized`, `delayed` and `waiting-children`",
     lambda p: str(p.add.apply_async((2, 3), countdown=1).state),
 )
 better(
     "The state of an id that does not exist is `PENDING`.",
     ("PENDING", "unknown"),
-    "it is `unknown`",
+    "you can tell it from a task that waits: its state is `unknown`",
     lambda p: str(handle_of_nothing(p).state),
 )
 same(
@@ -210,7 +210,7 @@ same("`result.children` has the handles of the steps after a task.", [13], lambd
 differs(
     "`result.date_done` is when the task finished.",
     (True, False),
-    "the handle does not know it; `app.queue(…).get_job(id)` does",
+    "a handle has only what a caller usually needs; `app.queue(…).get_job(id).finished_ms` is the time",
     lambda p: hasattr(finished(p), "date_done"),
 )
 same(

@@ -53,7 +53,7 @@ same(
 better(
     "An exception whose constructor needs more arguments is raised as an `UnpickleableExceptionWrapper`.",
     ("UnpickleableExceptionWrapper", "Invoice"),
-    "it keeps its class; the constructor is not called",
+    "it keeps its class, so `except Invoice` works; the constructor is not called",
     lambda p: type(exception_of(p, p.fails_with.delay("Invoice"))).__name__,
 )
 better(
@@ -174,7 +174,7 @@ differs(
 better(
     "`except Exception` around `self.retry()` swallows it; the task ends, and runs again all the same.",
     ("swallowed", 1),
-    "`Retry` is a `BaseException`, which `except Exception` does not catch",
+    "the task ends at `self.retry()`: `Retry` is a `BaseException`, which `except Exception` does not catch",
     lambda p: p.get(p.retries_inside_try.delay(p.key)),
 )
 
@@ -194,9 +194,9 @@ def _(p: Any) -> object:
 
 
 @differs(
-    "The state of a task that waits for its retry is `RETRY`.",
+    "`str(result.state)` of a task that waits for its retry is `RETRY`.",
     ("RETRY", "delayed"),
-    "the states are BullMQ's; this one is `delayed`",
+    'it is BullMQ\'s name, `delayed`; `result.state == "RETRY"` is true, and `result.status` is `RETRY`',
 )
 def _(p: Any) -> object:
     result = p.retries_later.delay(p.key, error=True)

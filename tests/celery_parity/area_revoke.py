@@ -59,9 +59,9 @@ differs(
     lambda p: (lambda r: p.fails(r) and r.failed())(delayed(p)),
 )
 differs(
-    "The state of a revoked task is `REVOKED`.",
+    "`str(result.state)` of a revoked task is `REVOKED`.",
     ("REVOKED", "failed"),
-    "the states are BullMQ's; it is `failed`, with the reason `revoked`",
+    "it is BullMQ's name, `failed`, with the reason `revoked`; `result.status` is `REVOKED`",
     lambda p: (lambda r: p.fails(r) and str(r.state))(delayed(p)),
 )
 same(
@@ -83,7 +83,7 @@ same("A revoked task is ready, even if no worker consumes its queue.", True, lam
 better(
     "`revoke()` returns nothing.",
     (None, "revoked"),
-    "it returns what happened: `revoked`, `running`, `terminating`, `finished` or `unknown`",
+    "the caller learns what happened: it returns `revoked`, `running`, `terminating`, `finished` or `unknown`",
     lambda p: (lambda value: None if value is None else str(value))(
         p.note.apply_async(("ran", p.key), countdown=60).revoke()
     ),
@@ -91,7 +91,7 @@ better(
 better(
     "An id that does not exist yet can be revoked: a task that is sent later with this id does not run.",
     (None, "unknown"),
-    "it returns `unknown`, and nothing is stored",
+    "the caller learns that there is no such job, and workers need no list of revoked ids",
     lambda p: (lambda value: None if value is None else str(value))(result_of_nothing(p).revoke()),
 )
 same("A task that has finished keeps its result.", 3, lambda p: revoked_after_the_end(p))
@@ -146,7 +146,7 @@ same("A task that is revoked while it runs continues.", ["held", "released"], la
 better(
     "`get` of a task that is revoked while it runs raises `TaskRevokedError`, if there are several workers.",
     ("TaskRevokedError", "held"),
-    "the task continues, so it returns its result",
+    "the result is not lost: `get` waits for it",
     lambda p: result_of_continuing(p),
 )
 same("`revoke(terminate=True)` ends a running task.", "TaskRevokedError", lambda p: p.get(running(p, terminate=True)))

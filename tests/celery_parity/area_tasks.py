@@ -67,19 +67,19 @@ same("Outside of a task, `app.current_task` is `None`.", None, lambda p: p.app.c
 better(
     "A second function with the name of a task is ignored.",
     ([1, 1], "DuplicateTaskError"),
-    "one of the functions would never run, so bulltask raises an error",
+    "bulltask raises an error; otherwise, one of the functions would never run",
     lambda p: [task() for task in [p.app.task(name=p.key)(code) for code in (one, two)]],
 )
 better(
     "A misspelled option of `@app.task` is ignored.",
     (1, "TypeError"),
-    "bulltask raises an error that suggests the right name",
+    "you notice the mistake: bulltask raises an error that suggests the right name",
     lambda p: p.app.task(max_retrys=5, name=p.key)(one)(),
 )
 better(
     "A misspelled option of `apply_async` is ignored.",
     (3, "TypeError"),
-    "bulltask raises an error that lists the options",
+    "you notice the mistake: bulltask raises an error that lists the options",
     lambda p: p.get(p.add.apply_async((1, 2), countdwon=0)),
 )
 same("`task.run(…)` calls the function.", 3, lambda p: p.add.run(1, 2))
@@ -167,7 +167,7 @@ same("`rate_limit` spreads the starts of a task evenly.", True, lambda p: are_sp
 differs(
     "`rate_limit` is checked when a worker starts.",
     (1, "ConfigError"),
-    "it is checked when the task is defined",
+    "it is checked earlier, when the task is defined",
     defined_with(rate_limit="often"),
 )
 
@@ -223,19 +223,19 @@ same("A set raises `EncodeError` in the sender.", "EncodeError", lambda p: p.pla
 better(
     "NaN is sent as `NaN`, which is not JSON.",
     ("float", "EncodeError"),
-    "bulltask raises an error; Node.js could not read it",
+    "bulltask raises an error in the sender; a Node.js worker could not read the job",
     lambda p: p.get(p.kind.delay(math.nan)),
 )
 better(
     "Integers of any size are sent.",
     (2**60, "EncodeError"),
-    "beyond 2^53, bulltask raises an error; Node.js would round them",
+    "from 2^53, bulltask raises an error in the sender; a Node.js worker would round them",
     lambda p: p.get(p.plain.delay(2**60)),
 )
 differs(
-    "A return value that JSON cannot represent fails the task.",
+    "A return value that JSON cannot represent fails the task with `EncodeError`.",
     ("EncodeError", "TaskError"),
-    "the stored error is text; it says which value",
+    "a failed BullMQ job stores only text: `get` raises `TaskError`, whose message describes the value",
     lambda p: p.get(p.returns_object.delay()),
 )
 
@@ -262,7 +262,7 @@ same(
 better(
     'A call with `serializer="pickle"` is sent although workers refuse it by default, and its task never runs.',
     ("TimeoutError", "ConfigError"),
-    "the call raises an error; for Python objects, there is [cloudpickle](../how-to/serializers.md)",
+    "the call raises an error; for Python objects, use [cloudpickle](../how-to/serializers.md)",
     lambda p: p.plain.apply_async((1,), serializer="pickle").get(timeout=1),
 )
 better(
@@ -280,19 +280,19 @@ differs(
 better(
     "An unknown `serializer` of a task raises an error when the task is called.",
     (1, "ConfigError"),
-    "it is checked when the task is defined",
+    "you notice the mistake earlier, when the task is defined",
     defined_with(serializer="unknown"),
 )
 differs(
     "An unknown `serializer` of a call raises `SerializerNotInstalled`.",
     ("SerializerNotInstalled", "ConfigError"),
-    "the error is `ConfigError`",
+    "bulltask raises `ConfigError` for all invalid options",
     lambda p: p.add.apply_async((2, 3), serializer="unknown"),
 )
 better(
     "An unknown `compression` of a call raises `OperationalError`, like an unreachable broker.",
     ("OperationalError", "ConfigError"),
-    "the error is `ConfigError`, and names the option",
+    "the error, `ConfigError`, names the option and does not look like an outage",
     lambda p: p.add.apply_async((2, 3), compression="unknown"),
 )
 differs(
@@ -353,7 +353,7 @@ same(
 differs(
     "A task that expired is revoked.",
     ("TaskRevokedError", "JobExpiredError"),
-    "it fails, with an error that says so",
+    "BullMQ has no state for expired jobs: the job fails with `JobExpiredError`",
     lambda p: p.get(p.add.apply_async((2, 3), countdown=1, expires=0.5)),
 )
 
@@ -397,7 +397,11 @@ same(
 )
 
 
-@better("Two sends with the same id run twice.", (["[1]", "[2]"], ["[1]"]), "the second send adds nothing")
+@better(
+    "Two sends with the same id run twice.",
+    (["[1]", "[2]"], ["[1]"]),
+    "the second send adds nothing, so repeating a send is safe",
+)
 def _(p: Any) -> object:
     option = {"task_id" if p.is_celery else "job_id": p.key}
     results = [p.note.apply_async((number, p.key), **option) for number in (1, 2)]
@@ -479,19 +483,19 @@ def _(p: Any) -> object:
 better(
     "A task that waits for another task's result raises an error.",
     ("RuntimeError", 3),
-    "it waits, and other processes run the other task",
+    "it can wait, while other processes run the other task",
     lambda p: p.get(p.waits_for_another.delay(p.key)),
 )
 better(
     "A task whose process is killed fails, and is lost.",
     ("WorkerLostError", "survived"),
-    "it runs again in another process",
+    "no work is lost: it runs again in another process",
     lambda p: p.get(p.dies_once.delay(p.key)),
 )
 better(
     "`sys.exit()` in a task ends its process; the task fails as lost.",
     ("WorkerLostError", "TaskError"),
-    "only the task ends, and fails with `SystemExit: 3`",
+    "the process and its other jobs are not affected: only the task fails, with `SystemExit: 3`",
     lambda p: p.get(p.exits.delay()),
 )
 same(
