@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bulltask.errors import DecodeError, EncodeError, PayloadTooLargeError
 
-__all__ = ["MAX_LEVELS", "MAX_SAFE_INTEGER", "ON_SURROGATE", "Json", "decode", "decode_text", "encode"]
+__all__ = ["MAX_LEVELS", "MAX_SAFE_INTEGER", "ON_SURROGATE", "Json", "decode", "decode_object", "decode_text", "encode"]
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A JSON value. :func:`encode` accepts tuples as well; they come back as lists."""
@@ -50,6 +50,8 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
         EncodeError: It contains a value that JSON does not support, or that Node would read differently.
         PayloadTooLargeError: It is longer than ``limit``.
     """
+    if value is None:
+        return b"null"  # the result of most tasks
     try:
         problem = _problem(value)
         if problem is not None:
@@ -57,7 +59,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
         text = _dumps(value)
     except RecursionError:
         raise EncodeError(f"{what} contains a circular reference, or is {_TOO_DEEP}") from None
-    if text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
+    if len(text) > MAX_LEVELS and text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
         raise EncodeError(f"{what} is {_TOO_DEEP}")
     try:
         data = text.encode()
@@ -86,8 +88,20 @@ def decode(data: bytes | str | None, *, what: str = "value") -> Any:
         raise DecodeError(f"{what} is not valid JSON: {exc}") from exc
     except RecursionError:
         raise DecodeError(f"{what} is {_TOO_DEEP}") from None
-    if text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
+    if len(text) > MAX_LEVELS and text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
         raise DecodeError(f"{what} is {_TOO_DEEP}")
+    return value
+
+
+def decode_object(data: bytes, *, what: str) -> dict[str, Any]:
+    """Return the JSON object that a JSON string represents.
+
+    Raises:
+        DecodeError: It is not JSON, not an object, or nested too deeply; ``what`` is its name in the message.
+    """
+    value = decode(data, what=what)
+    if not isinstance(value, dict):
+        raise DecodeError(f"{what} is not a JSON object")
     return value
 
 
@@ -116,14 +130,15 @@ _CONTAINERS: Final = (dict, list, tuple)
 
 # json.loads() with options builds a new decoder in every call, which costs more than decoding a job.
 _decoder = json.JSONDecoder(parse_constant=_reject_constant)
+_scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]  # not in the stub
 
 
 def _loads(text: str) -> Any:
     """Decode without the decoder's search for surrounding white space, which is rare."""
     try:
-        value, end = _decoder.raw_decode(text)
-    except ValueError:
-        value, end = None, -1
+        value, end = _scan(text, 0)
+    except (StopIteration, ValueError):
+        value, end = None, -1  # white space, or an error
     return value if end == len(text) else _decoder.decode(text)
 
 

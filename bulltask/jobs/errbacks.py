@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bulltask.errors import InvalidJobError
-from bulltask.jobs.job import BULLTASK_KEY
+from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.value_class import value_class
 
 __all__ = ["FAILED_JOB_FIELD", "Errback", "FailedJob", "read_errbacks", "stored_errbacks"]

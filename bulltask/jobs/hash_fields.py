@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.numbers import field_number
 
-__all__ = ["check_parent", "read_int", "read_object"]
+__all__ = ["check_parent", "read_int"]
 
 
 def check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
@@ -18,25 +17,13 @@ def check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
     Raises:
         DecodeError: One of them is malformed.
     """
-    parent = read_object(raw, b"parent", job_id)
+    parent = codec.decode_object(raw.get(b"parent", b"{}"), what=f"field parent of job {job_id}")
     # Node stores the id as the caller gave it, so it may be a number.
     if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
         raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
     # BullMQ's scripts search for the colon in quadratic time: a long string without a colon would block Redis.
     if b":" not in raw.get(b"parentKey", b":"):
         raise DecodeError(f"field parentKey of job {job_id} is not a job's key: {raw[b'parentKey'][:40]!r}")
-
-
-def read_object(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> dict[str, Any]:
-    """Return a field that is a JSON object; empty if the field is missing.
-
-    Raises:
-        DecodeError: It is something else.
-    """
-    value = codec.decode(raw.get(name, b"{}"), what=f"field {name.decode()} of job {job_id}")
-    if not isinstance(value, dict):
-        raise DecodeError(f"field {name.decode()} of job {job_id} is not a JSON object")
-    return value
 
 
 def read_int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[bytes], int] = field_number) -> int:

@@ -19,18 +19,18 @@ from bulltask.jobs.checkpoint import CHECKPOINT_FIELD
 from bulltask.jobs.child_results import REPLACEMENT_FIELD
 from bulltask.jobs.codec import Json
 from bulltask.jobs.failures import truncate_reason, truncate_traces
-from bulltask.jobs.hash_fields import check_parent, read_int, read_object
+from bulltask.jobs.hash_fields import check_parent, read_int
 from bulltask.jobs.numbers import counter, number
-from bulltask.jobs.retention import KEEP_ALL, keep_to_wire, stored_keep
+from bulltask.jobs.retention import KEEP_ALL, keep_to_wire
+from bulltask.jobs.stored_options import BULLTASK_KEY, StoredOptions, read_options
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.value_class import value_class
 
-__all__ = ["BULLTASK_KEY", "MAX_PRIORITY", "JobOptions", "JobRef", "NewJob", "ParentLink", "Progress", "RunningJob"]
+__all__ = ["MAX_PRIORITY", "JobOptions", "JobRef", "NewJob", "ParentLink", "Progress", "RunningJob"]
 
 MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every version of BullMQ accepts (5.62: 2^21, 6.x: one less)."""
 
-BULLTASK_KEY: Final = "bulltask"
 _REPLACEMENT: Final = REPLACEMENT_FIELD.encode()
 _CHECKPOINT: Final = CHECKPOINT_FIELD.encode()
 _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
@@ -216,14 +216,13 @@ class RunningJob:
         replacement: The stored :class:`bulltask.jobs.child_results.Replacement`, ``""`` for none.
         parent_key: Full Redis key of the parent's hash, ``""`` for none.
         checkpoint: The stored :class:`bulltask.jobs.checkpoint.Checkpoint`, ``""`` for none.
-        bulltask_options: The options that only bulltask reads; empty if another client sent the job.
     """
 
     queue: str
     id: str
     name: str
     data: bytes
-    opts: Mapping[str, Any]
+    opts: StoredOptions
     timestamp_ms: int
     priority: int
     attempts_made: int
@@ -235,20 +234,15 @@ class RunningJob:
     replacement: str = ""
     parent_key: str = ""
     checkpoint: str = ""
-    bulltask_options: Mapping[str, Any] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        options = self.opts.get(BULLTASK_KEY)
-        # Not a property: it is read several times for each job.
-        object.__setattr__(self, "bulltask_options", options if isinstance(options, dict) else {})
 
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
         """Like :meth:`from_hash`, but return a :meth:`placeholder` for a job that cannot be read."""
-        if b"name" not in flat[::2]:
+        raw = _fields(flat)
+        if b"name" not in raw:
             return cls.placeholder(queue, job_id, f"job {job_id} has no name: it was not added by a BullMQ client")
         try:
-            return cls.from_hash(queue, job_id, flat)
+            return cls._from_fields(queue, job_id, raw)
         except DecodeError as exc:
             return cls.placeholder(queue, job_id, str(exc))
 
@@ -259,8 +253,11 @@ class RunningJob:
         Raises:
             DecodeError: A field has an unexpected value; the message names the job and the field.
         """
-        raw = dict(zip(flat[::2], flat[1::2], strict=True))
-        opts = read_object(raw, b"opts", job_id)
+        return cls._from_fields(queue, job_id, _fields(flat))
+
+    @classmethod
+    def _from_fields(cls, queue: str, job_id: str, raw: Mapping[bytes, bytes]) -> RunningJob:
+        opts = read_options(raw.get(b"opts", b"{}"), job_id)
         if b"parent" in raw or b"parentKey" in raw:
             check_parent(raw, job_id)
         return cls(
@@ -273,18 +270,19 @@ class RunningJob:
             priority=read_int(raw, b"priority", job_id),
             attempts_made=read_int(raw, b"atm", job_id, counter),
             attempts_started=read_int(raw, b"ats", job_id, counter),
-            deferred_failure=codec.decode_text(raw.get(b"defa")),
-            scheduler_id=codec.decode_text(raw.get(b"rjk")),
             stacktrace=raw.get(b"stacktrace"),
-            replacement=codec.decode_text(raw.get(_REPLACEMENT)),
-            parent_key=codec.decode_text(raw.get(b"parentKey")),
+            # Few jobs have these.
+            deferred_failure=codec.decode_text(raw[b"defa"]) if b"defa" in raw else "",
+            scheduler_id=codec.decode_text(raw[b"rjk"]) if b"rjk" in raw else "",
+            replacement=codec.decode_text(raw[_REPLACEMENT]) if _REPLACEMENT in raw else "",
+            parent_key=codec.decode_text(raw[b"parentKey"]) if b"parentKey" in raw else "",
             checkpoint=codec.decode_text(raw[_CHECKPOINT]) if _CHECKPOINT in raw else "",
         )
 
     @classmethod
     def placeholder(cls, queue: str, job_id: str, problem: str) -> RunningJob:
         """Return a placeholder for a malformed job, so that it fails with ``problem`` instead of stalling."""
-        return cls(queue, job_id, "", b"null", {}, 0, 0, 0, 1, problem, "", None, malformed=True)
+        return cls(queue, job_id, "", b"null", StoredOptions(), 0, 0, 0, 1, problem, "", None, malformed=True)
 
     @property
     def is_repeated(self) -> bool:
@@ -294,18 +292,17 @@ class RunningJob:
     @property
     def deduplication_id(self) -> str:
         """The job's deduplication id, ``""`` for none."""
-        stored = self.opts.get("de")
-        return str(stored.get("id", "")) if isinstance(stored, dict) else ""
+        return self.opts.deduplication_id
 
     @property
     def sent_by_bulltask(self) -> bool:
         """True if bulltask sent the job."""
-        return bool(self.bulltask_options)
+        return bool(self.opts.bulltask)
 
     @property
     def attempts(self) -> int:
         """Maximum number of attempts as stored; 0 and 1 both mean a single attempt."""
-        return _number(self.opts.get("attempts"))
+        return self.opts.attempts
 
     @property
     def lifo(self) -> bool:
@@ -315,25 +312,20 @@ class RunningJob:
     @property
     def expires_ms(self) -> int | None:
         """Epoch milliseconds after which the job must not run."""
-        if "ttl" in self.bulltask_options:  # added by a job scheduler: counted from the scheduled time
-            return self.timestamp_ms + _number(self.opts.get("delay")) + _number(self.bulltask_options["ttl"])
-        return _number(self.bulltask_options["expires"]) if "expires" in self.bulltask_options else None
+        own = self.opts.bulltask
+        if "ttl" in own:  # added by a job scheduler: counted from the scheduled time
+            return self.timestamp_ms + _number(self.opts.get("delay")) + _number(own["ttl"])
+        return _number(own["expires"]) if "expires" in own else None
 
     @property
     def canvas(self) -> Mapping[str, Any]:
         """The job's place in a canvas, empty for most jobs."""
-        canvas = self.bulltask_options.get("canvas")
-        return canvas if isinstance(canvas, dict) else {}
-
-    @property
-    def time_limits(self) -> TimeLimits:
-        """The sender's limits for one attempt."""
-        return TimeLimits.from_wire(self.bulltask_options)
+        return self.opts.canvas
 
     @property
     def headers(self) -> dict[str, Any]:
         """The sender's headers."""
-        text = self.bulltask_options.get("headers")
+        text = self.opts.bulltask.get("headers")
         value = codec.decode(text, what=f"headers of job {self.id}") if isinstance(text, str) else None
         return value if isinstance(value, dict) else {}
 
@@ -373,7 +365,7 @@ class RunningJob:
             option: The stored name.
             otherwise: The worker's option, for jobs without the option; ``None`` keeps the job.
         """
-        kept = stored_keep(self.opts.get(option))
+        kept = self.opts.keep[option]
         return (otherwise or KEEP_ALL) if kept is None else kept
 
     def traces(self) -> list[str]:
@@ -388,6 +380,11 @@ class RunningJob:
         """Return the maximum number of tracebacks (``stackTraceLimit``), ``None`` for no limit."""
         limit = self.opts.get("stackTraceLimit")
         return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0 else None
+
+
+def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    parts = iter(flat)
+    return dict(zip(parts, parts, strict=True))
 
 
 def _number(value: object) -> int:

@@ -14,6 +14,7 @@ __all__ = ["MAX_NUMBER", "counter", "field_number", "number"]
 MAX_NUMBER: Final = 2**53 - 1
 """Largest absolute value; larger numbers are clamped to it."""
 
+_EXACT_DIGITS: Final = 15  # of a number that needs no clamping
 _MAX_DIGITS: Final = 19  # of the largest integer that Redis supports
 
 
@@ -33,6 +34,8 @@ def field_number(raw: bytes | str) -> int:
     Raises:
         ValueError: It is not a finite number.
     """
+    if raw.isdigit() and len(raw) <= _EXACT_DIGITS:  # almost every number
+        return int(raw)
     read = float(raw)
     if not math.isfinite(read):
         raise ValueError(f"not a finite number: {raw[:40]!r}")
@@ -46,6 +49,8 @@ def counter(raw: bytes) -> int:
     Raises:
         ValueError: Redis could not increment it.
     """
+    if len(raw) == 1 and raw.isdigit():  # almost every counter
+        return int(raw)
     digits = raw.removeprefix(b"-")
     if not (digits.isdigit() and len(digits) <= _MAX_DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":
         raise ValueError(f"not a counter: {raw[:40]!r}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.job import BULLTASK_KEY
+from bulltask.jobs.stored_options import BULLTASK_KEY
 
 __all__ = ["BullJob", "JobOrigin"]
 

@@ -15,6 +15,7 @@ from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.names import MAX_NAME
 from bulltask.jobs.stored_job import StoredJob
+from bulltask.jobs.stored_options import StoredOptions
 from bulltask.payloads.payload_codec import PayloadFormat
 from bulltask.queue.context import QueueContext
 from bulltask.queue.job_fields import JobFields
@@ -218,7 +219,7 @@ def _running(job: JobFields) -> RunningJob:
         id=stored.id,
         name=stored.name,
         data=stored.data_text.encode(),
-        opts=stored.opts,
+        opts=StoredOptions(stored.opts),
         timestamp_ms=stored.timestamp_ms,
         priority=stored.priority,
         attempts_made=stored.attempts_made,

@@ -35,7 +35,7 @@ def origin_of_sent(job: RunningJob | None) -> dict[str, str]:
 
 def relatives(job: RunningJob) -> Relatives:
     """Return the jobs from which ``job`` descends."""
-    origin, parent = job.bulltask_options.get("origin"), job.parent_key.rpartition(":")[2]
+    origin, parent = job.opts.bulltask.get("origin"), job.parent_key.rpartition(":")[2]
     if isinstance(origin, dict):
         root_id, parent_id = _id(origin.get("root")), _id(origin.get("parent"))
     else:

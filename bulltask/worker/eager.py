@@ -21,6 +21,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FailedJob, read_errbacks
 from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobOptions, JobRef, NewJob, RunningJob
+from bulltask.jobs.stored_options import StoredOptions
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
@@ -151,7 +152,7 @@ class _JobRun:
             id=new.id,
             name=new.name,
             data=new.data,
-            opts=codec.decode(codec.encode(new.opts(now_ms), what="options")),
+            opts=StoredOptions(codec.decode(codec.encode(new.opts(now_ms), what="options"))),
             timestamp_ms=now_ms if new.timestamp_ms is None else new.timestamp_ms,
             priority=new.options.priority,
             attempts_made=0,

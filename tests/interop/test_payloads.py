@@ -15,6 +15,7 @@ import redis
 from bulltask import App
 from bulltask.config.config import Settings
 from bulltask.jobs.job import JobRef, RunningJob
+from bulltask.jobs.stored_options import StoredOptions
 from bulltask.payloads.payload_codec import PayloadCodec, PayloadFormat
 from bulltask.testing.wait import wait_until
 from tests.interop.node_program import node_program
@@ -52,9 +53,8 @@ def test_encrypted_payloads_pass_between_node_and_python(node_client: None, comp
     found = json.loads(subprocess.run(node, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert found["opened"] == VALUE
     assert found["refused"]
-    job = RunningJob(
-        "mail", "1", TASK, json.dumps(found["plain"], separators=(",", ":")).encode(), {}, 0, 0, 0, 1, "", "", None
-    )
+    data = json.dumps(found["plain"], separators=(",", ":")).encode()
+    job = RunningJob("mail", "1", TASK, data, StoredOptions(), 0, 0, 0, 1, "", "", None)
     assert codec.load_arguments(job).value == VALUE
     zipped = json.dumps(found["zipped"], separators=(",", ":"))
     assert "zlib" in zipped

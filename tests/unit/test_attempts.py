@@ -56,7 +56,7 @@ class Cancellation:
 
     def raise_if_cancelled(self) -> None:
         for execution in self.executions:
-            execution.take_request()
+            execution.take(execution.requested)
 
 
 @pytest.fixture

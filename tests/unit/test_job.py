@@ -20,6 +20,7 @@ from bulltask.jobs.job import (
 )
 from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, is_scheduler_id
 from bulltask.jobs.states import JobState
+from bulltask.jobs.stored_options import StoredOptions
 
 NOW_MS = 1_800_000_000_000
 BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": 3_600_000}
@@ -174,7 +175,7 @@ def test_any_hash_is_either_read_or_rejected_as_malformed(pairs: list[tuple[byte
     st.binary(),
 )
 def test_any_options_are_either_read_or_rejected_as_malformed(opts: Any, trace: bytes) -> None:
-    job = RunningJob("q", "1", "t", b"", opts, 0, 0, 0, 0, "", "", trace)
+    job = RunningJob("q", "1", "t", b"", StoredOptions(opts), 0, 0, 0, 0, "", "", trace)
     assert isinstance(job.attempts, int)
     assert isinstance(job.lifo, bool)
     assert all(isinstance(number, int) for number in job.keep("removeOnComplete").values())
@@ -191,7 +192,7 @@ def test_any_options_are_either_read_or_rejected_as_malformed(opts: Any, trace: 
     [(5, 5), (5.0, 5), ("5", 0), (True, 0), (None, 0), (-1, -1), (float("inf"), 0), (float("nan"), 0), ([], 0)],
 )
 def test_an_option_that_is_not_a_number_counts_as_zero(stored: object, expected: int) -> None:
-    assert RunningJob("q", "1", "t", b"", {"attempts": stored}, 0, 0, 0, 0, "", "", None).attempts == expected
+    assert RunningJob("q", "1", "t", b"", StoredOptions(attempts=stored), 0, 0, 0, 0, "", "", None).attempts == expected
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_the_traceback_limit_must_be_a_count(stored: object, limit: int | None) 
     [(b'["a",1,"b"]', ["a", "b"]), (b"{}", []), (b"not json", []), (None, [])],
 )
 def test_a_job_with_malformed_tracebacks_can_fail(stored: bytes | None, traces: list[str]) -> None:
-    assert RunningJob("q", "1", "t", b"", {}, 0, 0, 0, 0, "", "", stored).traces() == traces
+    assert RunningJob("q", "1", "t", b"", StoredOptions(), 0, 0, 0, 0, "", "", stored).traces() == traces
 
 
 def test_malformed_headers_and_backoffs_are_ignored_or_rejected() -> None:

@@ -18,6 +18,7 @@ from bulltask import events
 from bulltask.errors import ConfigError
 from bulltask.events import Bus
 from bulltask.jobs.job import RunningJob
+from bulltask.jobs.stored_options import StoredOptions
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log import LogListener, configure
 from bulltask.observe.writer import LineWriter
@@ -443,7 +444,7 @@ def test_records_that_pass_a_handler_of_the_app_have_each_field_once_in_bulltask
     logger = logging.getLogger("shop.tasks")
     logger.addHandler(handler)
     log = Log()
-    job = RunningJob("mail", "7", "mail.send", b"{}", {}, 0, 0, 0, 1, "", "", None)
+    job = RunningJob("mail", "7", "mail.send", b"{}", StoredOptions(), 0, 0, 0, 1, "", "", None)
     context = contextvars.copy_context()
     context.run(enter_job, job)
     context.run(logger.warning, "in a job", extra={"number": 1})

@@ -9,6 +9,7 @@ import pytest
 from bulltask import App, ConfigError, Middleware, Request
 from bulltask.hooks import OutgoingJob
 from bulltask.jobs.job import RunningJob
+from bulltask.jobs.stored_options import StoredOptions
 from bulltask.signals import task_postrun, task_prerun
 from bulltask.worker.child.outcomes import ReleasedOutcome
 from bulltask.worker.child.run_hooks import RunHooks
@@ -59,7 +60,7 @@ def test_middleware_is_called_only_for_what_it_overrides() -> None:
 def test_task_postrun_follows_each_task_prerun_even_if_the_lock_was_lost(outcome: Any, state: str) -> None:
     app, states = App("tested"), list[str]()
     task = app.task(name="double")(lambda number: 2 * number)
-    job = RunningJob("default", "7", "double", b"{}", {}, 0, 0, 0, 1, "", "", None)
+    job = RunningJob("default", "7", "double", b"{}", StoredOptions(), 0, 0, 0, 1, "", "", None)
 
     def prerun(**_: Any) -> None:
         states.append("started")

@@ -21,6 +21,7 @@ from bulltask.config.config import Settings
 from bulltask.config.secret_keys import SecretKey
 from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
 from bulltask.jobs.job import JobRef, RunningJob
+from bulltask.jobs.stored_options import StoredOptions
 from bulltask.payloads.encryption import encrypt
 from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope, PayloadContext, describe
 from bulltask.payloads.payload_codec import Loaded, PayloadCodec, PayloadFormat
@@ -37,7 +38,7 @@ def payloads(**settings: object) -> PayloadCodec:
 
 
 def job(data: bytes, task: str = "pay", queue: str = "mail", job_id: str = "1") -> RunningJob:
-    return RunningJob(queue, job_id, task, data, {}, 0, 0, 0, 1, "", "", None)
+    return RunningJob(queue, job_id, task, data, StoredOptions(), 0, 0, 0, 1, "", "", None)
 
 
 def dumped(codec: PayloadCodec, value: object, form: PayloadFormat) -> bytes:

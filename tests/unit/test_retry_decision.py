@@ -21,6 +21,7 @@ from bulltask.errors import InvalidJobError, JobExpiredError
 from bulltask.events import Bus
 from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, truncate_traces
 from bulltask.jobs.job import RunningJob
+from bulltask.jobs.stored_options import StoredOptions
 from bulltask.registry.task import AnyTask, Task
 from bulltask.registry.task_options import TaskOptions
 from bulltask.transport.keys import QueueKeys
@@ -56,7 +57,7 @@ class BrokenStr(Exception):
 def job(opts: dict[str, Any], *, failures: int = 0, attempts: int = 3) -> RunningJob:
     """Return a job in an attempt after ``failures`` failed attempts."""
     opts = {"attempts": attempts, **opts}
-    return RunningJob("mail", "id-1", "t", b"{}", opts, 0, 0, failures, failures + 1, "", "", None)
+    return RunningJob("mail", "id-1", "t", b"{}", StoredOptions(opts), 0, 0, failures, failures + 1, "", "", None)
 
 
 def task(**options: Any) -> AnyTask[Any, Any]:
@@ -411,6 +412,6 @@ json_values: st.SearchStrategy[Any] = (
     errors, st.dictionaries(st.sampled_from(["attempts", "backoff", "bulltask"]), json_values), st.integers(0, 10**6)
 )
 def test_any_error_of_any_job_gets_a_retry_decision(error: BaseException, opts: dict[str, Any], failures: int) -> None:
-    failed = RunningJob("q", "1", "t", b"", opts, 0, 0, failures, failures + 1, "", "", None)
+    failed = RunningJob("q", "1", "t", b"", StoredOptions(opts), 0, 0, failures, failures + 1, "", "", None)
     outcome = decide_retry(error, failed, task(), app)
     assert isinstance(outcome, FailedOutcome) or outcome.delay_ms >= 0

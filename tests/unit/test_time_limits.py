@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError
-from bulltask.jobs.job import BULLTASK_KEY, RunningJob
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.stored_options import BULLTASK_KEY, StoredOptions
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 
 app = App("limits", "redis://127.0.0.1:1/0")
@@ -30,7 +31,7 @@ def stored_options(**options: Any) -> dict[str, object]:
 
 
 def stored_job(**fields: object) -> RunningJob:
-    return replace(RunningJob.placeholder("mail", "1", ""), opts={BULLTASK_KEY: fields})
+    return replace(RunningJob.placeholder("mail", "1", ""), opts=StoredOptions({BULLTASK_KEY: fields}))
 
 
 def test_a_job_stores_the_time_limits_of_its_call_but_not_of_its_task() -> None:
@@ -51,7 +52,7 @@ def test_a_job_stores_the_time_limits_of_its_call_but_not_of_its_task() -> None:
     ],
 )
 def test_an_invalid_stored_time_limit_is_ignored(fields: dict[str, object], limits: TimeLimits) -> None:
-    assert stored_job(**fields).time_limits == limits
+    assert stored_job(**fields).opts.time_limits == limits
 
 
 def test_a_calls_time_limits_override_the_tasks_and_the_apps() -> None:

@@ -18,7 +18,8 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError, DecodeError
-from bulltask.jobs.job import BULLTASK_KEY, JobOptions, NewJob
+from bulltask.jobs.job import JobOptions, NewJob
+from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader

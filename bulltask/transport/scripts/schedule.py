@@ -8,7 +8,7 @@ from typing import Any
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.job import BULLTASK_KEY
+from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.lua import loader
 from bulltask.schedule.repeat import Repeat, Scheduler, iteration_id
 from bulltask.transport import keys as key_names

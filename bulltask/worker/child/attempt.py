@@ -310,7 +310,7 @@ class AttemptRunner:
         if defaults is None:
             limits = task.options.time_limits.with_defaults(self._config.time_limits)
             defaults = self._task_limits[task.name] = NO_LIMITS if limits == NO_LIMITS else limits
-        return job.time_limits.with_defaults(defaults)
+        return job.opts.time_limits.with_defaults(defaults)
 
     def _rate(self, task: AnyTask[..., Any]) -> TaskRate | None:
         """Return the task's rate limit, else the app's."""
@@ -390,7 +390,7 @@ class AttemptRunner:
 
     def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
         job, task = attempt.job, attempt.task
-        if not job.parent_key and job.bulltask_options.get("ignore_result", task.options.ignore_result) is True:
+        if not job.parent_key and job.opts.bulltask.get("ignore_result", task.options.ignore_result) is True:
             return CompletedOutcome(b"null", result)
         try:
             return CompletedOutcome(self._payloads.result(job, task, attempt.arguments, result), result)

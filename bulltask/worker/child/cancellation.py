@@ -103,9 +103,8 @@ class TaskExecution:
         reasons = (slot.cancel_reason for slot in (self.slot, *self.other_slots))
         return max((reason for reason in reasons if reason is not CancelReason.REVOKED), default=CancelReason.NONE)
 
-    def take_request(self) -> CancelReason:
-        """Return a request that the task has not received yet, and acknowledge it."""
-        reason = self.requested
+    def take(self, reason: CancelReason) -> CancelReason:
+        """Acknowledge a request, and return it if the task has not received it yet, else ``NONE``."""
         for slot in self.other_slots:
             slot.acknowledge()
         if reason <= self.acknowledged:
@@ -181,10 +180,12 @@ class Cancellation:
             TaskCancelled: The job was revoked.
         """
         execution = self._sync
-        # At a hard limit the supervisor kills this child.
-        if execution is None or execution.requested is CancelReason.HARD_LIMIT:
+        if execution is None:
             return
-        reason = execution.take_request()
+        requested = execution.requested
+        if requested is CancelReason.HARD_LIMIT:  # the supervisor kills this child
+            return
+        reason = execution.take(requested)
         if reason is CancelReason.NONE:
             return
         with suppress(Exception):
@@ -239,7 +240,7 @@ class Cancellation:
 
     def _poll(self) -> None:
         for task, execution in tuple(self._async.items()):
-            reason = execution.take_request()
+            reason = execution.take(execution.requested)
             if reason is not CancelReason.NONE and execution.call is not None:
                 execution.call.interrupt(SoftTimeLimitExceeded if reason is CancelReason.SOFT_LIMIT else TaskCancelled)
                 continue

@@ -21,9 +21,10 @@ from bulltask.events import (
 from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FAILED_JOB_FIELD
 from bulltask.jobs.failures import ERROR_FIELD
-from bulltask.jobs.job import BULLTASK_KEY, RunningJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.states import REVOKED
+from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.process import exit_if_forked
 from bulltask.transport.call import Call
 from bulltask.transport.scripts.add import add_deferred_duplicate
@@ -220,7 +221,7 @@ def _retry_fields(job: RunningJob, outcome: RetriedOutcome) -> list[str]:
     fields = [*job.failure_fields(outcome.reason, outcome.trace), *checkpoint_fields(outcome)]
     if outcome.expires_ms is None:
         return fields
-    own = {name: value for name, value in job.bulltask_options.items() if name != "ttl"}
+    own = {name: value for name, value in job.opts.bulltask.items() if name != "ttl"}
     opts = {**job.opts, BULLTASK_KEY: {**own, "expires": outcome.expires_ms}}
     return [*fields, "opts", codec.encode(opts, what=f"the options of job {job.id}").decode()]
 
