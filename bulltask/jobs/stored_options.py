@@ -46,7 +46,7 @@ class StoredOptions(dict[str, Any]):
 
     @cached_property
     def keep(self) -> Mapping[str, Mapping[str, int] | None]:
-        """BullMQ's ``keepJobs`` map for ``removeOnComplete`` and ``removeOnFail``; ``None`` for an option that is not set."""
+        """BullMQ's ``keepJobs`` map for each retention option, ``None`` for one that is not set."""
         return {option: stored_keep(self.get(option)) for option in ("removeOnComplete", "removeOnFail")}
 
     @cached_property

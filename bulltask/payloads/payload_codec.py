@@ -19,6 +19,7 @@ from bulltask.payloads.encryption import decrypt, encrypt
 from bulltask.payloads.envelope import ENVELOPE_START, Envelope, PayloadContext, is_envelope
 from bulltask.payloads.pickling import dump, load
 from bulltask.payloads.signing import sign, verify
+from bulltask.value_class import value_class
 
 __all__ = ["PLAIN", "Loaded", "PayloadCodec", "PayloadFormat"]
 
@@ -49,7 +50,8 @@ PLAIN: Final = PayloadFormat()
 """Plain JSON."""
 
 
-class Loaded(NamedTuple):
+@value_class
+class Loaded:
     """A payload that was read.
 
     Attributes:
@@ -185,7 +187,7 @@ class PayloadCodec:
         if is_envelope(data):
             envelope, context = Envelope.from_object(data, what), self._arguments(queue, task)
             data, form = (
-                self._load(envelope, context, self._config.accept_content, what)[0],
+                self._load(envelope, context, self._config.accept_content, what).value,
                 PayloadFormat(envelope.serializer),
             )
         return self.dump_arguments(change(data), queue, task, form, what)

@@ -161,7 +161,7 @@ class Client:
         return replies
 
     def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
-        connection = self._connected()
+        connection = self._connection or self._connected()
         if self._clock is not None and self._clock.due:
             sent_ms = mono_ms()
             self._set_clock(self._clock, self._round_trip(connection, [TIME.packed()])[0], sent_ms)
@@ -176,7 +176,9 @@ class Client:
             connection.send_packed_command([b"".join(packed)], check_health=False)
             if between is not None:
                 between()
-            return [_read(connection) for _ in packed]
+            # redis-py's connection would raise an error reply; in a pipeline, the other calls have their own replies.
+            read = connection._parser.read_response  # noqa: SLF001 - as in set_reply_deadline()
+            return [read(disable_decoding=True) for _ in packed]
         except redis_errors.CONNECTION_ERRORS as exc:
             self.close()
             raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
@@ -238,13 +240,6 @@ class Client:
             return self._result(call, reply)
         except BulltaskError as exc:
             return exc
-
-
-def _read(connection: redis.Connection) -> Any:
-    try:
-        return connection.read_response(disable_decoding=True)
-    except ResponseError as exc:  # one call in a pipeline failed; the others have their own replies
-        return exc
 
 
 def _socket_of(connection: redis.Connection | None) -> socket.socket | None:

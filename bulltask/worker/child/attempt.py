@@ -82,16 +82,6 @@ class Attempt:
     context: Context | None = None
     rate: TaskRate | None = None
 
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """The positional arguments, the context first."""
-        return self.arguments.args
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The keyword arguments."""
-        return self.arguments.kwargs
-
 
 def _starts_before_checkpoint(job: RunningJob) -> int:
     """Return how many times the job had started before its checkpoint; ``max_started_attempts`` ignores these."""
@@ -196,7 +186,7 @@ class AttemptRunner:
         if attempt.task.options.spark:
             function = self._spark.wrap(attempt.job, slot.token, function, attempt.context)
         execution = self._start_execution(attempt, slot, alone=True)
-        function = functools.partial(variables.run, function, *attempt.args, **attempt.kwargs)
+        function = functools.partial(variables.run, function, *attempt.arguments.args, **attempt.arguments.kwargs)
         return self.outcome(attempt, *self.execute(execution, function))
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
@@ -218,7 +208,7 @@ class AttemptRunner:
             hooked = self._hooked(attempt, variables)
             hooked.in_thread = not attempt.task.is_async
             target = hooked.acall if variables is None else functools.partial(variables.run, hooked.call)
-        return functools.partial(target, *attempt.args, **attempt.kwargs)
+        return functools.partial(target, *attempt.arguments.args, **attempt.arguments.kwargs)
 
     def execute(self, execution: TaskExecution, function: Callable[[], Any]) -> Ending:
         """Call a function on the main thread."""
@@ -279,13 +269,13 @@ class AttemptRunner:
         arguments = self._payloads.arguments(job, task, lambda: self._job_client(job).send("children_values"))
         if task.is_batch:
             request = self._request(job, task, arguments.args, arguments.kwargs)
-            return arguments._replace(args=(BatchJob(arguments.args[0], request),), kwargs={}), None
+            return replace(arguments, args=(BatchJob(arguments.args[0], request),), kwargs={}), None
         if not (task.bind or task.has_base):
             return arguments, None
         context = self._context(job, task, arguments)
         if not task.bind or task.target is not task.function:  # __call__ of a task class passes the task itself
             return arguments, context
-        return arguments._replace(args=(task if task.has_base else context, *arguments.args)), context
+        return replace(arguments, args=(task if task.has_base else context, *arguments.args)), context
 
     def _outcome_of_replacement(self, job: RunningJob) -> Outcome:
         """Return the outcome of a job whose task has replaced itself with a canvas: the canvas's result."""
@@ -343,8 +333,8 @@ class AttemptRunner:
         return Request.of(job, args, kwargs, self._limits(job, task), self._app.name, self._worker_id)
 
     def _hooked(self, attempt: Attempt, variables: contextvars.Context | None) -> HookedRun:
-        job, task, args, context = attempt.job, attempt.task, attempt.args, attempt.context
-        request = self._request(job, task, args, attempt.kwargs) if context is None else context.request
+        job, task, arguments, context = attempt.job, attempt.task, attempt.arguments, attempt.context
+        request = self._request(job, task, arguments.args, arguments.kwargs) if context is None else context.request
         return self.hooks.start(job, task, request, variables)
 
     def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:

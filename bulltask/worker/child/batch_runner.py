@@ -48,7 +48,7 @@ class BatchRunner:
         return self._outcomes(members, batch, await self._runner.aexecute(execution, task, lambda: function))
 
     def _batch(self, members: BatchAttempts, variables: contextvars.Context | None) -> Batch:
-        jobs, runs, hooks = [attempt.args[0] for attempt, _ in members], [], self._runner.hooks
+        jobs, runs, hooks = [attempt.arguments.args[0] for attempt, _ in members], [], self._runner.hooks
         if hooks.wanted(members[0][0].task):
             runs = [
                 hooks.start(attempt.job, attempt.task, job.request, variables)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from bulltask.app import App
 from bulltask.config.payload_settings import CLOUDPICKLE
@@ -13,11 +13,13 @@ from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.names import FAN_OUT, STARMAP
 from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.task import AnyTask
+from bulltask.value_class import value_class
 
 __all__ = ["JobArguments", "JobPayloads"]
 
 
-class JobArguments(NamedTuple):
+@value_class
+class JobArguments:
     """The arguments of an attempt.
 
     Attributes:
@@ -60,9 +62,11 @@ class JobPayloads:
             DecodeError: The data, or a result that the job receives, is malformed or not accepted.
             InvalidJobError: The data does not match the task.
         """
-        data, is_pickled = self.codec.load_arguments(job)
+        loaded = self.codec.load_arguments(job)
+        data, is_pickled = loaded.value, loaded.is_pickled
         pickled = task.pickled_parameters(data) if is_pickled else set()
-        received, result_is_pickled = ChildResults.from_wire(job.canvas) if job.canvas else None, False
+        canvas, result_is_pickled = job.opts.canvas, False
+        received = ChildResults.from_wire(canvas) if canvas else None
         if received is not None:
             results, result_is_pickled = self.codec.load_results(children_values())
             data = received.add_to(data, results, job.id)
@@ -82,11 +86,11 @@ class JobPayloads:
         Raises:
             EncodeError, PayloadTooLargeError: The value cannot be stored.
         """
-        what = f"the return value of task {job.name}"
         conversion, form = task.conversion, self._form(task, arguments)
         if conversion is not None and not form.is_pickled:
             value = conversion.encode_result(value)
-        if not (form.differs_from_json or self._config.encryption_keys):
+        what = f"the return value of task {job.name}"
+        if form is PLAIN and not self._config.encryption_keys:
             return codec.encode(value, what=what, limit=self._config.max_payload)
         return self.codec.dump_result(value, JobRef(job.queue, job.id), form, what)
 
@@ -130,6 +134,7 @@ class JobPayloads:
             task = self._tasks.get(arguments.kwargs.get("task", "")) or task
         form = self._result_forms.get(task.name)
         if form is None:
-            form = self._result_forms[task.name] = task.options.result_form(self._config)
+            form = task.options.result_form(self._config)
+            form = self._result_forms[task.name] = PLAIN if form == PLAIN else form  # result() compares the identity
         passes_on = task.name == FAN_OUT and arguments.with_pickled_result
         return form._replace(serializer=CLOUDPICKLE) if passes_on else form

@@ -112,7 +112,7 @@ class Settler:
         match outcome:
             case CompletedOutcome():
                 keep = job.keep("removeOnComplete", self._config.keep_completed)
-                finish = FinishOptions(True, outcome.value, keep, job.attempts, checkpoint_fields(outcome))
+                finish = FinishOptions(True, outcome.value, keep, job.opts.attempts, checkpoint_fields(outcome))
                 options, fetch = self._fetch_options.get(keys, token), fetch_next and job.name != FAN_OUT
                 call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
                 return with_followers(keys, job, call, outcome.value, now_ms)
@@ -173,7 +173,7 @@ class Settler:
                 return None
             line = _NOT_REGISTERED.format(job.name)
             return add_log(acquired.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
-        if not job.deduplication_id or not isinstance(outcome, CompletedOutcome | FailedOutcome):
+        if not job.opts.deduplication_id or not isinstance(outcome, CompletedOutcome | FailedOutcome):
             return None
         return add_deferred_duplicate(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
