@@ -171,7 +171,8 @@ class Client:
         self, connection: redis.Connection, packed: Sequence[bytes], between: Callable[[], None] | None = None
     ) -> list[Any]:
         try:
-            set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms))
+            now_ms = mono_ms()
+            set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
             # redis-py would send a pipeline's calls one by one, each with a system call.
             connection.send_packed_command([b"".join(packed)], check_health=False)
             if between is not None:
@@ -192,7 +193,9 @@ class Client:
         if self._connection is None:
             endpoint = self._endpoint.within(self._remaining_ms())
             connection = endpoint.connection(self._name)
-            set_reply_deadline(connection, self._until(endpoint.connect_timeout_ms + endpoint.command_timeout_ms))
+            now_ms = mono_ms()
+            timeout_ms = endpoint.connect_timeout_ms + endpoint.command_timeout_ms
+            set_reply_deadline(connection, self._until(timeout_ms, now_ms), now_ms)
             try:
                 connection.connect()
             except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
@@ -219,9 +222,9 @@ class Client:
         if self._clock is not None:
             self._set_clock(self._clock, time[0], sent_ms)
 
-    def _until(self, timeout_ms: int) -> int:
-        """Return the deadline (``mono_ms``) of an operation that starts now and has this timeout."""
-        deadline_ms = mono_ms() + timeout_ms
+    def _until(self, timeout_ms: int, now_ms: int) -> int:
+        """Return the deadline (``mono_ms``) of an operation that starts at ``now_ms`` and has this timeout."""
+        deadline_ms = now_ms + timeout_ms
         return deadline_ms if self._deadline_ms is None else min(deadline_ms, self._deadline_ms)
 
     def _remaining_ms(self) -> int | None:

@@ -161,12 +161,12 @@ class DeadlineParser(_HiredisParser):
         return super().read_from_socket(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
-def set_reply_deadline(connection: Any, deadline_ms: int) -> None:
+def set_reply_deadline(connection: Any, deadline_ms: int, now_ms: int) -> None:
     """Set the deadline (``mono_ms``) for sending and reading on a connection; on a new one, for its handshake."""
     connection._parser.deadline_ms = deadline_ms  # noqa: SLF001 - redis-py has no public name for it
     if (sock := connection._sock) is None:  # noqa: SLF001
         return
-    remaining_s = max(1, deadline_ms - mono_ms()) / 1000
+    remaining_s = max(1, deadline_ms - now_ms) / 1000
     if (timeout_s := sock.gettimeout()) is None or abs(timeout_s - remaining_s) > _SLACK_S:
         sock.settimeout(remaining_s)
 

@@ -6,6 +6,7 @@ Times are in milliseconds, by the server's clock. A token proves that the caller
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from bulltask.config.config import Config
@@ -170,17 +171,15 @@ def move_to_finished(
         keys.metrics_completed if completed else keys.metrics_failed,
         keys.marker,
     )
-    wire = {
-        "token": options.token,
-        "keepJobs": finish.keep,
-        "lockDuration": options.lock_ms,
-        "attempts": finish.attempts,
-        "maxMetricsSize": options.data_points or "",  # "" means off; without it, the second job's call fails
-        "name": options.worker or None,  # nil is not written
-    }
-    if options.limiter is not None:
-        wire["limiter"] = options.limiter
-    packed = to_msgpack(wire)
+    packed = _pack_finish(
+        options.token,
+        options.lock_ms,
+        options.worker,
+        None if options.limiter is None else tuple(options.limiter.items()),
+        options.data_points,
+        tuple(finish.keep.items()),
+        finish.attempts,
+    )
     args = (job_id, now_ms, prop, finish.value, target, int(fetch_next), keys.base, packed, _pack(finish.fields))
 
     def parse_reply(reply: Any) -> Fetched:
@@ -188,6 +187,29 @@ def move_to_finished(
         return parse_fetched(reply)
 
     return script_call(wrappers.with_guard("moveToFinished", "promotionGuard"), script_keys, args, parse_reply)
+
+
+@lru_cache(maxsize=500)  # the same for most jobs of a slot
+def _pack_finish(  # noqa: PLR0913, PLR0917 - hashable parts of two sets of options
+    token: str,
+    lock_ms: int,
+    worker: str,
+    limiter: tuple[tuple[str, int], ...] | None,
+    data_points: int | None,
+    keep: tuple[tuple[str, int], ...],
+    attempts: int,
+) -> bytes:
+    wire: dict[str, object] = {
+        "token": token,
+        "keepJobs": dict(keep),
+        "lockDuration": lock_ms,
+        "attempts": attempts,
+        "maxMetricsSize": data_points or "",  # "" means off; without it, the second job's call fails
+        "name": worker or None,  # nil is not written
+    }
+    if limiter is not None:
+        wire["limiter"] = dict(limiter)
+    return to_msgpack(wire)
 
 
 def move_to_delayed(
