@@ -152,10 +152,12 @@ class AsyncClient:
 
     async def _read_replies(self, connection: redis.asyncio.Connection) -> None:
         reason: BaseException = ConnectionError("the reader was stopped")
+        # Without the connection's own method, which would raise an error reply, and does nothing else here.
+        parser: Any = connection._parser  # noqa: SLF001 - redis-py has no public name for it
         try:
             while True:
                 try:
-                    reply: Any = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+                    reply: Any = await parser.read_response(disable_decoding=True)
                 except redis_errors.ERROR_REPLIES as exc:  # the reply to one call, not the end of the connection
                     reply = exc
                 waiter = self._pending.popleft()

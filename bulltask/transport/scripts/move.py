@@ -111,15 +111,19 @@ def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[
         keys.pc,
         keys.marker,
     )
-    wire = {"token": options.token, "lockDuration": options.lock_ms, "name": options.worker or None}
-    if options.limiter is not None:
-        wire["limiter"] = options.limiter
+    limiter = None if options.limiter is None else tuple(options.limiter.items())
+    packed = _pack_fetch(options.token, options.lock_ms, options.worker, limiter)
     return script_call(
-        wrappers.with_guard("moveToActive", "promotionGuard"),
-        script_keys,
-        (keys.base, now_ms, to_msgpack(wire)),
-        parse_fetched,
+        wrappers.with_guard("moveToActive", "promotionGuard"), script_keys, (keys.base, now_ms, packed), parse_fetched
     )
+
+
+@lru_cache(maxsize=500)  # the same in all fetches of a slot
+def _pack_fetch(token: str, lock_ms: int, worker: str, limiter: tuple[tuple[str, int], ...] | None) -> bytes:
+    wire: dict[str, object] = {"token": token, "lockDuration": lock_ms, "name": worker or None}
+    if limiter is not None:
+        wire["limiter"] = dict(limiter)
+    return to_msgpack(wire)
 
 
 def collect_batch(keys: QueueKeys, slots: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
