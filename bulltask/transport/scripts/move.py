@@ -6,7 +6,6 @@ Times are in milliseconds, by the server's clock. A token proves that the caller
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from bulltask.config.config import Config
@@ -16,6 +15,7 @@ from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, error_parser, parse_fetched, raise_for, texts
+from bulltask.transport.scripts.packed_options import pack_fetch, pack_finish
 from bulltask.value_class import value_class
 
 __all__ = [
@@ -112,18 +112,10 @@ def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[
         keys.marker,
     )
     limiter = None if options.limiter is None else tuple(options.limiter.items())
-    packed = _pack_fetch(options.token, options.lock_ms, options.worker, limiter)
+    packed = pack_fetch(options.token, options.lock_ms, options.worker, limiter)
     return script_call(
         wrappers.with_guard("moveToActive", "promotionGuard"), script_keys, (keys.base, now_ms, packed), parse_fetched
     )
-
-
-@lru_cache(maxsize=500)  # the same in all fetches of a slot
-def _pack_fetch(token: str, lock_ms: int, worker: str, limiter: tuple[tuple[str, int], ...] | None) -> bytes:
-    wire: dict[str, object] = {"token": token, "lockDuration": lock_ms, "name": worker or None}
-    if limiter is not None:
-        wire["limiter"] = dict(limiter)
-    return to_msgpack(wire)
 
 
 def collect_batch(keys: QueueKeys, slots: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
@@ -175,7 +167,7 @@ def move_to_finished(
         keys.metrics_completed if completed else keys.metrics_failed,
         keys.marker,
     )
-    packed = _pack_finish(
+    packed = pack_finish(
         options.token,
         options.lock_ms,
         options.worker,
@@ -191,29 +183,6 @@ def move_to_finished(
         return parse_fetched(reply)
 
     return script_call(wrappers.with_guard("moveToFinished", "promotionGuard"), script_keys, args, parse_reply)
-
-
-@lru_cache(maxsize=500)  # the same for most jobs of a slot
-def _pack_finish(  # noqa: PLR0913, PLR0917 - hashable parts of two sets of options
-    token: str,
-    lock_ms: int,
-    worker: str,
-    limiter: tuple[tuple[str, int], ...] | None,
-    data_points: int | None,
-    keep: tuple[tuple[str, int], ...],
-    attempts: int,
-) -> bytes:
-    wire: dict[str, object] = {
-        "token": token,
-        "keepJobs": dict(keep),
-        "lockDuration": lock_ms,
-        "attempts": attempts,
-        "maxMetricsSize": data_points or "",  # "" means off; without it, the second job's call fails
-        "name": worker or None,  # nil is not written
-    }
-    if limiter is not None:
-        wire["limiter"] = dict(limiter)
-    return to_msgpack(wire)
 
 
 def move_to_delayed(
