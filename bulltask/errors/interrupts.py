@@ -103,10 +103,19 @@ class RateLimitQueue(Interrupt):
 
 
 class Ignore(Interrupt):
-    """Completes the job without a result (Celery's ``Ignore``): ``get()`` returns ``None``.
+    """Ends the job with the state that its task has set last (Celery's ``Ignore``).
 
-    In Celery, the task's state does not change. bulltask completes the job instead, because a job that waits for it
-    would otherwise wait forever.
+    After ``self.update_state(state=…, meta=…)`` in the same attempt,
+
+    * ``FAILURE`` fails the job without a retry. Its reason is ``meta``: a text, or ``exc_message`` in Celery's form of
+      an exception, ``{"exc_type": "ValueError", "exc_message": "no such customer"}``. ``get()`` then raises that
+      exception if its class is loaded (``exc_module`` names the module of a class that is not built in), else
+      ``TaskError``.
+    * ``REVOKED`` fails the job with the reason ``revoked``.
+    * ``SUCCESS`` completes it with the result ``meta``.
+
+    In all other cases the job completes without a result: ``get()`` returns ``None``. In Celery, the task would keep
+    its state forever; here, a job that waits for it would wait forever.
     """
 
 

@@ -58,6 +58,9 @@ class JobMethods:
         It is Celery's method. The two are stored as the job's progress, ``{"state": …, "meta": …}``. The state in Redis
         remains BullMQ's.
 
+        If the task then raises ``Ignore``, the state ``FAILURE`` fails the job, ``SUCCESS`` completes it with the
+        result ``meta``, and ``REVOKED`` revokes it: see :class:`bulltask.errors.Ignore`.
+
         Args:
             task_id: The job's own id, or ``None``.
             state: Any name, such as ``"PROGRESS"``; default: ``"STARTED"``.
@@ -67,15 +70,19 @@ class JobMethods:
             ConfigError: ``task_id`` is the id of another job.
             EncodeError, JobNotFoundError, BrokerError: As for :meth:`update_progress`.
         """
-        self.update_progress(self._state(task_id, state, meta))
+        reported = self._state(task_id, state, meta)
+        self.update_progress(reported)
+        self._context.reported = reported["state"], meta
 
     async def aupdate_state(
         self, task_id: str | None = None, state: str | None = None, meta: codec.Json = None
     ) -> None:
         """:meth:`update_state` for async tasks."""
-        await self.aupdate_progress(self._state(task_id, state, meta))
+        reported = self._state(task_id, state, meta)
+        await self.aupdate_progress(reported)
+        self._context.reported = reported["state"], meta
 
-    def _state(self, task_id: str | None, state: str | None, meta: codec.Json) -> codec.Json:
+    def _state(self, task_id: str | None, state: str | None, meta: codec.Json) -> dict[str, Any]:
         if task_id not in {None, self.request.id}:
             raise ConfigError(f"job {self.request.id} can set only its own state, not that of job {task_id}")
         return {"state": state or "STARTED", "meta": meta}
@@ -270,6 +277,7 @@ class Context(JobMethods, CheckpointMethods):
         form: How the job's data was written.
         task: The task.
         has_reported: Whether the task has called :meth:`update_progress`.
+        reported: State and meta of its last :meth:`update_state`, ``None`` before the first.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of an attempt, which attempt.py connects
@@ -286,6 +294,7 @@ class Context(JobMethods, CheckpointMethods):
         super().__init__(request.task, checkpoints)
         self.request = request
         self.has_reported = False
+        self.reported: tuple[str, Any] | None = None
         self.job_client, self.conversion = job_client, conversion
         self.payloads, self.form, self.task = payloads, form, task
 

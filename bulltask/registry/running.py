@@ -10,9 +10,35 @@ from bulltask.jobs.job import RunningJob
 from bulltask.registry.context import Context
 from bulltask.registry.current_job import enter_job
 
-__all__ = ["current_context", "current_task", "enter_attempt", "enter_context", "running_task"]
+__all__ = ["LazyContext", "current_context", "current_task", "enter_attempt", "enter_context", "running_task"]
 
-_current: ContextVar[Context | Callable[[], Context] | None] = ContextVar("bulltask_context", default=None)
+
+class LazyContext:
+    """The context of an attempt, created on first use, because few functions of unbound tasks use it.
+
+    Args:
+        create: Creates it.
+        context: The context of a bound task, which was created with its arguments.
+    """
+
+    __slots__ = ("_context", "_create")
+
+    def __init__(self, create: Callable[[], Context], context: Context | None) -> None:
+        self._create, self._context = create, context
+
+    def get(self) -> Context:
+        """Return the context."""
+        if self._context is None:
+            self._context = self._create()
+        return self._context
+
+    @property
+    def reported(self) -> tuple[str, Any] | None:
+        """State and meta of the last ``update_state`` in this attempt."""
+        return None if self._context is None else self._context.reported
+
+
+_current: ContextVar[Context | LazyContext | None] = ContextVar("bulltask_context", default=None)
 
 
 def current_context(task: str) -> Context | None:
@@ -21,20 +47,15 @@ def current_context(task: str) -> Context | None:
     return None if context is None or context.name != task else context
 
 
-def enter_context(context: Context | Callable[[], Context] | None) -> Context | Callable[[], Context] | None:
+def enter_context(context: Context | LazyContext | None) -> Context | LazyContext | None:
     """Make ``context`` the current one, and return the previous one."""
     previous = _current.get()
     _current.set(context)
     return previous
 
 
-def enter_attempt(job: RunningJob, context: Context | Callable[[], Context]) -> None:
-    """Make a job and its context the current ones.
-
-    Args:
-        job: The job.
-        context: Its context, or a function that creates it on first use, because few functions of unbound tasks use it.
-    """
+def enter_attempt(job: RunningJob, context: LazyContext) -> None:
+    """Make a job and its context the current ones."""
     enter_job(job)
     _current.set(context)
 
@@ -49,10 +70,7 @@ def running_task() -> Any:
 
 def _running_context() -> Context | None:
     context = _current.get()
-    if callable(context):
-        context = context()
-        _current.set(context)
-    return context
+    return context.get() if isinstance(context, LazyContext) else context
 
 
 if TYPE_CHECKING:

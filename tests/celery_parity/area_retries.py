@@ -262,6 +262,35 @@ better(
     lambda p: p.raises_exception.delay(p.key, "Ignore").get(timeout=2 if p.is_celery else 60),
 )
 same(
+    '`update_state(state="FAILURE", meta={"exc_type": …})` and `raise Ignore` fail a task with that exception.',
+    ["FAILURE", "ValueError", "no such customer"],
+    lambda p: ended(
+        p, "FAILURE", {"exc_type": "ValueError", "exc_module": "builtins", "exc_message": ["no such customer"]}
+    ),
+)
+better(
+    "If `meta` of the state `FAILURE` is a text, reading the result raises `ValueError`.",
+    ("ValueError", ["FAILURE", "TaskError", "no such customer"]),
+    "the text is the reason of the failure",
+    lambda p: ended(p, "FAILURE", "no such customer"),
+)
+same(
+    '`update_state(state="SUCCESS", meta=…)` and `raise Ignore` make `meta` the result.',
+    ["SUCCESS", {"rows": 3}],
+    lambda p: ended(p, "SUCCESS", {"rows": 3}),
+)
+same(
+    '`update_state(state="REVOKED")` and `raise Ignore` revoke the task.',
+    "REVOKED",
+    lambda p: ended(p, "REVOKED", None)[0],
+)
+differs(
+    "After any other state and `raise Ignore`, the task keeps the state, and `get` waits forever.",
+    (["SKIPPED", "TimeoutError"], ["SUCCESS", None]),
+    "the task completes without a result, because a job that waits for it would wait forever",
+    lambda p: ended(p, "SKIPPED", 1),
+)
+same(
     "`raise Reject(requeue=True)` returns a task to its queue, and it runs again.",
     ["done", 2],
     lambda p: outcome_and_runs(p, p.raises_exception.delay(p.key, "Reject", requeue=True)),
@@ -278,3 +307,13 @@ def rejected(p: Any) -> list[str]:
     first: list[str] = p.notes()
     p.get(p.add.delay(1, 2))
     return first + list(p.notes_so_far())
+
+
+def ended(p: Any, state: str, meta: object) -> list[object]:
+    """Return the status of a task that sets a state and ends with `Ignore`, and its result or error."""
+    sent = p.ignored_in_state.delay(state, meta)
+    p.wait_for(lambda: sent.status == state or sent.ready())
+    try:
+        return [sent.status, sent.get(timeout=1)]
+    except Exception as exc:  # noqa: BLE001 - part of the outcome
+        return [sent.status, type(exc).__name__, *([str(exc).rpartition(": ")[2]] if state == "FAILURE" else [])]

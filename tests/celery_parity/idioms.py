@@ -327,7 +327,6 @@ MISSING: Final = {
     "new().conf.broker_connection_retry_on_startup": "always on",
     "new().conf.result_backend": "a job stores its result",
     "add.max_retries == 3": "see add.options",
-    'add.apply_async((2, 3), serializer="json").get(timeout=9) == 5': "the sender of a shared task may change",
     'add.apply_async((2, 3), compression="gzip").get(timeout=9) == 5': "the sender of a shared task may change",
     'add.apply_async((2, 3), retry=True, retry_policy={"max_retries": 3}).get(timeout=9) == 5': "the sender of a shared task may change",
     'add.apply_async((2, 3), routing_key="idioms").get(timeout=9) == 5': "the sender of a shared task may change",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from importlib import import_module
 from typing import Any
 from uuid import UUID
 
@@ -172,6 +173,11 @@ def _define_processes(app: Any) -> dict[str, Any]:
         if times:
             return self.apply_async((key, times - 1)).id
         return self.AsyncResult(self.request.id).id == self.request.id
+
+    @app.task(bind=True)
+    def ignored_in_state(self, state, meta=None):
+        self.update_state(state=state, meta=meta)
+        raise import_module(f"{type(app).__module__.partition('.')[0]}.exceptions").Ignore
 
     @app.task(bind=True)
     def progress(self, key):

@@ -16,7 +16,7 @@ from typing import Any, Final
 from bulltask.app import App
 from bulltask.clock import mono_ms, to_ms
 from bulltask.config.rate_limits import TaskRate
-from bulltask.errors import BrokerError, InvalidJobError, JobExpiredError, PermanentError
+from bulltask.errors import BrokerError, Ignore, InvalidJobError, JobExpiredError, PermanentError
 from bulltask.jobs.checkpoint import Checkpoint
 from bulltask.jobs.child_results import Replacement
 from bulltask.jobs.errbacks import FailedJob
@@ -28,10 +28,11 @@ from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.context import Context
 from bulltask.registry.job_client import JobClient
 from bulltask.registry.request import Request
-from bulltask.registry.running import enter_attempt
+from bulltask.registry.running import LazyContext, enter_attempt
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task
+from bulltask.worker.child.ignored import outcome_of_ignored
 from bulltask.worker.child.job_payloads import JobArguments, JobPayloads
 from bulltask.worker.child.outcomes import (
     CompletedOutcome,
@@ -41,6 +42,7 @@ from bulltask.worker.child.outcomes import (
     RescheduledByWorkerOutcome,
     WaitingForChildrenOutcome,
     requested_outcome,
+    with_checkpoint,
 )
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.retry_decision import as_permanent, decide_retry, is_retried
@@ -81,20 +83,6 @@ class Attempt:
     limits: TimeLimits = NO_LIMITS
     context: Context | None = None
     rate: TaskRate | None = None
-
-
-def _starts_before_checkpoint(job: RunningJob) -> int:
-    """Return how many times the job had started before its checkpoint; ``max_started_attempts`` ignores these."""
-    return Checkpoint.from_json(job.checkpoint, job.id).attempts_started
-
-
-def _with_checkpoint(attempt: Attempt, outcome: Outcome) -> Outcome:
-    """Return the outcome with the checkpoint that is stored in the same step."""
-    if isinstance(outcome, RescheduledByWorkerOutcome):
-        return outcome
-    checkpoints = None if attempt.context is None else attempt.context.checkpoints
-    last = None if checkpoints is None else checkpoints.last(completed=isinstance(outcome, CompletedOutcome))
-    return outcome if last is None else replace(outcome, checkpoint=last)
 
 
 class AttemptRunner:
@@ -180,14 +168,15 @@ class AttemptRunner:
         """
         # A copy, so that one task's context variables are not visible to the next one.
         variables = contextvars.copy_context()
-        variables.run(enter_attempt, attempt.job, self._lazy_context(attempt))
+        context = self._lazy_context(attempt)
+        variables.run(enter_attempt, attempt.job, context)
         target = self._hooked(attempt, variables).call if self.hooks.wanted(attempt.task) else attempt.task.target
         function: Callable[..., Any] = functools.partial(call_task, self._cancellation.raise_if_cancelled, target)
         if attempt.task.options.spark:
             function = self._spark.wrap(attempt.job, slot.token, function, attempt.context)
         execution = self._start_execution(attempt, slot, alone=True)
         function = functools.partial(variables.run, function, *attempt.arguments.args, **attempt.arguments.kwargs)
-        return self.outcome(attempt, *self.execute(execution, function))
+        return self.outcome(attempt, *self.execute(execution, function), context)
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run an async task, or a sync task in a thread.
@@ -195,10 +184,9 @@ class AttemptRunner:
         The caller creates a separate asyncio task, and so a separate context, for it.
         """
         execution = self._start_execution(attempt, slot, alone=False)
-        enter_attempt(attempt.job, self._lazy_context(attempt))
-        return self.outcome(
-            attempt, *await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
-        )
+        enter_attempt(attempt.job, context := self._lazy_context(attempt))
+        ending = await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
+        return self.outcome(attempt, *ending, context)
 
     def _bound(self, attempt: Attempt) -> Callable[[], Any]:
         """Return the call of a task that does not run on the main thread, with its hooks."""
@@ -260,8 +248,10 @@ class AttemptRunner:
             in_canvas = job.canvas or job.replacement
             raise self._failure_of_child(job) if in_canvas else PermanentError(job.deferred_failure)
         limit = self._config.max_started_attempts
-        if limit is not None and job.attempts_started > limit + _starts_before_checkpoint(job):
-            raise PermanentError(_STARTED_TOO_OFTEN)
+        if limit is not None:
+            before_checkpoint = Checkpoint.from_json(job.checkpoint, job.id).attempts_started  # do not count
+            if job.attempts_started > limit + before_checkpoint:
+                raise PermanentError(_STARTED_TOO_OFTEN)
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
 
@@ -324,8 +314,9 @@ class AttemptRunner:
         request, payloads = self._request(job, task, arguments.args, arguments.kwargs), self._payloads.codec
         return Context(request, client, task.conversion, checkpoints, payloads, arguments.form, task=task)
 
-    def _lazy_context(self, attempt: Attempt) -> Context | Callable[[], Context]:
-        return attempt.context or functools.partial(self._context, attempt.job, attempt.task, attempt.arguments)
+    def _lazy_context(self, attempt: Attempt) -> LazyContext:
+        create = functools.partial(self._context, attempt.job, attempt.task, attempt.arguments)
+        return LazyContext(create, attempt.context)
 
     def _request(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -362,14 +353,25 @@ class AttemptRunner:
             in_batch=in_batch,
         )
 
-    def outcome(self, attempt: Attempt, raised: BaseException | None, result: object) -> Outcome:
-        """Return the outcome of an attempt whose function has raised an exception, or returned a result."""
-        outcome: Outcome
+    def outcome(
+        self, attempt: Attempt, raised: BaseException | None, result: object, context: LazyContext | None = None
+    ) -> Outcome:
+        """Return the outcome of an attempt whose function has raised an exception, or returned a result.
+
+        Args:
+            attempt: The attempt.
+            raised, result: How it has ended.
+            context: Its context, ``None`` in a batch.
+        """
         if raised is None:
-            outcome = self._encode_result(attempt, result)
+            outcome: Outcome = self._encode_result(attempt, result)
+        elif isinstance(raised, Ignore):
+            reported = None if context is None else context.reported
+            outcome = outcome_of_ignored(reported, functools.partial(self._encode_result, attempt))
         else:
             outcome = requested_outcome(raised) or self._outcome_of_error(raised, attempt.job, attempt.task)
-        return _with_checkpoint(attempt, outcome) if attempt.task.options.checkpoint else outcome
+        checkpoints = None if attempt.context is None else attempt.context.checkpoints
+        return outcome if checkpoints is None else with_checkpoint(outcome, checkpoints)
 
     def _outcome_of_error(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = decide_retry(exc, job, task, self._app)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bulltask.clock import to_ms
-from bulltask.errors import ConfigError, Ignore, RateLimitQueue, Reject, ReleaseJob, RescheduleJob, WaitForChildren
+from bulltask.errors import ConfigError, RateLimitQueue, Reject, ReleaseJob, RescheduleJob, WaitForChildren
 from bulltask.jobs.checkpoint import CHECKPOINT_FIELD
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.failures import truncate_reason
 from bulltask.jobs.job import RunningJob
+from bulltask.registry.checkpoints import Checkpoints
 from bulltask.transport.keys import QueueKeys
 from bulltask.value_class import value_class
 from bulltask.worker.slots import Slot
@@ -30,6 +31,7 @@ __all__ = [
     "checkpoint_fields",
     "release_reason",
     "requested_outcome",
+    "with_checkpoint",
 ]
 
 _BY_TASK: Final = "its task released it"
@@ -180,8 +182,11 @@ RequestedOutcome = RescheduledByTaskOutcome | ReleasedOutcome | RateLimitedOutco
 Outcome = CompletedOutcome | FailedOutcome | RetriedOutcome | RescheduledByWorkerOutcome | RequestedOutcome
 
 
-def requested_outcome(exc: BaseException) -> RequestedOutcome | CompletedOutcome | FailedOutcome | None:
-    """Return the outcome that a task requested by raising ``exc``; ``None`` if ``exc`` is any other exception."""
+def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | None:
+    """Return the outcome that a task requested by raising ``exc``; ``None`` if ``exc`` is any other exception.
+
+    For ``Ignore``, see :mod:`bulltask.worker.child.ignored`.
+    """
     match exc:
         case RescheduleJob():
             try:
@@ -190,8 +195,6 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | CompletedOutcome
                 return FailedOutcome(str(error), "", "permanent")
         case ReleaseJob() | Reject(requeue=True):
             return ReleasedOutcome(exc.reason if isinstance(exc, ReleaseJob) else _BY_TASK)
-        case Ignore():
-            return CompletedOutcome(b"null", None, ignored=True)
         case RateLimitQueue():
             return _rate_limited(exc)
         case _:
@@ -205,6 +208,14 @@ def release_reason(outcome: ReleasedOutcome | RateLimitedOutcome) -> str:
             return outcome.reason
         case RateLimitedOutcome():
             return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
+
+
+def with_checkpoint(outcome: Outcome, checkpoints: Checkpoints) -> Outcome:
+    """Return the outcome with the checkpoint that is stored in the same step."""
+    if isinstance(outcome, RescheduledByWorkerOutcome):
+        return outcome
+    last = checkpoints.last(completed=isinstance(outcome, CompletedOutcome))
+    return outcome if last is None else replace(outcome, checkpoint=last)
 
 
 def checkpoint_fields(outcome: CompletedOutcome | FailedOutcome | RetriedOutcome) -> list[str]:
