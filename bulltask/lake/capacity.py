@@ -262,5 +262,5 @@ def _seconds(seconds: float) -> str:
 
 
 def _percent(fraction: float) -> str:
-    percent = min(fraction * 100, 99.99)  # 99.999 % must not be shown as 100 %
-    return f"{percent:.4g} %" if percent >= 1 else f"{significant(percent)} %"
+    percent = min(fraction * 100, 99.99)  # 99.999% must not be shown as 100%
+    return f"{percent:.4g}%" if percent >= 1 else f"{significant(percent)}%"

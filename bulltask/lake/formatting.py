@@ -103,13 +103,13 @@ def _duration(ms: float) -> str:
 
 def _fraction(value: float) -> str:
     percent = value * 100
-    # 99.98 % must not be shown as 100 %, nor one failure in a million as 0 %.
+    # 99.98% must not be shown as 100%, nor one failure in a million as 0%.
     if 99 < percent < 100:
         text = f"{percent:.2f}" if percent < 99.995 else f"{min(percent, 99.999):.3f}"
-        return f"{text.rstrip('0').rstrip('.')} %"
+        return f"{text.rstrip('0').rstrip('.')}%"
     if 0 < abs(percent) < 0.01:
-        return "< 0.01 %" if percent > 0 else "> -0.01 %"
-    return f"{_number(percent)} %"
+        return "< 0.01%" if percent > 0 else "> -0.01%"
+    return f"{_number(percent)}%"
 
 
 def _money(value: Decimal | float) -> str:

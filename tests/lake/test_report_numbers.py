@@ -49,7 +49,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
     shown = {figure.label: (figure.value, figure.detail, figure.bad) for figure in build_report(lake).figures}
     assert shown == {
         "Finished jobs": ("200", "20 per minute", False),
-        "Failed": ("2.5 %", "5 jobs", True),
+        "Failed": ("2.5%", "5 jobs", True),
         "Wait, p95": ("10 ms", "median 10 ms", False),
         "Run, p95": ("3.01 s", "median 606 ms", False),
         "Busy slots": ("0.6", "peak 7", False),
@@ -60,7 +60,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
 def test_the_headline_without_a_price_shows_the_worker_time(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gold("cost_day", [cost_row("2026-11-22", cost=None)])
     last = build_report(lake).figures[-1]
-    assert (last.label, last.value, last.detail) == ("Run time", "1 min", "25 % wasted")
+    assert (last.label, last.value, last.detail) == ("Run time", "1 min", "25% wasted")
 
 
 def test_a_tasks_percentiles_are_computed_across_all_minutes(lake: LakeBuilder) -> None:
