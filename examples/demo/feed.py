@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# redis-py imports it for its first connection. If Ctrl-C interrupted that import, other threads could not connect.
+# redis-py imports this for its first connection. If Ctrl-C interrupted the import, other threads could not connect.
 import email.parser  # noqa: F401
 import json
 import queue

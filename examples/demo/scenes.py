@@ -137,7 +137,7 @@ def kill_a_child(context: DemoContext) -> None:
             context.killed = progress["child"]
             killed_at = time.perf_counter()
             os.kill(context.killed, signal.SIGKILL)
-            context.screen.moment(killed_at - begin, "demo", f"kill -9 {context.killed}")
+            context.screen.timed_line(killed_at - begin, "demo", f"kill -9 {context.killed}")
         elif entry.source == "event" and entry.name == "active" and killed_at:
             back_at = entry.at
     if not back_at:

@@ -66,7 +66,7 @@ class Screen:
         """Print a line of the scene's output."""
         self._console.print(f"   {text}", markup=False)
 
-    def moment(self, seconds: float, source: str, text: str) -> None:
+    def timed_line(self, seconds: float, source: str, text: str) -> None:
         """Print an event, ``seconds`` after the job was sent."""
         line = Text()
         line.append(f"{seconds:8.3f} s  ", "dim")
@@ -81,7 +81,7 @@ class Screen:
             return
         text = _log_line(entry) if entry.source == "worker" else _event(entry)
         if text:
-            self.moment(entry.at - sent_at, entry.source, text)
+            self.timed_line(entry.at - sent_at, entry.source, text)
 
     def row(self, row: Row) -> None:
         """Add a row to the table."""

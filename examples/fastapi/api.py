@@ -29,7 +29,7 @@ def get_app() -> App:
     return app
 
 
-Tasks = Annotated[App, Depends(get_app)]
+AppDep = Annotated[App, Depends(get_app)]
 
 api = FastAPI(title="Shop", lifespan=lifespan)
 NOT_FOUND = "the report does not exist, or was removed a day after it finished"
@@ -49,19 +49,19 @@ async def order_report(order: Order, request: Request) -> dict[str, str]:
 
 
 @api.get("/reports/{job_id}")
-async def report_status(job_id: UUID, tasks: Tasks) -> dict[str, Any]:
+async def report_status(job_id: UUID, bulltask_app: AppDep) -> dict[str, Any]:
     """Return the job's state; the type ``UUID`` rejects ids of other formats."""
-    snapshot = await tasks.result(str(job_id)).asnapshot()
+    snapshot = await bulltask_app.result(str(job_id)).asnapshot()
     if snapshot.state is JobState.UNKNOWN:
         raise HTTPException(404, NOT_FOUND)
     return {"state": snapshot.state, "attempts_made": snapshot.attempts_made, "error": snapshot.failed_reason or None}
 
 
 @api.get("/reports/{job_id}/result")
-async def report_result(job_id: UUID, tasks: Tasks, wait: Annotated[float, Query(ge=0, le=30)] = 10) -> Any:
+async def report_result(job_id: UUID, bulltask_app: AppDep, wait: Annotated[float, Query(ge=0, le=30)] = 10) -> Any:
     """Return the report; wait for it up to ``wait`` seconds."""
     try:
-        return await tasks.result(str(job_id)).aget(timeout=wait)
+        return await bulltask_app.result(str(job_id)).aget(timeout=wait)
     except ResultTimeoutError:
         raise HTTPException(503, "not ready yet, try again", {"Retry-After": "1"}) from None
     except JobNotFoundError:
@@ -71,14 +71,14 @@ async def report_result(job_id: UUID, tasks: Tasks, wait: Annotated[float, Query
 
 
 @api.get("/reports/{job_id}/progress")
-async def report_progress(job_id: UUID, tasks: Tasks) -> StreamingResponse:
+async def report_progress(job_id: UUID, bulltask_app: AppDep) -> StreamingResponse:
     """Send the job's progress while it runs, as server-sent events."""
-    return StreamingResponse(progress(str(job_id), tasks), media_type="text/event-stream")
+    return StreamingResponse(progress(str(job_id), bulltask_app), media_type="text/event-stream")
 
 
-async def progress(job_id: str, tasks: App) -> AsyncIterator[str]:
-    async with tasks.aevents("reports") as events:  # opened first, so that no event is missed
-        snapshot = await tasks.result(job_id, "reports").asnapshot()
+async def progress(job_id: str, bulltask_app: App) -> AsyncIterator[str]:
+    async with bulltask_app.aevents("reports") as events:  # opened first, so that no event is missed
+        snapshot = await bulltask_app.result(job_id, "reports").asnapshot()
         if snapshot.state.finished or snapshot.state is JobState.UNKNOWN:
             return
         async for event in events:

@@ -1,4 +1,4 @@
-"""The pipeline's demo (``make demo-spark``): send the rows of a DataFrame as jobs, and store their history in tables.
+"""The pipeline demo (``make demo-spark``): send the rows of a DataFrame as jobs, and store their history in tables.
 
 The exit code is 0 only if the tables have every job's outcome. Needs Java 17.
 """
@@ -63,7 +63,7 @@ def main() -> int:
     os.environ["BULLTASK_PREFIX"] = PREFIX
     install_signal_handlers()
     try:
-        with server_of(args.url) as (url, server):
+        with demo_server(args.url) as (url, server):
             if args.url and not args.resume:
                 remove_jobs(url)
             return run_steps(plan, url, server, args)
@@ -105,7 +105,7 @@ def start_plan(lake: Path, jobs: int) -> Plan:
 
 
 @contextmanager
-def server_of(url: str | None) -> Iterator[tuple[str, str]]:
+def demo_server(url: str | None) -> Iterator[tuple[str, str]]:
     """Yield the server's URL and its description."""
     if url is not None:
         os.environ["BULLTASK_BROKER_URL"] = url
@@ -131,7 +131,7 @@ def run_steps(plan: Plan, url: str, server: str, args: argparse.Namespace) -> in
         # Imported here, because the app of tasks.py reads the broker's URL from the environment when it is created.
         from steps import DemoSteps  # noqa: PLC0415
 
-        conf = dict(word.split("=", 1) for word in args.conf)
+        conf = dict(pair.split("=", 1) for pair in args.conf)
         with DemoSteps(url, server, args.lake, args.master, conf) as steps:
             steps.start_pipeline()
             steps.send(plan.jobs, plan.write_id)

@@ -74,7 +74,8 @@ class DemoSteps:
             F.floor(F.col("id") / len(TASKS)).alias("order"),
         )
         for queue in sorted(set(QUEUES.values())):
-            queue_rows = rows.where(F.col("task").isin([task for task, of in QUEUES.items() if of == queue]))
+            tasks = [task for task in TASKS if QUEUES[task] == queue]
+            queue_rows = rows.where(F.col("task").isin(tasks))
             print(f'   >>> enqueue(rows, "{queue}", name=F.col("task"), data=["order"])', flush=True)
             result = bulltask.spark.enqueue(
                 queue_rows, queue, name=F.col("task"), data=["order"], write_id=write_id, url=self._url

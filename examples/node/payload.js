@@ -1,4 +1,4 @@
-// Opens and makes bulltask's encrypted payloads (docs/reference/payloads.md). Payloads must be JSON.
+// Encrypts and decrypts bulltask's payloads (docs/reference/payloads.md). Payloads must be JSON.
 import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto';
 import { deflateSync, inflateSync } from 'node:zlib';
 
@@ -14,8 +14,8 @@ export function readKeys(text) {
 const boundTo = (purpose, queue, owner, header) =>
   Buffer.from(JSON.stringify([KEY, 1, 'encryption', purpose, queue, owner, header.ser, header.zip ?? '', '', '']));
 
-/** Returns a stored value; `purpose` is 'arguments' or 'result', `owner` the task's name or the job's id. */
-export function open(stored, keys, purpose, queue, owner) {
+/** Returns the value of a stored payload. The owner is the task's name for 'arguments', the job's id for 'result'. */
+export function decrypt(stored, keys, purpose, queue, owner) {
   if (!stored?.[KEY]) return stored;
   const { v, ser, zip, enc, iv, body } = stored[KEY];
   if (v !== 1 || ser !== 'json' || !['', 'zlib', undefined].includes(zip)) throw new Error(`cannot read ${ser} ${zip}`);
@@ -29,8 +29,8 @@ export function open(stored, keys, purpose, queue, owner) {
   return JSON.parse(zip ? inflateSync(data, { maxOutputLength: MAX_BYTES }) : data);
 }
 
-/** Returns a value as it is stored, encrypted with the first key; with `zip`, also compressed. */
-export function make(value, keys, purpose, queue, owner, zip = false) {
+/** Returns the payload to store for a value, encrypted with the first key; with `zip`, also compressed. */
+export function encrypt(value, keys, purpose, queue, owner, zip = false) {
   const [[enc, key]] = keys;
   const [header, iv] = [{ v: 1, ser: 'json', ...(zip && { zip: 'zlib' }) }, randomBytes(12)];
   const text = Buffer.from(JSON.stringify(value ?? null));

@@ -245,7 +245,7 @@ def test_the_report_is_made_once_a_day(bulltask_worker: InlineWorker) -> None:
     assert tasks.REPORTS.count("report") == 1
 
 
-def test_get_passes_the_time_until_the_job_is_due(bulltask_worker: InlineWorker, bulltask_clock: FakeClock) -> None:
+def test_get_advances_the_clock_until_the_job_is_due(bulltask_worker: InlineWorker, bulltask_clock: FakeClock) -> None:
     start = bulltask_clock.now()
     mail.apply_async(("ann@example.com", "hello"), countdown=3600).get()
     assert bulltask_clock.now() - start >= timedelta(hours=1)

@@ -1,4 +1,4 @@
-"""The Node helper of examples/node opens what bulltask has encrypted, and bulltask opens what the helper has made."""
+"""The Node.js helper in examples/node decrypts what bulltask has encrypted, and vice versa."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.interop
 
 HELPER = ROOT / "examples/node/payload.js"
 PROGRAM = """
-import { make, open, readKeys } from 'HELPER';
+import { decrypt, encrypt, readKeys } from 'HELPER';
 const { keys: text, opened, owner, made } = JSON.parse(process.argv[1]);
 const keys = readKeys(text);
 let refused = '';
-try { open(opened, keys, 'arguments', '{mail}', 'other'); } catch (error) { refused = error.message; }
+try { decrypt(opened, keys, 'arguments', '{mail}', 'other'); } catch (error) { refused = error.message; }
 console.log(JSON.stringify({
-  opened: open(opened, keys, 'arguments', '{mail}', owner),
-  plain: make(made, keys, 'arguments', '{mail}', owner),
-  zipped: make(made, keys, 'result', '{mail}', '7', true),
+  opened: decrypt(opened, keys, 'arguments', '{mail}', owner),
+  plain: encrypt(made, keys, 'arguments', '{mail}', owner),
+  zipped: encrypt(made, keys, 'result', '{mail}', '7', true),
   refused,
 }));
 """

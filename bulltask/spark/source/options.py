@@ -181,7 +181,7 @@ OPTIONS: Final = (
     _O("table", "table", _BATCH, choice("jobs", "events", "counts"), "jobs", "what to read"),
     _O("table", "table", _STREAM, choice("events"), "events", "what to read"),
     _O("state", "states", _JOBS, _job_states, "completed,failed", "states of the jobs to read"),
-    _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "at most; default: 2 per core"),
+    _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "maximum number; default: 2 per core"),
     _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "minimum number of jobs per partition"),
     _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; only for one query per load()"),
     _O("fetchSize", "fetch_size", _JOBS, integer(1, 100_000), 1_000, "jobs per round trip to Redis"),
