@@ -142,9 +142,11 @@ def kill_a_child(context: DemoContext) -> None:
             back_at = entry.at
     if not back_at:
         raise DemoFailed("the child was killed too late: the job had already finished")
-    away, lock = (back_at - killed_at) * 1000, app.config.lock_ms / 1000
-    context.screen.line(f"running again {away:.0f} ms after the kill, although its lock expires only after {lock:g} s")
-    context.screen.row(Row("killed child", 1, "completed", f"recovered after {away:.0f} ms (lock: {lock:g} s)"))
+    recovery_ms, lock_s = (back_at - killed_at) * 1000, app.config.lock_ms / 1000
+    context.screen.line(f"running again {recovery_ms:.0f} ms after the kill; its lock expires only after {lock_s:g} s")
+    context.screen.row(
+        Row("killed child", 1, "completed", f"recovered after {recovery_ms:.0f} ms (lock: {lock_s:g} s)")
+    )
     context.expect(Expectation(job, "intro.mp4: 4 scenes", attempts_started=2))
 
 
