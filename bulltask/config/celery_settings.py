@@ -54,7 +54,9 @@ _SIGNATURE = "pickles are signed with HMAC keys, not with certificates; set payl
 _AT_LEAST_ONCE = "a job is acknowledged when its outcome is stored, and runs again if its worker dies"
 _RECOVERY = "a job whose child process died is recovered immediately, by its worker"
 _LOG_FORMAT = "a worker writes one structured line per event; configure logging or structlog in the app's module"
-_NO_PREFETCH = "a worker acquires a job only when a child process can run it"
+_NO_PREFETCH = (
+    "a worker acquires jobs ahead only while they are short, and releases those that would wait (worker_prefetch)"
+)
 _EAGER = "eager mode does not use Redis; to store results, test with bulltask.testing"
 _CHORD = "canvas (group, chord, chain) does not use a result backend"
 _INTERNAL = "it customises a component of Celery's worker that bulltask does not have"

@@ -70,6 +70,14 @@ CHILD_SETTINGS: Final = (
         "none: unlimited",
     ),
     _S(
+        "worker_prefetch",
+        "prefetch",
+        integer(0, 1_000),
+        16,
+        "maximum number of jobs that a child process acquires in one round trip while jobs take less than a few "
+        "milliseconds; 0: always one",
+    ),
+    _S(
         "worker_async_concurrency",
         "async_concurrency",
         integer(1, 10_000),

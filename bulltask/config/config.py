@@ -101,6 +101,7 @@ class Config:
     max_tasks_per_child: int | None
     max_memory_kib: int | None
     hard_memory_kib: int | None
+    prefetch: int
     async_concurrency: int
     lock_ms: int
     lock_renew_ms: int | None

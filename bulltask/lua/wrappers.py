@@ -14,6 +14,8 @@ from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 __all__ = [
     "add_once",
     "collect_batch",
+    "fetch_ahead",
+    "release_unstarted",
     "retry_failed",
     "with_checkpoint",
     "with_delay",
@@ -42,6 +44,26 @@ def collect_batch() -> Script:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     return _combine(bulltask_script("collectBatch"), with_guard("moveToActive", "promotionGuard"), b"fetch")
+
+
+@cache
+def fetch_ahead() -> Script:
+    """Return ``fetchAhead`` with BullMQ's ``moveToActive`` and its guard, which it calls as ``fetch(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    """
+    return _combine(bulltask_script("fetchAhead"), with_guard("moveToActive", "promotionGuard"), b"fetch")
+
+
+@cache
+def release_unstarted() -> Script:
+    """Return ``releaseUnstarted`` with ``moveJobFromActiveToWait``, which it calls as ``release(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    """
+    return _combine(bulltask_script("releaseUnstarted"), official_script("moveJobFromActiveToWait"), b"release")
 
 
 @cache

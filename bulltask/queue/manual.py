@@ -25,7 +25,8 @@ from bulltask.transport.operation import Operation, execute
 from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts import move as scripts
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.move import FetchOptions, FinishOptions
+from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
+from bulltask.transport.scripts.move import FinishOptions
 
 __all__ = ["Acquisition", "check_stalled", "complete", "delay", "fail", "release", "wait_for_children"]
 
@@ -66,7 +67,7 @@ class Acquisition:
     def try_once(self) -> Operation[StoredJob | None]:
         """Acquire the next job, if there is one."""
         keys, now_ms = self._context.keys, self._context.now_ms()
-        fetched = yield from execute(scripts.move_to_active(keys, self._fetch, now_ms))
+        fetched = yield from execute(move_to_active(keys, self._fetch, now_ms))
         self._limited_ms = fetched.limited_ms
         self._due_ms = max(1, fetched.due_ms - now_ms) if fetched.due_ms else 0
         if not fetched.job_id and self._popped is not None and self.wait_ms <= 0:

@@ -22,14 +22,15 @@ from bulltask.testing.queues import queues_in_redis
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
-from bulltask.transport.scripts.move import FetchOptions, collect_batch, move_from_active_to_wait, move_to_active
+from bulltask.transport.scripts.fetch import FetchOptions, collect_batch, move_to_active
+from bulltask.transport.scripts.move import move_from_active_to_wait
 from bulltask.transport.scripts.start import start_or_hold
 from bulltask.worker.child.attempt import Attempt
 from bulltask.worker.child.capacity import batches_of
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.in_process import InProcessRunner, Runnable
-from bulltask.worker.slots import Slot
+from bulltask.worker.slot import Slot
 
 __all__ = ["MAX_ATTEMPTS", "Drain", "Steps"]
 

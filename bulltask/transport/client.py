@@ -91,14 +91,27 @@ class Client:
         replies = self._exchange_many(calls)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
-    def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
         """Make independent calls in one round trip; the result of a failed call is its error.
+
+        Args:
+            calls: The calls.
+            packed: Their bytes, if they are packed already.
 
         Raises:
             BrokerUnavailableError: The connection broke; it is unknown which calls were executed.
         """
-        replies = self._exchange_many(calls)
+        replies = self._exchange_many(calls, packed)
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def send_packed(self, packed: Sequence[bytes]) -> list[Any]:
+        """Make calls that another process has packed, in one round trip; return the raw replies, or errors.
+
+        Raises:
+            BrokerUnavailableError: As in :meth:`try_many`.
+        """
+        as_it_is: Call[Any] = command("")
+        return [self._try(as_it_is, reply) for reply in self._exchange(packed)]
 
     def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
         """Queue calls in a transaction and discard it; the replies show which calls Redis would reject.
@@ -151,9 +164,9 @@ class Client:
                 # Not sock.shutdown(): for a TLS socket it drops the TLS state that the other thread is using.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-    def _exchange_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def _exchange_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
         """Send calls; resend those whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
-        replies = self._exchange([call.packed() for call in calls])
+        replies = self._exchange([call.packed() for call in calls] if packed is None else packed)
         while missing := [index for index, reply in enumerate(replies) if redis_errors.is_noscript(reply)]:
             again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
             for index, reply in zip(missing, again, strict=True):

@@ -14,7 +14,8 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import job as job_scripts
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
+from bulltask.transport.scripts.fetch import FetchOptions
+from bulltask.transport.scripts.move import fail_malformed, malformed_finish, move_to_finished
 
 __all__ = ["revoke"]
 

@@ -11,7 +11,7 @@ from bulltask.errors import ConfigError
 __all__ = ["ControlPage"]
 
 # Words of the page.
-_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING = range(5)
+_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES = range(6)
 
 
 class ControlPage:
@@ -19,7 +19,8 @@ class ControlPage:
 
     Args:
         memory: The page.
-        lock_fd: A descriptor of the file that contains the page, whose lock makes changes of permits atomic.
+        lock_fd: A descriptor of the file that contains the page; the lock of its first byte makes changes of permits
+            atomic.
 
     Attributes:
         has_permits: Whether the number of jobs is limited, so that a child needs a permit for each job.
@@ -47,6 +48,15 @@ class ControlPage:
     @finishing.setter
     def finishing(self, finishing: bool) -> None:
         self._words[_FINISHING] = finishing
+
+    @property
+    def watches(self) -> bool:
+        """True while the supervisor checks often whether a job delays those that its child has acquired ahead."""
+        return bool(self._words[_WATCHES])
+
+    @watches.setter
+    def watches(self, watches: bool) -> None:
+        self._words[_WATCHES] = watches
 
     def limit_jobs(self, jobs: int) -> None:
         """Let all children together start at most ``jobs`` jobs; call this before the first child starts.
@@ -86,8 +96,8 @@ class ControlPage:
     def _locked(self) -> Iterator[memoryview[int]]:
         assert self._lock_fd is not None, "call limit_jobs() first"
         # The kernel releases the lock of a process that is killed.
-        fcntl.lockf(self._lock_fd, fcntl.LOCK_EX)
+        fcntl.lockf(self._lock_fd, fcntl.LOCK_EX, 1)
         try:
             yield self._words
         finally:
-            fcntl.lockf(self._lock_fd, fcntl.LOCK_UN)
+            fcntl.lockf(self._lock_fd, fcntl.LOCK_UN, 1)

@@ -9,7 +9,8 @@ from bulltask.events import Bus, MalformedJobFailed
 from bulltask.jobs.retention import KEEP_ALL
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
+from bulltask.transport.scripts.fetch import FetchOptions
+from bulltask.transport.scripts.move import fail_malformed, malformed_finish, move_to_finished
 
 __all__ = ["MalformedJobHandler"]
 

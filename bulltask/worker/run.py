@@ -28,7 +28,7 @@ from bulltask.transport.inspect import count_runnable_jobs, queue_lengths
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child.capacity import slots_per_child
+from bulltask.worker.child.capacity import jobs_per_child, slots_per_child
 from bulltask.worker.child.main import ChildPlan, child_bus, run_child
 from bulltask.worker.child.spark_tasks import missing_dependencies
 from bulltask.worker.child.spawned import SpawnSpec
@@ -55,6 +55,7 @@ from bulltask.worker.supervisor.services import Service, Ticker
 from bulltask.worker.supervisor.signals import STOP_METHODS
 from bulltask.worker.supervisor.stacks import StackCollector
 from bulltask.worker.supervisor.stalled_check import StalledCheck
+from bulltask.worker.supervisor.takeover import Takeover
 from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
@@ -211,6 +212,7 @@ class _Assembly:
         revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
         services: list[Service] = [
             heartbeat,
+            Takeover(pool.blocks, self.slots.control, keys, client, backoff),
             time_limits,
             canceller,
             *([] if config.hard_memory_kib is None else [MemoryCheck(pool, config.hard_memory_kib)]),
@@ -233,7 +235,7 @@ class _Assembly:
         limits, keepalive_ms = self.config.autoscale, self.config.autoscale_keepalive_ms
         if limits is None:
             return []
-        per_child = self.slots.per_child
+        per_child = jobs_per_child(self.app)
         return [Autoscaler(pool, limits, keepalive_ms, per_child, self._count_jobs, self.bus, self.backoff)]
 
     def _stopping(self, pool: ChildPool, finish: Callable[[str], None]) -> list[Service]:

@@ -12,7 +12,7 @@ import pytest
 
 from bulltask.lua import wrappers
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.worker.slots import ID_BYTES
+from bulltask.worker.slot import ID_BYTES
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

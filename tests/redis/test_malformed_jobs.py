@@ -23,7 +23,7 @@ from bulltask.events import (
 )
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import FetchOptions, move_to_active
+from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
 from bulltask.worker.supervisor.stalled_check import StalledCheck

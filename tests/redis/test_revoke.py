@@ -18,8 +18,9 @@ from bulltask.lua import loader, wrappers
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.job import RevocationRequests, finish_revoked, revocation_requests, revoke
-from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_finished
+from bulltask.transport.scripts.move import FinishOptions, move_to_finished
 from tests.support.manual_worker import ManualWorker
 
 pytestmark = pytest.mark.redis

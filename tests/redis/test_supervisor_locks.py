@@ -24,10 +24,12 @@ from bulltask.events import (
 )
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from bulltask.transport.scripts.move import FetchOptions, move_to_active, renew_lock
+from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
+from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.slots import Slot, Slots
+from bulltask.worker.slot import Slot
+from bulltask.worker.slots import Slots
 from bulltask.worker.states import CancelReason
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.killed_attempts import KilledAttempt

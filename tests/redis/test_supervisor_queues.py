@@ -23,10 +23,11 @@ from bulltask.events import (
     RedisRecovered,
 )
 from bulltask.transport.client import Client
-from bulltask.transport.scripts.move import FetchOptions, move_to_active
+from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.slots import Slots, SlotView
+from bulltask.worker.slot import SlotView
+from bulltask.worker.slots import Slots
 from bulltask.worker.states import SlotState
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery

@@ -16,10 +16,13 @@ from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.fetcher import JobFetcher
+from bulltask.worker.child.job_starter import IterationAdder, JobStarter
+from bulltask.worker.child.prefetch_loop import PrefetchLoop
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
-from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
+from bulltask.worker.child.sync_loop import SyncLoop
+from bulltask.worker.child.sync_writer import OutcomeWriter
 from bulltask.worker.child.thread_tasks import TaskThreads
 from bulltask.worker.slots import Slots
 from bulltask.worker.wakeup_pipe import WakeupPipe
@@ -55,7 +58,10 @@ class Child:
         async_loop = AsyncLoop(block, runner, settler, broker.async_client, backoff, self._wakeup_pipe)
         iterations = IterationAdder(self.fetcher, broker.clock, UTC)
         collector = BatchCollector(self.fetcher, slots.control, broker.clock, async_loop, {})
-        self._loop = SyncLoop(self.fetcher, runner, settler, iterations, async_loop, retirement, collector)
+        starter = JobStarter(self.fetcher, runner, iterations, async_loop, retirement)
+        writer = OutcomeWriter(self.fetcher, settler)
+        prefetch = PrefetchLoop(self.fetcher, starter, runner, writer, async_loop, block, slots.control, 0, ())
+        self._loop = SyncLoop(self.fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch)
 
     def run_waiting(self) -> int:
         """Run jobs until none are waiting; return the number of jobs."""

@@ -20,7 +20,8 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, Outcome
 from bulltask.worker.child.settle import Settler
-from bulltask.worker.slots import Slot, Slots
+from bulltask.worker.slot import Slot
+from bulltask.worker.slots import Slots
 from bulltask.worker.states import SlotState
 
 KEYS = QueueKeys("bull", "{mail}", "mail")

@@ -24,7 +24,7 @@ from bulltask.worker.child.outcomes import (
     RetriedOutcome,
 )
 from bulltask.worker.child.thread_tasks import TaskThreads
-from bulltask.worker.slots import Deadlines, Slot
+from bulltask.worker.slot import Deadlines, Slot
 from bulltask.worker.states import CancelReason
 
 NOW_MS = 1_700_000_000_000

@@ -30,7 +30,7 @@ class Pool:
         limits = Autoscale(maximum, minimum)
         self.autoscaler = Autoscaler(pool, limits, 3_000, per_child, self.count_jobs, bus, self.backoff)
 
-    def free_slots(self) -> int | None:
+    def free_slots(self, _per_child: int) -> int | None:
         return self.free
 
     def resize(self, target: int) -> None:

@@ -15,7 +15,8 @@ from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled, TimeLimitExcee
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.worker.child import cancellation as module
 from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task, uninterrupted
-from bulltask.worker.slots import Slot, Slots
+from bulltask.worker.slot import Slot
+from bulltask.worker.slots import Slots
 from bulltask.worker.states import CancelReason
 
 LIMITS = TimeLimits(1_000, 2_000)

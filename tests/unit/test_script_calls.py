@@ -29,9 +29,10 @@ from bulltask.transport.results import RECHECK_MS, _OutageTolerance
 from bulltask.transport.revoke import revoke
 from bulltask.transport.scripts.add import IdempotentWrite, add_job, add_jobs_once
 from bulltask.transport.scripts.bull import JobConversion, move_bull_job
+from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
-from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished, retry_job
+from bulltask.transport.scripts.move import fail_malformed, malformed_finish, move_to_finished, retry_job
 from bulltask.transport.scripts.queue import state_size, worker_queues
 from bulltask.transport.scripts.schedule import read_repeatable
 from bulltask.transport.scripts.stream import StreamInfo, is_retained, read_blocking

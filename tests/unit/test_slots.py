@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError
-from bulltask.worker.slots import ID_BYTES, ChildBlock, Deadlines, Slot, Slots, SlotView, anonymous_file
+from bulltask.worker.slot import ID_BYTES, Deadlines, Slot, SlotView
+from bulltask.worker.slots import ChildBlock, Slots, anonymous_file
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
 
 # Python 3.12 warns about a fork in a process with threads (xdist's). These children only write to memory and exit.

@@ -18,7 +18,8 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child import spark_tasks
 from bulltask.worker.run import worker_id
-from bulltask.worker.slots import Deadlines, Slots, SlotView
+from bulltask.worker.slot import Deadlines, SlotView
+from bulltask.worker.slots import Slots
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
 from bulltask.worker.supervisor import canceller, child_pool, launch, stacks
 from bulltask.worker.supervisor.child_pool import _MAX_BOOT_FAILURES, ChildBootError, ChildPool
@@ -197,7 +198,7 @@ def test_the_supervisor_waits_for_the_earliest_delayed_start(monkeypatch: pytest
 
 
 def test_the_states_in_shared_memory_have_different_numbers() -> None:
-    assert [*map(int, SlotState)] == [*range(4)]
+    assert [*map(int, SlotState)] == [*range(8)]
     assert [*map(int, CancelReason)] == [*range(4)]
     assert [*map(int, ProcessState)] == [*range(5)]
 

@@ -11,9 +11,11 @@ from bulltask.events import Bus, JobCompleted
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
+from bulltask.worker.child.job_starter import IterationAdder, JobStarter
 from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome
 from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
+from bulltask.worker.child.sync_loop import SyncLoop
+from bulltask.worker.child.sync_writer import OutcomeWriter
 from bulltask.worker.slots import Slots
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
@@ -35,7 +37,6 @@ class Child:
         self.round_robin = SimpleNamespace(after=lambda index: index)
         bus, clock = Bus(), SimpleNamespace(now_ms=lambda: 1_000)
         bus.subscribe(JobCompleted, self.completed.append)
-        nothing: Any = None
         fake: Any = self
 
         settler = Settler(Settings({}, {}).freeze(), clock, bus, "worker")  # type: ignore[arg-type]
@@ -44,10 +45,7 @@ class Child:
         (slot,) = block.slots()
         slot.activate(0, "7", 1)
         acquired = AcquiredJob(slot, 0, KEYS, RunningJob.from_hash("mail", "7", FIELDS), 0)
-        collector: Any = SimpleNamespace(batches={})
-        SyncLoop(fake, nothing, settler, nothing, nothing, nothing, collector)._settle(
-            acquired, CompletedOutcome(b"1", 1), 0.0
-        )
+        OutcomeWriter(fake, settler).write(acquired, CompletedOutcome(b"1", 1), 0.0)
 
     # This object is also the fetcher, its connection and its backoff.
 
@@ -111,12 +109,14 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
     runner: Any = SimpleNamespace(begin=lambda _: CompletedOutcome(b"1", 1))
     durations: list[float] = []
 
-    class Loop(SyncLoop):
-        def _settle(self, _acquired: AcquiredJob, _outcome: object, duration_ms: float) -> None:
+    class Writer(OutcomeWriter):
+        def write(self, _acquired: AcquiredJob, _outcome: object, duration_ms: float) -> None:
             durations.append(duration_ms)
 
     retirement: Any = SimpleNamespace(count_job=lambda: False)
     fetcher: Any = SimpleNamespace(emit_started=lambda _: None)
     collector: Any = SimpleNamespace(batches={})
-    Loop(fetcher, runner, nothing, nothing, nothing, retirement, collector)._work(job)
+    starter = JobStarter(fetcher, runner, nothing, nothing, retirement)
+    writer = Writer(fetcher, nothing)
+    SyncLoop(fetcher, starter, runner, writer, nothing, retirement, collector, nothing)._work(job)
     assert durations == [0.0]

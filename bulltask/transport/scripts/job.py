@@ -17,7 +17,8 @@ from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, as_is, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, error_parser, raise_for, text, texts
-from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_finished
+from bulltask.transport.scripts.fetch import FetchOptions
+from bulltask.transport.scripts.move import FinishOptions, move_to_finished
 from bulltask.value_class import value_class
 
 __all__ = [

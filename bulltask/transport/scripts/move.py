@@ -8,31 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from bulltask.config.config import Config
 from bulltask.errors import NoPendingChildrenError
 from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, error_parser, parse_fetched, raise_for, texts
-from bulltask.transport.scripts.packed_options import pack_fetch, pack_finish
+from bulltask.transport.scripts.fetch import FetchOptions
+from bulltask.transport.scripts.packed_options import pack_finish
 from bulltask.value_class import value_class
 
 __all__ = [
     "CRASHES",
-    "FetchOptions",
     "FinishOptions",
-    "collect_batch",
     "fail_malformed",
     "find_by_token",
     "lock_expiries",
     "malformed_finish",
     "move_from_active_to_wait",
     "move_stalled_jobs_to_wait",
-    "move_to_active",
     "move_to_delayed",
     "move_to_finished",
     "move_to_waiting_children",
+    "release_unstarted",
     "renew_lock",
     "renew_locks",
     "retry_job",
@@ -48,33 +46,6 @@ Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
 
 _VALID: Final = 1  # the script's reply if the job's hash is valid
-
-
-@value_class
-class FetchOptions:
-    """How a worker acquires jobs.
-
-    Attributes:
-        token: Value of the lock.
-        lock_ms: How long a lock lasts unless it is renewed.
-        worker: The worker id, written into each job that it acquires; ``""`` for none.
-        limiter: BullMQ's ``limiter``, which applies if the queue has no global rate limit.
-        data_points: Minutes of BullMQ's metrics to keep; ``None`` turns the metrics off.
-    """
-
-    token: str
-    lock_ms: int
-    worker: str
-    limiter: Mapping[str, int] | None = None
-    data_points: int | None = None
-
-    @classmethod
-    def from_config(
-        cls, config: Config, keys: QueueKeys, token: str, worker: str, lock_ms: int | None = None
-    ) -> FetchOptions:
-        """Return the options of a worker with these settings; ``lock_ms`` overrides the setting."""
-        lock_ms = config.lock_ms if lock_ms is None else lock_ms
-        return cls(token, lock_ms, worker, config.limiter(keys.queue), config.metrics_max_data_points)
 
 
 @value_class
@@ -94,46 +65,6 @@ class FinishOptions:
     keep: Mapping[str, int]
     attempts: int
     fields: Fields = ()
-
-
-def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[Fetched]:
-    """``moveToActive``: promote delayed jobs that are due, then acquire the next job."""
-    script_keys = (
-        keys.wait,
-        keys.active,
-        keys.prioritized,
-        keys.events,
-        keys.stalled,
-        keys.limiter,
-        keys.delayed,
-        keys.paused,
-        keys.meta,
-        keys.pc,
-        keys.marker,
-    )
-    limiter = None if options.limiter is None else tuple(options.limiter.items())
-    packed = pack_fetch(options.token, options.lock_ms, options.worker, limiter)
-    return script_call(
-        wrappers.with_guard("moveToActive", "promotionGuard"), script_keys, (keys.base, now_ms, packed), parse_fetched
-    )
-
-
-def collect_batch(keys: QueueKeys, slots: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
-    """bulltask's ``collectBatch`` with ``moveToActive``: acquire jobs of one task until a job of another task is next.
-
-    Args:
-        keys: The queue.
-        slots: The options for each job, with different tokens.
-        task: The task's name.
-        now_ms: The server's time.
-    """
-    first, *others = (move_to_active(keys, options, now_ms) for options in slots)
-    packed = (first.argv[2], *(call.argv[2] for call in others))
-
-    def parse_reply(reply: Any) -> list[Fetched]:
-        return [parse_fetched(each) for each in reply]
-
-    return script_call(wrappers.collect_batch(), first.keys, (*first.argv[:2], task, *packed), parse_reply)
 
 
 def move_to_finished(
@@ -246,6 +177,12 @@ def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[N
     )
     args = (job_id, token, keys.job(job_id))
     return script_call(loader.official_script("moveJobFromActiveToWait"), script_keys, args, error_parser(keys, job_id))
+
+
+def release_unstarted(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
+    """bulltask's ``releaseUnstarted``: release a job that was acquired ahead. The start does not count, either."""
+    release = move_from_active_to_wait(keys, job_id, token)
+    return script_call(wrappers.release_unstarted(), release.keys, release.argv, release.parse_reply)
 
 
 def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: int) -> Call[None]:

@@ -22,7 +22,8 @@ from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteSt
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.exit_codes import ExitCode
-from bulltask.worker.slots import ChildBlock, Slot
+from bulltask.worker.slot import Slot
+from bulltask.worker.slots import ChildBlock
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
 __all__ = ["AsyncLoop"]

@@ -49,7 +49,7 @@ from bulltask.worker.child.retry_decision import as_permanent, decide_retry, is_
 from bulltask.worker.child.run_hooks import HookedRun, RunHooks
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.thread_tasks import InterruptibleCall, TaskThreads
-from bulltask.worker.slots import Deadlines, Slot
+from bulltask.worker.slot import Deadlines, Slot
 
 __all__ = ["Attempt", "AttemptRunner"]
 

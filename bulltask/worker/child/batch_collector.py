@@ -14,7 +14,7 @@ from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.outcomes import AcquiredJob
 from bulltask.worker.control_page import ControlPage
-from bulltask.worker.slots import Slot
+from bulltask.worker.slot import Slot
 
 __all__ = ["BatchCollector"]
 
@@ -107,7 +107,7 @@ class BatchCollector:
 
     def _collect(self, first: AcquiredJob, slots: Sequence[Slot]) -> list[Fetched]:
         try:
-            return self._fetcher.collect(first.queue_index, slots, first.job.name)
+            return self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
         except BrokerError as exc:
             for slot in slots:
                 self._fetcher.record_lost_call(exc, slot)

@@ -13,7 +13,7 @@ from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.batch import Batch
 from bulltask.worker.child.cancellation import TaskExecution, call_task
 from bulltask.worker.child.outcomes import Outcome
-from bulltask.worker.slots import Slot
+from bulltask.worker.slot import Slot
 from bulltask.worker.states import CancelReason
 
 __all__ = ["BatchRunner"]

@@ -32,7 +32,8 @@ from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.process import exit_if_forked
 from bulltask.worker.child.thread_tasks import InterruptibleCall
-from bulltask.worker.slots import ChildBlock, Deadlines, Slot
+from bulltask.worker.slot import Deadlines, Slot
+from bulltask.worker.slots import ChildBlock
 from bulltask.worker.states import CancelReason
 
 __all__ = ["Cancellation", "TaskExecution", "call_task", "uninterrupted"]

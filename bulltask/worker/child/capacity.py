@@ -5,7 +5,7 @@ from __future__ import annotations
 from bulltask.app import App
 from bulltask.clock import to_ms
 
-__all__ = ["batches_of", "concurrency_of", "slots_per_child"]
+__all__ = ["batches_of", "concurrency_of", "jobs_per_child", "long_tasks", "slots_per_child"]
 
 
 def concurrency_of(app: App) -> int:
@@ -14,9 +14,14 @@ def concurrency_of(app: App) -> int:
     return max(app.config.async_concurrency if has_async else 1, app.config.threads)
 
 
-def slots_per_child(app: App) -> int:
-    """Return how many slots a child needs: one for each concurrent job, but enough for the largest batch."""
+def jobs_per_child(app: App) -> int:
+    """Return how many jobs a child can run at a time, including those of a batch."""
     return max([concurrency_of(app), *(task.options.batch or 1 for task in app.tasks.values())])
+
+
+def slots_per_child(app: App) -> int:
+    """Return how many slots a child needs: for its jobs, and for those that it prefetches."""
+    return jobs_per_child(app) + max(0, app.config.prefetch - 1)
 
 
 def batches_of(app: App) -> dict[str, tuple[int, int]]:
@@ -27,3 +32,11 @@ def batches_of(app: App) -> dict[str, tuple[int, int]]:
         for name, options in by_name.items()
         if options.batch is not None
     }
+
+
+def long_tasks(app: App) -> frozenset[str]:
+    """Return the tasks whose jobs run beside others, in batches or in Spark: no other job should wait behind them."""
+    config, tasks = app.config, app.tasks.values()
+    return frozenset(
+        task.name for task in tasks if task.is_async or task.is_batch or config.threads or task.options.spark
+    )

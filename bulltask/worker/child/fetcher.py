@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any, Final
 
 from bulltask.clock import mono_ms
-from bulltask.config.config import Config
 from bulltask.config.rate_limits import TaskRate
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError, Interrupt, JobError
 from bulltask.events import Bus, JobHeld, JobStarted
@@ -16,25 +15,21 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts.move import (
-    FetchOptions,
-    collect_batch,
-    find_by_token,
-    move_from_active_to_wait,
-    move_to_active,
-    renew_lock,
-)
+from bulltask.transport.scripts.fetch import collect_batch, fetch_ahead, move_to_active
+from bulltask.transport.scripts.move import find_by_token, move_from_active_to_wait, renew_lock
 from bulltask.transport.scripts.start import start_or_hold
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
+from bulltask.worker.child.fetch_options import FetchOptionsCache
 from bulltask.worker.child.outcomes import AcquiredJob
 from bulltask.worker.child.round_robin import RoundRobin
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.malformed import MalformedJobHandler
 from bulltask.worker.quarantine import max_concurrent
-from bulltask.worker.slots import Slot
+from bulltask.worker.slot import Slot
+from bulltask.worker.states import SlotState
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
-__all__ = ["FetchOptionsCache", "JobFetcher", "WaitInterrupted"]
+__all__ = ["JobFetcher", "WaitInterrupted"]
 
 
 _PAUSE_MS: Final = 60_000
@@ -44,27 +39,6 @@ _CONCURRENCY_POLL_MS: Final = 1_000
 """Polling interval of a queue with global concurrency, because no marker is added when another worker's job ends."""
 _CONCURRENCY_CHECK_MS: Final = 5_000
 """Interval at which a child checks whether a queue has global concurrency."""
-
-
-class FetchOptionsCache:
-    """Caches the fetch options for each slot and queue, because they are the same in every call.
-
-    Args:
-        config: The worker's settings.
-        worker_id: Stored in each job as the worker that processes it.
-    """
-
-    def __init__(self, config: Config, worker_id: str) -> None:
-        self._config, self._worker_id = config, worker_id
-        self._cache: dict[tuple[str, str], FetchOptions] = {}
-
-    def get(self, keys: QueueKeys, token: str) -> FetchOptions:
-        """Return the options for a queue, with a slot's token."""
-        options = self._cache.get((keys.base, token))
-        if options is None:
-            options = FetchOptions.from_config(self._config, keys, token, self._worker_id)
-            self._cache[keys.base, token] = options
-        return options
 
 
 class WaitInterrupted(Interrupt):
@@ -93,11 +67,8 @@ class JobFetcher:
         control: ControlPage,
     ) -> None:
         self._clock, self._config, self._control = broker.clock, broker.config, control
-        self._bus, self._wakeup_pipe, self._fetch_options = (
-            bus,
-            wakeup_pipe,
-            FetchOptionsCache(broker.config, worker_id),
-        )
+        self._bus, self._wakeup_pipe = bus, wakeup_pipe
+        self._fetch_options = FetchOptionsCache(broker.config, worker_id)
         self.client, self._waiter = broker.client(), broker.blocking_client(self._config.drain_delay_ms)
         self.backoff = ReconnectBackoff(bus, self._config)
         self.round_robin = RoundRobin([broker.keys(queue) for queue in queues], self._clock)
@@ -226,11 +197,20 @@ class JobFetcher:
         keys = self.round_robin.queues[index]
         return move_to_active(keys, self._fetch_options.get(keys, slot.token), self._clock.now_ms())
 
-    def collect(self, index: int, slots: Sequence[Slot], task: str) -> list[Fetched]:
-        """Fetch up to one job of a task for each slot, until the next job in the queue belongs to another task."""
-        keys = self.round_robin.queues[index]
+    def fetch_many(self, index: int, slots: Sequence[Slot], task: str | None = None) -> list[Fetched]:
+        """Fetch up to one job for each slot.
+
+        Args:
+            index: The queue.
+            slots: The slots, which are reserved.
+            task: Stop when the next job belongs to another task. Without it, fetch jobs of any task, but none from a
+                queue that has a limit for all workers.
+        """
+        keys, now_ms = self.round_robin.queues[index], self._clock.now_ms()
         options = [self._fetch_options.get(keys, slot.token) for slot in slots]
-        return self.client.run(collect_batch(keys, options, task, self._clock.now_ms()))
+        if task is not None:
+            return self.client.run(collect_batch(keys, options, task, now_ms))
+        return [] if options[0].limiter is not None else self.client.run(fetch_ahead(keys, options, now_ms))
 
     def wait_for_queue(self, index: int, wait_ms: int) -> bool:
         """Wait for the marker of one queue; return whether this child has taken it."""
@@ -240,15 +220,17 @@ class JobFetcher:
             return True  # the interrupted call may have taken it
         return popped is not None
 
-    def acquired(self, index: int, slot: Slot, fetched: Fetched) -> AcquiredJob | None:
-        """Return the job in a fetch's reply; ``None`` if the queue had none."""
+    def acquired(
+        self, index: int, slot: Slot, fetched: Fetched, state: SlotState = SlotState.ACTIVE
+    ) -> AcquiredJob | None:
+        """Return the job in a fetch's reply, and set its slot to ``state``; ``None`` if the queue had no job."""
         if not fetched.job_id:
             self.round_robin.record_empty(index, fetched)
             return None
         self.round_robin.acquired_from(index)
         keys, reserved_ms = self.round_robin.queues[index], slot.since_ms
         now_ms = mono_ms()
-        slot.activate(index, fetched.job_id, now_ms)
+        slot.activate(index, fetched.job_id, now_ms, state)
         is_late = now_ms - reserved_ms > self._config.lock_ms // 2
         if is_late and not self._renew_late_lock(keys, slot, fetched.job_id):
             return None

@@ -26,16 +26,19 @@ from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.cancellation import Cancellation, uninterrupted
-from bulltask.worker.child.capacity import batches_of, concurrency_of
+from bulltask.worker.child.capacity import batches_of, concurrency_of, long_tasks
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.job_client import RedisJobClient
+from bulltask.worker.child.job_starter import IterationAdder, JobStarter
+from bulltask.worker.child.prefetch_loop import PrefetchLoop
 from bulltask.worker.child.process_signals import attach_process_signals
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.stacks import StackDumper
-from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
+from bulltask.worker.child.sync_loop import SyncLoop
+from bulltask.worker.child.sync_writer import OutcomeWriter
 from bulltask.worker.child.thread_tasks import TaskThreads
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.exit_codes import ExitCode
@@ -157,7 +160,11 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
     iteration_adder = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
     collector = BatchCollector(fetcher, plan.control, broker.clock, async_loop, batches_of(app))
-    return SyncLoop(fetcher, runner, settler, iteration_adder, async_loop, retirement, collector)
+    starter = JobStarter(fetcher, runner, iteration_adder, async_loop, retirement)
+    writer = OutcomeWriter(fetcher, settler)
+    shared, tasks = (plan.block, plan.control), long_tasks(app)
+    prefetch = PrefetchLoop(fetcher, starter, runner, writer, async_loop, *shared, config.prefetch, tasks)
+    return SyncLoop(fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch)
 
 
 def _handle_stop_signals(fetcher: JobFetcher) -> None:

@@ -14,7 +14,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.transport.keys import QueueKeys
 from bulltask.value_class import value_class
-from bulltask.worker.slots import Slot
+from bulltask.worker.slot import Slot
 
 __all__ = [
     "AcquiredJob",

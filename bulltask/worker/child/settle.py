@@ -44,7 +44,7 @@ from bulltask.transport.scripts.move import (
 from bulltask.transport.scripts.queue import limit_now
 from bulltask.worker.child.canvas_calls import error_callbacks, with_followers
 from bulltask.worker.child.failed_writes import FailedWrites
-from bulltask.worker.child.fetcher import FetchOptionsCache
+from bulltask.worker.child.fetch_options import FetchOptionsCache
 from bulltask.worker.child.outcome_events import failed_event, requested_event, retried_event
 from bulltask.worker.child.outcomes import (
     AcquiredJob,

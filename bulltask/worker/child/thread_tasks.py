@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from bulltask.errors import Interrupt
-from bulltask.worker.slots import Slot
+from bulltask.worker.slot import Slot
 
 __all__ = ["InterruptibleCall", "TaskThreads"]
 

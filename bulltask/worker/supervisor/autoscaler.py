@@ -50,7 +50,7 @@ class Autoscaler:
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
         """Compare the children with the jobs, and start or stop children."""
-        free = self._pool.free_slots()
+        free = self._pool.free_slots(self._per_child)
         if self._pool.is_paused or self._backoff.is_active or free is None:
             self._min_free = None
         elif free == 0:

@@ -9,7 +9,7 @@ from typing import Final
 from bulltask.clock import mono_ms
 from bulltask.events import CancelRequested
 from bulltask.events.bus import Bus
-from bulltask.worker.slots import UNKNOWN_ATTEMPT, SlotView
+from bulltask.worker.slot import UNKNOWN_ATTEMPT, SlotView
 from bulltask.worker.states import CancelReason, SlotState
 from bulltask.worker.supervisor.child_pool import ChildPool
 from bulltask.worker.supervisor.killed_attempts import KilledAttempt

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.events import Bus, ChildDied, ChildExited, ChildKilled, ChildStarted
-from bulltask.worker.slots import ChildBlock, Slot, Slots, SlotView
+from bulltask.worker.slot import Slot, SlotView
+from bulltask.worker.slots import ChildBlock, Slots
 from bulltask.worker.states import CancelReason, ProcessState, RetireReason, SlotState
 from bulltask.worker.supervisor.killed_attempts import KilledAttempt
 from bulltask.worker.supervisor.launch import Launcher
@@ -116,15 +117,19 @@ class ChildPool:
         """Whether the children acquire no jobs until the worker is resumed."""
         return self._slots.control.paused
 
-    def free_slots(self) -> int | None:
-        """Return how many slots of children that wait for jobs are free; ``None`` while a child is starting."""
+    def free_slots(self, per_child: int) -> int | None:
+        """Return how many more jobs the children that wait for jobs can run; ``None`` while a child is starting.
+
+        Args:
+            per_child: How many jobs a child can run at a time; its other slots are for prefetched jobs.
+        """
         free = 0
         for index in self._staying():
             child = self._children[index]
             if child.block.run_state is ProcessState.INIT:
                 return None
             if any(slot.waiting for slot in child.slots):
-                free += sum(slot.is_free for slot in child.slots)
+                free += min(sum(slot.is_free for slot in child.slots), per_child)
         return free if len(self._staying()) == self._target else None
 
     def idle_slots(self) -> tuple[tuple[str, int], ...]:
@@ -147,6 +152,11 @@ class ChildPool:
         # The flag is in shared memory. The signal ends a child's wait for jobs, so that the child reads the flag.
         for child in self._children.values():
             _send(child.pid, signal.SIGTSTP if paused else signal.SIGCONT)
+
+    def blocks(self) -> Iterator[tuple[ChildBlock, Sequence[Slot]]]:
+        """Yield the block and the slots of each child."""
+        for child in self._children.values():
+            yield child.block, child.slots
 
     def views(self) -> Iterator[SlotView]:
         """Yield the slots of all children."""
@@ -295,7 +305,10 @@ class ChildPool:
         if not child.is_leaving and now_ms - child.started_ms < _MIN_LIFETIME_MS:
             self._delayed_until_ms.append(child.started_ms + _MIN_LIFETIME_MS)
         intentional = child.stop_requested or exited or bool(child.killed_attempts)
-        return JobsOfDeadChild(tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs)
+        unstarted, outcomes = _prefetched(child.slots)
+        return JobsOfDeadChild(
+            tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs, unstarted, outcomes
+        )
 
     def _count_boot_failures(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not ProcessState.INIT or child.stop_requested:
@@ -304,6 +317,13 @@ class ChildPool:
         self._boot_failures += 1
         if self._boot_failures >= _MAX_BOOT_FAILURES:
             raise ChildBootError(f"{self._boot_failures} children in a row died before they could acquire a job")
+
+
+def _prefetched(slots: Sequence[Slot]) -> tuple[frozenset[str], dict[str, bytes]]:
+    """Return the tokens of jobs that have not started, and the stored outcomes of those that have ended."""
+    unstarted = frozenset(slot.token for slot in slots if slot.state == SlotState.PREFETCHED)
+    ended = (slot for slot in slots if slot.state in {SlotState.FINISHED, SlotState.SETTLING, SlotState.UNCERTAIN})
+    return unstarted, {slot.token: outcome for slot in ended if (outcome := slot.outcome)}
 
 
 def _exit_reason(status: int) -> str:

@@ -15,16 +15,10 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_deferred_duplicate
+from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.job import finish_revoked
-from bulltask.transport.scripts.move import (
-    FetchOptions,
-    FinishOptions,
-    fail_malformed,
-    move_to_delayed,
-    move_to_finished,
-    retry_job,
-)
-from bulltask.worker.slots import UNKNOWN_ATTEMPT, SlotView
+from bulltask.transport.scripts.move import FinishOptions, fail_malformed, move_to_delayed, move_to_finished, retry_job
+from bulltask.worker.slot import UNKNOWN_ATTEMPT, SlotView
 from bulltask.worker.states import CancelReason
 
 __all__ = ["FailureRecorder", "KilledAttempt"]

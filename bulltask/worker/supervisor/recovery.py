@@ -14,7 +14,13 @@ from bulltask.events import Bus, CrashLimitReached, JobRecovered, JobReleased
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import CRASHES, find_by_token, move_from_active_to_wait, renew_locks
+from bulltask.transport.scripts.move import (
+    CRASHES,
+    find_by_token,
+    move_from_active_to_wait,
+    release_unstarted,
+    renew_locks,
+)
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.malformed import MalformedJobHandler
 from bulltask.worker.quarantine import should_fail
@@ -38,6 +44,8 @@ class JobsOfDeadChild:
         intentional: The supervisor stopped or killed the child, so no crash is counted.
         killed_attempts: The attempts that were cancelled by killing the child, by token; they have failed.
         jobs: The jobs whose id is known, as (queue index, token, job id).
+        unstarted: The tokens of jobs that the child had acquired ahead.
+        outcomes: For each token whose job had ended, the call that writes its outcome. Redis may have executed it.
     """
 
     tokens: tuple[str, ...]
@@ -47,6 +55,17 @@ class JobsOfDeadChild:
     intentional: bool
     killed_attempts: Mapping[str, KilledAttempt] = field(default_factory=dict)
     jobs: tuple[tuple[int, str, str], ...] = ()
+    unstarted: frozenset[str] = frozenset()
+    outcomes: Mapping[str, bytes] = field(default_factory=dict)
+
+    def may_have_crashed(self, token: str) -> bool:
+        """Whether the job may have been running, and so may be the cause of the crash."""
+        return token not in self.unstarted and token not in self.outcomes
+
+    def has_started(self, token: str, job_id: str) -> bool:
+        """Whether the child has started the job; if not, it was acquired ahead."""
+        known = (token, job_id) in {(known, job) for _, known, job in self.jobs}
+        return token not in self.unstarted and (token not in self.outcomes or known)
 
 
 @dataclass(slots=True)
@@ -55,12 +74,14 @@ class _PendingRecovery:
 
     Attributes:
         queues: Indexes of the queues that may still have some of the jobs.
-        concurrent: How many jobs the child had when it died; some may have been settled since.
+        concurrent: How many jobs the child was running when it died; some may have been settled since.
+        has_written: Whether the outcomes of the jobs that had ended are written.
     """
 
     dead: JobsOfDeadChild
     queues: set[int]
     concurrent: int = 0
+    has_written: bool = False
 
 
 class Recovery:
@@ -124,6 +145,7 @@ class Recovery:
 
     def _settle(self, pending: _PendingRecovery) -> None:
         tokens = pending.dead.tokens
+        self._write_outcomes(pending)
         jobs_by_queue: dict[int, list[tuple[str, str]]] = {}
         for index in pending.queues:
             known = [(token, job_id) for queue, token, job_id in pending.dead.jobs if queue == index]
@@ -134,7 +156,8 @@ class Recovery:
         # The maximum, because after an outage only one of several jobs may be left. If a queue cannot be read, every
         # token counts as a job.
         is_complete = jobs_by_queue.keys() == pending.queues
-        count = sum(map(len, jobs_by_queue.values())) if is_complete else len(tokens)
+        found = [token for jobs in jobs_by_queue.values() for token, _ in jobs] if is_complete else tokens
+        count = sum(map(pending.dead.may_have_crashed, found))
         pending.concurrent = max(pending.concurrent, count)
         for index, jobs in jobs_by_queue.items():
             with self._queue_backoff.recording(index):
@@ -142,6 +165,12 @@ class Recovery:
                     self._try_to_settle(self._queues[index], token, job_id, pending)
                 pending.queues.discard(index)
                 self._queue_backoff.reset(index)
+
+    def _write_outcomes(self, pending: _PendingRecovery) -> None:
+        """Write the outcomes that the child had stored. After an error reply, the job is released and runs again."""
+        if pending.dead.outcomes and not pending.has_written:
+            self._client.send_packed(list(pending.dead.outcomes.values()))
+        pending.has_written = True
 
     def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
         """Settle a job; if its hash is malformed, fail it, so that it does not block other jobs."""
@@ -164,6 +193,11 @@ class Recovery:
         killed_attempt = dead.killed_attempts.get(token)
         if killed_attempt is not None and killed_attempt.matches(job_id):
             self._failures.record_killed(keys, job_id, killed_attempt)
+            return
+        if not dead.may_have_crashed(token):
+            release = move_from_active_to_wait if dead.has_started(token, job_id) else release_unstarted
+            self._client.run(release(keys, job_id, token))
+            self._bus.emit(JobReleased(job_id, keys.queue, "", "its child process died before the job started"))
             return
         crashes = 0 if dead.intentional else self._count_crash(keys, token, job_id)
         running = token in dead.running

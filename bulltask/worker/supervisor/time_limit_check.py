@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from bulltask.worker.slots import SlotView
+from bulltask.worker.slot import SlotView
 from bulltask.worker.states import CancelReason
 
 __all__ = ["TimeLimitCheck"]

@@ -19,13 +19,8 @@ from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.operation import run_sync
 from bulltask.transport.replies import Fetched
-from bulltask.transport.scripts.move import (
-    FetchOptions,
-    move_from_active_to_wait,
-    move_to_active,
-    move_to_delayed,
-    move_to_waiting_children,
-)
+from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
+from bulltask.transport.scripts.move import move_from_active_to_wait, move_to_delayed, move_to_waiting_children
 from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, FailedOutcome, RetriedOutcome
 from bulltask.worker.child.retry_decision import decide_retry
 from bulltask.worker.child.settle import Settler

@@ -1,0 +1,21 @@
+--[[
+  Releases an active job whose attempt has not started: it is the next to be acquired, and it has not been started once
+  more.
+
+  The source of BullMQ's moveJobFromActiveToWait is inserted before this one, as the function `release(KEYS, ARGV)`
+  (bulltask.lua.wrappers.release_unstarted).
+
+  KEYS     those of moveJobFromActiveToWait
+  ARGV     those of moveJobFromActiveToWait; ARGV[3] is the job's key
+  returns  the reply of moveJobFromActiveToWait
+  event    waiting
+]]
+local keys, job = KEYS, ARGV[3]
+local reply = release(keys, ARGV)
+if reply >= 0 then
+  redis.call("HINCRBY", job, "ats", -1)
+  if redis.call("HEXISTS", keys[5], "paused") == 0 then -- BullMQ's script adds no marker for a prioritized job
+    redis.call("ZADD", keys[8], 0, "0")
+  end
+end
+return reply

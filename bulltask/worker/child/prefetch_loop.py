@@ -1,0 +1,290 @@
+"""Runs short jobs on the main thread, several per round trip (docs/adr/0038-prefetching-short-jobs.md)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any, Final, NamedTuple
+
+from bulltask.clock import mono_ms
+from bulltask.errors import BrokerError, BrokerUnavailableError, JobError
+from bulltask.transport.call import Call
+from bulltask.transport.replies import Fetched
+from bulltask.transport.scripts.move import release_unstarted
+from bulltask.worker.child.async_loop import AsyncLoop
+from bulltask.worker.child.attempt import Attempt, AttemptRunner
+from bulltask.worker.child.fetcher import JobFetcher
+from bulltask.worker.child.job_starter import JobStarter
+from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
+from bulltask.worker.child.pace import FLUSH_MS, Pace
+from bulltask.worker.child.sync_writer import OutcomeWriter
+from bulltask.worker.control_page import ControlPage
+from bulltask.worker.slot import Slot
+from bulltask.worker.slots import ChildBlock
+from bulltask.worker.states import SlotState
+
+__all__ = ["PrefetchLoop"]
+
+_RECHECK_MS: Final = 1_000
+"""Interval at which a child checks whether a queue has been given a limit for all workers since."""
+
+
+class _EndedJob(NamedTuple):
+    """A job whose attempt has ended, and whose outcome may not be written yet."""
+
+    acquired: AcquiredJob
+    outcome: Outcome
+    duration_ms: float
+    call: Call[Any]
+    packed: bytes
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the call also fetches a job."""
+        return self.call.script is not None and self.call.script.name == "moveToFinished"
+
+
+class PrefetchLoop:
+    """Runs jobs while they are short: writes their outcomes, and fetches the next jobs, in one round trip.
+
+    The child holds its block's lock except while a task's code is running. When that takes long, the supervisor
+    releases the jobs that have not started and writes the outcomes that are still here, so no job waits for another.
+
+    Args:
+        fetcher: Acquires jobs.
+        starter: Starts them.
+        runner: Runs attempts.
+        writer: Writes outcomes.
+        slots: Manages the child's slots.
+        block: The child's block, whose lock the child shares with the supervisor.
+        control: The control page, in which the supervisor confirms that it watches the child's jobs.
+        maximum: The largest number of jobs in one round trip (``worker_prefetch``).
+        long_tasks: The tasks whose jobs never run between others (:func:`bulltask.worker.child.capacity.long_tasks`).
+
+    Attributes:
+        pace: How many jobs to acquire ahead; also records the jobs that this loop does not run.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
+        self,
+        fetcher: JobFetcher,
+        starter: JobStarter,
+        runner: AttemptRunner,
+        writer: OutcomeWriter,
+        slots: AsyncLoop,
+        block: ChildBlock,
+        control: ControlPage,
+        maximum: int,
+        long_tasks: Collection[str],
+    ) -> None:
+        self._fetcher, self._starter, self._runner, self._writer = fetcher, starter, runner, writer
+        self._slots, self._block, self._control, self.pace = slots, block, control, Pace(maximum)
+        self._long_tasks = long_tasks
+        self._recheck_at_ms = 0
+        self._ready: deque[AcquiredJob] = deque()
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether to run the next jobs with :meth:`run`."""
+        prefetches = self.pace.jobs > 1
+        if prefetches != self._block.prefetches:
+            self._block.prefetches = prefetches
+        return prefetches and self._control.watches and self._fetcher.may_fetch_next and self._block.can_lock
+
+    def rest(self) -> None:
+        """Record that there is no job, so the supervisor need not watch this child."""
+        self._block.prefetches = False
+
+    def run(self, first: AcquiredJob) -> AcquiredJob | None:
+        """Run a job and those that follow it.
+
+        Returns:
+            A job that needs the child for itself. The slots of all other jobs are free again, except that of ``first``
+            if ``None`` is returned.
+        """
+        self._block.lock()
+        try:
+            # Checked again, because the supervisor stops watching only while it has the lock.
+            if not self._control.watches or self._runs_alone(first):
+                return first
+            return self._run(first)
+        finally:
+            self._block.unlock()
+
+    def _run(self, first: AcquiredJob) -> AcquiredJob | None:
+        ready, used = self._ready, {first.slot}
+        first.slot.activate(first.queue_index, first.job.id, mono_ms(), SlotState.PREFETCHED)
+        ready.append(first)
+        self._prefetch(first.queue_index, self._wanted(), used)
+        alone: AcquiredJob | None = None
+        while ready and alone is None:
+            ended = self._run_ready()
+            if ready and self._runs_alone(ready[0]):
+                alone = ready.popleft()
+            self._write(ended, used, fetch=alone is None)
+            if not self._fetcher.may_fetch_next:
+                break
+        self._release_ready()
+        if alone is not None:
+            alone.slot.start(mono_ms())
+        kept = first.slot if alone is None else alone.slot
+        for slot in used - {kept}:
+            self._slots.return_slot(slot)
+        return alone
+
+    def _wanted(self) -> int:
+        """Return how many jobs to have after the next round trip."""
+        if not self._fetcher.may_fetch_next:
+            return 0
+        now_ms = mono_ms()
+        if now_ms >= self._recheck_at_ms:
+            self._recheck_at_ms = now_ms + _RECHECK_MS
+            return 1  # only fetchAhead, which acquires the others, checks the queue's limits
+        return self.pace.jobs
+
+    # ---- running ----
+
+    def _runs_alone(self, acquired: AcquiredJob) -> bool:
+        return bool(acquired.max_concurrent) or acquired.job.name in self._long_tasks
+
+    def _run_ready(self) -> list[_EndedJob]:
+        """Run the jobs that are ready until their outcomes should be written."""
+        ended: list[_EndedJob] = []
+        ready, wanted, began_ms, fetching = self._ready, self._wanted(), mono_ms(), 0
+        while ready:
+            acquired = ready[0]
+            if acquired.slot.state != SlotState.PREFETCHED:
+                ready.popleft()  # the supervisor has released it
+                continue
+            if self._runs_alone(acquired) or (ended and mono_ms() - began_ms >= FLUSH_MS):
+                break
+            ready.popleft()
+            acquired.slot.start(mono_ms())
+            attempt = self._starter.begin(acquired)
+            if attempt is None:
+                continue  # its task's rate limit
+            outcome, duration_ms = self._outcome(attempt, acquired.slot)
+            call = self._writer.call(acquired, outcome, fetch_next=fetching < wanted)
+            item = _EndedJob(acquired, outcome, duration_ms, call, call.packed())
+            ended.append(item)
+            fetching += item.fetches
+            is_stored = acquired.slot.finish(item.packed, mono_ms())
+            if not is_stored or isinstance(outcome, RateLimitedOutcome) or self._fetcher.closing:
+                break
+        return ended
+
+    def _outcome(self, attempt: Attempt | Outcome, slot: Slot) -> tuple[Outcome, float]:
+        if not isinstance(attempt, Attempt):
+            return attempt, 0.0
+        started = time.monotonic()
+        self._block.unlock()
+        try:
+            outcome = self._runner.call(attempt, slot)
+        finally:
+            self._block.lock()
+        duration_ms = (time.monotonic() - started) * 1000
+        self.pace.record(duration_ms)
+        return outcome, duration_ms
+
+    # ---- writing ----
+
+    def _write(self, ended: Sequence[_EndedJob], used: set[Slot], *, fetch: bool) -> None:
+        """Write outcomes, and make the jobs in the replies ready."""
+        unwritten = [item for item in ended if item.acquired.slot.state != SlotState.WRITTEN]
+        for item in ended:
+            if item.acquired.slot.state == SlotState.WRITTEN:
+                self._writer.after_write(item.acquired, item.outcome, item.duration_ms)
+                self._fetcher.free_slot(item.acquired.slot)
+        if not (fetch and self._fetcher.may_fetch_next):
+            unwritten = [self._without_fetch(item) for item in unwritten]
+        replies = self._exchange(unwritten)
+        for item, reply in zip(unwritten, replies, strict=True):
+            self._handle_reply(item, reply)
+        if fetch and ended:
+            free = [slot for slot in used if slot.is_free]
+            index = self._fetcher.round_robin.after(ended[-1].acquired.queue_index)
+            self._prefetch(index, self._wanted() - len(self._ready), used, free)
+
+    def _without_fetch(self, item: _EndedJob) -> _EndedJob:
+        call = self._writer.call(item.acquired, item.outcome, fetch_next=False)
+        return item._replace(call=call, packed=call.packed())
+
+    def _exchange(self, items: Sequence[_EndedJob]) -> Sequence[Any]:
+        """Return the reply to each call, or its error."""
+        if not items:
+            return ()
+        lost = BrokerUnavailableError("the supervisor received no reply when it wrote this outcome")
+        uncertain = {item.acquired.slot for item in items if item.acquired.slot.state == SlotState.UNCERTAIN}
+        for item in items:
+            item.acquired.slot.settle(mono_ms())
+        try:
+            for item in items:
+                if isinstance(item.outcome, RateLimitedOutcome):
+                    self._fetcher.client.run(self._writer.limit_call(item.acquired, item.outcome))
+            certain = [item for item in items if item.acquired.slot not in uncertain]
+            replies = iter(
+                self._fetcher.client.try_many([item.call for item in certain], [item.packed for item in certain])
+            )
+        except BrokerError as exc:
+            return [exc] * len(items)
+        return [lost if item.acquired.slot in uncertain else next(replies) for item in items]
+
+    def _handle_reply(self, item: _EndedJob, reply: Any) -> None:
+        acquired, next_job = item.acquired, None
+        written: Outcome | None = item.outcome
+        if isinstance(reply, BrokerError | JobError):
+            written = self._writer.recover(acquired, item.outcome, reply)
+        elif item.fetches:
+            next_job = self._fetcher.acquired(acquired.queue_index, acquired.slot, reply, SlotState.PREFETCHED)
+        if next_job is None:
+            self._fetcher.free_slot(acquired.slot)
+        else:
+            self._ready.append(next_job)
+        self._writer.after_write(acquired, written, item.duration_ms)
+
+    # ---- acquiring and releasing ----
+
+    def _prefetch(self, index: int, count: int, used: set[Slot], free: Sequence[Slot] = ()) -> None:
+        """Acquire up to ``count`` more jobs of a queue."""
+        slots = list(free[: max(0, count)])
+        while len(slots) < count and (slot := self._slots.take_slot()) is not None:
+            slots.append(slot)
+            used.add(slot)
+        if not slots:
+            return
+        for slot in slots:
+            slot.reserve(mono_ms())
+        replies = self._fetch(index, slots)
+        for slot, fetched in zip(slots, replies, strict=False):
+            acquired = self._fetcher.acquired(index, slot, fetched, SlotState.PREFETCHED)
+            if acquired is not None:
+                self._ready.append(acquired)
+        for slot in slots[len(replies) :]:
+            self._fetcher.free_slot(slot)
+
+    def _fetch(self, index: int, slots: Sequence[Slot]) -> Sequence[Fetched]:
+        try:
+            return self._fetcher.fetch_many(index, slots)
+        except BrokerError as exc:  # the next fetch handles the error
+            for slot in slots:
+                self._fetcher.record_lost_call(exc, slot)
+                if not isinstance(exc, BrokerUnavailableError):
+                    self._fetcher.fail_malformed(index, slot, exc)
+            return ()
+
+    def _release_ready(self) -> None:
+        """Release the jobs that have not started, the last one first, so that they keep their order."""
+        jobs = [acquired for acquired in self._ready if acquired.slot.state == SlotState.PREFETCHED]
+        self._ready.clear()
+        calls = [release_unstarted(each.keys, each.job.id, each.slot.token) for each in reversed(jobs)]
+        errors: Sequence[Any] = ()
+        try:
+            if calls:
+                errors = self._fetcher.client.try_many(calls)
+        except BrokerError as exc:
+            errors = [exc] * len(jobs)
+        for acquired, error in zip(reversed(jobs), errors, strict=True):
+            if isinstance(error, BrokerError):
+                self._fetcher.record_lost_call(error, acquired.slot)
+            self._fetcher.free_slot(acquired.slot)

@@ -1,0 +1,136 @@
+"""Takes jobs over from a child whose current job takes long (docs/adr/0038-prefetching-short-jobs.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from bulltask.clock import mono_ms
+from bulltask.errors import BrokerError, BrokerUnavailableError
+from bulltask.transport.call import Call
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.replies import Fetched, parse_fetched
+from bulltask.transport.scripts.move import release_unstarted
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.control_page import ControlPage
+from bulltask.worker.slot import Slot
+from bulltask.worker.slots import ChildBlock
+from bulltask.worker.states import SlotState
+
+__all__ = ["LONG_MS", "Takeover", "next_jobs"]
+
+LONG_MS: Final = 10
+"""A job that takes longer than this must not delay those that its child has acquired ahead."""
+_INTERVAL_MS: Final = 20
+_IDLE_INTERVAL_MS: Final = 100
+_LINGER_MS: Final = 2_000
+"""How long the supervisor keeps watching after the last child has stopped prefetching."""
+
+_WAITING: Final = {SlotState.PREFETCHED, SlotState.FINISHED}
+
+
+def next_jobs(replies: Sequence[Any]) -> list[Fetched | None]:
+    """Parse the replies to the calls of stored outcomes: the job that each has fetched; ``None`` for an error reply."""
+    return [
+        None if isinstance(reply, BrokerError) or (isinstance(reply, int) and reply < 0) else parse_fetched(reply)
+        for reply in replies
+    ]
+
+
+class Takeover:
+    """Releases the jobs that a child has acquired ahead, and writes its outcomes, while a job keeps the child busy.
+
+    It runs in the supervisor, so it also works while the job holds the GIL. Children prefetch only while this service
+    watches them, which it does while their jobs are short.
+
+    Args:
+        children: Returns the block and the slots of each child.
+        control: The control page, in which the children read that they are watched.
+        queues, client, backoff: As in :class:`~bulltask.worker.supervisor.heartbeat.Heartbeat`.
+    """
+
+    def __init__(
+        self,
+        children: Callable[[], Iterable[tuple[ChildBlock, Sequence[Slot]]]],
+        control: ControlPage,
+        queues: Sequence[QueueKeys],
+        client: Client,
+        backoff: ReconnectBackoff,
+    ) -> None:
+        self._children, self._control, self._queues = children, control, queues
+        self._client, self._backoff = client, backoff
+        self._last_wanted_ms = 0
+
+    @property
+    def interval_ms(self) -> int:
+        """Milliseconds between ticks; short while children prefetch."""
+        return _INTERVAL_MS if self._control.watches else _IDLE_INTERVAL_MS
+
+    def tick(self, now_ms: int, _missed: int, /) -> None:
+        """Take over the jobs of the children that have been running one job for too long."""
+        children = tuple(self._children())
+        if any(block.prefetches for block, _ in children):
+            self._control.watches, self._last_wanted_ms = True, now_ms
+        elif self._control.watches and now_ms - self._last_wanted_ms > _LINGER_MS:
+            self._stop_watching([block for block, _ in children])
+        if not self._control.watches or self._backoff.is_active:
+            return
+        for block, slots in children:
+            if _is_delayed(slots, now_ms) and block.try_lock():
+                try:
+                    if _is_delayed(slots, mono_ms()):
+                        self._take_over(slots)
+                finally:
+                    block.unlock()
+
+    def _stop_watching(self, blocks: Sequence[ChildBlock]) -> None:
+        self._control.watches = False
+        for block in blocks:
+            if block.try_lock():
+                block.unlock()
+        # A child sets its flag before it takes its lock and reads this one, so one of the two sees the other's.
+        self._control.watches = any(block.prefetches for block in blocks)
+
+    def _take_over(self, slots: Sequence[Slot]) -> None:
+        try:
+            self._write_outcomes([slot for slot in slots if slot.state == SlotState.FINISHED])
+            self._release([slot for slot in slots if slot.state == SlotState.PREFETCHED])
+        except BrokerError as exc:
+            self._backoff.record_failure(exc)
+
+    def _write_outcomes(self, slots: Sequence[Slot]) -> None:
+        """Write the outcomes that the child has stored; jobs that the same calls have fetched are released."""
+        if not slots:
+            return
+        try:
+            fetched = next_jobs(self._client.send_packed([slot.outcome for slot in slots]))
+        except BrokerUnavailableError:
+            for slot in slots:
+                slot.record_takeover(SlotState.UNCERTAIN, mono_ms())
+            raise
+        calls = []
+        for slot, job in zip(slots, fetched, strict=True):
+            if job is None:
+                continue  # the child makes the call again, and handles the error
+            slot.record_takeover(SlotState.WRITTEN, mono_ms())
+            if job.job_id:
+                calls.append(self._release_call(slot, job.job_id))
+        self._client.try_many(calls[::-1])
+
+    def _release(self, slots: Sequence[Slot]) -> None:
+        """Release the jobs, the last one first, so that they keep their order."""
+        slots = sorted(slots, key=lambda slot: slot.since_ms, reverse=True)
+        replies = self._client.try_many([self._release_call(slot, slot.read().job_id) for slot in slots])
+        for slot, reply in zip(slots, replies, strict=True):
+            if not isinstance(reply, BrokerError):  # a JobError means that the lock is lost
+                slot.free(mono_ms())
+
+    def _release_call(self, slot: Slot, job_id: str) -> Call[None]:
+        return release_unstarted(self._queues[slot.read().queue_index], job_id, slot.token)
+
+
+def _is_delayed(slots: Sequence[Slot], now_ms: int) -> bool:
+    """Whether one job has been running for too long, and others wait for it."""
+    running = [slot.since_ms for slot in slots if slot.state == SlotState.ACTIVE]
+    return bool(running) and now_ms - min(running) >= LONG_MS and any(slot.state in _WAITING for slot in slots)

@@ -1,0 +1,117 @@
+"""Short jobs share round trips in real workers, and no job waits for another one."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from bulltask import AsyncResult
+from bulltask.transport.scripts.move import CRASHES
+from tests.support.worker_harness import WorkerHarness
+
+pytestmark = pytest.mark.process
+
+TASKS = """
+import ctypes
+import os
+import signal
+import time
+
+@app.task(name="short")
+def short(number):
+    record("short", number=number)
+    return number
+
+@app.task(name="holds_gil")
+def holds_gil(seconds):
+    record("holds_gil")
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # PyDLL keeps the GIL
+
+@app.task(name="dies", bind=True)
+def dies(self):
+    if self.request.attempts_started == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@app.task(name="sleeps")
+def sleeps(number):
+    record("sleeps", number=number)
+    time.sleep(0.001)
+"""
+
+
+def send(harness: WorkerHarness, name: str, count: int, first: int = 0) -> list[AsyncResult[int]]:
+    return [harness.app.send_task(name, (number,)) for number in range(first, first + count)]
+
+
+def releases(harness: WorkerHarness) -> int:
+    """Return how many times a job was moved from active back to the waiting list."""
+    entries: Any = harness.redis.xrange(harness.keys.events)
+    return sum(fields["event"] == "waiting" and fields.get("prev") == "active" for _, fields in entries)
+
+
+def test_short_jobs_that_are_acquired_together_share_round_trips(harness: WorkerHarness) -> None:
+    jobs = send(harness, "short", 600)
+    reads = {}
+    for prefetch in (0, 16):
+        before = int(harness.redis.info("stats")["total_reads_processed"])
+        worker = harness.worker(TASKS, children=1, settings={"worker_prefetch": prefetch})
+        assert [job.get(timeout=60) for job in jobs] == list(range(600))
+        worker.send(signal.SIGTERM)
+        worker.wait()
+        reads[prefetch] = int(harness.redis.info("stats")["total_reads_processed"]) - before
+        jobs = send(harness, "short", 600)
+    harness.report(reads=reads)
+    assert reads[16] < reads[0] - 300
+
+
+def test_a_job_that_holds_the_gil_delays_no_job_that_its_child_has_prefetched(harness: WorkerHarness) -> None:
+    jobs = send(harness, "short", 300)
+    long_job = harness.app.send_task("holds_gil", (20,))
+    jobs += send(harness, "short", 300, 300)
+    worker = harness.worker(TASKS, children=2, settings={"worker_prefetch": 16})
+    assert [job.get(timeout=15) for job in jobs] == list(range(600))
+    assert long_job.state == "active"  # so the outcomes before it were written, and the jobs after it were released
+    assert releases(harness) > 0
+    assert {harness.field(job, "ats") for job in jobs} == {"1"}
+    assert Counter(entry["number"] for entry in harness.journal.all(what="short")).most_common(1)[0][1] == 1
+    worker.send(signal.SIGQUIT)  # without waiting for that job
+
+
+def test_the_death_of_a_child_costs_only_the_job_that_was_running(harness: WorkerHarness) -> None:
+    jobs = send(harness, "short", 300)
+    dead = harness.app.send_task("dies")
+    jobs += send(harness, "short", 300, 300)
+    harness.worker(TASKS, children=1, settings={"worker_prefetch": 16})
+    assert [job.get(timeout=60) for job in [*jobs, dead]] == [*range(600), None]
+    assert len(harness.journal.all(what="short")) == 600  # also those whose outcomes the child had not written
+    assert {harness.field(job, "ats") for job in jobs} == {"1"}
+    assert {harness.field(job, CRASHES) for job in jobs} == {None}
+    assert harness.field(dead, CRASHES) == "1"
+
+
+def test_a_child_that_stops_releases_the_jobs_that_it_has_prefetched(harness: WorkerHarness) -> None:
+    jobs = send(harness, "sleeps", 3_000)
+    worker = harness.worker(TASKS, children=1, settings={"worker_prefetch": 16})
+    harness.journal.wait_for(100, what="sleeps")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    started = {int(entry["number"]) for entry in harness.journal.all(what="sleeps")}
+    assert harness.redis.llen(harness.keys.active) == 0
+    assert harness.redis.llen(harness.keys.wait) == 3_000 - len(started)
+    assert {harness.field(jobs[number], "ats") for number in started} == {"1"}
+    assert {harness.field(job, "ats") for number, job in enumerate(jobs) if number not in started} <= {None, "0"}
+
+
+@pytest.mark.parametrize("prefetch", [0, 16])
+def test_priorities_and_lifo_apply_to_prefetched_jobs(harness: WorkerHarness, prefetch: int) -> None:
+    send(harness, "short", 60)
+    for number in range(60, 120):
+        harness.app.send_task("short", (number,), priority=120 - number)
+    for number in range(120, 150):
+        harness.app.send_task("short", (number,), lifo=True)
+    harness.worker(TASKS, children=1, settings={"worker_prefetch": prefetch})
+    order = [int(entry["number"]) for entry in harness.journal.wait_for(150, what="short")]
+    assert order == [*range(149, 119, -1), *range(60), *range(119, 59, -1)]
