@@ -41,7 +41,7 @@ from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
 from bulltask.registry.periodic_tasks_mixin import PeriodicTasksMixin
-from bulltask.registry.relatives import origin_of_sent, sent_by
+from bulltask.registry.relatives import origin_of_jobs_sent_by, sent_by
 from bulltask.registry.results_mixin import ResultsMixin
 from bulltask.registry.running import running_task
 from bulltask.registry.single_jobs import job_of
@@ -77,10 +77,10 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, Ta
             ``broker`` is ``broker_url``, ``backend`` is ``result_backend``, ``changes`` is a dictionary of settings,
             ``config_source`` and ``namespace`` are arguments of :meth:`config_from_object`, and an app with
             ``set_as_current=False`` does not send the tasks of ``shared_task``. ``task_cls`` is the class of its tasks
-            without ``base``.
+            that have no ``base``.
 
     Attributes:
-        Task: The class of its tasks without ``base``.
+        Task: The class of its tasks that have no ``base``.
 
     Raises:
         ConfigError: A setting has an unknown name or an invalid value.
@@ -322,20 +322,20 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, Ta
             TypeError, EncodeError, PayloadTooLargeError, ConfigError: A call cannot be stored. Nothing was sent.
             BrokerError: All retries have failed; it is not known whether the jobs were stored.
         """
-        plan = plan_canvas(canvas, self.config, origin_of_sent(current_job()))
+        plan = plan_canvas(canvas, self.config, origin_of_jobs_sent_by(current_job()))
         eager = self.broker.eager
         self.send_planned(plan.roots, self.flows().add_planned if eager is None else eager.run)
         return plan.result(self.results, self.now_ms())
 
     async def asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """:meth:`send_canvas` for asyncio."""
-        plan = plan_canvas(canvas, self.config, origin_of_sent(current_job()))
+        plan = plan_canvas(canvas, self.config, origin_of_jobs_sent_by(current_job()))
         eager = self.broker.eager
         await self.asend_planned(plan.roots, self.aflows().add_planned if eager is None else eager.arun)
         return plan.result(self.results, self.now_ms())
 
     def send_planned(self, roots: Sequence[PlannedJob], send: Callable[[Sequence[PlannedJob]], None]) -> None:
-        """Pass trees of jobs to ``send``, with the hooks before and after it."""
+        """Send trees of jobs with ``send``, and call the hooks before and after it."""
         self._send_hooks.send_canvas(roots, send)
 
     async def asend_planned(
@@ -346,7 +346,7 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, Ta
 
     def apply_canvas(self, canvas: Canvas[Any, Any], *, throw: bool | None) -> Any:
         """Run the jobs of a canvas in this process, and return the handle of its result; see ``Canvas.apply``."""
-        plan = plan_canvas(canvas, self.config, origin_of_sent(current_job()))
+        plan = plan_canvas(canvas, self.config, origin_of_jobs_sent_by(current_job()))
         eager: EagerRunner = import_module(_EAGER).EagerRunner(self, propagate=throw)
         eager.run(plan.roots)
         return plan.result(eager.results, self.now_ms())

@@ -1,4 +1,4 @@
-"""Celery's names of exceptions, for code that imports them from ``celery.exceptions``; see :mod:`bulltask.errors`."""
+"""Celery's names for exceptions, for code that imports them from ``celery.exceptions``; see :mod:`bulltask.errors`."""
 
 from __future__ import annotations
 

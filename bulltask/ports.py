@@ -36,7 +36,7 @@ class ResultReader(Protocol):
         ...
 
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
-        """Return for each job whether it has completed, failed or does not exist; ``None`` if it has not finished.
+        """Return the state of each job that is completed, failed or unknown to Redis; ``None`` for unfinished jobs.
 
         It makes one round trip per thousand jobs.
         """

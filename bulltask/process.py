@@ -104,7 +104,7 @@ def unblock_signals() -> None:
 
 
 def exit_if_forked(pid: int, raised: BaseException | None = None) -> None:
-    """Exit if user code that process ``pid`` called has forked this process, and has now returned.
+    """Exit if this is not process ``pid`` but a child that user code forked in it. Call this after user code has ended.
 
     The exit code is the one that Python would use after ``raised``. Nothing is flushed and no ``atexit`` handler runs,
     because the buffers and handlers are copies from process ``pid``.
@@ -134,7 +134,7 @@ def memory_kib(pid: int | None = None) -> int:
     """Return the resident memory (RSS) of this process, or of process ``pid``, in KiB.
 
     Memory that a process shares with others counts, such as the pages of a fork that neither process has changed.
-    Systems without ``/proc`` do not have this number: there it is the maximum of this process so far, and 0 for others.
+    On systems without ``/proc``, it is the maximum so far for this process, and 0 for any other process.
 
     Raises:
         OSError: The process has exited.

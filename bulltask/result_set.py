@@ -23,13 +23,13 @@ _POLL_MS: Final = 200
 
 
 class ResultSet(Generic[R]):
-    """Handles of any jobs, to wait for all of them and to ask about them together (Celery's ``ResultSet``).
+    """A sequence of handles, to wait for several jobs and to read their states together (Celery's ``ResultSet``).
 
-    It is a sequence of handles. The jobs may be in different queues, and of different apps.
+    The jobs may belong to different queues and apps.
 
     Args:
-        results: The handles. One may be a result set, or the result of a group; its result is then a list.
-        app: Not needed; for code written for Celery.
+        results: The handles. Each may also be a result set, such as a group's; its result is then a list.
+        app: Has no effect; for code written for Celery.
 
     Attributes:
         results: The handles, in the order in which they were added.
@@ -40,17 +40,17 @@ class ResultSet(Generic[R]):
         self.results: list[AsyncResult[R] | ResultSet[Any]] = list(results)
 
     def add(self, result: AsyncResult[R] | ResultSet[Any]) -> None:
-        """Add a handle, unless it is a member."""
+        """Add a handle, unless it is already a member."""
         if result not in self.results:
             self.results.append(result)
 
     def update(self, results: Iterable[AsyncResult[R] | ResultSet[Any]]) -> None:
-        """Add several handles, except those that are members."""
+        """Add several handles, except those that are already members."""
         for result in results:
             self.add(result)
 
     def remove(self, result: AsyncResult[R] | ResultSet[Any] | str) -> None:
-        """Remove a handle, or the handle of the job with an id. The job continues.
+        """Remove a handle, or the handle of the job with this id; the job itself is not affected.
 
         Raises:
             KeyError: It is not a member.
@@ -219,7 +219,7 @@ class _Deadline:
 
 def _finished_states(members: Sequence[_Member]) -> list[JobState | None]:
     states: list[JobState | None] = [None] * len(members)
-    for reader in {id(member.reader): member.reader for member in members}.values():  # one for each app
+    for reader in {id(member.reader): member.reader for member in members}.values():  # each app has one
         own = [index for index, member in enumerate(members) if member.reader is reader]
         for index, state in zip(own, reader.finished_states([members[index].ref for index in own]), strict=True):
             states[index] = state

@@ -1,6 +1,6 @@
-"""Celery's names of states: ``from bulltask import states``, as in ``result.state == states.SUCCESS``.
+"""Celery's names for states: ``from bulltask import states``, as in ``result.state == states.SUCCESS``.
 
-The groups of states are tuples, because the hash of :class:`bulltask.JobState` is that of BullMQ's name.
+The groups of states are tuples, not sets, because a :class:`bulltask.JobState` has the hash of BullMQ's name.
 """
 
 from __future__ import annotations

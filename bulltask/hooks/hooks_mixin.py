@@ -16,7 +16,7 @@ E = TypeVar("E", bound=Event)
 
 
 class HooksMixin:
-    """An object with listeners and middleware: a base class of ``App``."""
+    """Registers listeners and middleware: a base class of ``App``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -73,8 +73,8 @@ class MiddlewareList:
     """An app's middleware, in order.
 
     Attributes:
-        sending: Those with a method for sending.
-        running: Those with a method for running.
+        sending: The middleware with a method for sending.
+        running: The middleware with a method for running.
     """
 
     def __init__(self) -> None:

@@ -26,8 +26,8 @@ _AsyncSend = Callable[[Sequence[NewJob]], Awaitable[list[str]]]
 class SendHooks:
     """The hooks around an app's sends.
 
-    Whatever a hook raises (an ``Exception``), the job is sent: with the headers of the sender, if those of the hooks
-    cannot be stored.
+    The job is sent even if a hook raises an ``Exception``. If the headers that the hooks have set cannot be stored, the
+    job is sent with those of its sender.
 
     Args:
         middleware: The app's middleware.

@@ -53,7 +53,7 @@ class Backoff:
         max_delay_ms: Maximum delay in milliseconds; ``None`` for none (as in BullMQ).
 
     Raises:
-        ConfigError: A value has a wrong type or is out of range.
+        ConfigError: A value has the wrong type or is out of range.
     """
 
     type: str = "exponential"

@@ -74,7 +74,7 @@ class Deduplication:
         """Return the stored option ``de``.
 
         Raises:
-            ConfigError: The id is empty or a value has a wrong type.
+            ConfigError: The id is empty or a value has the wrong type.
         """
         if not isinstance(self.id, str) or not self.id:
             raise ConfigError(f"deduplication.id must be a non-empty string, not {self.id!r}")

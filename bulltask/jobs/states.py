@@ -25,14 +25,14 @@ _CELERY: Final[Mapping[str, frozenset[object]]] = {
     "failed": frozenset({"FAILURE"}),
     "unknown": frozenset({"PENDING"}),
 }
-"""Celery's names of each state."""
+"""Celery's names for each state."""
 
 
 class JobState(StrEnum):
     """State of a job, as BullMQ's ``getState`` returns it.
 
     It also equals Celery's names: ``COMPLETED == "SUCCESS"``, ``FAILED == "FAILURE"``, ``ACTIVE == "STARTED"``, and
-    ``DELAYED`` equals ``"RETRY"`` and, as all other states, ``"PENDING"``. Its hash is that of BullMQ's name, so use
+    ``DELAYED`` equals ``"RETRY"`` and, like all other states, ``"PENDING"``. Its hash is that of BullMQ's name, so use
     tuples rather than sets of Celery's names.
     """
 

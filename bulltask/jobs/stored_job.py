@@ -29,12 +29,12 @@ class StoredJob:
         delay_ms: The job's delay, 0 once it has been promoted.
         attempts_made: Attempts that count towards the maximum (``atm``).
         attempts_started: Started attempts (``ats``).
-        stalled_count: Stalls (``stc``).
+        stalled_count: How many times the job has stalled (``stc``).
         processed_by: Id of the worker that last acquired it, or the name of a Node.js worker (``pb``).
         deferred_failure: If set, the job fails with this reason when a worker acquires it (``defa``).
         parent: The stored parent map, with its failure flags.
         parent_key: Full Redis key of the parent's hash.
-        deduplication_id: ``deid``.
+        deduplication_id: The deduplication id (``deid``).
         scheduler_id: Id of the job scheduler that added it (``rjk``).
         next_iteration_id: Id of the scheduler's next iteration (``nrjid``).
     """

@@ -21,7 +21,7 @@ _ONLY_BULLMQ_OPTS = frozenset(
 
 
 class JobOrigin(Enum):
-    """The library in whose layout a job's hash is."""
+    """The library whose layout a job's hash has."""
 
     BULL = "Bull"
     BULL_1 = "Bull 1 or 2"

@@ -21,7 +21,7 @@ from bulltask.ports import ResultReader
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current_job import current_job
-from bulltask.registry.relatives import origin_of_sent, sent_by
+from bulltask.registry.relatives import origin_of_jobs_sent_by, sent_by
 
 __all__ = ["NewRow", "OutboxBase"]
 
@@ -46,7 +46,7 @@ class OutboxBase:
 
     Args:
         app: The app. Its workers send the rows.
-        store: The rows.
+        store: Accesses the rows.
         poll_interval: Seconds or ``timedelta`` between two reads of the table while it is empty.
         idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs. If a relay is killed
             before it has deleted a row, the row is sent again, but adds nothing.
@@ -77,7 +77,7 @@ class OutboxBase:
 
     def _relay_all(self) -> int:
         relay, count = self._relay(structlog.get_logger("bulltask.outbox")), 0
-        while (sent := relay.send_batch()).done or sent.failed:
+        while (sent := relay.send_batch()).done or sent.set_aside:
             count += len(sent.done)
         return count
 
@@ -86,13 +86,13 @@ class OutboxBase:
 
     def _write(self, call: Canvas[Any, Any], insert: Callable[[NewRow], object]) -> Any:
         """Insert the row of a call with ``insert``, and return the call's result handle."""
-        plan, now_ms = plan_canvas(call, self.app.config, origin_of_sent(current_job())), self.app.now_ms()
+        plan, now_ms = plan_canvas(call, self.app.config, origin_of_jobs_sent_by(current_job())), self.app.now_ms()
         self.app.send_planned(plan.roots, lambda roots: _ignore(insert(_row(roots, now_ms))))
         return plan.result(self._results(), now_ms)
 
     async def _awrite(self, call: Canvas[Any, Any], insert: Callable[[NewRow], Awaitable[object]]) -> Any:
         """:meth:`_write` for asyncio."""
-        plan, now_ms = plan_canvas(call, self.app.config, origin_of_sent(current_job())), self.app.now_ms()
+        plan, now_ms = plan_canvas(call, self.app.config, origin_of_jobs_sent_by(current_job())), self.app.now_ms()
 
         async def write(roots: Sequence[PlannedJob]) -> None:
             await insert(_row(roots, now_ms))
@@ -109,7 +109,7 @@ def _ignore(_: object) -> None:
 
 
 def _row(roots: Sequence[PlannedJob], now_ms: int) -> NewRow:
-    call = StoredCall.of(roots, now_ms)
+    call = StoredCall.from_jobs(roots, now_ms)
     if call.single is not None and (job := current_job()) is not None:
         (roots[0].job,) = sent_by(job, [call.single])
     return NewRow(VERSION, now_ms, call.encode())

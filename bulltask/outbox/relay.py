@@ -28,8 +28,8 @@ class Relay:
     It may be killed at any moment, and any number of relays may read the same table.
 
     Args:
-        store: The rows.
-        sender: Sends them.
+        store: Accesses the rows.
+        sender: Sends the rows.
         poll_s: Seconds between two reads of a table without rows.
         now_ms: Returns the time in epoch milliseconds.
         logger: Logs errors.
@@ -56,7 +56,7 @@ class Relay:
             Exception: The database cannot be read; an error of its library.
         """
         sent = self._store.send_waiting(_BATCH, self._sender.send)
-        for row_id, error in sent.failed.items():
+        for row_id, error in sent.set_aside.items():
             self._logger.error(
                 "Outbox row set aside", row=row_id, error=error, hint="To send it again, set the column error to NULL"
             )
@@ -78,7 +78,7 @@ class Relay:
         if self._failures:
             self._logger.info("Outbox relay recovered", after_attempts=self._failures)
             self._failures = 0
-        return 0.0 if len(sent.done) + len(sent.failed) == _BATCH else self._poll_s
+        return 0.0 if len(sent.done) + len(sent.set_aside) == _BATCH else self._poll_s
 
     def _report(self) -> None:
         """Once a minute, log if a row has been waiting for more than a minute, or if rows are set aside."""
@@ -90,9 +90,9 @@ class Relay:
         except Exception:  # noqa: BLE001 - the next attempt to send logs the error
             self._close()
             return
-        if backlog.failed or backlog.oldest_s * 1000 > _REPORT_MS:
+        if backlog.set_aside or backlog.oldest_s * 1000 > _REPORT_MS:
             self._logger.warning(
-                "Outbox rows are waiting", rows=backlog.waiting, oldest_s=backlog.oldest_s, set_aside=backlog.failed
+                "Outbox rows are waiting", rows=backlog.waiting, oldest_s=backlog.oldest_s, set_aside=backlog.set_aside
             )
 
     def _close(self) -> None:

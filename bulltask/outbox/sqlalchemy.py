@@ -33,7 +33,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _SKIPS_LOCKED: Final = frozenset({"postgresql"})
-"""Dialects for which a relay locks the rows that it sends, and other relays skip them. For others, it locks nothing."""
+"""Dialects in which a relay locks the rows that it sends, so that other relays skip them."""
 
 Engine = sa.Engine | AsyncEngine
 SyncSession = orm.Session | orm.scoped_session[Any]
@@ -243,7 +243,7 @@ class _Rows:
     def _finish(self, connection: sa.Connection, sent: TransferOutcome) -> TransferOutcome:
         if sent.done:
             connection.execute(sa.delete(self._table).where(self._table.c.id.in_(sent.done)))
-        for row_id, error in sent.failed.items():
+        for row_id, error in sent.set_aside.items():
             connection.execute(sa.update(self._table).where(self._table.c.id == row_id).values(error=error))
         return sent
 
@@ -253,7 +253,7 @@ class _Rows:
             table.error.is_not(None)
         )
         with self.engine.connect() as connection:
-            found = {bool(failed): (rows, oldest_ms) for failed, rows, oldest_ms in connection.execute(query)}
+            found = {bool(set_aside): (rows, oldest_ms) for set_aside, rows, oldest_ms in connection.execute(query)}
         waiting, oldest_ms = found.get(False, (0, now_ms))
         return Backlog(waiting, max(0, now_ms - oldest_ms) / 1000, found.get(True, (0, 0))[0])
 

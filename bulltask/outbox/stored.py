@@ -37,7 +37,7 @@ class StoredCall:
     """The jobs of one call.
 
     Attributes:
-        write_id: Identifies the write to Redis. Because of it, sending the row again adds nothing
+        write_id: Identifies the write to Redis, so that sending the row again adds nothing
             (:class:`bulltask.transport.scripts.add.IdempotentWrite`).
         roots: The trees of jobs: a single job, or those of a canvas.
     """
@@ -46,7 +46,7 @@ class StoredCall:
     roots: Sequence[PlannedJob]
 
     @classmethod
-    def of(cls, roots: Sequence[PlannedJob], now_ms: int) -> StoredCall:
+    def from_jobs(cls, roots: Sequence[PlannedJob], now_ms: int) -> StoredCall:
         """Return the call with absolute times.
 
         Args:

@@ -44,7 +44,7 @@ def decrypt(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKe
 
     try:
         body = _cipher(key).decrypt(envelope.nonce, envelope.body, envelope.associated_data(context))
-    except (InvalidTag, ValueError):  # ValueError: a nonce of a wrong length
+    except (InvalidTag, ValueError):  # ValueError: a nonce of the wrong length
         raise DecodeError(
             f"{what} cannot be decrypted: it was changed, copied from another task, queue or job, or encrypted with "
             f"a different key that also has the id {key.id!r}"

@@ -95,7 +95,7 @@ class PayloadCodec:
         """
         return self._dump(data, self._arguments(queue, task), form, what)
 
-    def dump_added(self, data: Any, queue: str, task: str, what: str) -> bytes:
+    def dump_job_data(self, data: Any, queue: str, task: str, what: str) -> bytes:
         """Return the stored data of a job that was not added by a call of a task: JSON, encrypted if its queue is.
 
         An envelope is stored unchanged, so that data can be copied from another job of the same task.
@@ -233,10 +233,10 @@ class PayloadCodec:
         return self.load_error(JobRef(self._name_in_app(queue), job_id), text)
 
     def fingerprint(self, job: NewJob) -> str:
-        """Return a text that is the same for jobs with the same data, even in different envelopes.
+        """Return a fingerprint that is the same for jobs with the same data, even in different envelopes.
 
-        If the data is in an envelope and there are keys, the text is an HMAC: a plain hash would let readers of Redis
-        confirm a guess of encrypted data.
+        If the data is in an envelope and there are keys, the fingerprint is an HMAC: with a plain hash, readers of
+        Redis could confirm a guess of encrypted data.
         """
         if not job.data.startswith(ENVELOPE_START):
             return job.data.decode()

@@ -35,8 +35,8 @@ def verify(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKey
         )
     if not hmac.compare_digest(_signature(envelope, context, key), envelope.signature):
         raise DecodeError(
-            f"{what} has a wrong signature, so it was not loaded: it was changed, copied from another task, queue or "
-            f"job, or signed with a different key that also has the id {key.id!r}"
+            f"{what} has an invalid signature, so it was not loaded: it was changed, copied from another task, queue "
+            f"or job, or signed with a different key that also has the id {key.id!r}"
         )
 
 

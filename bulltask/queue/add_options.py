@@ -127,7 +127,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
     check_options(options)
     stored = stored_options(options, config.backoff_strategies)
     parent = link_to_parent(options.get("parent"), stored, prefix=config.prefix, hash_tag=config.queue_hash_tag)
-    encoded = PayloadCodec(config).dump_added(data, queue, name, f"the data of job {name}")
+    encoded = PayloadCodec(config).dump_job_data(data, queue, name, f"the data of job {name}")
     job_options = _job_options(name, options, stored, config)
     check_size(encoded, job_options, config.max_payload, f"the data of job {name}")
     job_id, timestamp_ms = options.get("job_id"), stored.get("timestamp")

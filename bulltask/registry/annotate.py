@@ -35,7 +35,7 @@ def _changed(options: TaskOptions, given: Mapping[str, Any]) -> TaskOptions:
 
 
 def _found(task: AnyTask[Any, Any], annotations: Annotations) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """Return the options for the task: for all tasks first, so that those for this one take precedence."""
+    """Return the options for all tasks (``*``), then those for this task, which take precedence."""
     for part in annotations:
         if isinstance(part, Mapping):
             found = {"*": part.get("*"), task.name: part.get(task.name)}

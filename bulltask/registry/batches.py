@@ -22,12 +22,12 @@ __all__ = [
     "PARAMETER",
     "BatchArguments",
     "BatchJob",
-    "Ending",
+    "ErrorOrResult",
     "batch_types",
     "call_for_one",
     "check_batch_function",
-    "endings",
     "from_wire",
+    "split_outcome",
     "to_wire",
 ]
 
@@ -36,8 +36,8 @@ A = TypeVar("A")
 PARAMETER: Final = "data"
 """The name of the one parameter of a call."""
 
-Ending = tuple[BaseException | None, object]
-"""How a job ended: an exception and ``None``, or ``None`` and the job's result."""
+ErrorOrResult = tuple[BaseException | None, object]
+"""The outcome of a call for one job: an exception and ``None``, or ``None`` and the job's result."""
 
 
 class BatchJob(Generic[A]):
@@ -51,11 +51,11 @@ class BatchJob(Generic[A]):
         request: The job: its id, attempts, headers …
     """
 
-    __slots__ = ("_ending", "data", "request")
+    __slots__ = ("_outcome", "data", "request")
 
     def __init__(self, data: A, request: Request) -> None:
         self.data, self.request = data, request
-        self._ending: Ending | None = None
+        self._outcome: ErrorOrResult | None = None
 
     @property
     def id(self) -> str:
@@ -63,9 +63,9 @@ class BatchJob(Generic[A]):
         return self.request.id
 
     @property
-    def ending(self) -> Ending | None:
-        """How this job alone ended, through one of the methods; ``None`` if none was called."""
-        return self._ending
+    def outcome(self) -> ErrorOrResult | None:
+        """The outcome that one of the methods has set for this job; ``None`` if none was called."""
+        return self._outcome
 
     def complete(self, result: object = None) -> None:
         """Complete this job, even if the function raises an exception later.
@@ -73,7 +73,7 @@ class BatchJob(Generic[A]):
         Args:
             result: The job's result.
         """
-        self._ending = None, result
+        self._outcome = None, result
 
     def fail(self, error: BaseException) -> None:
         """End this job as if its task had raised ``error``: it is retried, or fails, by the rules for that exception.
@@ -86,7 +86,7 @@ class BatchJob(Generic[A]):
         """
         if not isinstance(error, BaseException):
             raise TypeError(f"fail() takes an exception, not {error!r}; for a message, use PermanentError(message)")
-        self._ending = error, None
+        self._outcome = error, None
 
     def retry(
         self,
@@ -109,7 +109,7 @@ class BatchJob(Generic[A]):
         """
         delay_ms = None if countdown is None else to_ms(countdown, "countdown")
         eta_ms = None if eta is None else to_epoch_ms(eta)
-        self._ending = (
+        self._outcome = (
             Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries, eta_ms=eta_ms, expires=expiry_ms(expires)),
             None,
         )
@@ -118,8 +118,10 @@ class BatchJob(Generic[A]):
         return f"<BatchJob {self.id or '(called directly)'} of {self.request.task}>"
 
 
-def endings(task: str, jobs: Sequence[BatchJob[Any]], raised: BaseException | None, returned: object) -> list[Ending]:
-    """Return how each of ``jobs`` ended.
+def split_outcome(
+    task: str, jobs: Sequence[BatchJob[Any]], raised: BaseException | None, returned: object
+) -> list[ErrorOrResult]:
+    """Return the outcome of each of ``jobs``, from the outcome of the call and those that were set for single jobs.
 
     Args:
         task: The task's name, for messages.
@@ -137,7 +139,7 @@ def endings(task: str, jobs: Sequence[BatchJob[Any]], raised: BaseException | No
                 f"batch task {task} returned {what} for {len(jobs)} jobs; return a list with one result for each job, "
                 "or None"
             )
-    return [job.ending or (raised, result) for job, result in zip(jobs, results, strict=True)]
+    return [job.outcome or (raised, result) for job, result in zip(jobs, results, strict=True)]
 
 
 def call_for_one(
@@ -159,7 +161,7 @@ def call_for_one(
 
 
 def _result_of_one(job: BatchJob[Any], returned: object) -> Any:
-    ((error, result),) = endings(job.request.task, [job], None, returned)
+    ((error, result),) = split_outcome(job.request.task, [job], None, returned)
     if error is not None:
         raise error
     return result

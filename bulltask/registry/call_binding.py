@@ -1,4 +1,4 @@
-"""How a task's calls become the data of jobs, and a job's data the arguments of its task."""
+"""How a task's calls become jobs' data, and how a job's data becomes its task's arguments."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CallBinding:
         return self._sender().serializer
 
     def data_schema(self, definitions: Definitions) -> Schema:
-        """Return the JSON Schema of a job's data; of a batch task, that of its one argument."""
+        """Return the JSON Schema of a job's data; for a batch task, that of its one argument."""
         if not self.is_batch:
             return self.types.data_schema(definitions)
         schema = self.types.fields[PARAMETER].converter.schema(definitions)
@@ -101,7 +101,7 @@ class CallBinding:
         self.arguments.bind_partial(args, kwargs)
 
     def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
-        """Return a call's data: the arguments by parameter name; of a batch task, its one argument.
+        """Return a call's data: the arguments by parameter name; for a batch task, its one argument.
 
         They are in their JSON form unless they will be pickled.
 

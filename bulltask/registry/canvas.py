@@ -125,7 +125,7 @@ class Canvas(Generic[A_contra, R_co]):
         its own arguments only. The worker that fails the job adds the callback in the same step, so no callback is
         added for a job that a Node.js worker fails.
 
-        For each member of a group that fails, the callback is called once.
+        In a group, the callback is called once for each member that fails.
         """
         raise NotImplementedError
 
@@ -346,7 +346,7 @@ class Group(_ReturnsGroup[A_contra, R]):
             yield from member.calls()
 
     def link(self, callback: Canvas[list[R], Any]) -> Any:  # noqa: ARG002 - the signature of the base class
-        """Unlike Celery's, which calls it for the first member only, this always raises an error.
+        """Always raise an error. (Celery would call ``callback`` for the first member only.)
 
         Raises:
             TypeError: Always.

@@ -29,7 +29,7 @@ from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
 from bulltask.ports import ResultReader
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Canvas, Chain, Group, Signature
-from bulltask.registry.canvas_steps import Node, ResultList, Step, leaves, origins
+from bulltask.registry.canvas_steps import Node, ResultList, Step, leaves, step_origins
 from bulltask.registry.job_plan import build_job
 from bulltask.registry.named_task import FAN_OUT_PARAMETER
 from bulltask.registry.task_options import TaskOptions
@@ -47,7 +47,7 @@ class _Target:
     Attributes:
         parent: The job that receives it, if any.
         id: The id of the job whose result this is.
-        list_id: The id from which those of a group's members are derived, if the canvas is a group.
+        list_id: The id from which the ids of the members are derived, if the canvas is a group.
     """
 
     parent: Step | None
@@ -252,7 +252,7 @@ class _JobBuilder:
         for step in steps:
             if step.call is not None:
                 self._jobs[step] = self._bind(step, step.call)
-        self._origins = origins((step for step in steps if step.call is not None), self._sent_by)
+        self._origins = step_origins((step for step in steps if step.call is not None), self._sent_by)
         planned = {step: self._plan(step) for step in steps}
         for step, job in planned.items():
             job.children += [planned[child] for child in step.children]
@@ -274,7 +274,9 @@ class _JobBuilder:
         if step.parent is not None and options.parent is not None:
             raise ConfigError(f"{call!r} is followed by another step, which is its parent; remove its option `parent`")
         if options.deduplication is not None and (step.parent or step.children or step.receives):
-            raise ConfigError(f"{call!r} is part of a chain or chord, so it cannot be deduplicated: others wait for it")
+            raise ConfigError(
+                f"{call!r} is part of a chain or chord, so it cannot be deduplicated: other calls wait for it"
+            )
         return replace(job, id=step.id), parameter
 
     def _plan(self, step: Step) -> PlannedJob:
@@ -317,7 +319,7 @@ class _JobBuilder:
     def _link(self, parent: Step, more: Mapping[str, object]) -> tuple[ParentLink | None, dict[str, object]]:
         if others := sorted(set(more) & set(FAILURE_FLAGS.values()) - {_FAILS_PARENT}):
             raise ConfigError(
-                f"a failed step of a chain or chord fails the steps after it; it cannot have the option {others[0]!r}"
+                f"a step of a chain or chord cannot have the option {others[0]!r}: if it fails, the steps after it fail"
             )
         stored = {**more, _FAILS_PARENT: True}
         parent_like = {"id": parent.id, "queue": self._queue(parent)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from bulltask.registry.canvas import Signature
 
-__all__ = ["Node", "ResultList", "Step", "leaves", "origins"]
+__all__ = ["Node", "ResultList", "Step", "leaves", "step_origins"]
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ def leaves(node: Node) -> list[Step]:
     return [node] if isinstance(node, Step) else [leaf for item in node.items for leaf in leaves(item)]
 
 
-def origins(steps: Iterable[Step], sent_by: Mapping[str, str]) -> dict[Step, Mapping[str, str]]:
+def step_origins(steps: Iterable[Step], sent_by: Mapping[str, str]) -> dict[Step, Mapping[str, str]]:
     """Return the ids of the parent and the root of each call, as they are stored; ``sent_by`` for the first calls.
 
     As in Celery, the parent is the previous step; for the body of a chord, one of the members. The root is the first of

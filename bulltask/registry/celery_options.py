@@ -1,4 +1,4 @@
-"""Celery's options of tasks and calls: those that have no effect in bulltask, and those that it does not have."""
+"""Celery's options for tasks and calls: those that bulltask ignores, and those that it does not have."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bulltask.errors import ConfigError, did_you_mean
 from bulltask.user_warnings import warn_user
 
 __all__ = [
+    "IGNORED_TASK_OPTIONS",
     "TASK_OPTIONS",
-    "WITHOUT_EFFECT",
     "hint_for_unknown_call_option",
     "hint_for_unknown_option",
     "translate_call_options",
@@ -33,7 +33,7 @@ _UNAVAILABLE: Final[Mapping[str, str]] = {
 }
 """Task options that do not exist in bulltask, with the reason or an alternative."""
 
-WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+IGNORED_TASK_OPTIONS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "acks_late": ((True,), "jobs are always acknowledged late, when their outcome is stored"),
     "acks_on_failure": ((True,), "a failed job is always stored as failed, or retried"),
     "acks_on_timeout": ((True,), "a job that exceeds its time limit is always stored as failed, or retried"),
@@ -50,10 +50,10 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "lazy": ((True, False), ""),
     "abstract": ((True, False), ""),
 }
-"""Options that change nothing: the values that describe what bulltask does anyway, and why others have no effect."""
+"""Task options that are ignored: the values that match what bulltask does anyway, and why others have no effect."""
 
-TASK_OPTIONS: Final = frozenset({*_UNAVAILABLE, *WITHOUT_EFFECT, "retry_kwargs"})
-"""Celery's options of tasks that are none of bulltask's."""
+TASK_OPTIONS: Final = frozenset({*_UNAVAILABLE, *IGNORED_TASK_OPTIONS, "retry_kwargs"})
+"""Celery's task options that bulltask does not have itself."""
 
 _CALL: Final[Mapping[str, str]] = {
     "exchange": "use queue=",
@@ -66,7 +66,7 @@ _CALL: Final[Mapping[str, str]] = {
     "connection": "a call uses the connections of its app",
     "producer": "a call uses the connections of its app",
     "publisher": "a call uses the connections of its app",
-    "shadow": "a job has the name of its task; use headers= for another one",
+    "shadow": "a job has the name of its task; use headers= for another name",
     "add_to_parent": "the jobs that a task sends are not recorded as its children",
     "chord": "use chord() or group() | callback",
     "chain": "use chain()",
@@ -81,7 +81,7 @@ _CALL: Final[Mapping[str, str]] = {
     "mandatory": "a job waits in its queue until a worker acquires it",
     "reply_to": "a job stores its own result",
 }
-"""Options of calls that do not exist in bulltask, with an alternative."""
+"""Call options that do not exist in bulltask, with an alternative."""
 
 _RETRY_KWARGS: Final[Mapping[str, str]] = {"max_retries": "max_retries", "countdown": "default_retry_delay"}
 
@@ -89,17 +89,17 @@ _RETRY_KWARGS: Final[Mapping[str, str]] = {"max_retries": "max_retries", "countd
 def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options in bulltask's form: without those that have no effect, ``retry_kwargs`` resolved.
 
-    An option without effect causes a warning, unless its value describes what bulltask does anyway.
+    An ignored option causes a warning, unless its value matches what bulltask does anyway.
 
     Raises:
         ConfigError: ``retry_kwargs`` is invalid.
     """
     options = {}
     for name, value in given.items():
-        if name not in WITHOUT_EFFECT:
+        if name not in IGNORED_TASK_OPTIONS:
             options[name] = value
-        elif value is not None and value not in WITHOUT_EFFECT[name][0]:
-            warn_user(f"the task option {name}={value!r} has no effect: {WITHOUT_EFFECT[name][1]}")
+        elif value is not None and value not in IGNORED_TASK_OPTIONS[name][0]:
+            warn_user(f"the task option {name}={value!r} has no effect: {IGNORED_TASK_OPTIONS[name][1]}")
     for name in ("autoretry_for", "dont_autoretry_for", "throws"):
         if isinstance(options.get(name), list):
             options[name] = tuple(options[name])
@@ -111,7 +111,7 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_call_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a call in bulltask's form: ``task_id`` is ``job_id``, and ``retry=True`` has no effect."""
+    """Return call options in bulltask's form: ``task_id`` is ``job_id``, and ``retry=True`` has no effect."""
     options = dict(given)
     if "task_id" in options and "job_id" not in options:
         options["job_id"] = options.pop("task_id")
@@ -140,7 +140,7 @@ def hint_for_unknown_option(name: str, known: Iterable[str]) -> str:
 
 
 def hint_for_unknown_call_option(name: str, known: Iterable[str]) -> str:
-    """Return a suffix for the message about an unknown option of a call: the alternative, or all names."""
+    """Return a suffix for the message about an unknown call option: the alternative, or all names."""
     if name in _CALL:
         return f" (Celery's): {_CALL[name]}"
     return f": use {', '.join(sorted(known))}"

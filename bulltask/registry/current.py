@@ -1,4 +1,4 @@
-"""The app that sends what belongs to no app: shared tasks, and empty groups.
+"""The current app, which sends what belongs to no app: shared tasks, and empty groups.
 
 This is the package's only process-wide state, because ``@shared_task`` works in any module before an app exists, as in
 Celery.
@@ -38,7 +38,7 @@ def current_sender() -> Sender:
 
 
 class _CurrentApp:
-    """Has the attributes of the current app, whichever that is at the time (Celery's ``current_app``)."""
+    """A proxy for the app that is current when it is used (Celery's ``current_app``)."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(current_sender(), name)
@@ -52,7 +52,7 @@ current_app: Any = _CurrentApp()
 
 
 def registered_task(name: str, module: str) -> Any:
-    """Return a task of the current app; a pickled task becomes this call.
+    """Return a task of the current app. A task is pickled as a call of this function.
 
     Args:
         name: The task's name.

@@ -34,7 +34,7 @@ def enter_job(job: RunningJob) -> None:
 
 def share_with_structlog() -> None:
     """Let ``structlog.contextvars.merge_contextvars`` add the job to the lines of an app's own configuration."""
-    global _shared_with_structlog  # noqa: PLW0603 - as structlog's configuration, it belongs to the process
+    global _shared_with_structlog  # noqa: PLW0603 - like structlog's configuration, it belongs to the process
     _shared_with_structlog = True
 
 

@@ -176,7 +176,7 @@ def _new_task(
     """Return a task that is an instance of ``kind``: of ``Task``, or of a user's class.
 
     Raises:
-        ConfigError: ``kind`` is no task class, or its methods do not fit the function.
+        ConfigError: ``kind`` is not a task class, or its methods do not match the function.
     """
     if not (isinstance(kind, type) and issubclass(kind, AnyTask)):
         raise ConfigError(f"the base of task {name!r} must be a subclass of bulltask.Task, not {kind!r}")
@@ -186,7 +186,7 @@ def _new_task(
     task = kind.__new__(kind)
     AnyTask.__init__(task, function, name, options, sender, bind=bind, has_base=has_base)
     if has_base:
-        task.__init__()  # type: ignore[misc] # the one of the user's class
+        task.__init__()  # type: ignore[misc] # that of the user's class
     return task
 
 
@@ -194,7 +194,7 @@ def register_instance(task: AnyTask[Any, Any], sender: Callable[[], Any]) -> Non
     """Turn an instance of a user's class that defines ``run`` into a task.
 
     Raises:
-        ConfigError: The class defines no ``run``, or its methods do not fit.
+        ConfigError: The class defines no ``run``, or its methods do not match ``run``.
     """
     kind = type(task)
     if not isinstance(task, AnyTask) or kind.run is TaskClass.run:

@@ -41,8 +41,8 @@ def find_app(spec: str, kind: type[A]) -> A:
         kind: The class of apps.
 
     Raises:
-        AppNotFoundError: No app was found (the message lists the attempts), or several. Errors raised by the user's
-            modules are not caught.
+        AppNotFoundError: No app was found (the message lists what was tried), or more than one. Errors raised by the
+            user's modules are not caught.
     """
     tried: list[str] = []
     if ":" in spec:

@@ -1,4 +1,4 @@
-"""Django, if the process has it: its set-up, its connections, and its installed apps as packages with tasks."""
+"""Django, if the process uses it: its setup, its connections, and its installed apps as packages with tasks."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class NamedTask:
         """Check arguments that may be completed later.
 
         Raises:
-            TypeError: There are positional and keyword arguments.
+            TypeError: Both positional and keyword arguments are given.
         """
         if args and kwargs:
             raise TypeError(

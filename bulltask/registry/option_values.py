@@ -15,7 +15,7 @@ UNLIMITED_RETRIES: Final = 2**31 - 2
 
 
 def is_exception(kind: object) -> bool:
-    """Return whether ``kind`` is a class of exceptions."""
+    """Return whether ``kind`` is an exception class."""
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
@@ -36,7 +36,7 @@ def keep_ms(expires: Duration | None, default_ms: int | None) -> int | None:
 
 
 def expiry_ms(expires: Duration | datetime | None) -> tuple[int | None, int | None]:
-    """Return milliseconds from sending, and epoch milliseconds; at least one of them is ``None``."""
+    """Return ``(expires_in_ms, expires_ms)``: from sending, or epoch milliseconds; at most one of them is set."""
     if expires is None:
         return None, None
     if isinstance(expires, datetime):

@@ -20,7 +20,7 @@ __all__ = ["PeriodicTasksMixin"]
 
 
 class PeriodicTasksMixin:
-    """An object with periodic tasks: a base class of ``App``.
+    """Adds periodic tasks to an app's schedule: a base class of ``App``.
 
     Attributes:
         on_after_configure, on_after_finalize: Celery's signals, for functions that call :meth:`add_periodic_task`. Each
@@ -57,7 +57,7 @@ class PeriodicTasksMixin:
             schedule: Seconds, a ``timedelta``, ``crontab(…)`` or a cron pattern.
             sig: The call, ``task.s(…)``, or a task.
             args, kwargs: Arguments of the call, before and in addition to its own.
-            name: The entry's name, by which Redis knows its job scheduler; an entry with the same name is replaced.
+            name: The entry's name, which is also its job scheduler's id; an entry with the same name is replaced.
                 Default: the call as text, such as ``shop.add(1, 2)``.
             options: As for ``options`` in an entry of ``beat_schedule``.
 
@@ -66,7 +66,7 @@ class PeriodicTasksMixin:
 
         Raises:
             TypeError: ``sig`` is neither a signature nor a task, has callbacks, or does not match its task.
-            ConfigError: The name cannot be that of a job scheduler.
+            ConfigError: The name is not valid as the id of a job scheduler.
         """
         call = _call(sig, args, kwargs)
         key = name or repr(call)
@@ -86,7 +86,7 @@ class PeriodicTasksMixin:
         """Call the receivers of ``on_after_configure`` and ``on_after_finalize``, unless this was done before.
 
         Raises:
-            Exception: That of a receiver. Otherwise, the worker would remove schedules that the receiver has not added.
+            Exception: A receiver's. If it were ignored, the worker would remove the schedules that the receiver adds.
         """
         if self._has_set_up:
             return
@@ -102,7 +102,8 @@ def _call(sig: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) ->
         return sig.signature(args, kwargs)
     if not isinstance(sig, Signature):
         raise TypeError(
-            f"a periodic task is a call such as task.s(…), not {sig!r}; a chain or group can be sent by its task"
+            f"a periodic task is a call such as task.s(…), not {sig!r}; for a chain or group, schedule a task that "
+            "sends it"
         )
     if sig.links or sig.errbacks:
         raise TypeError(f"{sig!r} has callbacks, which a schedule cannot store; send them from the task")

@@ -10,7 +10,7 @@ from bulltask.errors import InvalidJobError
 from bulltask.jobs.child_results import ChildResults
 from bulltask.jobs.job import NewJob, RunningJob
 
-__all__ = ["Relatives", "origin_of_sent", "relatives", "sent_by"]
+__all__ = ["Relatives", "origin_of_jobs_sent_by", "relatives", "sent_by"]
 
 
 class Relatives(TypedDict):
@@ -24,12 +24,12 @@ class Relatives(TypedDict):
 
 def sent_by(job: RunningJob, jobs: Sequence[NewJob]) -> list[NewJob]:
     """Return jobs that the task of ``job`` sends, with the ids of that job and of the first of its ancestors."""
-    origin = origin_of_sent(job)
+    origin = origin_of_jobs_sent_by(job)
     return [replace(one, options=replace(one.options, origin=origin)) for one in jobs]
 
 
-def origin_of_sent(job: RunningJob | None) -> dict[str, str]:
-    """Return the parent and the root of the jobs that the task of ``job`` sends, as they are stored; empty if none."""
+def origin_of_jobs_sent_by(job: RunningJob | None) -> dict[str, str]:
+    """Return the ids of the parent and the root of jobs that the task of ``job`` sends; empty without a job."""
     return {} if job is None else {"parent": job.id, "root": relatives(job)["root_id"] or job.id}
 
 

@@ -21,7 +21,7 @@ class Request:
         id: The job's id, ``""`` when the task was called directly.
         task: The task's name.
         queue: The queue's name in the app.
-        args, kwargs: The call.
+        args, kwargs: The arguments of the call.
         retries: Attempts made before this one (BullMQ's ``atm``).
         attempts: The job's maximum number of attempts.
         attempts_started: The job's started attempts, including this one (``ats``).

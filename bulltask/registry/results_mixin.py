@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class _App(Protocol):
-    """What this module uses of an app."""
+    """The parts of an app that this module uses."""
 
     @property
     def config(self) -> Config:
@@ -43,7 +43,7 @@ class _App(Protocol):
 
 
 class ResultsMixin:
-    """An object that knows results: a base class of ``App``."""
+    """Creates result handles: a base class of ``App``."""
 
     @overload
     def result(
@@ -78,8 +78,8 @@ class ResultsMixin:
     def queue_of(self: _App, job_id: str) -> str:
         """Return the queue that has a job: the default queue, or a queue of a registered task.
 
-        If there are several such queues, Redis is queried in one round trip, with an ``EXISTS`` for each of them; the
-        call blocks, also in async code.
+        If there are several such queues, Redis is queried in one round trip, with an ``EXISTS`` for each of them. The
+        call blocks, even in async code.
 
         Returns:
             The first queue with this job; the default queue if none of them has it.

@@ -80,7 +80,7 @@ else:
 
 
 class _CurrentTask(_Base):
-    """Has the attributes of the running task, and equals ``None`` outside of a task (Celery's ``current_task``)."""
+    """A proxy for the running task; outside of a task, it equals ``None`` (Celery's ``current_task``)."""
 
     if not TYPE_CHECKING:  # type checkers would accept any name
 

@@ -164,7 +164,8 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
         """Check the user's class, and look up which methods it overrides.
 
         Raises:
-            ConfigError: The function is a plain one, and a method is an ``async def``, or the reverse.
+            ConfigError: A method is an ``async def``, but the function is not; ``__call__`` is a plain method, but the
+                function is an ``async def``; or the class of a batch task overrides a method.
         """
         kind = type(self)
         overridden = [name for name in HANDLERS if getattr(kind, name) is not getattr(TaskClass, name)]

@@ -30,10 +30,10 @@ _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
 class TaskDefinitionMixin:
-    """An object whose tasks are defined with decorators: a base class of ``App``.
+    """Defines and registers tasks: a base class of ``App``.
 
     Attributes:
-        Task: The class of its tasks without ``base``.
+        Task: The class of its tasks that have no ``base``.
         tasks: Its tasks by name.
     """
 
@@ -107,7 +107,7 @@ class TaskDefinitionMixin:
         Its name is the attribute ``name``; default: ``module.Class``.
 
         Raises:
-            ConfigError: It is no task class, or its methods do not fit each other.
+            ConfigError: It is not a task class, defines no ``run``, or its methods do not match ``run``.
         """
         instance = task() if isinstance(task, type) else task
         register_instance(instance, lambda: self)

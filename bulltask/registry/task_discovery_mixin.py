@@ -11,7 +11,7 @@ __all__ = ["TaskDiscoveryMixin"]
 
 
 class TaskDiscoveryMixin:
-    """An object with modules to import: a base class of ``App``."""
+    """Imports the modules that contain tasks: a base class of ``App``."""
 
     def __init__(self) -> None:
         self._autodiscover: list[Callable[[], list[str]]] = []

@@ -83,7 +83,7 @@ class TaskOptions:
             such as ``"10/s"``, ``"100/m"`` or ``"5/30s"``; 0 for no limit. Starts are spread evenly.
         batch: Call the task's function once for up to this many jobs, 1 to 1,000, with a list of
             :class:`~bulltask.registry.batches.BatchJob`.
-        batch_wait: Seconds or ``timedelta`` to wait for further jobs of a batch; 0 takes only jobs that already wait.
+        batch_wait: Seconds or ``timedelta`` to wait for further jobs of a batch; 0: only jobs that are already waiting.
         spark: Give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
         typed: Which type hints are enforced: ``True``: all; ``False``: none; ``None``: the setting ``task_typed``, by
             default those of types that JSON does not have (``datetime``, dataclasses, pydantic models …).

@@ -55,7 +55,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         self._has_handlers |= task.has_handlers
 
     def add_queues(self, names: Iterable[str]) -> None:
-        """Let workers process these queues, although no task has them as its option."""
+        """Let workers process these queues, although they are not the option ``queue`` of any task."""
         self._queues.update(dict.fromkeys(names))
 
     @property
@@ -66,7 +66,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         return tuple(dict.fromkeys([*queues, *self._queues, *more]))
 
     def configure(self, config: Config) -> None:
-        """Apply ``task_annotations`` to all tasks, also to those that are added later, and check their serializers.
+        """Apply ``task_annotations`` to all tasks, including those added later, and check their serializers.
 
         Raises:
             ConfigError: An option is unknown or invalid, or the app cannot use a serializer; the message names the
@@ -80,7 +80,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
 
     @property
     def have_handlers(self) -> bool:
-        """Whether a task has handlers: ``on_success`` …"""
+        """Whether any task has handlers, such as ``on_success``."""
         return self._has_handlers or (isinstance(self._shared, Tasks) and self._shared.have_handlers)
 
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:

@@ -68,7 +68,7 @@ def group(*members: Canvas[A, B] | Iterable[Canvas[A, B]]) -> Group[A, B]:
     """Return a group, whose members run at the same time; its result is the list of their results, in their order.
 
     Args:
-        members: Signatures, chains and groups, or one iterable of them; none is an empty group.
+        members: Signatures, chains and groups, or one iterable of them; without any, the group is empty.
 
     Raises:
         TypeError: One of them is something else.

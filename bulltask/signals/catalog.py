@@ -106,6 +106,6 @@ NOT_AVAILABLE: Final[Mapping[str, str]] = {
     "task_sent": "use after_task_publish",
     "task_unknown": _LISTENER.format("TaskNotRegistered"),
     "trace": "use task_prerun and task_postrun",
-    "user_preload_options": "commands have no options of an app",
+    "user_preload_options": "an app cannot add options to bulltask's commands",
 }
 """Celery's other signals, and what to use instead."""

@@ -87,8 +87,8 @@ class Signal:
             sender: Call it only for this sender. For a task or its name: only for this task.
             weak: Keep only a weak reference, so that the receiver disappears with the last other reference. A lambda or
                 a nested function needs ``weak=False``.
-            dispatch_uid: Identifies the receiver, if the code that connects it may run twice; by default the receiver
-                itself does.
+            dispatch_uid: Identifies the connection, so that connecting it twice has no effect; default: the receiver
+                itself.
 
         Returns:
             The receiver, or a decorator.

@@ -1,4 +1,4 @@
-"""Make the converter of a type hint."""
+"""Make the converter for a type hint."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.job_client import JobCommand
-from bulltask.registry.relatives import origin_of_sent, relatives
+from bulltask.registry.relatives import origin_of_jobs_sent_by, relatives
 from bulltask.transport.broker import Broker
 from bulltask.transport.produce import Producer
 from bulltask.worker.child.attempt import Attempt
@@ -275,7 +275,9 @@ class _JobRun:
 
     def _replacement(self, canvas: Canvas[Any, Any]) -> list[PlannedJob]:
         job = self._job
-        roots, replacement = plan_replacement(canvas, self._app.config, JobRef(job.queue, job.id), origin_of_sent(job))
+        roots, replacement = plan_replacement(
+            canvas, self._app.config, JobRef(job.queue, job.id), origin_of_jobs_sent_by(job)
+        )
         self._job = replace(job, replacement=replacement.to_json())
         return roots
 

@@ -88,7 +88,7 @@ def test_a_relay_runs_in_a_thread_and_sets_aside_rows_that_cannot_be_sent(
     relay.join()
     assert [event for event, _ in log.lines] == ["Outbox row set aside"]
     assert "DecodeError" in OutboxRow.objects.using(using).get().error
-    assert (outbox.backlog().waiting, outbox.backlog().failed) == (0, 1)
+    assert (outbox.backlog().waiting, outbox.backlog().set_aside) == (0, 1)
 
 
 class Log:

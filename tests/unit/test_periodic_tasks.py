@@ -104,7 +104,7 @@ def test_a_second_entry_with_the_same_call_and_no_name_replaces_the_first_with_a
 def test_only_a_single_call_that_matches_its_task_can_be_periodic(app: App) -> None:
     hello: Any = app.tasks["hello"]
     calls: list[tuple[Any, str]] = [
-        (chain(hello.s("x"), hello.si("y")), "can be sent by its task"),
+        (chain(hello.s("x"), hello.si("y")), "schedule a task that sends it"),
         ("hello", "a periodic task is a call"),
         (hello.s("x").set(link=hello.si("y")), "has callbacks"),
     ]

@@ -28,7 +28,8 @@ def command(ctx: click.Context, /, *, max_age: float | None, **options: Any) -> 
     for number, outbox in enumerate(app.outboxes):
         backlog = outbox.backlog()
         click.echo(
-            f"outbox {number}: {backlog.waiting} waiting, oldest {backlog.oldest_s:.1f} s, {backlog.failed} set aside"
+            f"outbox {number}: {backlog.waiting} waiting, oldest {backlog.oldest_s:.1f} s, "
+            f"{backlog.set_aside} set aside"
         )
         late |= max_age is not None and backlog.oldest_s > max_age
     ctx.exit(_EXIT_LATE if late else 0)

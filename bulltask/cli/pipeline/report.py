@@ -88,7 +88,7 @@ def command(
     if one_day is not None and day_range is not None:
         raise click.UsageError("--day and --days cannot be used together")
     with _report_missing_extra():
-        from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow, as the others
+        from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow, like the others
         from bulltask.lake.report.build import make_report  # noqa: PLC0415
         from bulltask.lake.report.period import Period  # noqa: PLC0415
         from bulltask.lake.report.recommendations import CapacityTarget  # noqa: PLC0415

@@ -38,7 +38,7 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
     ``OPTIONS`` are options of bulltask's tasks, such as ``{"max_retries": 5, "time_limit": 60}``, for all tasks of this
     backend. The name of a job is the path of its task: ``shop.tasks.send_receipt``.
 
-    Every job has a priority: Django's 100 becomes BullMQ's 1, the highest, 0 becomes 101, and -100 becomes 201.
+    Every job has a priority: Django's 100 becomes BullMQ's 1 (the highest), 0 becomes 101, and -100 becomes 201.
     """
 
     supports_defer = True

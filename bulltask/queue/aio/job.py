@@ -50,7 +50,7 @@ class AsyncJob(JobFields):
             EncodeError, PayloadTooLargeError: The data is not JSON, or is too large.
         """
         broker, what = self._context.broker, f"the data of job {self.id}"
-        encoded = broker.payloads.dump_added(data, self.queue, self.name, what)
+        encoded = broker.payloads.dump_job_data(data, self.queue, self.name, what)
         check_together(encoded, self.opts, broker.config.max_payload, what)
         await self._context.arun(scripts.update_data(self._context.keys, self.id, encoded))
         self.change(data=codec.decode(encoded), data_text=encoded.decode())

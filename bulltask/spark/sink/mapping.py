@@ -93,7 +93,7 @@ def map_dataframe(
         longer has the job), ``return_value`` (JSON), ``failed_reason``.
 
     Raises:
-        TypeError: An option is unknown, or the columns do not fit the task's parameters.
+        TypeError: An option is unknown, or the columns do not match the task's parameters.
         ConfigError: An option is invalid, a column has the same name as a result column, ``df`` is a streaming
             DataFrame, or the task keeps no results. Nothing was sent in these cases.
     """

@@ -183,7 +183,7 @@ class JobBuilder:
         else:
             new_id = derived_id(self.write_id, wire_queue, name, encoded, number)
         if (payloads := PayloadCodec(self.config)).encrypts(queue):  # after the id, because each encryption differs
-            encoded = payloads.dump_added(codec.decode(encoded), queue, name, f"the data of job {name}")
+            encoded = payloads.dump_job_data(codec.decode(encoded), queue, name, f"the data of job {name}")
         return NewJob(
             queue, new_id, name, encoded, self.shared.options, timestamp_ms=self.shared.timestamp_ms, has_custom_id=True
         )

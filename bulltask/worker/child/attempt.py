@@ -23,7 +23,7 @@ from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import exit_if_forked
-from bulltask.registry.batches import BatchJob, Ending
+from bulltask.registry.batches import BatchJob, ErrorOrResult
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.context import Context
 from bulltask.registry.job_client import JobClient
@@ -198,7 +198,7 @@ class AttemptRunner:
             target = hooked.acall if variables is None else functools.partial(variables.run, hooked.call)
         return functools.partial(target, *attempt.arguments.args, **attempt.arguments.kwargs)
 
-    def execute(self, execution: TaskExecution, function: Callable[[], Any]) -> Ending:
+    def execute(self, execution: TaskExecution, function: Callable[[], Any]) -> ErrorOrResult:
         """Call a function on the main thread."""
         self._cancellation.enter(execution)
         try:
@@ -212,7 +212,7 @@ class AttemptRunner:
 
     async def aexecute(
         self, execution: TaskExecution, task: AnyTask[..., Any], bound: Callable[[], Callable[[], Any]]
-    ) -> Ending:
+    ) -> ErrorOrResult:
         """Call a function on the event loop, or in a thread if the task is sync; ``bound`` returns it."""
         self._cancellation.enter_async(execution)
         raised: BaseException | None = None

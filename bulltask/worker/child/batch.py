@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bulltask.errors import Interrupt, SoftTimeLimitExceeded, TaskCancelled
-from bulltask.registry.batches import BatchJob, Ending, endings
+from bulltask.registry.batches import BatchJob, ErrorOrResult, split_outcome
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.run_hooks import HookedRun
 
@@ -40,7 +40,7 @@ class Batch:
             raised = exc
             raise
         finally:
-            for run, (error, result) in self._hook_endings(raised, returned):
+            for run, (error, result) in self._hook_outcomes(raised, returned):
                 run.leave(result, error)
         return returned
 
@@ -57,29 +57,29 @@ class Batch:
             raised = exc
             raise
         finally:
-            for run, (error, result) in self._hook_endings(raised, returned):
+            for run, (error, result) in self._hook_outcomes(raised, returned):
                 await run.aleave(result, error)
         return returned
 
-    def endings(self, raised: BaseException | None, returned: object) -> list[Ending]:
-        """Return how each job ended.
+    def outcomes(self, raised: BaseException | None, returned: object) -> list[ErrorOrResult]:
+        """Return the outcome of each job.
 
         Args:
             raised: The exception that ended the call; ``None`` if the function returned.
             returned: What it returned.
         """
-        called = zip(self._called, endings(self._task.name, self._called, raised, returned), strict=True)
-        ended = {id(job): ending for job, ending in called}
-        return [ended.get(id(job)) or job.ending or (raised, None) for job in self.jobs]
+        outcomes = split_outcome(self._task.name, self._called, raised, returned)
+        by_job = {id(job): outcome for job, outcome in zip(self._called, outcomes, strict=True)}
+        return [by_job.get(id(job)) or job.outcome or (raised, None) for job in self.jobs]
 
     def _start(self) -> list[BatchJob[Any]]:
-        self._called = [job for job in self.jobs if job.ending is None]
+        self._called = [job for job in self.jobs if job.outcome is None]
         return self._called
 
-    def _hook_endings(self, raised: BaseException | None, returned: object) -> list[tuple[HookedRun, Ending]]:
+    def _hook_outcomes(self, raised: BaseException | None, returned: object) -> list[tuple[HookedRun, ErrorOrResult]]:
         if not self._runs:
             return []
-        return list(zip(self._runs, self.endings(raised, returned), strict=True))[::-1]
+        return list(zip(self._runs, self.outcomes(raised, returned), strict=True))[::-1]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bulltask.errors import TaskCancelled
 from bulltask.jobs.time_limits import NO_LIMITS
-from bulltask.registry.batches import Ending
+from bulltask.registry.batches import ErrorOrResult
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.batch import Batch
 from bulltask.worker.child.cancellation import TaskExecution, call_task
@@ -72,6 +72,6 @@ class BatchRunner:
                 job.fail(TaskCancelled("revoked"))
         return TaskExecution(slots[0], members[0][0].job.name, limits, other_slots=tuple(slots[1:]))
 
-    def _outcomes(self, members: BatchAttempts, batch: Batch, ending: Ending) -> list[Outcome]:
-        endings = batch.endings(*ending)
-        return [self._runner.outcome(attempt, *each) for (attempt, _), each in zip(members, endings, strict=True)]
+    def _outcomes(self, members: BatchAttempts, batch: Batch, of_call: ErrorOrResult) -> list[Outcome]:
+        of_jobs = batch.outcomes(*of_call)
+        return [self._runner.outcome(attempt, *each) for (attempt, _), each in zip(members, of_jobs, strict=True)]

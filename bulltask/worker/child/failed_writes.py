@@ -33,10 +33,10 @@ from bulltask.worker.child.outcomes import (
     WaitingForChildrenOutcome,
 )
 
-__all__ = ["BackoffStep", "FailedWrites", "Settlement", "WriteStep"]
+__all__ = ["BackoffStep", "FailedWriteHandler", "Settlement", "WriteStep"]
 
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
-"""Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`FailedWrites.fallback`."""
+"""Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`FailedWriteHandler.fallback`."""
 
 _MAX_RETRY_S: Final = 3_600
 """A call is assumed to be retried for at most this long."""
@@ -67,7 +67,7 @@ Settlement = Generator[
 """Sans-I/O steps for the loops of a child. A loop repeats a :class:`Call` until it receives a reply."""
 
 
-class FailedWrites:
+class FailedWriteHandler:
     """Decides what to do after a failed write of an outcome. It does no I/O, so both loops of a child can use it.
 
     Args:

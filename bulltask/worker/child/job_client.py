@@ -14,7 +14,7 @@ from bulltask.queue.sync.flow import FlowProducer
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.job_client import JobCommand
-from bulltask.registry.relatives import origin_of_sent
+from bulltask.registry.relatives import origin_of_jobs_sent_by
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
@@ -73,7 +73,7 @@ class RedisJobClient:
 
     def _replacement(self, canvas: Canvas[Any, Any]) -> tuple[list[PlannedJob], Call[Any]]:
         ref = JobRef(self._job.queue, self._job.id)
-        roots, replacement = plan_replacement(canvas, self._config, ref, origin_of_sent(self._job))
+        roots, replacement = plan_replacement(canvas, self._config, ref, origin_of_jobs_sent_by(self._job))
         return roots, command("HSET", self._keys.job(self._job.id), REPLACEMENT_FIELD, replacement.to_json())
 
     def _call(self, name: JobCommand, value: Any) -> Call[Any]:

@@ -43,7 +43,7 @@ from bulltask.transport.scripts.move import (
 )
 from bulltask.transport.scripts.queue import limit_now
 from bulltask.worker.child.canvas_calls import error_callbacks, with_followers
-from bulltask.worker.child.failed_writes import FailedWrites
+from bulltask.worker.child.failed_writes import FailedWriteHandler
 from bulltask.worker.child.fetch_options import FetchOptionsCache
 from bulltask.worker.child.outcome_events import failed_event, requested_event, retried_event
 from bulltask.worker.child.outcomes import (
@@ -97,7 +97,7 @@ class Settler:
         hooks: RunHooks | None = None,
     ) -> None:
         self._config, self._clock, self._bus, self._rate_limited = config, clock, bus, rate_limited
-        self._hooks, self.failed_writes = hooks, FailedWrites(config)
+        self._hooks, self.failed_writes = hooks, FailedWriteHandler(config)
         self._fetch_options, self._pid = FetchOptionsCache(config, worker_id), os.getpid()
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
