@@ -34,7 +34,7 @@ async def kill_async(self):
     await asyncio.sleep(0.02)
     os.kill(os.getpid(), 9)
 
-class Ending(BaseException):
+class CustomInterrupt(BaseException):
     pass
 
 def bomb(depth=0):
@@ -46,7 +46,7 @@ def raise_it(kind):
     if kind == "interrupt":
         raise KeyboardInterrupt
     if kind == "base":
-        raise Ending("raised by the task")
+        raise CustomInterrupt("raised by the task")
     if kind == "generator exit":
         raise GeneratorExit
     if kind == "cancelled":

@@ -623,7 +623,7 @@ def pickled_task(self: Context, x: int, y: int = 1) -> int:
 
 
 @pytest.mark.parametrize("module", [pickle, cloudpickle])
-def test_a_pickled_task_is_the_registered_task(module: Any) -> None:
+def test_unpickling_a_task_returns_the_registered_task(module: Any) -> None:
     set_current(pickled_app)
     assert module.loads(module.dumps(pickled_task)) is pickled_task
     assert copy.deepcopy(pickled_task) is pickled_task

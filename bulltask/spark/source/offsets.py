@@ -104,7 +104,7 @@ class QueueOffset:
         ordinal: The number of entries ever added up to ``id``. ``None`` if unknown (Redis before 7.0, a start at an id
             chosen by the user, manually deleted entries), until the reader has caught up.
         lost: The number of entries that were trimmed before they were read, in all generations of the stream.
-        generation: How often the stream was replaced.
+        generation: How many times the stream was replaced.
         seen: The end of the stream when it was queried for this offset; ``None`` if it equals ``id`` or is unknown.
     """
 
