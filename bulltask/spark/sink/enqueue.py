@@ -116,8 +116,8 @@ def enqueue(
 ) -> EnqueueResult:
     """Add one job to a queue for each distinct row of a DataFrame, however often Spark retries a task.
 
-    Rows with the same name and data become one job, unless ``on_duplicate_rows`` is changed; with ``job_id``, rows with
-    the same id do.
+    Rows with the same name and data (with ``job_id``, rows with the same id) become one job, unless
+    ``on_duplicate_rows`` is changed.
 
     A job's id is ``job_id``, or derived from the write, the queue, the job's name and its data. A write cannot be
     rolled back: jobs that were sent before an error stay, and retrying the write with the same write id adds only

@@ -105,7 +105,7 @@ class QueueProgress:
 
     @property
     def planned_offset(self) -> QueueOffset:
-        """``end`` with the end of the stream; unchanged, byte for byte, if there is nothing to plan."""
+        """``end``, with the end of the stream in ``seen``; ``end`` unchanged if there is nothing to plan."""
         if self.target_offset is None or self.start.id >= self.target_offset.id:
             return with_stream_end(self.end, self.state) if self.is_new or self.is_replaced else self.end
         return with_stream_end(self.end, self.state)

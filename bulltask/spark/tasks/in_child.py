@@ -32,8 +32,9 @@ _CONF: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
 class SparkInChild:
     """Owns the JVM of a child; implements :class:`bulltask.worker.child.spark_tasks.SparkChild`.
 
-    The JVM is started for the first job, on the job's thread. It exits when its standard input closes, a pipe whose
-    other end only this process has. The JVM and Spark's Python processes therefore always exit with the child.
+    The JVM is started for the first job, on the job's thread. It exits when its standard input is closed, and only
+    this process holds the other end of that pipe. The JVM and Spark's Python processes therefore always exit with the
+    child.
 
     Args:
         app: The session's name.
