@@ -15,6 +15,7 @@ __all__ = [
     "add_once",
     "collect_batch",
     "fetch_ahead",
+    "fetch_now",
     "release_unstarted",
     "retry_failed",
     "with_checkpoint",
@@ -54,6 +55,16 @@ def fetch_ahead() -> Script:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     return _combine(bulltask_script("fetchAhead"), with_guard("moveToActive", "promotionGuard"), b"fetch")
+
+
+@cache
+def fetch_now() -> Script:
+    """Return ``fetchNow`` with BullMQ's ``moveToActive`` and its guard, which it calls as ``fetch(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    """
+    return _combine(bulltask_script("fetchNow"), with_guard("moveToActive", "promotionGuard"), b"fetch")
 
 
 @cache

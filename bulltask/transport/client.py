@@ -22,6 +22,7 @@ from bulltask.transport.server_info import TIME, check_server, handshake_calls
 __all__ = ["Client", "ClientPool"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 _MULTI: Call[Any] = command("MULTI")
 _DISCARD: Call[Any] = command("DISCARD")
 _NUDGE_AFTER_S = 0.002  # the server's timeout starts a little later than the client's
@@ -75,12 +76,23 @@ class Client:
             BrokerError: As in :meth:`run`.
         """
         connection = self._connected()
+        between = self._nudge_when_due(connection, wait_ms, nudge)
+        return self._result(call, self._round_trip(connection, [call.packed()], between)[0])
 
-        def nudge_when_due() -> None:
-            if not connection.can_read(timeout=wait_ms / 1000 + _NUDGE_AFTER_S):
-                nudge()
+    def wait_then(
+        self, call: Call[R], then: Call[T], wait_ms: int, nudge: Callable[[], object]
+    ) -> tuple[R, T | BulltaskError]:
+        """Make a call that blocks, as :meth:`wait` does, and one behind it, which Redis runs as soon as the first ends.
 
-        return self._result(call, self._round_trip(connection, [call.packed()], nudge_when_due)[0])
+        Both replies arrive together, so this process wakes up once. If the second call fails, its result is the error.
+        """
+        connection = self._connected()
+        packed = [call.packed(), then.packed()]
+        replies = self._round_trip(connection, packed, self._nudge_when_due(connection, wait_ms, nudge))
+        result = self._result(call, replies[0])
+        if redis_errors.is_noscript(replies[1]):
+            return result, self._try(then, self._exchange([then.packed_with_body()])[0])
+        return result, self._try(then, replies[1])
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip and return their results in order.
@@ -163,6 +175,14 @@ class Client:
             with suppress(OSError):
                 # Not sock.shutdown(): for a TLS socket it drops the TLS state that the other thread is using.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    @staticmethod
+    def _nudge_when_due(connection: redis.Connection, wait_ms: int, nudge: Callable[[], object]) -> Callable[[], None]:
+        def nudge_when_due() -> None:
+            if not connection.can_read(timeout=wait_ms / 1000 + _NUDGE_AFTER_S):
+                nudge()
+
+        return nudge_when_due
 
     def _exchange_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
         """Send calls; resend those whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""

@@ -15,6 +15,7 @@ from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 from bulltask.worker.child import fetcher as module
+from bulltask.worker.child import queue_wait
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.slots import Slots
@@ -67,6 +68,9 @@ class FakeChild:
 
     def wait(self, call: Call[Any], *_: object) -> Any:
         return self.run(call)
+
+    def wait_then(self, call: Call[Any], _fetch: Call[Any], *_: object) -> Any:
+        return self.run(call), Fetched()
 
     def run(self, call: Call[Any]) -> Any:
         self.connections.append(self.connected)
@@ -152,5 +156,5 @@ def test_a_fetch_longer_than_half_the_lock_duration_renews_the_lock(
 
 
 def test_a_marker_is_read_as_its_key_and_the_time_of_the_next_job() -> None:
-    assert module._read_marker([b"bull:{mail}:marker", b"0", b"1700.5"]) == (b"bull:{mail}:marker", 1700.5)
-    assert module._read_marker(None) is None
+    assert queue_wait._read_marker([b"bull:{mail}:marker", b"0", b"1700.5"]) == (b"bull:{mail}:marker", 1700.5)
+    assert queue_wait._read_marker(None) is None

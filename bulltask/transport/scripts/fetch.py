@@ -16,7 +16,7 @@ from bulltask.transport.replies import Fetched, parse_fetched
 from bulltask.transport.scripts.packed_options import pack_fetch
 from bulltask.value_class import value_class
 
-__all__ = ["FetchOptions", "collect_batch", "fetch_ahead", "move_to_active"]
+__all__ = ["FetchOptions", "collect_batch", "fetch_ahead", "fetch_now", "move_to_active"]
 
 
 @value_class
@@ -94,6 +94,12 @@ def fetch_ahead(keys: QueueKeys, slots: Sequence[FetchOptions], now_ms: int) -> 
     first, *others = (move_to_active(keys, options, now_ms) for options in slots)
     packed = (first.argv[2], *(call.argv[2] for call in others))
     return script_call(wrappers.fetch_ahead(), first.keys, (*first.argv[:2], *packed), _parse_all_fetched)
+
+
+def fetch_now(keys: QueueKeys, options: FetchOptions) -> Call[Fetched]:
+    """bulltask's ``fetchNow`` with ``moveToActive``: acquire the next job, at the server's time."""
+    fetch = move_to_active(keys, options, 0)
+    return script_call(wrappers.fetch_now(), fetch.keys, (fetch.argv[0], fetch.argv[2]), parse_fetched)
 
 
 def _parse_all_fetched(reply: Any) -> list[Fetched]:

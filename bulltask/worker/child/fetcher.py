@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.config.rate_limits import TaskRate
-from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError, Interrupt, JobError
+from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError, JobError
 from bulltask.events import Bus, JobHeld, JobStarted
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts.fetch import collect_batch, fetch_ahead, move_to_active
-from bulltask.transport.scripts.move import find_by_token, move_from_active_to_wait, renew_lock
+from bulltask.transport.replies import Fetched
+from bulltask.transport.scripts.fetch import collect_batch, fetch_ahead, fetch_now, move_to_active
+from bulltask.transport.scripts.move import find_by_token, move_from_active_to_wait, release_unstarted, renew_lock
 from bulltask.transport.scripts.start import start_or_hold
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.child.fetch_options import FetchOptionsCache
 from bulltask.worker.child.outcomes import AcquiredJob
+from bulltask.worker.child.queue_wait import QueueWait, WaitInterrupted
 from bulltask.worker.child.round_robin import RoundRobin
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.malformed import MalformedJobHandler
@@ -29,20 +30,12 @@ from bulltask.worker.slot import Slot
 from bulltask.worker.states import SlotState
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
-__all__ = ["JobFetcher", "WaitInterrupted"]
+__all__ = ["JobFetcher"]
 
 
 _PAUSE_MS: Final = 60_000
 _PERMIT_MS: Final = 100
 """Interval at which a child without a permit checks for one that another child has given back."""
-_CONCURRENCY_POLL_MS: Final = 1_000
-"""Polling interval of a queue with global concurrency, because no marker is added when another worker's job ends."""
-_CONCURRENCY_CHECK_MS: Final = 5_000
-"""Interval at which a child checks whether a queue has global concurrency."""
-
-
-class WaitInterrupted(Interrupt):
-    """A signal ended the wait for a marker."""
 
 
 class JobFetcher:
@@ -69,16 +62,14 @@ class JobFetcher:
         self._clock, self._config, self._control = broker.clock, broker.config, control
         self._bus, self._wakeup_pipe = bus, wakeup_pipe
         self._fetch_options = FetchOptionsCache(broker.config, worker_id)
-        self.client, self._waiter = broker.client(), broker.blocking_client(self._config.drain_delay_ms)
+        self.client = broker.client()
         self.backoff = ReconnectBackoff(bus, self._config)
         self.round_robin = RoundRobin([broker.keys(queue) for queue in queues], self._clock)
         self._queue_backoff = QueueBackoff(self.round_robin.queues, bus, self._config)
         self._malformed = MalformedJobHandler(self.client, self._clock, self._config, bus)
-        self._queues = {keys.marker.encode(): index for index, keys in enumerate(self.round_robin.queues)}
         self._uncertain: set[Slot] = set()
-        self._max_wait_ms, self._check_at_ms = self._config.drain_delay_ms, 0
-        self.closing = False
-        self._stop_requested = self._waiting = False
+        self._queue_wait = QueueWait(broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire)
+        self.closing = self._stop_requested = False
 
     @property
     def may_acquire(self) -> bool:
@@ -110,9 +101,7 @@ class JobFetcher:
 
     def interrupt_wait(self) -> None:
         """End a wait if jobs must no longer be acquired; called by a signal handler."""
-        if self._waiting and not self.may_acquire:
-            self._waiting = False  # a second signal must not interrupt the handling of the first one
-            raise WaitInterrupted
+        self._queue_wait.interrupt()
 
     def acquire(self, slot: Slot) -> AcquiredJob | None:
         """Wait for a job and acquire it into ``slot``; return ``None`` when the child is closing."""
@@ -131,9 +120,10 @@ class JobFetcher:
                 if acquired is not None:
                     return acquired
                 self.free_slot(slot)
-                self._wait(slot)
+                if (acquired := self._wait(slot)) is not None:
+                    return acquired
             except WaitInterrupted:
-                self.restore_markers()
+                self._end_wait()
             except BrokerError as exc:
                 self.record_lost_call(exc, slot)
                 self.back_off(exc)
@@ -157,7 +147,7 @@ class JobFetcher:
     def disconnect(self) -> None:
         """Close the connections; they are opened again when needed."""
         self.client.close()
-        self._waiter.close()
+        self._queue_wait.close()
 
     def release_fetched(self, index: int, slot: Slot, fetched: Fetched | BulltaskError) -> None:
         """Release the job that was fetched in the same round trip as an outcome that could not be written."""
@@ -215,10 +205,9 @@ class JobFetcher:
     def wait_for_queue(self, index: int, wait_ms: int) -> bool:
         """Wait for the marker of one queue; return whether this child has taken it."""
         try:
-            popped = self._pop_marker([index], min(wait_ms, self._config.drain_delay_ms))
+            return self._queue_wait.wait_for_marker([index], min(wait_ms, self._config.drain_delay_ms))
         except WaitInterrupted:
             return True  # the interrupted call may have taken it
-        return popped is not None
 
     def acquired(
         self, index: int, slot: Slot, fetched: Fetched, state: SlotState = SlotState.ACTIVE
@@ -325,57 +314,44 @@ class JobFetcher:
                         self.client.run(move_from_active_to_wait(keys, job_id, token))
         self._uncertain.clear()
 
-    def _wait(self, slot: Slot) -> None:
+    def _wait(self, slot: Slot) -> AcquiredJob | None:
+        """Wait until a queue may have a job; return the job if the wait has fetched it, too."""
         slot.waiting = True
         try:
-            self._wait_for_marker()
+            acquired = self._wait_and_fetch(slot)
         finally:
             slot.waiting = False
-        if not self.may_acquire:
-            self.restore_markers()
+        if self.may_acquire:
+            return acquired
+        self.restore_markers()
+        if acquired is not None:  # the worker was paused or stopped meanwhile
+            self.client.run(release_unstarted(acquired.keys, acquired.job.id, slot.token))
+            self.free_slot(slot)
+        return None
 
-    def _wait_for_marker(self) -> None:
-        waitable = self.round_robin.waitable()
-        if mono_ms() >= self._check_at_ms:
-            self._check_global_concurrency()
-        wait_ms = self.round_robin.wait_ms(self._max_wait_ms)
-        if not waitable:
-            self._wakeup_pipe.wait(wait_ms)
-            self.round_robin.reopen_all()
-            return
-        popped = self._pop_marker(waitable, wait_ms)
-        if popped is None and self.may_acquire:
-            # There was no marker, but only a fetch promotes delayed jobs and replaces a lost marker.
-            self.round_robin.reopen_all()
-
-    def _pop_marker(self, queues: Sequence[int], wait_ms: int) -> tuple[bytes, float] | None:
-        """Wait for a marker of these queues, and record it; return ``None`` if there was none."""
-        markers = [self.round_robin.queues[index].marker for index in queues]
+    def _wait_and_fetch(self, slot: Slot) -> AcquiredJob | None:
+        # With several queues, it is not known in advance from which one to fetch.
+        if len(self.round_robin.queues) > 1 or self._control.has_permits:
+            self._queue_wait.wait()
+            return None
+        slot.reserve(mono_ms())
+        keys = self.round_robin.queues[0]
         try:
-            self._waiting = True
-            if not self.may_acquire:
-                return None
-            call = command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", parse_reply=_read_marker)
-            popped = self._waiter.wait(call, wait_ms, lambda: self.client.run(command("PING")))
-        finally:
-            self._waiting = False
-        if popped is not None:
-            self.round_robin.record_marker(self._queues[popped[0]], popped[1])
-        return popped
+            fetched = self._queue_wait.wait(fetch_now(keys, self._fetch_options.get(keys, slot.token)))
+        except BaseException:
+            self._uncertain.add(slot)  # Redis may have run the fetch
+            raise
+        if isinstance(fetched, BrokerError):
+            self.fail_malformed(0, slot, fetched)
+        return self.acquired(0, slot, fetched) if isinstance(fetched, Fetched) else None
 
-    def _check_global_concurrency(self) -> None:
-        """Check which queues have global concurrency, because a fetch that returns no job does not say why."""
-        replies = self.client.try_many([command("HGET", keys.meta, "concurrency") for keys in self.round_robin.queues])
-        has_limit = any(isinstance(limit, bytes) for limit in replies)
-        drain_ms = self._config.drain_delay_ms
-        self._max_wait_ms = min(drain_ms, _CONCURRENCY_POLL_MS) if has_limit else drain_ms
-        self._check_at_ms = mono_ms() + _CONCURRENCY_CHECK_MS
+    def _end_wait(self) -> None:
+        """Undo what an interrupted wait may have done: it may have popped a marker, and acquired a job."""
+        self.restore_markers()
+        with suppress(BrokerError):  # released later, or by the supervisor when this child has exited
+            self._release_uncertain()
 
     def restore_markers(self) -> None:
         """Add the markers again, because an interrupted wait may have popped one that another worker needs."""
         with suppress(BrokerError):  # other workers poll again within drain_delay
             self.client.run_many([command("ZADD", keys.marker, 0, "0") for keys in self.round_robin.queues])
-
-
-def _read_marker(reply: Any) -> tuple[bytes, float] | None:
-    return None if reply is None else (reply[0], float(text(reply[2])))

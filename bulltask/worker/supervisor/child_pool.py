@@ -129,7 +129,7 @@ class ChildPool:
             if child.block.run_state is ProcessState.INIT:
                 return None
             if any(slot.waiting for slot in child.slots):
-                free += min(sum(slot.is_free for slot in child.slots), per_child)
+                free += min(sum(slot.is_free or slot.waiting for slot in child.slots), per_child)
         return free if len(self._staying()) == self._target else None
 
     def idle_slots(self) -> tuple[tuple[str, int], ...]:
@@ -141,7 +141,7 @@ class ChildPool:
         for child in self._children.values():
             if not (child.is_leaving or any(slot.waiting for slot in child.slots)):
                 return ()
-            views += [slot.read() for slot in child.slots]
+            views += [slot.read() for slot in child.slots if not slot.waiting]
         if any(view.state is not SlotState.FREE for view in views):
             return ()
         return tuple((view.token, view.attempt) for view in views)

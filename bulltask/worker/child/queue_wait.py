@@ -1,0 +1,133 @@
+"""Waits for the marker of an empty queue, and fetches the job in the same wake-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from bulltask.clock import mono_ms
+from bulltask.errors import BulltaskError, Interrupt
+from bulltask.transport.broker import Broker
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client
+from bulltask.transport.replies import Fetched, text
+from bulltask.worker.child.round_robin import RoundRobin
+from bulltask.worker.wakeup_pipe import WakeupPipe
+
+__all__ = ["QueueWait", "WaitInterrupted"]
+
+_CONCURRENCY_POLL_MS: Final = 1_000
+"""Polling interval of a queue with global concurrency, because no marker is added when another worker's job ends."""
+_CONCURRENCY_CHECK_MS: Final = 5_000
+"""Interval at which a child checks whether a queue has global concurrency."""
+
+_Marker = tuple[bytes, float]
+"""The marker's key, and the time from which there may be a job, in milliseconds."""
+
+
+class WaitInterrupted(Interrupt):
+    """A signal ended the wait for a marker."""
+
+
+class QueueWait:
+    """Waits until one of the queues may have a job.
+
+    Args:
+        broker: Creates the connection for blocking calls.
+        client: The child's client for short calls.
+        round_robin: The queues, and when to poll them again.
+        wakeup_pipe: Ends a wait early that needs no marker.
+        may_acquire: Returns whether the child may acquire jobs; if not, a wait ends immediately.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        client: Client,
+        round_robin: RoundRobin,
+        wakeup_pipe: WakeupPipe,
+        may_acquire: Callable[[], bool],
+    ) -> None:
+        self._client, self._round_robin, self._wakeup_pipe = client, round_robin, wakeup_pipe
+        self._may_acquire, self._drain_delay_ms = may_acquire, broker.config.drain_delay_ms
+        self._blocking_client = broker.blocking_client(self._drain_delay_ms)
+        self._queues = {keys.marker.encode(): index for index, keys in enumerate(round_robin.queues)}
+        self._max_wait_ms, self._check_at_ms = self._drain_delay_ms, 0
+        self._is_waiting = False
+
+    def wait(self, fetch: Call[Fetched] | None = None) -> Fetched | BulltaskError | None:
+        """Wait until a queue may have a job, or a delayed job is due.
+
+        Args:
+            fetch: A call that Redis runs at the end of the wait, on the same connection.
+
+        Returns:
+            The result of ``fetch``, or its error; ``None`` if it was not made.
+
+        Raises:
+            WaitInterrupted: A signal has ended the wait. Redis may have run ``fetch``.
+            BrokerError: As in :meth:`Client.run`.
+        """
+        waitable = self._round_robin.waitable()
+        if mono_ms() >= self._check_at_ms:
+            self._check_global_concurrency()
+        wait_ms = self._round_robin.wait_ms(self._max_wait_ms)
+        if not waitable:
+            self._wakeup_pipe.wait(wait_ms)
+            self._round_robin.reopen_all()
+            return None
+        popped, fetched = self._pop_marker(waitable, wait_ms, fetch)
+        if popped is None and self._may_acquire():
+            # There was no marker, but only a fetch promotes delayed jobs and replaces a lost marker.
+            self._round_robin.reopen_all()
+        return fetched
+
+    def wait_for_marker(self, queues: Sequence[int], wait_ms: int) -> bool:
+        """Wait for a marker of these queues; return whether this child has taken one. Raises as :meth:`wait` does."""
+        return self._pop_marker(queues, wait_ms, None)[0] is not None
+
+    def interrupt(self) -> None:
+        """End a wait if jobs must no longer be acquired; called by a signal handler."""
+        if self._is_waiting and not self._may_acquire():
+            self._is_waiting = False  # a second signal must not interrupt the handling of the first one
+            raise WaitInterrupted
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when needed."""
+        self._blocking_client.close()
+
+    def _pop_marker(
+        self, queues: Sequence[int], wait_ms: int, fetch: Call[Fetched] | None
+    ) -> tuple[_Marker | None, Fetched | BulltaskError | None]:
+        markers = [self._round_robin.queues[index].marker for index in queues]
+        fetched: Fetched | BulltaskError | None = None
+        try:
+            self._is_waiting = True
+            if not self._may_acquire():
+                return None, None
+            call = command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", parse_reply=_read_marker)
+            if fetch is None:
+                popped = self._blocking_client.wait(call, wait_ms, self._nudge)
+            else:
+                popped, fetched = self._blocking_client.wait_then(call, fetch, wait_ms, self._nudge)
+        finally:
+            self._is_waiting = False
+        if popped is not None:
+            self._round_robin.record_marker(self._queues[popped[0]], popped[1])
+        return popped, fetched
+
+    def _nudge(self) -> None:
+        self._client.run(command("PING"))
+
+    def _check_global_concurrency(self) -> None:
+        """Check which queues have global concurrency, because a fetch that returns no job does not say why."""
+        queues = self._round_robin.queues
+        replies = self._client.try_many([command("HGET", keys.meta, "concurrency") for keys in queues])
+        has_limit = any(isinstance(limit, bytes) for limit in replies)
+        drain_ms = self._drain_delay_ms
+        self._max_wait_ms = min(drain_ms, _CONCURRENCY_POLL_MS) if has_limit else drain_ms
+        self._check_at_ms = mono_ms() + _CONCURRENCY_CHECK_MS
+
+
+def _read_marker(reply: Any) -> _Marker | None:
+    return None if reply is None else (reply[0], float(text(reply[2])))
