@@ -340,6 +340,27 @@ def test_a_blocking_call_times_out_with_millisecond_precision(
     waiter.close()
 
 
+def test_a_call_behind_a_blocking_one_runs_when_that_one_ends(broker_url: str, client: Client) -> None:
+    client.run(command("SCRIPT", "FLUSH"))  # the second call must not depend on an earlier one
+    waiter = Client(endpoint(broker_url).blocking(1_000), None)
+    counts = get_counts(KEYS, ["wait"])
+    pop: Call[Any] = command("BZPOPMIN", "marker", "5")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waiter.wait_then, pop, counts, 5_000, lambda: None)
+        wait_until(lambda: client.run(command("INFO", "clients")).count(b"blocked_clients:1"), what="the blocked call")
+        client.run(command("LPUSH", KEYS.wait, "1"))
+        client.run(command("ZADD", "marker", 1, "a"))
+        assert waiting.result(5) == ([b"marker", b"a", b"1"], {"wait": 1})
+    client.run(command("ZADD", "marker", 1, "a"))
+    marker, error = waiter.wait_then(pop, command("LPOP", "marker"), 5_000, lambda: None)
+    assert marker == [b"marker", b"a", b"1"]
+    assert error is None
+    client.run(command("ZADD", "marker", 1, "a", 2, "b"))
+    _, error = waiter.wait_then(pop, command("LPOP", "marker"), 5_000, lambda: None)
+    assert isinstance(error, BrokerError)
+    waiter.close()
+
+
 # --- unavailable servers ----------------------------------------------------------------------------------------------
 
 

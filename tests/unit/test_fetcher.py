@@ -125,7 +125,7 @@ def test_a_wait_is_interrupted_only_if_no_job_may_be_acquired() -> None:
             continued.append(paused)
             child.fetcher.closing = True
 
-        child = FakeChild(Fetched(), signal)
+        child = FakeChild(Fetched(), signal, *([[]] if paused else []))  # findByToken, after an interrupted fetch
         assert child.fetcher.acquire(child.slot) is None
 
     child_is_signalled(paused=False)
