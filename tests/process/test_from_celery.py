@@ -142,7 +142,7 @@ def test_a_celery_project_has_the_same_outcomes_after_two_lines_and_its_imports_
     ]
     imports = changed_lines(files[1], files[2])
     assert all(re.match(r"from celery(\.\w+)* import ", before) for before, _ in imports)
-    assert f"{len(imports)} lines here" in README.replace("\n", " ")
+    assert f"{len(imports)} lines in this project" in README.replace("\n", " ")
     with ThreadPoolExecutor(2) as threads:  # on one server, as in a migration
         celery = threads.submit(
             original.outcomes, "celery", "-A", "shop", "worker", "-Q", QUEUES, "-c", "2", "-B", python=python
