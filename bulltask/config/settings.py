@@ -147,8 +147,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_self_retries",
             optional(integer(0, 1_000)),
             None,
-            "how many times self.retry() may retry a job, if neither its task nor its call sets max_retries; none: as "
-            "task_max_retries, but 3 (Celery's default) if that is 0",
+            "how many times a task may request a retry, with self.retry() or autoretry_for, if neither the task nor "
+            "the call sets max_retries; none: as task_max_retries, but 3 (Celery's default) if that is 0",
         ),
         _S(
             "task_retry_backoff",

@@ -62,7 +62,7 @@ class JobOptions:
         time_limits: Limits of one attempt, if the sender sets any.
         headers: The sender's headers as JSON, ``""`` for none.
         ignore_result: Whether the return value is not stored; ``None``: the task's option applies.
-        self_retries: How many times ``self.retry()`` may retry the job; ``None``: as many as ``attempts`` permits.
+        self_retries: How many retries the task may request; ``None``: as many as ``attempts`` permits.
         origin: The ids of the job whose task sent this one, and of its first ancestor; empty for most jobs.
         canvas: The job's place in a canvas, as it is stored; empty for most jobs.
         more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override

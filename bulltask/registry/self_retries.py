@@ -1,4 +1,4 @@
-"""How many times ``self.retry()`` may retry a job."""
+"""How many times a task may ask for a retry of its job: with ``self.retry()``, or with ``autoretry_for``."""
 
 from __future__ import annotations
 

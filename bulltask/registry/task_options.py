@@ -266,7 +266,7 @@ class TaskOptions:
         return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
 
     def self_retries(self, config: Config) -> int | None:
-        """Return how many times ``self.retry()`` may retry a job, ``None`` if :meth:`attempts` is the limit."""
+        """Return how many retries a task may request, ``None`` if :meth:`attempts` is the limit."""
         if self.max_retries is not None or self.unlimited_retries:
             return None
         if config.max_self_retries is None and config.max_retries == 0:

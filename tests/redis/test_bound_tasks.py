@@ -60,6 +60,39 @@ def test_retries_that_a_task_requests_have_their_own_limit(
         assert (runs == [-1]) == (settings.get("task_max_retries") == 0)  # nothing is retried without a request
 
 
+@pytest.mark.parametrize(
+    ("settings", "options", "attempts"),
+    [
+        ({"task_max_retries": 0}, {}, 4),  # Celery's default
+        ({"task_max_retries": 0, "task_max_self_retries": 1}, {}, 2),
+        ({"task_max_retries": 0, "task_max_self_retries": 0}, {}, 1),
+        ({"task_max_retries": 0}, {"max_retries": 0}, 1),
+        ({"task_max_retries": 0}, {"max_retries": 1}, 2),
+        ({"task_max_self_retries": 0}, {}, 3),  # at least as often as after a transient error
+        ({}, {}, 3),
+    ],
+)
+def test_autoretry_for_asks_for_retries_like_self_retry(
+    broker_url: str, settings: dict[str, Any], options: dict[str, Any], attempts: int
+) -> None:
+    app, runs = App("autoretry", broker_url, **settings), list[type[Exception]]()
+
+    @app.task(name="raises", autoretry_for=(KeyError,), default_retry_delay=0, **options)
+    def raises(transient: bool) -> None:
+        runs.append(ConnectionError if transient else KeyError)
+        raise runs[-1]
+
+    with use_server(app, broker_url), InlineWorker(app) as worker:
+        raises.delay(transient=False)
+        worker.drain(propagate=False)
+        assert runs == [KeyError] * attempts
+        runs.clear()
+        if settings.get("task_max_retries") == 0 and not options:
+            raises.delay(transient=True)
+            worker.drain(propagate=False)
+            assert runs == [ConnectionError]  # not in autoretry_for, so nothing has asked for a retry
+
+
 def test_a_call_of_retry_may_permit_more_retries_than_the_task(app: App, worker: InlineWorker) -> None:
     runs: list[int] = []
 

@@ -184,4 +184,4 @@ class _Attempt:
             return True
         decision = importlib.import_module("bulltask.worker.child.retry_decision")
         retried: bool = decision.is_retried(exc, job, _registered[self._path][1], project_app())
-        return retried and job.attempts_made + 1 < job.attempts
+        return retried

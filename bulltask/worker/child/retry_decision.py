@@ -50,7 +50,7 @@ def decide_retry(
     category = app.categorizer.categorize(cause)
     reason, trace = _reason(cause, job), trace_of(cause)
     attempts_made = job.attempts_made + 1
-    maximum = job.attempts if requested is None else max_attempts(job, requested.max_retries)
+    maximum = _maximum(cause, job, task, requested)
     if attempts_made >= maximum or not _is_retryable(cause, category, job, task, requested):
         expected = task is not None and isinstance(cause, task.options.throws)
         return FailedOutcome(reason, trace, category.value, cause, expected=expected)
@@ -64,8 +64,9 @@ def decide_retry(
 
 
 def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:
-    """Return whether ``job`` is retried after ``exc``, provided that it has attempts left."""
-    return _is_retryable(exc, app.categorizer.categorize(exc), job, task, None)
+    """Return whether ``job`` is retried if this attempt raises ``exc``."""
+    has_attempts_left = job.attempts_made + 1 < _maximum(exc, job, task, None)
+    return has_attempts_left and _is_retryable(exc, app.categorizer.categorize(exc), job, task, None)
 
 
 def as_permanent(exc: Exception) -> PermanentError:
@@ -89,6 +90,18 @@ def _user_frames(tb: TracebackType | None) -> TracebackType | None:
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         tb = tb.tb_next
     return tb
+
+
+def _maximum(cause: BaseException, job: RunningJob, task: AnyTask[..., object] | None, requested: Retry | None) -> int:
+    """Return the maximum number of attempts of a job that has failed with ``cause``.
+
+    ``task_max_retries=0`` means that nothing is retried unless the task asks for it, and ``autoretry_for`` asks.
+    """
+    if requested is not None:
+        return max_attempts(job, requested.max_retries)
+    if task is not None and isinstance(cause, task.options.autoretry_for):
+        return max(job.attempts, max_attempts(job, None))
+    return job.attempts
 
 
 def _reason(cause: BaseException, job: RunningJob) -> str:
