@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections import deque
@@ -11,15 +12,15 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from bulltask.clock import mono_ms
-from bulltask.errors import RECOVERABLE, BrokerError, JobError
 from bulltask.process import exit_child
 from bulltask.transport.async_client import AsyncClient
-from bulltask.transport.call import Call
+from bulltask.transport.replies import Fetched
 from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.child.async_writer import AsyncOutcomeWriter
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.batch_runner import BatchRunner
-from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
-from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
+from bulltask.worker.child.next_job import NextJobs
+from bulltask.worker.child.outcomes import AcquiredJob, Outcome
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slot import Slot
@@ -45,6 +46,7 @@ class AsyncLoop:
         backoff: The backoff of this loop while Redis is unavailable; the main thread has its own.
         wakeup_pipe: Wakes the main thread when a slot is free again.
         concurrency: How many jobs may run concurrently; further slots are for batches. Default: the number of slots.
+        next_jobs: The jobs that the loop fetches and starts itself; ``None`` for none.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
@@ -56,18 +58,23 @@ class AsyncLoop:
         backoff: ReconnectBackoff,
         wakeup_pipe: WakeupPipe,
         concurrency: int | None = None,
+        next_jobs: NextJobs | None = None,
     ) -> None:
         self._free = deque(block.slots())
         self._count = len(self._free)
         self._concurrency = concurrency or self._count
         self._runner, self._settler, self._make_client = runner, settler, client
-        self._backoff, self._wakeup_pipe = backoff, wakeup_pipe
+        self._wakeup_pipe = wakeup_pipe
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._context = contextvars.Context()
         self._client: AsyncClient | None = None
         self._tasks: dict[asyncio.Task[None], tuple[str, ...]] = {}  # asyncio keeps only weak references to tasks
         self._handed_off = self._closing = False
         self._max_concurrent: dict[Slot, int] = {}
+        self._writer, self._next_jobs = AsyncOutcomeWriter(settler, self.client, backoff), next_jobs
+        self._unstarted: list[AcquiredJob] = []
+        self._is_awaited = False
 
     def wait_for_slot(self, closing: Callable[[], bool]) -> Slot | None:
         """Wait for a free slot; return ``None`` once the child is closing."""
@@ -79,8 +86,12 @@ class AsyncLoop:
         return None
 
     def take_slot(self) -> Slot | None:
-        """Return another free slot for the main thread's batch, or ``None``."""
-        return self._free.popleft() if self._free else None
+        """Return another free slot for the main thread's jobs, or ``None``."""
+        if self._free:
+            return self._free.popleft()
+        if self._next_jobs is not None:
+            self._next_jobs.pause()
+        return None
 
     def return_slot(self, slot: Slot) -> None:
         """Take back a slot of the main thread's batch."""
@@ -122,8 +133,10 @@ class AsyncLoop:
 
     def wait_until_running(self, at_most: int) -> None:
         """Wait until at most this many jobs are running, including the main thread's."""
+        self._is_awaited = True
         while self.running() > at_most:
             self._wakeup_pipe.wait(_WAIT_MS)
+        self._is_awaited = False
 
     def running(self) -> int:
         """Return how many jobs are running, including the main thread's."""
@@ -141,6 +154,7 @@ class AsyncLoop:
 
     def _start_thread(self) -> asyncio.AbstractEventLoop:
         loop = self._loop = asyncio.new_event_loop()
+        self._context = contextvars.copy_context()
 
         def run() -> None:
             asyncio.set_event_loop(loop)
@@ -164,7 +178,8 @@ class AsyncLoop:
         exit_child(ExitCode.FAILED)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str, jobs: tuple[str, ...]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        # Not the current context, in which an earlier job may have set variables.
+        task = asyncio.get_running_loop().create_task(work, name=name, context=self._context.copy())
         self._tasks[task] = jobs
         task.add_done_callback(self._done)
 
@@ -178,17 +193,63 @@ class AsyncLoop:
         started = time.monotonic()
         outcome = await self._runner.acall(attempt, acquired.slot)
         await self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
-        self._free_slots([acquired])
+
+    async def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
+        """Write an outcome; then start the job that the same call has fetched, or free the slot."""
+        settling_ms = mono_ms()
+        fetched = await self._writer.write(acquired, outcome, duration_ms, fetch_next=self._may_fetch_after(acquired))
+        if fetched is None:
+            self._free_slots([acquired])
+        else:
+            await self._start_next(acquired, fetched, settling_ms)
+
+    def _may_fetch_after(self, acquired: AcquiredJob) -> bool:
+        return not self._is_blocked and self._next_jobs is not None and self._next_jobs.may_follow(acquired)
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether a job in crash quarantine is running, or the main thread waits until fewer jobs are running."""
+        return bool(self._max_concurrent) or self._is_awaited
+
+    async def _start_next(self, before: AcquiredJob, fetched: Fetched, fetching_since_ms: int) -> None:
+        """Start the job that was fetched into the slot of the job before it, or release it."""
+        next_jobs = self._next_jobs
+        assert next_jobs is not None
+        acquired = next_jobs.acquired(before, fetched)
+        is_late = mono_ms() - fetching_since_ms > next_jobs.lock_ms // 2  # as after a fetch of the main thread
+        if is_late and not await self._writer.renew_lock(acquired, next_jobs.lock_ms):
+            self._free_slots([acquired])
+        elif self._is_blocked or not next_jobs.suits(acquired):
+            next_jobs.pause()
+            self._release(acquired)
+        else:
+            attempt = next_jobs.begin(acquired)
+            work = (
+                self._work(acquired, attempt)
+                if isinstance(attempt, Attempt)
+                else self._settle(acquired, attempt, duration_ms=0.0)
+            )
+            self._spawn(work, f"job {acquired.job.id}", (acquired.job.id,))
+
+    def _release(self, acquired: AcquiredJob) -> None:
+        """Release a job, together with the others of this moment, so that they keep their order."""
+        self._unstarted.append(acquired)
+        if len(self._unstarted) == 1:
+            self._spawn(self._release_unstarted(), "release of jobs", ())
+
+    async def _release_unstarted(self) -> None:
+        jobs, self._unstarted = self._unstarted, []
+        await self._writer.release(jobs)
+        self._free_slots(jobs)
 
     async def _work_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]]) -> None:
         started = time.monotonic()
         outcomes = await BatchRunner(self._runner).acall([(attempt, acquired.slot) for acquired, attempt in members])
         duration_ms = (time.monotonic() - started) * 1000
         batch = [acquired for acquired, _ in members]
+        ended = zip(batch, outcomes, strict=True)
         # The client sends concurrent calls without waiting for the replies to earlier ones.
-        await asyncio.gather(
-            *(self._settle(acquired, outcome, duration_ms) for acquired, outcome in zip(batch, outcomes, strict=True))
-        )
+        await asyncio.gather(*(self._writer.write(acquired, outcome, duration_ms) for acquired, outcome in ended))
         self._free_slots(batch)
 
     def _free_slots(self, jobs: Sequence[AcquiredJob]) -> None:
@@ -197,62 +258,6 @@ class AsyncLoop:
             self._max_concurrent.pop(acquired.slot, None)
         self._free.extend(acquired.slot for acquired in jobs)
         self._wakeup_pipe.wake()
-
-    async def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
-        written: Outcome | None = outcome
-        acquired.slot.settle(mono_ms())
-        try:
-            await self._write(acquired, outcome)
-        except (BrokerError, JobError) as exc:
-            written = await self._execute(self._settler.failed_writes.steps(acquired, outcome, exc), acquired)
-        self._backoff.reset()
-        if (call := self._settler.after_settle(acquired, written)) is not None:
-            await self._run_until_reply(call)
-        if (hooks := self._settler.emit(acquired, written, duration_ms)) is not None:
-            await hooks
-
-    async def _write(self, acquired: AcquiredJob, outcome: Outcome) -> None:
-        client = self.client()
-        if isinstance(outcome, RateLimitedOutcome):
-            await client.run(self._settler.limit_call(acquired, outcome))
-        await client.run(self._settler.call(acquired, outcome, fetch_next=False))
-
-    async def _execute(self, steps: Settlement, acquired: AcquiredJob) -> Outcome | None:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    result = await self._step(step, acquired)
-                except (BrokerError, JobError) as exc:
-                    step = steps.throw(exc)
-                else:
-                    step = steps.send(result)
-        except StopIteration as end:
-            written: Outcome | None = end.value[0]
-            return written
-
-    async def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob) -> Any:
-        match step:
-            case BackoffStep():
-                await self._back_off(step.error)
-            case WriteStep():
-                await self._write(acquired, step.outcome)
-            case _:
-                return await self._run_until_reply(step)
-        return None
-
-    async def _run_until_reply(self, call: Call[Any]) -> Any:
-        """Retry a call until there is a reply; return ``False`` after an error reply."""
-        while True:
-            try:
-                return await self.client().run(call)
-            except RECOVERABLE as exc:
-                await self._back_off(exc)
-            except (BrokerError, JobError):
-                return False
-
-    async def _back_off(self, exc: BrokerError) -> None:
-        await asyncio.sleep(self._backoff.record_shared_failure(exc) / 1000)
 
     async def _close_client(self) -> None:
         if self._client is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bulltask.app import App
 from bulltask.clock import to_ms
 
-__all__ = ["batches_of", "concurrency_of", "jobs_per_child", "long_tasks", "slots_per_child"]
+__all__ = ["batches_of", "concurrency_of", "jobs_per_child", "long_tasks", "loop_tasks", "slots_per_child"]
 
 
 def concurrency_of(app: App) -> int:
@@ -39,4 +39,12 @@ def long_tasks(app: App) -> frozenset[str]:
     config, tasks = app.config, app.tasks.values()
     return frozenset(
         task.name for task in tasks if task.is_async or task.is_batch or config.threads or task.options.spark
+    )
+
+
+def loop_tasks(app: App) -> frozenset[str]:
+    """Return the tasks whose jobs the event loop starts without the main thread: async ones without batch or limit."""
+    config, tasks = app.config, app.tasks.values()
+    return frozenset(
+        task.name for task in tasks if task.is_async and not task.is_batch and task.options.rate(config) is None
     )

@@ -26,11 +26,12 @@ from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.cancellation import Cancellation, uninterrupted
-from bulltask.worker.child.capacity import batches_of, concurrency_of, long_tasks
+from bulltask.worker.child.capacity import batches_of, concurrency_of, long_tasks, loop_tasks
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.job_starter import IterationAdder, JobStarter
+from bulltask.worker.child.next_job import NextJobs
 from bulltask.worker.child.prefetch_loop import PrefetchLoop
 from bulltask.worker.child.process_signals import attach_process_signals
 from bulltask.worker.child.retirement import Retirement
@@ -153,7 +154,10 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     runner.is_stopping = lambda: fetcher.stops_checkpointed_tasks
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited, runner.hooks)
     backoff, concurrency = ReconnectBackoff(bus, config), concurrency_of(app)
-    async_loop = AsyncLoop(plan.block, runner, settler, broker.async_client, backoff, wakeup_pipe, concurrency)
+    next_jobs = NextJobs(fetcher, runner, retirement, loop_tasks(app), config)
+    async_loop = AsyncLoop(
+        plan.block, runner, settler, broker.async_client, backoff, wakeup_pipe, concurrency, next_jobs
+    )
     _handle_stop_signals(fetcher)
     cancellation.install()
     StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()

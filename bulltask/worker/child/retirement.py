@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 from bulltask.config.config import Config
@@ -36,12 +37,18 @@ class Retirement:
         self._max_tasks = config.max_tasks_per_child
         self._max_memory_kib = config.max_memory_kib or config.hard_memory_kib
         self._memory_kib: int | None = None
-        self._jobs = 0
+        self._jobs, self._lock = 0, threading.Lock()
         self._reason = RetireReason.NONE
+
+    @property
+    def limits_jobs(self) -> bool:
+        """Whether the number of the child's jobs is limited."""
+        return self._max_tasks is not None
 
     def count_job(self) -> bool:
         """Count a job that the child has acquired; return True if the child must not acquire another one."""
-        self._jobs += 1
+        with self._lock:  # the main thread and the event loop call this
+            self._jobs += 1
         if self._jobs != self._max_tasks:
             return False
         self._reason = RetireReason.MAX_TASKS_PER_CHILD

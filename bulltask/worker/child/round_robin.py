@@ -53,6 +53,17 @@ class RoundRobin:
         self.acquired_from(index)
         return next(self.candidates(), index)
 
+    def may_stay(self, index: int) -> bool:
+        """Whether the next fetch may be from the same queue: it has no limit now, and no other queue may have a job.
+
+        The event loop's thread calls this; it changes nothing.
+        """
+        now_ms = mono_ms()
+        return self._limited_until_ms[index] <= now_ms and (
+            len(self.queues) == 1
+            or all(until > now_ms for other, until in enumerate(self._closed_until_ms) if other != index)
+        )
+
     def record_empty(self, index: int, fetched: Fetched) -> None:
         """Record that the queue had no job, and when to poll it again."""
         self._closed_until_ms[index] = mono_ms() + EMPTY_POLL_MS

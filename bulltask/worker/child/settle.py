@@ -177,6 +177,10 @@ class Settler:
             return None
         return add_deferred_duplicate(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
+    def have_hooks(self, outcome: Outcome) -> bool:
+        """Return whether hooks follow an outcome when it is written."""
+        return self._hooks is not None and self._hooks.follow(outcome)
+
     def emit(
         self, acquired: AcquiredJob, outcome: Outcome | None, duration_ms: float
     ) -> Coroutine[Any, Any, None] | None:
