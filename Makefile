@@ -31,7 +31,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick lint sync docs bench mutants clean lock
+.PHONY: help demo demo-spark test test-quick lint sync docs bench bench-quick mutants clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -81,8 +81,12 @@ docs: $(VENV)/docs.stamp  ## build the documentation in build/docs; fails on a d
 sync: $(VENV)/dev.stamp  ## generate bulltask/queue/sync from bulltask/queue/aio
 	$(BIN)/python tools/generate_sync.py
 
-bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## compare the speed with Celery and Node.js; ARGS="--rounds 1" for a short run
+bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## compare the speed with other frameworks; ARGS="--only bulltask,huey" selects
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
+
+bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## the same in about 2 minutes: one round, fewer jobs
+	$(VENV)/bench/bin/python benchmarks/run.py --rounds 1 --jobs 4000 \
+		--only bulltask,celery,bullmq-1,bullmq-50,floor,floor-32 $(ARGS)
 
 mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs, for an hour or two; ARGS="--resume" continues
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)

@@ -21,6 +21,7 @@ from benchmarks.processes import (
     server,
     server_cpu_us,
     tree_cpu_us,
+    tree_pss_mib,
     watch_other_cpu,
 )
 
@@ -65,11 +66,11 @@ class Bench:
             other_cpu = watch_other_cpu()
             with self._worker(peer, started.url, directory) as worker:
                 first, settled_ns, last = self._watch(peer, client, worker, directory / "counters")
-                other = other_cpu()
+                other, pss_mib = other_cpu(), tree_pss_mib(worker.pid)
                 worker.stop()  # after this, no more jobs run
             counts = read_counts(directory / "counters", self._jobs)
             stored = peer.stored(client) if peer.stored is not None else None
-        return _result(counts, settled_ns, first, last) | {"stored": stored, "other_cpu": other}
+        return _result(counts, settled_ns, first, last) | {"stored": stored, "pss_mib": pss_mib, "other_cpu": other}
 
     def fastest(self, peer: Peer) -> tuple[Peer, str]:
         """Measure each of the peer's settings once; return the peer with the fastest, and a summary."""
@@ -89,7 +90,7 @@ class Bench:
 
     def latency(self, peer: Peer) -> Result:
         """Measure the time from sending a job to receiving its result, with an idle worker."""
-        if "BENCH_RESULTS" in peer.environ:
+        if not peer.has_results:
             return {}
         directory, number = self._new_directory(), min(LATENCIES, self._jobs)
         with server(directory / "server") as (started, _), self._worker(peer, started.url, directory):

@@ -30,6 +30,7 @@ class Peer:
         pending: Counts the waiting and active jobs.
         stored: Counts the stored results; ``None`` if results are not stored.
         environ: Additional environment variables for the app.
+        has_results: Whether a producer can wait for results; if not, the latency is not measured.
         settings: Pairs of processes and concurrency. The fastest pair is measured; if empty, there is only one setting.
     """
 
@@ -41,6 +42,7 @@ class Peer:
     pending: Callable[[Any], int]
     stored: Callable[[Any], int] | None
     environ: Mapping[str, str] = field(default_factory=dict)
+    has_results: bool = True
     settings: tuple[tuple[int, int], ...] = ()
 
 
@@ -75,11 +77,53 @@ def _dramatiq(children: int) -> list[str]:
     return [_program("dramatiq"), "benchmarks.apps.dramatiq_app:broker", "-p", str(children), "--skip-logging"]
 
 
+def _huey(children: int) -> list[str]:
+    return [_program("huey_consumer"), "benchmarks.apps.huey_app.huey", "-q", "-k", "process", "-w", str(children)]
+
+
+def _taskiq(children: int) -> list[str]:
+    words = ["worker", "benchmarks.apps.taskiq_app:broker", "-w", str(children), "--log-level", "WARNING"]
+    return [_program("taskiq"), *words]
+
+
+def _floor(name: str, batch: int, note: str) -> Peer:
+    app = str(Path(__file__).parent / "apps/floor_app.py")
+    return Peer(
+        name=name,
+        note=note,
+        package="bulltask",
+        producer=_python("benchmarks.apps.floor_app"),
+        worker=lambda children: [sys.executable, app, str(children), str(batch)],
+        pending=_bullmq_pending(QUEUE),
+        stored=lambda redis: int(redis.zcard(f"{QUEUE}completed")),
+        has_results=False,
+    )
+
+
+def _node(name: str, note: str, concurrency: int, package: str = "bullmq") -> Peer:
+    """Return BullMQ on Node.js with fixed settings."""
+    queue = "bull:default:"
+    return Peer(
+        name=name,
+        note=note,
+        package="",
+        producer=_NODE,
+        worker=lambda children: [*_NODE, "worker", str(children), str(concurrency)],
+        pending=_bullmq_pending(queue),
+        stored=lambda redis: int(redis.zcard(f"{queue}completed")),
+        environ={"BENCH_BULLMQ": package},
+    )
+
+
+def _bullmq_pending(queue: str) -> Callable[[Any], int]:
+    return lambda redis: int(redis.llen(f"{queue}wait")) + int(redis.llen(f"{queue}active"))
+
+
 def _celery_pending(redis: Any) -> int:
     return int(redis.llen("celery")) + int(redis.hlen("unacked"))
 
 
-def _celery_stored(redis: Any) -> int:
+def _keys_of_results(redis: Any) -> int:
     # The results are in a separate database, because the server can count all keys of a database quickly.
     return int(redis.info("keyspace").get("db1", {}).get("keys", 0))
 
@@ -93,7 +137,7 @@ PEERS: Mapping[str, Peer] = {
             package="bulltask",
             producer=_python("benchmarks.apps.bulltask_app"),
             worker=_bulltask,
-            pending=lambda redis: int(redis.llen(f"{QUEUE}wait")) + int(redis.llen(f"{QUEUE}active")),
+            pending=_bullmq_pending(QUEUE),
             stored=lambda redis: int(redis.zcard(f"{QUEUE}completed")),
         ),
         Peer(
@@ -103,7 +147,7 @@ PEERS: Mapping[str, Peer] = {
             producer=_python("benchmarks.apps.celery_app"),
             worker=_celery,
             pending=_celery_pending,
-            stored=_celery_stored,
+            stored=_keys_of_results,
         ),
         Peer(
             name="celery-ignore-result",
@@ -114,6 +158,7 @@ PEERS: Mapping[str, Peer] = {
             pending=_celery_pending,
             stored=None,
             environ={"BENCH_RESULTS": "0"},
+            has_results=False,
         ),
         Peer(
             name="bullmq",
@@ -121,7 +166,7 @@ PEERS: Mapping[str, Peer] = {
             package="",
             producer=_NODE,
             worker=lambda children: [*_NODE, "worker", str(children), "50"],
-            pending=lambda redis: int(redis.llen("bull:default:wait")) + int(redis.llen("bull:default:active")),
+            pending=_bullmq_pending("bull:default:"),
             stored=lambda redis: int(redis.zcard("bull:default:completed")),
             settings=((1, 50), (1, 200), (2, 1), (2, 10), (2, 50), (2, 200)),
         ),
@@ -134,6 +179,30 @@ PEERS: Mapping[str, Peer] = {
             pending=lambda redis: int(redis.hlen("dramatiq:default.msgs")),
             stored=None,
         ),
+        Peer(
+            name="huey",
+            note="-k process, defaults, results kept; jobs are not acknowledged; only with --only",
+            package="huey",
+            producer=_python("benchmarks.apps.huey_app"),
+            worker=_huey,
+            pending=lambda redis: int(redis.llen("huey.redis.bench")),
+            stored=lambda redis: int(redis.hlen("huey.results.bench")),
+        ),
+        Peer(
+            name="taskiq",
+            note="ListQueueBroker, 100 async tasks in each process, results kept; jobs are not acknowledged; "
+            "only with --only",
+            package="taskiq_redis",
+            producer=_python("benchmarks.apps.taskiq_app"),
+            worker=_taskiq,
+            pending=lambda redis: int(redis.llen("taskiq")),
+            stored=_keys_of_results,
+        ),
+        _node("bullmq-1", "Node.js, one job at a time in each process; only with --only", 1),
+        _node("bullmq-50", "Node.js, 50 jobs at a time in each process; only with --only", 50),
+        _node("bullmq6-50", "BullMQ 6.7 on Node.js, 50 jobs at a time; only with --only", 50, "bullmq-6-newest"),
+        _floor("floor", 1, "BullMQ's scripts with a minimal client, one job per round trip"),
+        _floor("floor-32", 32, "the same, 32 jobs per round trip"),
     )
 }
 

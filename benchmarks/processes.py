@@ -19,7 +19,17 @@ from benchmarks.apps.counter import DIRECTORY, JOBS
 from benchmarks.peers import Peer
 from bulltask.testing.server import RedisServer
 
-__all__ = ["Failed", "Worker", "poll", "produce", "server", "server_cpu_us", "tree_cpu_us", "watch_other_cpu"]
+__all__ = [
+    "Failed",
+    "Worker",
+    "poll",
+    "produce",
+    "server",
+    "server_cpu_us",
+    "tree_cpu_us",
+    "tree_pss_mib",
+    "watch_other_cpu",
+]
 
 ROOT = Path(__file__).parent.parent
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
@@ -137,6 +147,16 @@ def tree_cpu_us(pid: int) -> int:
     """Return the CPU time of a process and its descendants, including exited children."""
     table = _processes()
     return sum(table[each].cpu_us for each in [pid, *_descendants(pid, table)] if each in table)
+
+
+def tree_pss_mib(pid: int) -> float:
+    """Return the memory of a process and its descendants; a shared page counts in equal parts for its processes."""
+    kib = 0
+    for each in [pid, *_descendants(pid)]:
+        with suppress(OSError):
+            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+            kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kib / 1024
 
 
 @dataclass(frozen=True)

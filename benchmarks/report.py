@@ -16,6 +16,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
         "rate": "jobs/s",
         "worker_us": "worker CPU µs/job",
         "redis_us": "Redis CPU µs/job",
+        "pss_mib": "MiB (PSS)",
         "lost": "lost",
         "duplicated": "run twice",
         "other_cpu": "other CPU",
@@ -30,7 +31,7 @@ TITLES = {
     "bulk": "Bulk sends",
     "latency": "Time from send to result, idle worker",
 }
-BULLTASK, OTHERS = "bulltask", ("celery", "bullmq")
+BULLTASK, OTHERS = "bulltask", ("celery", "bullmq", "floor-32")
 MAX_OTHER_CPU = 0.1
 
 

@@ -1,4 +1,4 @@
-"""Compare bulltask with Celery and BullMQ on Node.js: no-op jobs, on one machine and in one run.
+"""Compare bulltask with other frameworks and with the floor: no-op jobs, on one machine and in one run.
 
 Every measurement uses a new embedded server without persistence. Every peer is measured in each round, and ratios are
 computed within a round, so that they are valid on a busy machine. The exit code is 1 if a job was lost or ran twice.
@@ -19,13 +19,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.conditions import Conditions, conditions
 from benchmarks.measures import MEASURES, Bench, Result
 from benchmarks.peers import NODE_CLIENT, PEERS, Peer, missing
 from benchmarks.processes import Failed
 from benchmarks.report import closing_line, noise, problems, report
 from bulltask.embedded import find_binary
 
-DEFAULT_PEERS = ["bulltask", "celery", "celery-ignore-result", "bullmq"]
+DEFAULT_PEERS = ["bulltask", "celery", "celery-ignore-result", "bullmq", "floor", "floor-32"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = _facts(options)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n", flush=True)
     try:
-        rounds = _measure(options)
+        rounds, observed = _measure(options)
     except Failed as exc:
         print(f"failed: {exc}", file=sys.stderr)
         return 1
     if options.json is not None:
-        options.json.write_text(json.dumps({"facts": facts, "rounds": rounds}, indent=1))
+        options.json.write_text(json.dumps({"facts": facts, "conditions": observed, "rounds": rounds}, indent=1))
     print(report(rounds))
     errors = problems(rounds)
     for error in errors:
@@ -54,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if errors else 0
 
 
-def _measure(options: argparse.Namespace) -> list[dict[str, dict[str, Result]]]:
-    rounds = []
+def _measure(options: argparse.Namespace) -> tuple[list[dict[str, dict[str, Result]]], list[Conditions]]:
+    rounds, observed = [], [conditions()]
     # The servers have no persistence, so it does not matter whether this directory is on disk or in memory.
     with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
         bench = Bench(Path(directory), options.jobs, options.children)
@@ -68,7 +69,8 @@ def _measure(options: argparse.Namespace) -> list[dict[str, dict[str, Result]]]:
                 measured = {name: _measure_peer(bench, measure, peers[name], number) for name in order}
                 results[measure] = {name: measured[name] for name in options.only}
             rounds.append(results)
-    return rounds
+            observed.append(conditions())
+    return rounds, observed
 
 
 def _find_fastest(bench: Bench, options: argparse.Namespace) -> dict[str, Peer]:
@@ -99,7 +101,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=_names(PEERS),
-        help=f"frameworks to measure, from {', '.join(PEERS)}; default: all except dramatiq",
+        help=f"frameworks to measure, from {', '.join(PEERS)}; default: {', '.join(DEFAULT_PEERS)}",
     )
     parser.add_argument(
         "--measure", type=_names(MEASURES), default=",".join(MEASURES), help=f"measurements, from {', '.join(MEASURES)}"
@@ -133,8 +135,11 @@ def _names(known: Any) -> Any:
 
 
 def _facts(options: argparse.Namespace) -> dict[str, str]:
-    packages = [name for name in ("celery", "kombu", "dramatiq", "redis", "hiredis") if _version(name)]
+    packages = [
+        name for name in ("celery", "kombu", "dramatiq", "huey", "taskiq", "redis", "hiredis") if _version(name)
+    ]
     return {
+        "commit": _commit(),
         "machine": f"{os.cpu_count()} CPUs ({_processor()}), Python {platform.python_version()}",
         "server": f"{find_binary()} on 127.0.0.1, no persistence, a new one for each measurement",
         "packages": ", ".join([*(f"{name} {_version(name)}" for name in packages), *_node(options.only)]),
@@ -157,6 +162,13 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def _commit() -> str:
+    """Return the commit, with ``-dirty`` if files have changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def _processor() -> str:

@@ -8,7 +8,9 @@ const { fork } = require('child_process');
 const fs = require('fs');
 const path = require('path');
 
-const { Queue, QueueEvents, Worker } = require(path.join(__dirname, '../../tests/interop/node_modules/bullmq'));
+// BENCH_BULLMQ: the directory of another version, from tests/interop/package.json
+const bullmq = path.join(__dirname, '../../tests/interop/node_modules', process.env.BENCH_BULLMQ ?? 'bullmq');
+const { Queue, QueueEvents, Worker } = require(bullmq);
 
 const BULK = 1000;
 const WARM_UP = 20;

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.apps.counter import Counter, Counts, progress, read_counts
+from benchmarks.conditions import conditions
 from benchmarks.measures import Bench
 from benchmarks.peers import PEERS, Peer, missing
 from benchmarks.report import closing_line, noise, problems, ratios, report, spread
@@ -26,7 +27,7 @@ NEEDS_NODE = pytest.mark.skipif(bool(missing(["bullmq"])), reason="needs Node.js
 
 def throughput_result(rate: float, **fields: Any) -> dict[str, Any]:
     counted = {"done": 100, "stored": 100, "lost": 0, "duplicated": 0}
-    return {"rate": rate, "worker_us": 40.0, "redis_us": 30.0, "other_cpu": 0.01, **counted, **fields}
+    return {"rate": rate, "worker_us": 40.0, "redis_us": 30.0, "pss_mib": 50.0, "other_cpu": 0.01, **counted, **fields}
 
 
 def two_rounds(**fields: Any) -> list[dict[str, dict[str, dict[str, Any]]]]:
@@ -156,6 +157,21 @@ def test_bullmq_is_measured_with_its_fastest_settings(tmp_path: Path) -> None:
     assert "2 processes, concurrency 200" in peer.note
     assert "1 x 50 150, " in summary
     assert FakeBench(tmp_path, 10, 2).fastest(PEERS["bulltask"]) == (PEERS["bulltask"], "")
+
+
+def test_the_conditions_of_the_machine_are_recorded() -> None:
+    observed = conditions()
+    assert observed["loop_ms"] > 0
+    assert observed["load"] >= 0
+    assert observed["steal_s"] >= 0
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("peer", ["floor", "floor-32"])
+def test_the_floor_runs_every_job_once(peer: str, tmp_path: Path) -> None:
+    result = Bench(tmp_path, 300, 2).throughput(PEERS[peer])
+    assert (result["done"], result["lost"], result["duplicated"], result["stored"]) == (300, 0, 0, 300)
+    assert result["pss_mib"] > 1
 
 
 def check_results(path: Path, stdout: str, peer: str) -> None:
