@@ -128,17 +128,31 @@ def _keys_of_results(redis: Any) -> int:
     return int(redis.info("keyspace").get("db1", {}).get("keys", 0))
 
 
+_BULLTASK = Peer(
+    name="bulltask",
+    note="defaults, results kept (BullMQ does), -l warning",
+    package="bulltask",
+    producer=_python("benchmarks.apps.bulltask_app"),
+    worker=_bulltask,
+    pending=_bullmq_pending(QUEUE),
+    stored=lambda redis: int(redis.zcard(f"{QUEUE}completed")),
+)
+
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
     for peer in (
-        Peer(
-            name="bulltask",
-            note="defaults, results kept (BullMQ does), -l warning",
-            package="bulltask",
-            producer=_python("benchmarks.apps.bulltask_app"),
-            worker=_bulltask,
-            pending=_bullmq_pending(QUEUE),
-            stored=lambda redis: int(redis.zcard(f"{QUEUE}completed")),
+        _BULLTASK,
+        replace(
+            _BULLTASK,
+            name="bulltask-async",
+            note="the same with an async task; only with --only",
+            environ={"BENCH_ASYNC": "1"},
+        ),
+        replace(
+            _BULLTASK,
+            name="bulltask-no-prefetch",
+            note="the same with worker_prefetch=0; only with --only",
+            environ={"BULLTASK_WORKER_PREFETCH": "0"},
         ),
         Peer(
             name="celery",

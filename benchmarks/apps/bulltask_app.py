@@ -1,9 +1,10 @@
-"""The bulltask app, with default settings."""
+"""The bulltask app, with default settings; ``BENCH_ASYNC=1`` makes the task a coroutine function."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.apps.counter import count
 from bulltask import App
@@ -12,14 +13,21 @@ from bulltask.result import AsyncResult
 app = App("bench", broker_url=os.environ["BENCH_BROKER"])
 
 
-@app.task(name="noop")
-def noop(index: int) -> int:
+def count_job(index: int) -> int:
     count(index)
     return index
 
 
+async def count_job_async(index: int) -> int:
+    return count_job(index)
+
+
+noop: Any = app.task(name="noop")(count_job_async if os.environ.get("BENCH_ASYNC") == "1" else count_job)
+
+
 def send(index: int) -> AsyncResult[int]:
-    return noop.delay(index)
+    result: AsyncResult[int] = noop.delay(index)
+    return result
 
 
 def send_many(indexes: Sequence[int]) -> None:
