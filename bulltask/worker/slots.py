@@ -39,7 +39,8 @@ _CHILD_BYTES: Final = 64
     _HAS_DEADLINES,
     _RETIRE_REASON,
     _PREFETCHES,
-) = range(7)
+    _RUNNING_SINCE,
+) = range(8)
 
 
 class ChildBlock:
@@ -144,6 +145,15 @@ class ChildBlock:
             start = _CHILD_BYTES + index * SLOT_BYTES + TOKEN_AT
             token = str(uuid4()).encode()
             self._memory[start : start + len(token)] = token
+
+    @property
+    def running_since_ms(self) -> int:
+        """Since when a task's code has kept the child from its prefetched jobs (monotonic time); 0 if none does."""
+        return self._words[_RUNNING_SINCE]
+
+    @running_since_ms.setter
+    def running_since_ms(self, since_ms: int) -> None:
+        self._words[_RUNNING_SINCE] = since_ms
 
     def slots(self) -> list[Slot]:
         """Return the child's slots."""

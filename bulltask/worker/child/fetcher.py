@@ -91,7 +91,7 @@ class JobFetcher:
 
     @property
     def may_collect(self) -> bool:
-        """Whether further jobs of a batch may be acquired. After a lost reply, its jobs must be released first."""
+        """Whether several jobs may be acquired. After a lost reply, its jobs must be released first."""
         return self.may_acquire and not self._uncertain
 
     def close(self) -> None:

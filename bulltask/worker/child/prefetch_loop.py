@@ -123,7 +123,7 @@ class PrefetchLoop:
             if ready and self._runs_alone(ready[0]):
                 alone = ready.popleft()
             self._write(ended, used, fetch=alone is None)
-            if not self._fetcher.may_fetch_next:
+            if not self._fetcher.may_collect:
                 break
         self._release_ready()
         if alone is not None:
@@ -135,7 +135,7 @@ class PrefetchLoop:
 
     def _wanted(self) -> int:
         """Return how many jobs to have after the next round trip."""
-        if not self._fetcher.may_fetch_next:
+        if not self._fetcher.may_collect:
             return 0
         now_ms = mono_ms()
         if now_ms >= self._recheck_at_ms:
@@ -178,11 +178,13 @@ class PrefetchLoop:
         if not isinstance(attempt, Attempt):
             return attempt, 0.0
         started = time.monotonic()
+        self._block.running_since_ms = mono_ms()
         self._block.unlock()
         try:
             outcome = self._runner.call(attempt, slot)
         finally:
             self._block.lock()
+            self._block.running_since_ms = 0
         duration_ms = (time.monotonic() - started) * 1000
         self.pace.record(duration_ms)
         return outcome, duration_ms

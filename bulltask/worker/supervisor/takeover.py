@@ -77,9 +77,9 @@ class Takeover:
         if not self._control.watches or self._backoff.is_active:
             return
         for block, slots in children:
-            if _is_delayed(slots, now_ms) and block.try_lock():
+            if _is_delayed(block, slots, now_ms) and block.try_lock():
                 try:
-                    if _is_delayed(slots, mono_ms()):
+                    if _is_delayed(block, slots, mono_ms()):
                         self._take_over(slots)
                 finally:
                     block.unlock()
@@ -130,7 +130,7 @@ class Takeover:
         return release_unstarted(self._queues[slot.read().queue_index], job_id, slot.token)
 
 
-def _is_delayed(slots: Sequence[Slot], now_ms: int) -> bool:
+def _is_delayed(block: ChildBlock, slots: Sequence[Slot], now_ms: int) -> bool:
     """Whether one job has been running for too long, and others wait for it."""
-    running = [slot.since_ms for slot in slots if slot.state == SlotState.ACTIVE]
-    return bool(running) and now_ms - min(running) >= LONG_MS and any(slot.state in _WAITING for slot in slots)
+    since_ms = block.running_since_ms
+    return 0 < since_ms <= now_ms - LONG_MS and any(slot.state in _WAITING for slot in slots)
