@@ -55,7 +55,7 @@ _AT_LEAST_ONCE = "a job is acknowledged when its outcome is stored, and runs aga
 _RECOVERY = "a job whose child process died is recovered immediately, by its worker"
 _LOG_FORMAT = "a worker writes one structured line per event; configure logging or structlog in the app's module"
 _NO_PREFETCH = (
-    "a worker acquires jobs ahead only while they are short, and releases those that would wait (worker_prefetch)"
+    "a worker prefetches jobs only while they are short, and releases those that would wait (worker_prefetch)"
 )
 _EAGER = "eager mode does not use Redis; to store results, test with bulltask.testing"
 _CHORD = "canvas (group, chord, chain) does not use a result backend"

@@ -107,7 +107,7 @@ class Ignore(Interrupt):
 
     After ``self.update_state(state=…, meta=…)`` in the same attempt,
 
-    * ``FAILURE`` fails the job without a retry. Its reason is ``meta``: a text, or ``exc_message`` in Celery's form of
+    * ``FAILURE`` fails the job without a retry. Its reason is ``meta``: a string, or ``exc_message`` in Celery's form of
       an exception, ``{"exc_type": "ValueError", "exc_message": "no such customer"}``. ``get()`` then raises that
       exception if its class is loaded (``exc_module`` names the module of a class that is not built in), else
       ``TaskError``.

@@ -91,6 +91,11 @@ class JobOptions:
         """Return the milliseconds from ``now_ms`` until the job may run."""
         return max(self.delay_ms, 0 if self.eta_ms is None else self.eta_ms - now_ms)
 
+    @property
+    def has_times(self) -> bool:
+        """Whether :meth:`to_wire` depends on the time at which the job is sent."""
+        return self.eta_ms is not None or self.expires_in_ms is not None
+
     def to_wire(self, now_ms: int) -> dict[str, object]:
         """Return the ``opts`` that BullMQ stores for a job sent at ``now_ms`` (server time)."""
         wire: dict[str, object] = {"attempts": self.attempts}

@@ -26,6 +26,7 @@ T = TypeVar("T")
 _MULTI: Call[Any] = command("MULTI")
 _DISCARD: Call[Any] = command("DISCARD")
 _NUDGE_AFTER_S = 0.002  # the server's timeout starts a little later than the client's
+_FRESH_MS = 100
 
 
 class Client:
@@ -44,6 +45,7 @@ class Client:
         self._endpoint, self._clock, self._name = endpoint, clock, name
         self._connection: redis.Connection | None = None
         self._deadline_ms: int | None = None
+        self._used_ms = 0
 
     def set_deadline(self, deadline_ms: int | None) -> None:
         """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
@@ -155,8 +157,11 @@ class Client:
             self._connection = None
 
     def close_if_dead(self) -> None:
-        """Close a connection that the server has closed (a restart, an idle timeout); the next call opens a new one."""
-        if self._connection is None:
+        """Close a connection that the server has closed (a restart, an idle timeout); the next call opens a new one.
+
+        A connection that has just been used is not checked, because the check takes a system call.
+        """
+        if self._connection is None or mono_ms() - self._used_ms < _FRESH_MS:
             return
         try:
             is_closed = self._connection.can_read(timeout=0)  # an idle connection is readable only if it was closed
@@ -204,7 +209,7 @@ class Client:
         self, connection: redis.Connection, packed: Sequence[bytes], between: Callable[[], None] | None = None
     ) -> list[Any]:
         try:
-            now_ms = mono_ms()
+            self._used_ms = now_ms = mono_ms()
             set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
             # redis-py would send a pipeline's calls one by one, each with a system call.
             connection.send_packed_command([b"".join(packed)], check_health=False)

@@ -48,7 +48,7 @@ class BeatEntry:
 
 
 def read_entries(app: App) -> list[BeatEntry] | None:
-    """Return the entries of ``app.conf.beat_schedule`` and ``app.add_periodic_task``, ``None`` if there are neither.
+    """Return the entries of ``app.conf.beat_schedule`` and ``app.add_periodic_task``, ``None`` if there are none.
 
     Raises:
         ConfigError: An entry is invalid; the message names it.

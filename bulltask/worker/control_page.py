@@ -51,7 +51,7 @@ class ControlPage:
 
     @property
     def watches(self) -> bool:
-        """True while the supervisor checks often whether a job delays those that its child has acquired ahead."""
+        """True while the supervisor checks often whether a job delays those that its child has prefetched."""
         return bool(self._words[_WATCHES])
 
     @watches.setter

@@ -194,7 +194,7 @@ class Slot:
         return words[_STATE] == SlotState.ACTIVE and (0 < words[_SOFT_AT] <= now_ms or 0 < words[_HARD_AT] <= now_ms)
 
     def start(self, now_ms: int) -> None:
-        """Record that the attempt of a job that was acquired ahead is starting."""
+        """Record that the attempt of a prefetched job is starting."""
         self._set(SlotState.ACTIVE, now_ms)
 
     def finish(self, call: bytes, now_ms: int) -> bool:

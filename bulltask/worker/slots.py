@@ -5,8 +5,8 @@ because every job that a dead child had acquired, or was acquiring, is locked wi
 
 A control page precedes the children's blocks. The supervisor writes it and all children read it.
 
-While jobs are short, a child acquires several ahead and writes several outcomes in one round trip. It then stores each
-outcome in its slot first, and holds its block's lock except while it runs a task's code. If that code takes long, the
+While jobs are short, a child prefetches several and writes several outcomes in one round trip. It then stores each
+outcome in its slot first, and holds its block's lock except while it runs a task's code. If that code takes too long, the
 supervisor takes the lock, releases the jobs that have not started, and writes the outcomes
 (:mod:`bulltask.worker.supervisor.takeover`).
 """
@@ -81,7 +81,7 @@ class ChildBlock:
 
     @property
     def prefetches(self) -> bool:
-        """Whether the child's jobs are short, so that it could acquire several ahead."""
+        """Whether the child's jobs are short, so that it could prefetch them."""
         return bool(self._words[_PREFETCHES])
 
     @prefetches.setter
@@ -174,7 +174,7 @@ class Slots:
 
     Args:
         children: The maximum number of children; a block that is never used needs no memory.
-        per_child: How many jobs a child may run at a time.
+        per_child: How many slots a child has.
         fd: A descriptor from :func:`anonymous_file`, which spawned children need; ``None`` for anonymous memory.
     """
 

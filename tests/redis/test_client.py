@@ -466,8 +466,9 @@ def test_threads_never_get_each_others_replies(pool: ClientPool) -> None:
 
 
 def test_a_connection_that_died_while_it_was_idle_is_replaced_before_it_is_used(
-    pool: ClientPool, redis_client: redis.Redis
+    pool: ClientPool, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("bulltask.transport.client._FRESH_MS", 0)
     before = pool.run(CLIENT_ID)
     redis_client.client_kill_filter(_id=str(before))
     assert pool.run(CLIENT_ID) != before

@@ -1,6 +1,6 @@
 --[[
   Acquires one job for each token, in a worker's usual order, unless the queue is limited: with global concurrency, or a
-  global rate limit, a job that one worker has acquired ahead would keep another worker from running one.
+  global rate limit, a job that one worker has prefetched would keep another worker from running one.
 
   The source of BullMQ's moveToActive, with promotionGuard, is inserted before this one, as the function
   `fetch(KEYS, ARGV)` (bulltask.lua.wrappers.fetch_ahead).

@@ -1,6 +1,6 @@
 --[[
-  Releases an active job whose attempt has not started: it is the next to be acquired, and it has not been started once
-  more.
+  Releases an active job whose attempt has not started: it is the next to be acquired, and the start that
+  moveToActive counted is subtracted.
 
   The source of BullMQ's moveJobFromActiveToWait is inserted before this one, as the function `release(KEYS, ARGV)`
   (bulltask.lua.wrappers.release_unstarted).

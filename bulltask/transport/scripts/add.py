@@ -181,13 +181,13 @@ class _PackedOptions:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[JobOptions | None, int, bytes, bytes] = (None, 0, b"", b"")
+        self._last: tuple[JobOptions | None, int | None, bytes, bytes] = (None, None, b"", b"")
 
     def of(self, job: NewJob, now_ms: int) -> bytes:
         options, packed_at_ms, plain, open_map = self._last  # read once, because other threads send too
-        if options is not job.options or packed_at_ms != now_ms:
+        if options is not job.options or packed_at_ms not in {None, now_ms}:
             plain, open_map = _pack_map(job.options.to_wire(now_ms))
-            self._last = (job.options, now_ms, plain, open_map)
+            self._last = (job.options, now_ms if job.options.has_times else None, plain, open_map)
         return open_map + msgpack.packb(job.id) if job.has_custom_id else plain
 
 

@@ -180,7 +180,7 @@ def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[N
 
 
 def release_unstarted(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
-    """bulltask's ``releaseUnstarted``: release a job that was acquired ahead. The start does not count, either."""
+    """bulltask's ``releaseUnstarted``: release a prefetched job. Neither the attempt nor the start counts."""
     release = move_from_active_to_wait(keys, job_id, token)
     return script_call(wrappers.release_unstarted(), release.keys, release.argv, release.parse_reply)
 

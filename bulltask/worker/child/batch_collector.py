@@ -28,7 +28,7 @@ _FOREVER_MS: Final = 2**52
 class BatchCollector:
     """Collects the jobs of a batch.
 
-    Collecting ends when the batch is full, when its time is over, or when the next job in the queue belongs to another
+    Collecting ends when the batch is full, when its time is up, or when the next job in the queue belongs to another
     task, so no job waits for a batch of another task. While collecting, the child acquires no other jobs.
 
     Args:

@@ -1,4 +1,4 @@
-"""Acquires jobs, one at a time, from the queues in turn; waits for a marker when all queues are empty."""
+"""Acquires jobs from the queues in turn; waits for a marker when all queues are empty."""
 
 from __future__ import annotations
 

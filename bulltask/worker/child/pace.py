@@ -1,4 +1,4 @@
-"""How many jobs a child acquires ahead, depending on how long the latest ones took."""
+"""How many jobs a child prefetches, depending on how long the latest ones took."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FLUSH_MS: Final = 5
 """The jobs of one round trip should take no longer than this together, and no outcome waits longer to be written."""
 
 _DECAY: Final = 0.8
-"""After ten short jobs, a long one counts a tenth, and the child acquires jobs ahead again."""
+"""After ten short jobs, a long one counts for a tenth of its duration."""
 _LONGEST_MS: Final = 1_000.0
 
 

@@ -48,7 +48,7 @@ class _EndedJob(NamedTuple):
 class PrefetchLoop:
     """Runs jobs while they are short: writes their outcomes, and fetches the next jobs, in one round trip.
 
-    The child holds its block's lock except while a task's code is running. When that takes long, the supervisor
+    The child holds its block's lock except while a task's code is running. When that takes too long, the supervisor
     releases the jobs that have not started and writes the outcomes that are still here, so no job waits for another.
 
     Args:
@@ -63,7 +63,7 @@ class PrefetchLoop:
         long_tasks: The tasks whose jobs never run between others (:func:`bulltask.worker.child.capacity.long_tasks`).
 
     Attributes:
-        pace: How many jobs to acquire ahead; also records the jobs that this loop does not run.
+        pace: How many jobs to prefetch; also records the jobs that this loop does not run.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects

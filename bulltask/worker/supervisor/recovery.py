@@ -44,7 +44,7 @@ class JobsOfDeadChild:
         intentional: The supervisor stopped or killed the child, so no crash is counted.
         killed_attempts: The attempts that were cancelled by killing the child, by token; they have failed.
         jobs: The jobs whose id is known, as (queue index, token, job id).
-        unstarted: The tokens of jobs that the child had acquired ahead.
+        unstarted: The tokens of jobs that the child had prefetched.
         outcomes: For each token whose job had ended, the call that writes its outcome. Redis may have executed it.
     """
 
@@ -63,7 +63,7 @@ class JobsOfDeadChild:
         return token not in self.unstarted and token not in self.outcomes
 
     def has_started(self, token: str, job_id: str) -> bool:
-        """Whether the child has started the job; if not, it was acquired ahead."""
+        """Whether the child has started the job; if not, it was only prefetched."""
         known = (token, job_id) in {(known, job) for _, known, job in self.jobs}
         return token not in self.unstarted and (token not in self.outcomes or known)
 

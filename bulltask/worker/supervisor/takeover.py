@@ -1,4 +1,4 @@
-"""Takes jobs over from a child whose current job takes long (docs/adr/0038-prefetching-short-jobs.md)."""
+"""Takes jobs over from a child whose current job takes too long (docs/adr/0038-prefetching-short-jobs.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bulltask.worker.states import SlotState
 __all__ = ["LONG_MS", "Takeover", "next_jobs"]
 
 LONG_MS: Final = 10
-"""A job that takes longer than this must not delay those that its child has acquired ahead."""
+"""A job that takes longer than this must not delay those that its child has prefetched."""
 _INTERVAL_MS: Final = 20
 _IDLE_INTERVAL_MS: Final = 100
 _LINGER_MS: Final = 2_000
@@ -39,7 +39,7 @@ def next_jobs(replies: Sequence[Any]) -> list[Fetched | None]:
 
 
 class Takeover:
-    """Releases the jobs that a child has acquired ahead, and writes its outcomes, while a job keeps the child busy.
+    """Releases the jobs that a child has prefetched, and writes its outcomes, while a job keeps the child busy.
 
     It runs in the supervisor, so it also works while the job holds the GIL. Children prefetch only while this service
     watches them, which it does while their jobs are short.
