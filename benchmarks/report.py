@@ -147,4 +147,8 @@ def _ratio_lines(rounds: Rounds, measure: str, peers: Sequence[str]) -> list[str
     if BULLTASK not in peers:
         return []
     others = [peer for peer in peers if peer != BULLTASK]
-    return [f"{BULLTASK} : {peer} = {spread(ratios(rounds, measure, BULLTASK, peer), 2)}" for peer in others]
+    lines = []
+    for peer in others:
+        names = f"{peer} : {BULLTASK}" if measure == "latency" else f"{BULLTASK} : {peer}"
+        lines.append(f"{names} = {spread(ratios(rounds, measure, BULLTASK, peer), 2)}")
+    return lines

@@ -298,7 +298,7 @@ def _check_address(value: SecretUrl, name: str) -> None:
             raise ConfigError(f"{name} must have a host, and a port from 1 to 65535 (default: 6379), not {value}")
         if not _DATABASE.fullmatch(parts.path):
             raise ConfigError(
-                f"{name} must end with a database number, as in redis://host:6379/0 (without one: 0), not {value}"
+                f"the database in {name} must be a number, as in redis://host:6379/0 (default: 0), not {value}"
             )
     if not all(_NUMBER.fullmatch(number) for number in parse_qs(parts.query, keep_blank_values=True).get("db", ())):
         raise ConfigError(f"db in {name} must be a database number, not {value}")

@@ -199,8 +199,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "typed",
             optional(flag),
             None,
-            "which type hints of tasks are enforced; true: all; false: not even one; none: only those of types that "
-            "JSON lacks, such as datetime",
+            "which type hints of tasks are enforced; true: all hints; false: no hints; none (the default): only "
+            "those of types that JSON lacks, such as datetime",
         ),
         _S("task_always_eager", "always_eager", flag, False, "run jobs in the process that sends them, without Redis"),
         _S("task_eager_propagates", "eager_propagates", flag, False, "raise a failed job's exception in eager mode"),

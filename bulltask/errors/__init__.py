@@ -176,7 +176,7 @@ class EncodeError(BulltaskError, TypeError):
 
 
 class DecodeError(BulltaskError, ValueError):
-    """Stored data does not follow the protocol."""
+    """Stored data is malformed, or does not have the expected type."""
 
 
 class PayloadTooLargeError(BulltaskError, ValueError):

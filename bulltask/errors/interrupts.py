@@ -107,8 +107,8 @@ class Ignore(Interrupt):
 
     After ``self.update_state(state=…, meta=…)`` in the same attempt,
 
-    * ``FAILURE`` fails the job without a retry. Its reason is ``meta``: a string, or ``exc_message`` in Celery's form of
-      an exception, ``{"exc_type": "ValueError", "exc_message": "no such customer"}``. ``get()`` then raises that
+    * ``FAILURE`` fails the job without a retry. Its reason is ``meta``: a string, or ``exc_message`` in Celery's form
+      of an exception, ``{"exc_type": "ValueError", "exc_message": "no such customer"}``. ``get()`` then raises that
       exception if its class is loaded (``exc_module`` names the module of a class that is not built in), else
       ``TaskError``.
     * ``REVOKED`` fails the job with the reason ``revoked``.

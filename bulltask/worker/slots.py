@@ -6,8 +6,8 @@ because every job that a dead child had acquired, or was acquiring, is locked wi
 A control page precedes the children's blocks. The supervisor writes it and all children read it.
 
 While jobs are short, a child prefetches several and writes several outcomes in one round trip. It then stores each
-outcome in its slot first, and holds its block's lock except while it runs a task's code. If that code takes too long, the
-supervisor takes the lock, releases the jobs that have not started, and writes the outcomes
+outcome in its slot first, and holds its block's lock except while it runs a task's code. If that code takes too long,
+the supervisor takes the lock, releases the jobs that have not started, and writes the outcomes
 (:mod:`bulltask.worker.supervisor.takeover`).
 """
 

@@ -136,7 +136,9 @@ def test_a_repeatable_job_that_has_ended_creates_no_scheduler(migration: Migrati
     assert migration.redis.exists("bull:mail:repeat") == 0
 
 
-def test_a_repeatable_beyond_the_limit_is_listed_without_a_call(migration: MigrationHarness) -> None:
+def test_a_repeatable_beyond_the_limit_is_listed_without_a_call_that_creates_its_scheduler(
+    migration: MigrationHarness,
+) -> None:
     repeat(migration, "yearly", {}, {"cron": YEARLY})
     repeat(migration, "hourly", {}, {"every": 3_600_000})
     done = migration.command("--yes", "--limit", "1")

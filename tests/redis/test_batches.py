@@ -38,7 +38,7 @@ def app(broker_url: str) -> Iterator[App]:
 
 @pytest.fixture
 def sizes(app: App) -> list[int]:
-    """The sizes of the batches of ``length``, a task that ends jobs with certain texts alone."""
+    """The sizes of the batches of ``length``, a task that ends jobs with certain texts individually."""
     sizes: list[int] = []
 
     @app.task(name="length", batch=4, autoretry_for=(OSError,))
@@ -58,7 +58,7 @@ def sizes(app: App) -> list[int]:
 
 
 def settle(job: BatchJob[str]) -> None:
-    """End a job alone if its text says so."""
+    """End a job individually if its text says so."""
     match job.data:
         case "permanent":
             job.fail(PermanentError("why"))
@@ -96,7 +96,9 @@ def test_one_job_fails_one_is_retried_and_the_others_complete(app: App, worker: 
         bad.get()
 
 
-def test_an_exception_applies_to_jobs_that_did_not_end_alone(app: App, worker: InlineWorker, sizes: list[int]) -> None:
+def test_an_exception_applies_to_jobs_that_did_not_end_individually(
+    app: App, worker: InlineWorker, sizes: list[int]
+) -> None:
     own, raising, third = send(app, "own", "raise", "third")
     worker.drain(propagate=False)
     assert own.get() == -1
@@ -104,7 +106,9 @@ def test_an_exception_applies_to_jobs_that_did_not_end_alone(app: App, worker: I
     assert [str(job.info) for job in (raising, third)] == ["all"] * 2
 
 
-def test_a_job_that_fails_alone_is_retried_by_the_tasks_rules(app: App, worker: InlineWorker, sizes: list[int]) -> None:
+def test_a_job_that_fails_individually_is_retried_by_the_tasks_rules(
+    app: App, worker: InlineWorker, sizes: list[int]
+) -> None:
     later, good = send(app, "transient", "good")
     worker.drain()
     assert (later.state, good.get()) == (JobState.DELAYED, 4)

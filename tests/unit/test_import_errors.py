@@ -107,7 +107,7 @@ def test_a_password_in_the_users_line_is_masked(project: Path) -> None:
     ("args", "message"),
     [
         (("-Q", "a:b"), "queue name 'a:b' contains a ':'"),
-        (("-b", "redis://host/shop"), "broker_url must end with a database number"),
+        (("-b", "redis://host/shop"), "the database in broker_url must be a number"),
         (("-A", "nosuch"), "no bulltask App found for 'nosuch'"),
     ],
 )

@@ -73,7 +73,7 @@ def test_early_signals_are_recorded_except_stop_signals(wakeup_pipe: WakeupPipe)
     assert queue.pop_all() == ["ignore"]
 
 
-def test_blocked_signals_are_delivered(wakeup_pipe: WakeupPipe) -> None:
+def test_pending_signals_are_delivered_when_install_unblocks_them(wakeup_pipe: WakeupPipe) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNAL_METHODS)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)  # other threads do not block signals
     queue = SignalQueue()
