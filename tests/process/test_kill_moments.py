@@ -14,6 +14,7 @@ import pytest
 from bulltask.lua import wrappers
 from bulltask.lua.loader import Script
 from bulltask.testing.flaky import FlakyProxy
+from bulltask.transport.scripts.move import CRASHES
 from bulltask.worker.slot import ID_BYTES
 from tests.support.worker_harness import WorkerHarness
 
@@ -82,6 +83,7 @@ def test_a_child_killed_after_writing_the_outcome_repeats_and_loses_no_job(
     assert following.get(timeout=20) is None
     assert first.get(timeout=60) == "gate"
     assert (harness.start_count(first), harness.start_count(following)) == (1, 1)
+    assert (harness.field(following, CRASHES), harness.field(following, "ats")) == (None, "1"), "it had not started"
     assert len(harness.events.all(event="completed", jobId=first.id)) == 1
 
 

@@ -58,14 +58,14 @@ class JobsOfDeadChild:
     unstarted: frozenset[str] = frozenset()
     outcomes: Mapping[str, bytes] = field(default_factory=dict)
 
-    def may_have_crashed(self, token: str) -> bool:
-        """Whether the job may have been running, and so may be the cause of the crash."""
-        return token not in self.unstarted and token not in self.outcomes
-
     def has_started(self, token: str, job_id: str) -> bool:
-        """Whether the child has started the job; if not, it was only prefetched."""
-        known = (token, job_id) in {(known, job) for _, known, job in self.jobs}
-        return token not in self.unstarted and (token not in self.outcomes or known)
+        """Whether the child may have started the job; if not, it was prefetched, or fetched with another's outcome."""
+        known = {known_token: known_id for _, known_token, known_id in self.jobs}
+        return token not in self.unstarted and known.get(token, job_id) == job_id
+
+    def may_have_crashed(self, token: str, job_id: str) -> bool:
+        """Whether the job may have been running, and so may be the cause of the crash."""
+        return token not in self.outcomes and self.has_started(token, job_id)
 
 
 @dataclass(slots=True)
@@ -156,8 +156,8 @@ class Recovery:
         # The maximum, because after an outage only one of several jobs may be left. If a queue cannot be read, every
         # token counts as a job.
         is_complete = jobs_by_queue.keys() == pending.queues
-        found = [token for jobs in jobs_by_queue.values() for token, _ in jobs] if is_complete else tokens
-        count = sum(map(pending.dead.may_have_crashed, found))
+        found = [pair for jobs in jobs_by_queue.values() for pair in jobs if pending.dead.may_have_crashed(*pair)]
+        count = len(found) if is_complete else len(tokens)
         pending.concurrent = max(pending.concurrent, count)
         for index, jobs in jobs_by_queue.items():
             with self._queue_backoff.recording(index):
@@ -194,7 +194,7 @@ class Recovery:
         if killed_attempt is not None and killed_attempt.matches(job_id):
             self._failures.record_killed(keys, job_id, killed_attempt)
             return
-        if not dead.may_have_crashed(token):
+        if not dead.may_have_crashed(token, job_id):
             release = move_from_active_to_wait if dead.has_started(token, job_id) else release_unstarted
             self._client.run(release(keys, job_id, token))
             self._bus.emit(JobReleased(job_id, keys.queue, "", "its child process died before the job started"))
