@@ -125,9 +125,9 @@ _MODULES: Final = {
 
 _NOT_AVAILABLE: Final = {
     "solar": "solar schedules are not available, because Redis stores an interval or a cron pattern; schedule a daily "
-    "task that sends the jobs of the day with eta="
+    "task that sends the jobs of the day with eta=",
 }
-"""Celery's names for which there is no replacement, and the reason."""
+"""Celery's names that bulltask does not have, and the reason or what to use."""
 
 if not TYPE_CHECKING:  # type checkers would accept any name
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast
 
 from bulltask import embedded
 from bulltask.categories import Categorizer
@@ -61,6 +61,10 @@ B = TypeVar("B", bound=AnyTask[..., Any])
 T = TypeVar("T", bound=AnyTask[..., Any])
 
 _EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a layer above
+_NO_CONTROL: Final = (
+    ": workers receive no messages, because Redis has the state; use result.revoke(), or the methods of app.queue(…): "
+    "pause(), resume(), drain(), get_workers(), …"
+)
 
 # An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
@@ -372,6 +376,13 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, Ta
             if self.config.always_eager
             else Broker(self.config, url)
         )
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> object:
+            """Say what to use instead of Celery's ``app.control``."""
+            hint = _NO_CONTROL if name == "control" else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"

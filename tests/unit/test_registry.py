@@ -631,3 +631,10 @@ def test_unpickling_a_task_returns_the_registered_task(module: Any) -> None:
 
 def test_the_signature_of_a_bound_task_has_no_self() -> None:
     assert str(inspect.signature(pickled_task)) == "(x: 'int', y: 'int' = 1) -> 'int'"
+
+
+def test_the_control_attribute_of_celery_raises_an_error_that_says_what_to_use(app: App) -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'control': .* use result\.revoke\(\), or"):
+        _ = app.control  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no attribute 'kontrol'$"):
+        _ = app.kontrol  # type: ignore[attr-defined]
