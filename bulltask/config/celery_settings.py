@@ -166,7 +166,10 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     ("give the child task a priority when you send it", "task_inherit_parent_priority"),
     ("if a member fails, the chord's error callback is called once", "task_allow_error_cb_on_chord_header"),
     ("revoked jobs are recorded in Redis, so a worker needs no file", "worker_state_db"),
-    ("a job with the id of an existing job is never added, so it runs once", "worker_deduplicate_successful_tasks"),
+    (
+        "a completed job is not delivered again, and a job with the id of an existing job is not added",
+        "worker_deduplicate_successful_tasks",
+    ),
     (
         "a warm shutdown waits for shutdown_timeout, and then releases the running jobs",
         "worker_soft_shutdown_timeout worker_enable_soft_shutdown_on_idle",

@@ -55,7 +55,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         self._has_handlers |= task.has_handlers
 
     def add_queues(self, names: Iterable[str]) -> None:
-        """Let workers process these queues, although they are not the option ``queue`` of any task."""
+        """Let workers process these queues, even if no task has one of them as its option ``queue``."""
         self._queues.update(dict.fromkeys(names))
 
     @property

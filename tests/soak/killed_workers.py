@@ -88,9 +88,11 @@ class KilledWorkers:
         worker = self._workers[index]
         children = worker.children
         if self._rng.random() < SHARE_OF_SUPERVISORS:
-            self.killed |= {worker.pid, *children}  # the children exit with their supervisor
             worker.process.kill()
             worker.wait()
+            # The children exit with their supervisor. From the log, because it may have started another one just now.
+            started, died = ({line["pid"] for line in worker.logged(f"Child {end}")} for end in ("started", "died"))
+            self.killed |= {worker.pid, *(started - died)}
             self._workers[index] = self._start()
             self._supervisors += 1
         elif children:

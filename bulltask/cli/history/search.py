@@ -46,7 +46,7 @@ def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filt
     """Search for finished or removed jobs, latest first. A job must match all filters.
 
     The search includes unfinished jobs that timed out (open_job_timeout). Only the latest state of a job
-    counts: a job that failed and was completed by a later retry is completed.
+    matters: a job that failed and was completed by a later retry counts as completed.
     """
     from bulltask.lake import History  # noqa: PLC0415 - slow
     from bulltask.lake.records import to_json  # noqa: PLC0415 - slow

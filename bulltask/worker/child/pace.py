@@ -17,7 +17,7 @@ _LONGEST_MS: Final = 1_000.0
 class Pace:
     """Decides how many jobs a child acquires in one round trip.
 
-    One long job makes it acquire the next ones singly; it acquires several only after a row of short ones.
+    One long job makes it acquire the next ones singly; it acquires several only after several short ones in a row.
 
     Args:
         maximum: The largest number; 0 and 1 turn prefetching off.
@@ -40,5 +40,5 @@ class Pace:
         self._slowest_ms = min(max(duration_ms, slowest_ms), _LONGEST_MS)
 
     def record_long_job(self) -> None:
-        """Record a job that runs beside others, or is collected into a batch."""
+        """Record a job that runs alongside others, or is collected into a batch."""
         self._slowest_ms = _LONGEST_MS
