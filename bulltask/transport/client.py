@@ -159,12 +159,15 @@ class Client:
     def close_if_dead(self) -> None:
         """Close a connection that the server has closed (a restart, an idle timeout); the next call opens a new one.
 
-        A connection that has just been used is not checked, because the check takes a system call.
+        A connection with unread bytes is closed, too: they would be read as the reply to the next call.
         """
-        if self._connection is None or mono_ms() - self._used_ms < _FRESH_MS:
+        if self._connection is None:
             return
         try:
-            is_closed = self._connection.can_read(timeout=0)  # an idle connection is readable only if it was closed
+            if mono_ms() - self._used_ms < _FRESH_MS:  # without a system call: only bytes that have been received
+                is_closed = self._connection._parser._reader.has_data()  # noqa: SLF001
+            else:
+                is_closed = self._connection.can_read(timeout=0)  # an idle connection is readable only if it was closed
         except redis_errors.CONNECTION_ERRORS:
             is_closed = True
         if is_closed:
