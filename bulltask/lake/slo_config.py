@@ -1,4 +1,4 @@
-"""The configuration of gold tables that events do not contain: objectives, prices and capacities.
+"""Settings of the gold tables, for what events do not contain: objectives, prices and capacities.
 
 As a TOML file::
 

@@ -29,7 +29,7 @@ def clean(context: QueueContext, grace: Duration, limit: int, state: str) -> Ope
     if name not in _CLEANABLE:
         raise ConfigError(f"state must be one of {', '.join(_CLEANABLE)}, not {state!r}")
     if limit < 0:
-        raise ConfigError(f"limit must be 0 (none) or more, not {limit}")
+        raise ConfigError(f"limit must be 0 (no limit) or more, not {limit}")
     grace_ms, removed = to_ms(grace, "grace"), list[str]()
     before_ms = context.now_ms() - grace_ms
     while True:

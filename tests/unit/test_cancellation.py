@@ -134,7 +134,7 @@ def test_a_request_inside_a_signal_handler_is_raised_on_the_next_signal(child: C
     assert done == ["closed", "continued"]
 
 
-def test_a_request_that_was_lost_in_a_finalizer_is_raised_again(child: Child) -> None:
+def test_a_cancellation_that_was_lost_in_a_finalizer_is_raised_again(child: Child) -> None:
     child.begin()
 
     class Thing:

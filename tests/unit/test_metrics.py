@@ -252,7 +252,7 @@ def test_concurrent_scrapes_read_queue_lengths_one_at_a_time() -> None:
     assert max_active == 1
 
 
-def test_threads_of_one_child_lose_no_count() -> None:
+def test_threads_of_one_child_lose_no_counts() -> None:
     memory = MetricsMemory(["mail"], 2)
     bus = attach_listener(memory, 1)
     event = events.JobCompleted("1", "mail", "t", 1.0, None)
