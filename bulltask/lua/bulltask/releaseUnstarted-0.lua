@@ -7,10 +7,15 @@
 
   KEYS     those of moveJobFromActiveToWait
   ARGV     those of moveJobFromActiveToWait; ARGV[3] is the job's key
-  returns  the reply of moveJobFromActiveToWait
+  returns  the reply of moveJobFromActiveToWait; -3 if the job's key is not a hash, because BullMQ's script would remove
+           the job from `active` and then stop with an error (the stalled check fails such a job)
   event    waiting
 ]]
 local keys, job = KEYS, ARGV[3]
+local kind = redis.call("TYPE", job).ok
+if kind ~= "hash" and kind ~= "none" then
+  return -3
+end
 local reply = release(keys, ARGV)
 if reply >= 0 then
   redis.call("HINCRBY", job, "ats", -1)
