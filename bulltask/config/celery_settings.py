@@ -107,7 +107,7 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     ),
     (_RECOVERY, "worker_lost_wait"),
     (
-        "a job keeps running while Redis is unreachable, and its outcome is stored later unless its lock has expired",
+        "a job keeps running while Redis is unreachable; its outcome is stored later, if no other worker has the job",
         "worker_cancel_long_running_tasks_on_connection_loss",
     ),
     (

@@ -20,7 +20,8 @@ _NOT_STARTED: Final = (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED)
 class StoredJob:
     """Every field of a job's hash in BullMQ 5.62.
 
-    Times are epoch milliseconds by the server's clock, ``None`` if not set yet.
+    Times are epoch milliseconds, ``None`` if not set yet. Those that bulltask writes are the server's; Node.js writes
+    its machine's.
 
     Attributes:
         queue: The queue's name in the app.

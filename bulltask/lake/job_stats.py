@@ -207,7 +207,7 @@ def _count_part(
     table = table.append_column("seen_at", pc.coalesce(table["finished_at"], table["as_of"]))
     table = table.select([*_KEY, *_VALUES, "as_of"])
     ids = pc.value_counts(table["job_id"])
-    # Few ids have several rows; the others need no dedup.
+    # Few ids have several rows, of which only the latest counts.
     repeated = pc.is_in(table["job_id"], ids.field("values").filter(pc.greater(ids.field("counts"), 1)))
     totals = _count_rows(table.filter(pc.invert(repeated)), query)
     return totals + _count_rows(_latest(table.filter(repeated)), query)

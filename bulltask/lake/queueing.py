@@ -29,7 +29,7 @@ class Load:
 
     @property
     def busy_slots(self) -> float:
-        """The mean number of busy slots, in Erlang; with no more slots than that, the queue grows without bound."""
+        """The mean number of busy slots, in erlangs; with no more slots than that, the queue grows without bound."""
         return self.per_s * self.run_s
 
     def late_fraction(self, slots: int, max_wait_s: float) -> float:
@@ -51,7 +51,7 @@ def waiting_probability(slots: int, load: float) -> float:
 
     Args:
         slots: The number of slots, each for one job at a time.
-        load: The mean number of busy slots, in Erlang.
+        load: The mean number of busy slots, in erlangs.
     """
     if load >= slots:
         return 1.0

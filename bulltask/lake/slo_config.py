@@ -45,7 +45,7 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A service level objective: 99 % of the jobs of a task start within 2 s.
+    """A service level objective: 99% of the jobs of a task start within 2 s.
 
     Each day of a task is measured against all matching objectives. Of several objectives with the same metric and
     threshold, only the first applies.

@@ -27,7 +27,7 @@ DEFAULT_LENGTH: Final = 10_000
 """BullMQ's ``streams.events.maxLen``."""
 
 EVENTS_PER_JOB: Final = 4.15
-"""``added``, ``waiting``, ``active``, ``completed``, and more events for the 4 % of jobs that are retried; measured."""
+"""``added``, ``waiting``, ``active``, ``completed``, and more events for the 4% of jobs that are retried; measured."""
 
 BYTES_PER_EVENT: Final = 61
 """The memory of an event in Redis without its return value; measured."""

@@ -18,7 +18,8 @@ __all__ = ["JobFields", "sent_job"]
 class JobFields:
     """A job as it was when it was read or added, including changes made with this object's methods.
 
-    Times are epoch milliseconds by the server's clock. ``refresh()`` reads all fields again.
+    Times are epoch milliseconds. Those that bulltask writes are the server's; Node.js writes its machine's.
+    ``refresh()`` reads all fields again.
     """
 
     __slots__ = ("_context", "_discarded", "_stored", "_token")

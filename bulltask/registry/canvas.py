@@ -55,7 +55,7 @@ class Canvas(Generic[A_contra, R_co]):
         Raises:
             TypeError: The arguments of a call do not match its task. Nothing was sent.
             EncodeError, PayloadTooLargeError, ConfigError: A call cannot be stored. Nothing was sent.
-            BrokerError: Redis could not be reached within ``broker_publish_timeout``, or returned an error.
+            BrokerError: Redis could not be reached in time, despite retries, or returned an error.
         """
         return self.apply_async(args, kwargs)
 

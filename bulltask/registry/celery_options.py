@@ -61,7 +61,7 @@ _CALL: Final[Mapping[str, str]] = {
     "exchange_type": "use queue=",
     "delivery_mode": "the Redis server's configuration decides whether jobs are written to disk",
     "immediate": "a job waits in its queue until a worker acquires it",
-    "retry": "a send is always retried until broker_publish_timeout, and never adds a second job",
+    "retry": "a send is retried up to broker_publish_retries times within broker_publish_timeout, with the same job id",
     "retry_policy": "set broker_publish_retries and broker_publish_timeout",
     "connection": "a call uses the connections of its app",
     "producer": "a call uses the connections of its app",

@@ -91,7 +91,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             TypeError: The arguments do not match the function. Nothing was sent.
             EncodeError, PayloadTooLargeError: The arguments do not match their type hints, are not JSON, or are too
                 large. Nothing was sent.
-            BrokerError: Redis could not be reached within ``broker_publish_timeout``, or returned an error.
+            BrokerError: Redis could not be reached in time, despite retries, or returned an error.
         """
         data = self.bind_json(args, kwargs)
         return self._send_job(self._plan(data).job(data))

@@ -152,7 +152,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """A stored job scheduler. Times are epoch milliseconds by the server's clock.
+    """A stored job scheduler. Times are epoch milliseconds: the server's, or if Node.js wrote them, its machine's.
 
     Attributes:
         id: The scheduler's id.

@@ -269,9 +269,9 @@ same(
     ),
 )
 better(
-    "If `meta` of the state `FAILURE` is a text, reading the result raises `ValueError`.",
+    "If `meta` of the state `FAILURE` is a string, reading the result raises `ValueError`.",
     ("ValueError", ["FAILURE", "TaskError", "no such customer"]),
-    "the text is the reason of the failure",
+    "the string is the reason of the failure",
     lambda p: ended(p, "FAILURE", "no such customer"),
 )
 same(

@@ -162,7 +162,7 @@ same(
     4,
     lambda p: p.fails(p.autoretries_with_kwargs.delay(p.key)) and len(p.notes_so_far()),
 )
-same("`rate_limit` may be a number or text.", 2, lambda p: defined_with(rate_limit=5)(p) + one_an_hour(p))
+same("`rate_limit` may be a number or a string.", 2, lambda p: defined_with(rate_limit=5)(p) + one_an_hour(p))
 same("`rate_limit` spreads the starts of a task evenly.", True, lambda p: are_spread(p))
 differs(
     "`rate_limit` is checked when a worker starts.",
@@ -214,7 +214,7 @@ differs(
     lambda p: p.get(p.kind.delay(datetime(2026, 1, 1, tzinfo=UTC))),
 )
 better(
-    "A number as a key of a dictionary arrives as text.",
+    "A number as a dictionary key arrives as a string.",
     ({"1": 2}, "EncodeError"),
     "bulltask raises an error; otherwise, the task could not find the number",
     lambda p: p.get(p.plain.delay({1: 2})),

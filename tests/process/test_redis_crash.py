@@ -66,7 +66,7 @@ def load_on(harness: WorkerHarness) -> Iterator[Load]:
 def test_a_redis_crash_under_load_loses_no_acknowledged_job(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
-    server = server_factory(appendonly=True, extra=["--appendfsync", "everysec"])
+    server = server_factory(appendonly=True)
     harness = harness_on(server.url)
     worker = harness.worker(children=CHILDREN, settings={"lock_duration": 30})
     harness.app.send_task("quick").get(timeout=60)

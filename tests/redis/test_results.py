@@ -369,7 +369,7 @@ async def test_get_and_aget_time_out_on_time(app: App, worker: Worker, seconds: 
 @pytest.fixture
 def persistent_server(server_factory: ServerFactory) -> RedisServer:
     """A server for one test that keeps its data across a crash."""
-    return server_factory(appendonly=True, extra=["--appendfsync", "always"])
+    return server_factory(appendonly=True)
 
 
 def test_get_fails_immediately_if_no_server_listens() -> None:

@@ -45,7 +45,7 @@ class Recorder(Middleware):
 
 
 class AsyncRecorder(Recorder):
-    """Records its calls by asyncio."""
+    """Also records the calls of its async hooks."""
 
     async def abefore_send(self, job: OutgoingJob) -> None:
         await asyncio.sleep(0)

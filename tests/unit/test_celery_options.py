@@ -1,4 +1,4 @@
-"""Celery's task options: taken, or a warning or an error says why not."""
+"""Each of Celery's task options is supported, or leads to a warning or an error with the reason."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from bulltask.config.config import CONFIG_VARIABLE, Settings
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory that is current and importable."""
+    """A temporary directory that is the working directory and on ``sys.path``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(CONFIG_VARIABLE, "")

@@ -17,7 +17,7 @@ Write = Callable[..., None]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write modules into a directory that is importable and current: ``write(shop="…", shop__tasks="…")``."""
+    """Write modules into the working directory, which is on ``sys.path``: ``write(shop="…", shop__tasks="…")``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)

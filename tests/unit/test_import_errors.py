@@ -16,7 +16,7 @@ APP = "from bulltask import App\napp = App('shop', 'redis://127.0.0.1:1')\n"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory that is current and importable."""
+    """A temporary directory that is the working directory and on ``sys.path``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)

@@ -37,7 +37,7 @@ def test_each_option_has_the_same_name_and_type_as_a_keyword(keywords: type, opt
     checked = {field.name: get_type_hints(options)[field.name] for field in fields(options)}
     assert typed.keys() - checked.keys() - IGNORED_TASK_OPTIONS.keys() == TRANSLATED[keywords]
     assert checked.keys() - typed.keys() == (RESOLVED if keywords is BatchTaskKeywords else set())
-    for name in (checked.keys() & typed.keys()) - LISTS - {"batch"}:  # None means that it is no batch task
+    for name in (checked.keys() & typed.keys()) - LISTS - {"batch"}:  # None: not a batch task
         assert members(typed[name]) == members(checked[name]), name
 
 

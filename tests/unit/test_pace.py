@@ -12,7 +12,7 @@ def pace_after(*durations_ms: float, maximum: int = 16) -> Pace:
     return pace
 
 
-def test_jobs_are_prefetched_only_after_a_row_of_short_ones() -> None:
+def test_jobs_are_prefetched_only_after_several_short_ones_in_a_row() -> None:
     assert pace_after().jobs == 1
     assert pace_after(*[0.1] * 10).jobs == 1
     assert pace_after(*[0.1] * 40).jobs == 16

@@ -114,7 +114,7 @@ def test_an_exception_of_a_receiver_is_logged_and_the_next_one_is_called(caplog:
     assert all(isinstance(error, LookupError) and last == "next" for error, last in responses)
     assert [vars(record)["failures"] for record in caplog.records] == [1, 2, 4, 8]
     record = vars(caplog.records[0])
-    assert (record["message"], record["on"]) == ("Hook failed", "tested")
+    assert (caplog.records[0].getMessage(), record["on"]) == ("Hook failed", "tested")
     assert record["hook"].endswith(".fails")
     assert caplog.records[0].exc_info is not None
 

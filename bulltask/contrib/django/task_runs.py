@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -182,6 +181,6 @@ class _Attempt:
             return False
         if isinstance(exc, Interrupt) and not isinstance(exc, SoftTimeLimitExceeded):
             return True
-        decision = importlib.import_module("bulltask.worker.child.retry_decision")
-        retried: bool = decision.is_retried(exc, job, _registered[self._path][1], project_app())
-        return retried
+        from bulltask.worker.child.retry_decision import is_retried  # noqa: PLC0415 - only workers import it
+
+        return is_retried(exc, job, _registered[self._path][1], project_app())

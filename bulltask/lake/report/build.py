@@ -261,7 +261,7 @@ def make_report(
     Args:
         layout: The lake.
         period: The days, and the queues with or without the hash tag.
-        target: The capacity target; default: 99 % of the attempts start within 2 s.
+        target: The capacity target; default: 99% of the attempts start within 2 s.
         created_at: The creation time of the report; default: now.
 
     Raises:

@@ -147,9 +147,10 @@ def queues_shown(report: Report, max_names: int = 8) -> str:
 def notes(report: Report) -> list[str]:
     """Return notes on how to read the numbers."""
     lines = [
-        "All times are in UTC, by Redis' clock. Each point on a chart covers"
-        f" {steps(report.data.axis.step if report.data.axis else 1)}; numbers per minute are averages over that time.",
-        "Percentiles of wait and run times are computed from log histograms (gold.task_minute), within 1 % of the exact"
+        "All times are in UTC, by Redis' clock; backfilled jobs have the times of their clients' clocks. Each point on"
+        f" a chart covers {steps(report.data.axis.step if report.data.axis else 1)}; numbers per minute are averages"
+        " over that time.",
+        "Percentiles of wait and run times are computed from log histograms (gold.task_minute), within 1% of the exact"
         " values. Waits below 50 ms are only as accurate as the clocks.",
         "Wait is the time from when a job is due until an attempt starts; run is the time from its start to its end.",
         "Finished jobs are completed or failed. Events do not contain failure reasons for requeued attempts,"

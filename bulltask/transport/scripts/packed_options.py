@@ -1,6 +1,6 @@
 """The options of BullMQ's scripts that acquire and finish jobs, in packed form.
 
-They are cached, because packing them would take 5 % of a job's instructions. The parameters are hashable parts of
+They are cached, because packing them would take 5% of a job's instructions. The parameters are hashable parts of
 ``FetchOptions`` and ``FinishOptions``.
 """
 

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 @pytest.fixture
 def server(server_factory: ServerFactory) -> RedisServer:
     """A server that syncs every write before its reply, so that SIGKILL loses nothing."""
-    return server_factory(appendonly=True, extra=["--appendfsync", "always"])
+    return server_factory(appendonly=True)
 
 
 @pytest.fixture

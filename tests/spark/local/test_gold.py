@@ -147,7 +147,7 @@ def approximately(value: Any) -> Any:
 
 
 def close_to_percentile(values: list[int], quantile: float) -> Any:
-    """Return the exact percentile with the guaranteed tolerance of 1 % and rounding."""
+    """Return the exact percentile with the guaranteed tolerance of 1% and rounding."""
     exact = nearest_rank(values, quantile)
     return None if exact is None else pytest.approx(exact, rel=0, abs=exact * 0.01 + 0.5)
 

@@ -79,7 +79,7 @@ def test_a_read_of_a_stopped_server_fails_with_its_address(
 
 @pytest.mark.slow
 def test_a_stream_waits_for_a_restarted_server_and_continues(server_factory: ServerFactory) -> None:
-    server = server_factory(appendonly=True, extra=["--appendfsync", "always"])
+    server = server_factory(appendonly=True)
     with redis.Redis.from_url(server.url) as client:
         client.xadd("bull:{mail}:events", {"event": "paused"})
         query = FakeQuery(server.url)
