@@ -31,7 +31,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick lint sync docs bench bench-quick mutants clean lock
+.PHONY: help demo demo-spark test test-quick lint sync docs bench bench-quick bench-guard mutants clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -86,7 +86,10 @@ bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT)
 
 bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## the same in about 2 minutes: one round, fewer jobs
 	$(VENV)/bench/bin/python benchmarks/run.py --rounds 1 --jobs 4000 \
-		--only bulltask,celery,bullmq-1,bullmq-50,floor,floor-32 $(ARGS)
+		--only bulltask,bulltask-async,celery,bullmq-1,bullmq-50,floor,floor-32 $(ARGS)
+
+bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask is much slower than Celery or BullMQ's scripts, compared with the recorded run
+	$(BIN)/python benchmarks/guard.py
 
 mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs, for an hour or two; ARGS="--resume" continues
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import redis
 
+from benchmarks.apps.body import BODY, SLEEP_S
 from benchmarks.apps.counter import Counts, progress, read_counts
-from benchmarks.peers import Peer, with_processes
+from benchmarks.peers import PEERS, SLEEPERS, Peer, with_processes
 from benchmarks.processes import (
     Failed,
     Worker,
+    ideal_seconds,
+    loops_of,
     poll,
     produce,
     server,
@@ -32,6 +35,8 @@ Result = dict[str, Any]
 START_S = 30
 STUCK_S = 30
 LATENCIES = 300
+BUSY_JOBS, BUSY_S = 400, 0.005
+SLEEPING_JOBS = 2_000
 
 
 @dataclass(frozen=True)
@@ -54,23 +59,49 @@ class Bench:
 
     def __init__(self, directory: Path, jobs: int, children: int) -> None:
         self._directory, self._jobs, self._children = directory, jobs, children
-        self._dumps: dict[str, Path] = {}
+        self._dumps: dict[tuple[str, int], Path] = {}
         self._measurements = 0
 
     def throughput(self, peer: Peer) -> Result:
         """Measure the time to process a backlog: from the start of the first job until the queue is empty."""
-        directory, dump = self._new_directory(), self._dump(peer)
+        return self._process(peer, self._jobs, peer.worker(self._children))
+
+    def busy(self, peer: Peer) -> Result:
+        """Measure jobs that use the CPU for 5 ms, compared with the same work in plain processes before and after."""
+        if not peer.has_results:  # variants of other peers, and the floor
+            return {}
+        loops, jobs = loops_of(peer, BUSY_S), min(BUSY_JOBS, self._jobs)
+        ideals = [ideal_seconds(peer, loops, jobs, self._children)]
+        busy = replace(peer, environ={**peer.environ, BODY: f"busy:{loops}"})
+        # Not the setting that is fastest for no-op jobs, which may have only one process.
+        result = self._process(busy, jobs, PEERS[peer.name].worker(self._children))
+        ideals.append(ideal_seconds(peer, loops, jobs, self._children))
+        return result | {"of_ideal": statistics.mean(ideals) / result["job_seconds"]}
+
+    def sleep(self, peer: Peer) -> Result:
+        """Measure jobs that sleep for 50 ms, 200 at the same time."""
+        if peer.sleeper is None:
+            return {}
+        jobs = min(SLEEPING_JOBS, self._jobs)
+        sleeping = replace(peer, environ={**peer.environ, BODY: "sleep"})
+        result = self._process(sleeping, jobs, peer.sleeper)
+        return result | {"of_ideal": jobs * SLEEP_S / SLEEPERS / result["job_seconds"]}
+
+    def _process(self, peer: Peer, jobs: int, command: list[str]) -> Result:
+        directory, dump = self._new_directory(), self._dump(peer, jobs)
         with server(directory / "server", dump) as (started, client):
-            if peer.pending(client) != self._jobs:
-                raise Failed(f"{peer.name}: the queue has {peer.pending(client)} jobs instead of {self._jobs}")
+            if peer.pending(client) != jobs:
+                raise Failed(f"{peer.name}: the queue has {peer.pending(client)} jobs instead of {jobs}")
             other_cpu = watch_other_cpu()
-            with self._worker(peer, started.url, directory) as worker:
-                first, settled_ns, last = self._watch(peer, client, worker, directory / "counters")
+            with self._worker(peer, started.url, directory, command) as worker:
+                first, settled_ns, last = self._watch(peer, client, worker, directory / "counters", jobs)
                 other, pss_mib = other_cpu(), tree_pss_mib(worker.pid)
                 worker.stop()  # after this, no more jobs run
             counts = read_counts(directory / "counters", self._jobs)
             stored = peer.stored(client) if peer.stored is not None else None
-        return _result(counts, settled_ns, first, last) | {"stored": stored, "pss_mib": pss_mib, "other_cpu": other}
+        lost = counts.lost - (self._jobs - jobs)
+        result = _result(counts, settled_ns, first, last)
+        return result | {"lost": lost, "stored": stored, "pss_mib": pss_mib, "other_cpu": other}
 
     def fastest(self, peer: Peer) -> tuple[Peer, str]:
         """Measure each of the peer's settings once; return the peer with the fastest, and a summary."""
@@ -92,13 +123,18 @@ class Bench:
         """Measure the time from sending a job to receiving its result, with an idle worker."""
         if not peer.has_results:
             return {}
-        directory, number = self._new_directory(), min(LATENCIES, self._jobs)
-        with server(directory / "server") as (started, _), self._worker(peer, started.url, directory):
+        directory, number, command = self._new_directory(), min(LATENCIES, self._jobs), peer.worker(self._children)
+        with (
+            server(directory / "server") as (started, _),
+            self._worker(peer, started.url, directory, command) as worker,
+        ):
             other_cpu = watch_other_cpu()
-            samples = produce(peer, started.url, "latency", number)["samples"]
-            quantiles = statistics.quantiles(samples, n=100, method="inclusive")
+            output = produce(peer, started.url, "latency", number, directory / "counters")
+            idle_mib = tree_pss_mib(worker.pid)
         return {
-            **{f"p{percent}_ms": quantiles[percent - 1] * 1e3 for percent in (50, 95, 99)},
+            **_percentiles("result", output["results"]),
+            **_percentiles("body", output["bodies"]),
+            "idle_mib": idle_mib,
             "other_cpu": other_cpu(),
         }
 
@@ -112,7 +148,9 @@ class Bench:
             raise Failed(f"{peer.name}: {output['sent']} jobs were sent, but {pending} are in the queue")
         return {"rate": jobs / output["seconds"], "redis_us": cpu_us / output["sent"], "other_cpu": other_cpu()}
 
-    def _watch(self, peer: Peer, client: redis.Redis, worker: Worker, counters: Path) -> tuple[_Usage, int, _Usage]:
+    def _watch(
+        self, peer: Peer, client: redis.Redis, worker: Worker, counters: Path, jobs: int
+    ) -> tuple[_Usage, int, _Usage]:
         """Wait for the first and the last job; return usage at the start, the end time, and usage at the end."""
 
         def usage() -> _Usage:
@@ -125,12 +163,12 @@ class Bench:
         if not poll(has_started, 0.005, START_S):
             raise Failed(f"{peer.name}: no job started within {START_S} s: {worker.log_tail()}")
         first = usage()
-        self._wait_for_all(counters, worker)
+        self._wait_for_all(counters, worker, jobs)
         # If a job was lost, wait only until the queue is empty; the counts will show the loss.
-        poll(lambda: self._settled(peer, client), 0.002, 5)
+        poll(lambda: self._settled(peer, client, jobs), 0.002, 5)
         return first, time.monotonic_ns(), usage()
 
-    def _wait_for_all(self, counters: Path, worker: Worker) -> None:
+    def _wait_for_all(self, counters: Path, worker: Worker, jobs: int) -> None:
         done, since = 0, time.monotonic()
 
         def finished() -> bool:
@@ -139,26 +177,27 @@ class Bench:
             if now > done:
                 done, since = now, time.monotonic()
             worker.check()
-            return done >= self._jobs or time.monotonic() - since > STUCK_S
+            return done >= jobs or time.monotonic() - since > STUCK_S
 
         while not poll(finished, 0.005, 60):
             pass
 
-    def _settled(self, peer: Peer, client: redis.Redis) -> bool:
-        return peer.pending(client) == 0 and (peer.stored is None or peer.stored(client) >= self._jobs)
+    def _settled(self, peer: Peer, client: redis.Redis, jobs: int) -> bool:
+        return peer.pending(client) == 0 and (peer.stored is None or peer.stored(client) >= jobs)
 
-    def _dump(self, peer: Peer) -> Path:
+    def _dump(self, peer: Peer, jobs: int) -> Path:
         """Return a dump of a backlog that the peer's producer sent; it is created once per run."""
-        if peer.name not in self._dumps:
+        key = peer.name, jobs
+        if key not in self._dumps:
             directory = self._new_directory()
             with server(directory / "server") as (started, client):
-                produce(peer, started.url, "bulk", self._jobs)
+                produce(peer, started.url, "bulk", jobs)
                 client.save()
-                self._dumps[peer.name] = directory / "server/dump.rdb"
-        return self._dumps[peer.name]
+                self._dumps[key] = directory / "server/dump.rdb"
+        return self._dumps[key]
 
-    def _worker(self, peer: Peer, url: str, directory: Path) -> Worker:
-        return Worker(peer, url, self._children, directory / "counters", self._jobs, directory / "worker.log")
+    def _worker(self, peer: Peer, url: str, directory: Path, command: list[str]) -> Worker:
+        return Worker(peer, command, url, directory / "counters", self._jobs, directory / "worker.log")
 
     def _new_directory(self) -> Path:
         self._measurements += 1
@@ -173,6 +212,7 @@ def _result(counts: Counts, settled_ns: int, first: _Usage, last: _Usage) -> Res
     return {
         "rate": counts.done / seconds,
         "seconds": seconds,
+        "job_seconds": (counts.ended_ns - counts.started_ns) / 1e9,
         "worker_us": (last.worker_us - first.worker_us) / jobs,
         "redis_us": (last.server_us - first.server_us) / jobs,
         "done": counts.done,
@@ -182,9 +222,16 @@ def _result(counts: Counts, settled_ns: int, first: _Usage, last: _Usage) -> Res
     }
 
 
+def _percentiles(name: str, samples: list[float]) -> Result:
+    quantiles = statistics.quantiles(samples, n=100, method="inclusive")
+    return {f"{name}_p{percent}_ms": quantiles[percent - 1] * 1e3 for percent in (50, 95, 99)}
+
+
 MEASURES: dict[str, Callable[[Bench, Peer], Result]] = {
     "throughput": Bench.throughput,
     "single": Bench.single,
     "bulk": Bench.bulk,
     "latency": Bench.latency,
+    "busy": Bench.busy,
+    "sleep": Bench.sleep,
 }

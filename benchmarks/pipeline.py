@@ -1,7 +1,7 @@
 """Measure whether the pipeline keeps up with the events of four queues: ``benchmarks/pipeline.py [--seconds 60]``.
 
 A separate process writes job events to Redis at a constant rate, by default 20,000 events/s (a quarter of that while
-the JVM warms up), to streams of 100,000 entries, like BullMQ's scripts: 2 % of the jobs fail, and 4 % are retried.
+the JVM warms up), to streams of 100,000 entries, like BullMQ's scripts: 2% of the jobs fail, and 4% are retried.
 ``Pipeline.run`` writes them to a lake at the same time. The program prints a line for each batch, and a
 summary: events/s, the lag at the end, lost events, and the pipeline's CPU time per 100,000 events.
 

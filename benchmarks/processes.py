@@ -22,6 +22,8 @@ from bulltask.testing.server import RedisServer
 __all__ = [
     "Failed",
     "Worker",
+    "ideal_seconds",
+    "loops_of",
     "poll",
     "produce",
     "server",
@@ -68,10 +70,10 @@ def environ(peer: Peer, broker: str, **more: str) -> dict[str, str]:
     }
 
 
-def produce(peer: Peer, broker: str, operation: str, jobs: int) -> dict[str, Any]:
-    """Run the peer's producer and return its output."""
+def produce(peer: Peer, broker: str, operation: str, jobs: int, counters: Path | None = None) -> dict[str, Any]:
+    """Run the peer's producer and return its output; ``counters`` is the directory of its worker's counter files."""
     command = [*peer.producer, operation, str(jobs)]
-    env = environ(peer, broker)
+    env = environ(peer, broker, **({} if counters is None else {DIRECTORY: str(counters)}))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise Failed(f"{peer.name}: {operation} exited with {done.returncode}: {_tail(done.stderr)}")
@@ -79,25 +81,45 @@ def produce(peer: Peer, broker: str, operation: str, jobs: int) -> dict[str, Any
     return output
 
 
+def ideal_seconds(peer: Peer, loops: int, jobs: int, processes: int) -> float:
+    """Return how long ``processes`` processes without a framework need for the busy bodies of ``jobs`` jobs."""
+    command = [*peer.busy, str(loops), str(jobs // processes)]
+    env = environ(peer, "redis://")
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+    return max(float(process.communicate(timeout=120)[0]) for process in running)
+
+
+def loops_of(peer: Peer, seconds: float) -> int:
+    """Return how many loops of the busy body take ``seconds``; measured once for each language."""
+    kind = peer.busy[0]
+    if kind not in _LOOPS:
+        _LOOPS[kind] = round(_SAMPLE * seconds * 20 / ideal_seconds(peer, _SAMPLE, 20, 1))
+    return _LOOPS[kind]
+
+
+_LOOPS: dict[str, int] = {}
+_SAMPLE = 100_000
+
+
 class Worker:
     """A worker with its children, which is stopped at the end of the ``with`` statement.
 
     Args:
         peer: The framework.
+        command: The worker's command.
         broker: The URL of the server.
-        children: The number of children.
         counters: The directory of the counter files.
         jobs: The number of jobs in the run.
         log: The file for the worker's output.
     """
 
-    def __init__(self, peer: Peer, broker: str, children: int, counters: Path, jobs: int, log: Path) -> None:
+    def __init__(self, peer: Peer, command: list[str], broker: str, counters: Path, jobs: int, log: Path) -> None:
         self._peer, self._log = peer, log
         counters.mkdir()
         env = environ(peer, broker, **{DIRECTORY: str(counters), JOBS: str(jobs)})
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                peer.worker(children), env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=log.parent
+                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=log.parent
             )
 
     @property

@@ -1,4 +1,4 @@
-"""The report: medians with their range, and ratios computed within a round."""
+"""The report: a summary, then for each measurement medians with their range, and ratios computed within a round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["closing_line", "noise", "problems", "ratios", "report", "spread"]
+__all__ = ["closing_line", "noise", "problems", "ratios", "report", "spread", "summary"]
 
 Rounds = Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]
 """For each round: measure, then peer, then the numbers."""
@@ -23,14 +23,39 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
     "single": {"rate": "jobs/s", "redis_us": "Redis CPU µs/job", "other_cpu": "other CPU"},
     "bulk": {"rate": "jobs/s", "redis_us": "Redis CPU µs/job", "other_cpu": "other CPU"},
-    "latency": {"p50_ms": "p50 ms", "p95_ms": "p95 ms", "p99_ms": "p99 ms", "other_cpu": "other CPU"},
+    "latency": {
+        "result_p50_ms": "result p50 ms",
+        "result_p99_ms": "p99 ms",
+        "body_p50_ms": "body p50 ms",
+        "body_p99_ms": "p99 ms",
+        "idle_mib": "MiB (PSS)",
+        "other_cpu": "other CPU",
+    },
+    "busy": {"of_ideal": "of ideal", "rate": "jobs/s", "other_cpu": "other CPU"},
+    "sleep": {"of_ideal": "of ideal", "rate": "jobs/s", "worker_us": "worker CPU µs/job", "other_cpu": "other CPU"},
 }
 TITLES = {
     "throughput": "Processing a backlog",
     "single": "Sending one by one",
     "bulk": "Bulk sends",
-    "latency": "Time from send to result, idle worker",
+    "latency": "Time from send to result, and to the end of the body, idle worker",
+    "busy": "Jobs that use the CPU for 5 ms",
+    "sleep": "Jobs that sleep for 50 ms, 200 at the same time",
 }
+SUMMARY: Sequence[tuple[str, str, str, int]] = (
+    ("backlog of no-op jobs, jobs/s", "throughput", "rate", 0),
+    ("worker CPU, µs/job", "throughput", "worker_us", 0),
+    ("Redis CPU, µs/job", "throughput", "redis_us", 0),
+    ("memory after the backlog, MiB", "throughput", "pss_mib", 0),
+    ("sending one by one, jobs/s", "single", "rate", 0),
+    ("bulk sends, jobs/s", "bulk", "rate", 0),
+    ("send to end of body, p50 ms", "latency", "body_p50_ms", 2),
+    ("send to result, p50 ms", "latency", "result_p50_ms", 2),
+    ("send to result, p99 ms", "latency", "result_p99_ms", 2),
+    ("5 ms of CPU per job, % of ideal", "busy", "of_ideal", 0),
+    ("sleeping 50 ms, 200 at once, % of ideal", "sleep", "of_ideal", 0),
+)
+"""The rows of the summary: label, measure, number, digits."""
 BULLTASK, OTHERS = "bulltask", ("celery", "bullmq", "floor-32")
 MAX_OTHER_CPU = 0.1
 
@@ -50,6 +75,23 @@ def report(rounds: Rounds) -> str:
                 "",
             ]
     return "\n".join(parts)
+
+
+def summary(rounds: Rounds) -> str:
+    """Return one table of medians, with a column for each peer."""
+    peers = list(dict.fromkeys(peer for measures in rounds[0].values() for peer in measures))
+    rows = [["", *peers]]
+    for label, measure, name, digits in SUMMARY:
+        values = [_values(rounds, measure, peer, name) for peer in peers]
+        if any(values):
+            rows.append([label, *(_median(each, name, digits) for each in values)])
+    return "\n".join(_lines(rows))
+
+
+def _median(values: Sequence[float], name: str, digits: int) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.median(values) * (100 if name == 'of_ideal' else 1):,.{digits}f}"
 
 
 def closing_line(rounds: Rounds) -> str:
@@ -101,7 +143,7 @@ def ratios(rounds: Rounds, measure: str, peer: str, other: str) -> list[float]:
         results = measures.get(measure, {})
         if name in results.get(peer, {}) and name in results.get(other, {}):
             value, other_value = results[peer][name], results[other][name]
-            pairs.append(value / other_value if name == "rate" else other_value / value)
+            pairs.append(other_value / value if name.endswith("_ms") else value / other_value)
     return pairs
 
 
@@ -126,6 +168,10 @@ def _table(rounds: Rounds, measure: str, peers: Sequence[str]) -> list[str]:
     columns = COLUMNS[measure]
     cells = [["", *columns.values()]]
     cells += [[peer, *(_cell(_values(rounds, measure, peer, name), name) for name in columns)] for peer in peers]
+    return _lines(cells)
+
+
+def _lines(cells: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [f"| {' | '.join(_align(row, widths))} |" for row in cells]
     return [lines[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *lines[1:]]
@@ -140,6 +186,8 @@ def _cell(values: Sequence[float], name: str) -> str:
         return f"{sum(values):.0f}"  # the sum of all rounds, because a median would hide a problem in only one of them
     if name == "other_cpu":
         return f"{max(values):.0%}"
+    if name == "of_ideal":
+        return f"{spread([value * 100 for value in values], 1)}%"
     return spread(values, 2 if name.endswith("_ms") else 0)
 
 

@@ -23,10 +23,21 @@ from benchmarks.conditions import Conditions, conditions
 from benchmarks.measures import MEASURES, Bench, Result
 from benchmarks.peers import NODE_CLIENT, PEERS, Peer, missing
 from benchmarks.processes import Failed
-from benchmarks.report import closing_line, noise, problems, report
+from benchmarks.report import closing_line, noise, problems, report, summary
 from bulltask.embedded import find_binary
 
-DEFAULT_PEERS = ["bulltask", "celery", "celery-ignore-result", "bullmq", "floor", "floor-32"]
+DEFAULT_PEERS = [
+    "bulltask",
+    "bulltask-async",
+    "celery",
+    "dramatiq",
+    "huey",
+    "taskiq",
+    "bullmq",
+    "bullmq-1",
+    "floor",
+    "floor-32",
+]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps({"facts": facts, "conditions": observed, "rounds": rounds}, indent=1))
     print(report(rounds))
+    print(f"**Summary** (medians)\n\n{summary(rounds)}\n")
     errors = problems(rounds)
     for error in errors:
         print(f"error: {error}")
@@ -104,7 +116,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"frameworks to measure, from {', '.join(PEERS)}; default: {', '.join(DEFAULT_PEERS)}",
     )
     parser.add_argument(
-        "--measure", type=_names(MEASURES), default=",".join(MEASURES), help=f"measurements, from {', '.join(MEASURES)}"
+        "--measure",
+        type=_names(MEASURES),
+        default=",".join(MEASURES),
+        help=f"measurements, from {', '.join(MEASURES)}",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     return parser.parse_args(argv)

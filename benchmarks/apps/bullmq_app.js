@@ -2,6 +2,7 @@
 //
 //   node bullmq_app.js worker PROCESSES CONCURRENCY
 //   node bullmq_app.js single|bulk|latency JOBS      prints one line of JSON, as apps/produce.py does
+//   node bullmq_app.js busy LOOPS JOBS               as apps/body.py does
 'use strict';
 
 const { fork } = require('child_process');
@@ -13,6 +14,7 @@ const bullmq = path.join(__dirname, '../../tests/interop/node_modules', process.
 const { Queue, QueueEvents, Worker } = require(bullmq);
 
 const BULK = 1000;
+const SLEEP_MS = 50;
 const WARM_UP = 20;
 const PAUSE_MS = 3;
 const FLUSH_MS = 1;
@@ -22,6 +24,20 @@ const { hostname, port } = new URL(process.env.BENCH_BROKER);
 const connection = { host: hostname, port: Number(port), maxRetriesPerRequest: null };
 const seconds = since => Number(process.hrtime.bigint() - since) / 1e9;
 const pause = ms => new Promise(resolve => setTimeout(resolve, ms));
+
+const [kind, loops] = (process.env.BENCH_BODY ?? 'noop').split(':');
+
+// The bodies of apps/body.py.
+function burn(loops) {
+  let number = 0;
+  for (let step = 0; step < loops; step += 1) number = (number + step * step) % 65536;
+  return number;
+}
+
+async function body() {
+  if (kind === 'busy') burn(Number(loops));
+  if (kind === 'sleep') await pause(SLEEP_MS);
+}
 
 // The file of apps/counter.py. Node.js has no memory-mapped files, and a system call for each job would slow down only
 // this peer, so the counts are written at most once per millisecond.
@@ -56,6 +72,7 @@ function work(concurrency) {
   let counter;
   const noop = async job => {
     counter ??= new Counter();
+    if (kind !== 'noop') await body();
     counter.add(job.data.index);
     return job.data.index;
   };
@@ -98,18 +115,42 @@ async function bulk(queue, jobs) {
   return { seconds: seconds(started), sent: jobs };
 }
 
+function lastEndNs() {
+  const directory = process.env.BENCH_COUNTERS;
+  const ends = fs.readdirSync(directory).map(name => {
+    const header = Buffer.alloc(HEADER_BYTES);
+    const file = fs.openSync(path.join(directory, name), 'r');
+    fs.readSync(file, header, 0, HEADER_BYTES, 0);
+    fs.closeSync(file);
+    return header.readBigInt64LE(8);
+  });
+  return ends.reduce((last, end) => (end > last ? end : last), 0n);
+}
+
 async function latency(queue, jobs) {
   const events = new QueueEvents('default', { connection });
   await events.waitUntilReady();
-  const samples = [];
+  const results = [];
+  const bodies = [];
   for (let index = -Math.min(WARM_UP, jobs); index < jobs; index += 1) {
     const started = process.hrtime.bigint();
     const job = await queue.add('noop', { index: Math.max(0, index) });
     await job.waitUntilFinished(events, 20000);
-    if (index >= 0) samples.push(seconds(started));
+    const received = process.hrtime.bigint();
     await pause(PAUSE_MS);
+    if (index >= 0) {
+      results.push(Number(received - started) / 1e9);
+      bodies.push(Number(lastEndNs() - started) / 1e9);
+    }
   }
-  return { samples };
+  return { results, bodies };
+}
+
+function busy(loops, jobs) {
+  burn(loops);
+  const started = process.hrtime.bigint();
+  for (let index = 0; index < jobs; index += 1) burn(loops);
+  console.log(seconds(started));
 }
 
 async function produce(operation, jobs) {
@@ -122,4 +163,5 @@ async function produce(operation, jobs) {
 const [operation, ...numbers] = process.argv.slice(2);
 if (operation === 'worker') workInProcesses(...numbers.map(Number));
 else if (operation === 'child') work(Number(numbers[0]));
+else if (operation === 'busy') busy(...numbers.map(Number));
 else produce({ single, bulk, latency }[operation], Number(numbers[0]));

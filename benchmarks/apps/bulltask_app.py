@@ -6,23 +6,14 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.apps.counter import count
+from benchmarks.apps.body import arun, run
 from bulltask import App
 from bulltask.result import AsyncResult
 
 app = App("bench", broker_url=os.environ["BENCH_BROKER"])
 
 
-def count_job(index: int) -> int:
-    count(index)
-    return index
-
-
-async def count_job_async(index: int) -> int:
-    return count_job(index)
-
-
-noop: Any = app.task(name="noop")(count_job_async if os.environ.get("BENCH_ASYNC") == "1" else count_job)
+noop: Any = app.task(name="noop")(arun if os.environ.get("BENCH_ASYNC") == "1" else run)
 
 
 def send(index: int) -> AsyncResult[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery, group
 
-from benchmarks.apps.counter import count
+from benchmarks.apps.body import run
 
 BROKER = os.environ["BENCH_BROKER"]
 app = Celery("bench", broker=BROKER, backend=f"{BROKER.removesuffix('/0')}/1")
@@ -23,8 +23,7 @@ app.conf.update(
 
 @app.task(name="noop")  # type: ignore[untyped-decorator]
 def noop(index: int) -> int:
-    count(index)
-    return index
+    return run(index)
 
 
 def send(index: int) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DIRECTORY", "JOBS", "Counter", "Counts", "count", "progress", "read_counts"]
+__all__ = ["DIRECTORY", "JOBS", "Counter", "Counts", "count", "last_end_ns", "progress", "read_counts", "start_counter"]
 
 DIRECTORY: Final = "BENCH_COUNTERS"
 JOBS: Final = "BENCH_JOBS"
@@ -66,11 +66,17 @@ class Counts:
 _counter: list[Counter] = []  # empty before this process's first job
 
 
-def count(index: int) -> None:
-    """Count a run of job ``index``: the body of every benchmark job."""
+def start_counter() -> None:
+    """Record the start of this process's first job."""
     if not _counter:
         path = Path(os.environ[DIRECTORY], str(os.getpid()))
         _counter.append(Counter(path, int(os.environ[JOBS]), time.monotonic_ns()))
+
+
+def count(index: int) -> None:
+    """Count a run of job ``index``."""
+    if not _counter:
+        start_counter()
     _counter[0].add(index)
 
 
@@ -80,6 +86,11 @@ os.register_at_fork(after_in_child=_counter.clear)
 def progress(directory: Path) -> int:
     """Return the number of finished jobs; read only the headers of the files."""
     return sum(_header(path)[_DONE] for path in directory.iterdir())
+
+
+def last_end_ns(directory: Path) -> int:
+    """Return the end of the last job of all processes."""
+    return max((_header(path)[_ENDED] for path in directory.iterdir()), default=0)
 
 
 def read_counts(directory: Path, jobs: int) -> Counts:

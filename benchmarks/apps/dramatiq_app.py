@@ -11,7 +11,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
-from benchmarks.apps.counter import count
+from benchmarks.apps.body import run
 
 broker = RedisBroker(url=os.environ["BENCH_BROKER"])  # type: ignore[no-untyped-call]
 broker.add_middleware(Results(backend=RedisBackend(url=os.environ["BENCH_BROKER"])))  # type: ignore[no-untyped-call]
@@ -20,8 +20,7 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(actor_name="noop", store_results=True)
 def noop(index: int) -> int:
-    count(index)
-    return index
+    return run(index)
 
 
 def send(index: int) -> Any:

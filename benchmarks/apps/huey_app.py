@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from huey import RedisHuey
 
-from benchmarks.apps.counter import count
+from benchmarks.apps.body import run
 
 logging.getLogger("huey").setLevel(logging.WARNING)
 # Without notify_result, the producer of the latency measurement would poll.
@@ -19,8 +19,7 @@ huey = RedisHuey("bench", host="127.0.0.1", port=urlsplit(os.environ["BENCH_BROK
 
 @huey.task(name="noop")
 def noop(index: int) -> int:
-    count(index)
-    return index
+    return run(index)
 
 
 def send(index: int) -> Any:

@@ -1,17 +1,22 @@
 """The producer process: ``produce.py MODULE OPERATION JOBS`` prints one line of JSON.
 
 Operations: ``single`` and ``bulk`` send JOBS jobs and print the time in seconds. ``latency`` sends JOBS jobs one after
-    another, with a pause of 3 ms after each result, and prints each job's time from send to result.
+    another, with a pause of 3 ms after each result, and prints each job's time from send to result, and from send to
+    the end of its body.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
+
+from benchmarks.apps.counter import DIRECTORY, last_end_ns
 
 BULK = 1_000
 WARM_UP = 20
@@ -35,14 +40,16 @@ def bulk(app: Any, jobs: int) -> dict[str, object]:
 
 
 def latency(app: Any, jobs: int) -> dict[str, object]:
-    pause, samples = threading.Event(), []
+    pause, results, bodies = threading.Event(), [], []
     for index in range(-min(WARM_UP, jobs), jobs):
-        started = time.perf_counter()
+        started_ns = time.monotonic_ns()
         app.wait(app.send(max(0, index)))
-        if index >= 0:
-            samples.append(time.perf_counter() - started)
+        received_ns = time.monotonic_ns()
         pause.wait(PAUSE_S)
-    return {"samples": samples}
+        if index >= 0:
+            results.append((received_ns - started_ns) / 1e9)
+            bodies.append((last_end_ns(Path(os.environ[DIRECTORY])) - started_ns) / 1e9)
+    return {"results": results, "bodies": bodies}
 
 
 if __name__ == "__main__":

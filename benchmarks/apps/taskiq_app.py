@@ -9,7 +9,7 @@ from typing import Any
 
 from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend
 
-from benchmarks.apps.counter import count
+from benchmarks.apps.body import arun
 
 BROKER = os.environ["BENCH_BROKER"]
 # As with Celery, the results are in a separate database, whose keys can be counted quickly.
@@ -19,8 +19,7 @@ loop = asyncio.new_event_loop()
 
 @broker.task(task_name="noop")
 async def noop(index: int) -> int:
-    count(index)
-    return index
+    return await arun(index)
 
 
 def send(index: int) -> Any:

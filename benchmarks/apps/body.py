@@ -1,0 +1,61 @@
+"""The bodies of the benchmark's jobs: ``BENCH_BODY`` is ``noop``, ``sleep`` (50 ms) or ``busy:LOOPS``.
+
+``body.py busy LOOPS JOBS`` runs the busy body JOBS times, without a framework, and prints the time in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from typing import Final
+
+from benchmarks.apps.counter import count, start_counter
+
+__all__ = ["BODY", "SLEEP_S", "arun", "run"]
+
+BODY: Final = "BENCH_BODY"
+SLEEP_S: Final = 0.05
+
+_kind, _, _loops = os.environ.get(BODY, "noop").partition(":")
+
+
+def run(index: int) -> int:
+    """Run the body of job ``index``, count it, and return its result."""
+    if _kind != "noop":
+        start_counter()
+    if _kind == "sleep":
+        threading.Event().wait(SLEEP_S)
+    elif _kind == "busy":
+        burn(int(_loops))
+    count(index)
+    return index
+
+
+async def arun(index: int) -> int:
+    """:func:`run` for async tasks."""
+    if _kind != "sleep":
+        return run(index)
+    start_counter()
+    await asyncio.sleep(SLEEP_S)
+    count(index)
+    return index
+
+
+def burn(loops: int) -> int:
+    """Use the CPU."""
+    number = 0
+    for step in range(loops):
+        number = (number + step * step) % 65_536
+    return number
+
+
+if __name__ == "__main__":
+    _, _, loops, jobs = sys.argv
+    burn(int(loops))
+    started = time.perf_counter()
+    for _ in range(int(jobs)):
+        burn(int(loops))
+    print(time.perf_counter() - started)
