@@ -26,9 +26,9 @@ R = TypeVar("R")
 class AsyncClient:
     """One connection that the tasks of one event loop share.
 
-    Every call is written immediately and its reply is matched by order, so a hundred tasks need one connection and no
-    lock. The reply to a cancelled task's call is read and dropped, never passed to another task, as happened
-    in CVE-2023-28858.
+    Replies are matched by order, so a hundred tasks need one connection and no lock. The calls that tasks make in the
+    same iteration of the event loop are sent together. The reply to a cancelled task's call is read and dropped, never
+    passed to another task, as happened in CVE-2023-28858.
 
     Args:
         endpoint: The server.
@@ -41,6 +41,7 @@ class AsyncClient:
         self._connecting = asyncio.Lock()
         self._connection: redis.asyncio.Connection | None = None
         self._pending: deque[asyncio.Future[Any]] = deque()
+        self._unsent: list[bytes] | None = None
         self._reader: asyncio.Task[None] | None = None
 
     async def run(self, call: Call[R]) -> R:
@@ -92,13 +93,17 @@ class AsyncClient:
             raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False)
         loop = asyncio.get_running_loop()
         waiters: list[asyncio.Future[Any]] = [loop.create_future() for _ in packed]
-        # No await between queueing the waiters and writing the bytes: if another task could send a call in between,
-        # each would receive the other's reply.
+        # No await between queueing the waiters and the bytes: if another task could send a call in between, each would
+        # receive the other's reply.
         self._pending.extend(waiters)
+        if self._unsent is None:
+            self._unsent = []
+            loop.call_soon(self._flush, connection, self._unsent)
+        self._unsent += packed
         try:
             # Sending may block, too: on a half-open connection the buffers fill up.
             async with asyncio.timeout(_seconds(self._endpoint.command_timeout_ms, deadline_ms)):
-                await _send(connection, packed)
+                await _drain(connection)
                 return [await waiter for waiter in waiters]
         except (*redis_errors.CONNECTION_ERRORS, TimeoutError) as exc:
             await self._drop(exc, only=connection)
@@ -108,6 +113,15 @@ class AsyncClient:
                 waiter.cancel()
                 if not waiter.cancelled():
                     waiter.exception()  # mark the exception as retrieved: it has already been raised
+
+    def _flush(self, connection: redis.asyncio.Connection, unsent: list[bytes]) -> None:
+        """Send the calls of one iteration of the event loop together, because each write is a system call."""
+        if unsent is not self._unsent:
+            return  # the connection was dropped
+        self._unsent = None
+        writer = _writer_of(connection)
+        if writer is not None:
+            writer.write(b"".join(unsent))
 
     async def _connected(self, deadline_ms: int | None = None) -> redis.asyncio.Connection:
         if self._connection is not None and not self._connecting.locked():
@@ -172,6 +186,7 @@ class AsyncClient:
         if only is not None and only is not self._connection:
             return  # another task has already replaced the broken connection
         connection, self._connection = self._connection, None
+        self._unsent = None
         pending, self._pending = self._pending, deque()
         for waiter in pending:
             if not waiter.done():
@@ -198,15 +213,14 @@ def _writer_of(connection: redis.asyncio.Connection) -> asyncio.StreamWriter | N
     return writer
 
 
-async def _send(connection: redis.asyncio.Connection, packed: Sequence[bytes]) -> None:
-    """Write all bytes without an await in between, then wait until the buffer has drained.
+async def _drain(connection: redis.asyncio.Connection) -> None:
+    """Wait until the buffer has room.
 
     redis-py's method would close the connection, which other tasks share, if the task is cancelled during the wait.
     """
     writer = _writer_of(connection)
     if writer is None:
         raise ConnectionError("the connection was closed")
-    writer.writelines(packed)
     await writer.drain()
 
 

@@ -64,6 +64,20 @@ def test_an_async_job_takes_one_call_and_has_a_context_of_its_own(harness: Worke
     assert {harness.field(job, "ats") for job in jobs} == {"1"}
 
 
+def test_a_child_with_many_free_slots_fills_them_in_few_round_trips(harness: WorkerHarness) -> None:
+    jobs = [harness.app.send_task("wait") for _ in range(60)]
+    last = harness.app.send_task("plain", (1,))  # it waits for no slot, so it is acquired by itself
+    before = script_calls(harness)
+    worker = harness.worker(TASKS, children=1, settings={"worker_async_concurrency": 61})
+    harness.journal.wait_for(60, what="wait")
+    last.get(timeout=60)
+    calls = script_calls(harness) - before
+    harness.report(calls=calls)
+    assert calls < 25  # one call per job without it
+    assert {job.state for job in jobs} == {"active"}
+    worker.send(signal.SIGQUIT)
+
+
 def test_sync_jobs_between_async_ones_run_in_turn_and_start_once(harness: WorkerHarness) -> None:
     jobs = send(harness, "nap", 100)
     plain = send(harness, "plain", 10)

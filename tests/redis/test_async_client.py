@@ -98,6 +98,22 @@ async def test_a_hundred_tasks_share_one_connection(client: AsyncClient, redis_c
     assert connections(redis_client) == 1
 
 
+async def test_calls_that_tasks_make_at_the_same_moment_are_sent_with_one_system_call(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[bytes] = []
+    write = asyncio.StreamWriter.write
+
+    def record(writer: asyncio.StreamWriter, data: bytes) -> None:
+        writes.append(data)
+        write(writer, data)
+
+    await client.connect()
+    monkeypatch.setattr(asyncio.StreamWriter, "write", record)
+    assert await asyncio.gather(*(client.run(echo(n)) for n in range(50))) == [str(n) for n in range(50)]
+    assert len(writes) == 1
+
+
 async def test_an_error_reply_fails_one_call_and_not_the_connection(client: AsyncClient) -> None:
     before = await client.run(CLIENT_ID)
     one, two, three = await asyncio.gather(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC
+from types import SimpleNamespace
 from typing import Any, cast
 
 from bulltask import App
@@ -61,7 +62,10 @@ class Child:
         starter = JobStarter(self.fetcher, runner, iterations, async_loop, retirement)
         writer = OutcomeWriter(self.fetcher, settler)
         prefetch = PrefetchLoop(self.fetcher, starter, runner, writer, async_loop, block, slots.control, 0, ())
-        self._loop = SyncLoop(self.fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch)
+        no_further: Any = SimpleNamespace(start=lambda _: None)  # its only slot is in use
+        self._loop = SyncLoop(
+            self.fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch, no_further
+        )
 
     def run_waiting(self) -> int:
         """Run jobs until none are waiting; return the number of jobs."""

@@ -118,5 +118,5 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
     collector: Any = SimpleNamespace(batches={})
     starter = JobStarter(fetcher, runner, nothing, nothing, retirement)
     writer = Writer(fetcher, nothing)
-    SyncLoop(fetcher, starter, runner, writer, nothing, retirement, collector, nothing)._work(job)
+    SyncLoop(fetcher, starter, runner, writer, nothing, retirement, collector, nothing, nothing)._work(job)
     assert durations == [0.0]

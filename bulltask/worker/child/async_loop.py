@@ -79,8 +79,7 @@ class AsyncLoop:
     def wait_for_slot(self, closing: Callable[[], bool]) -> Slot | None:
         """Wait for a free slot; return ``None`` once the child is closing."""
         while not closing():
-            limit = min(self._max_concurrent.values(), default=self._concurrency)
-            if len(self._free) > self._count - limit and self._runner.may_start:
+            if self.room:
                 return self._free.popleft()
             self._wakeup_pipe.wait(_WAIT_MS)
         return None
@@ -147,6 +146,12 @@ class AsyncLoop:
         if self._client is None:
             self._client = self._make_client()
         return self._client
+
+    @property
+    def room(self) -> int:
+        """How many more jobs may start now."""
+        limit = min(self._max_concurrent.values(), default=self._concurrency)
+        return max(0, limit - self.running()) if self._runner.may_start else 0
 
     def running_loop(self) -> asyncio.AbstractEventLoop | None:
         """Return the event loop; ``None`` before the first async job."""

@@ -29,6 +29,7 @@ from bulltask.worker.child.cancellation import Cancellation, uninterrupted
 from bulltask.worker.child.capacity import batches_of, concurrency_of, long_tasks, loop_tasks
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
+from bulltask.worker.child.further_jobs import FurtherJobs
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.job_starter import IterationAdder, JobStarter
 from bulltask.worker.child.next_job import NextJobs
@@ -168,7 +169,8 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     writer = OutcomeWriter(fetcher, settler)
     shared, tasks = (plan.block, plan.control), long_tasks(app)
     prefetch = PrefetchLoop(fetcher, starter, runner, writer, async_loop, *shared, config.prefetch, tasks)
-    return SyncLoop(fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch)
+    further = FurtherJobs(fetcher, starter, writer, async_loop, next_jobs)
+    return SyncLoop(fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch, further)
 
 
 def _handle_stop_signals(fetcher: JobFetcher) -> None:

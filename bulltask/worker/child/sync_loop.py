@@ -10,6 +10,7 @@ from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.batch_runner import BatchRunner
 from bulltask.worker.child.fetcher import JobFetcher
+from bulltask.worker.child.further_jobs import FurtherJobs
 from bulltask.worker.child.job_starter import JobStarter
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome
 from bulltask.worker.child.prefetch_loop import PrefetchLoop
@@ -33,6 +34,7 @@ class SyncLoop:
         retirement: Announces that this child has reached a limit.
         collector: Collects the jobs of batches.
         prefetch: Runs jobs while they are short.
+        further: Starts the async jobs that follow another one.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
@@ -45,11 +47,12 @@ class SyncLoop:
         retirement: Retirement,
         collector: BatchCollector,
         prefetch: PrefetchLoop,
+        further: FurtherJobs,
     ) -> None:
         self._fetcher, self._starter, self._runner, self._writer = fetcher, starter, runner, writer
         self._async, self._retirement = async_loop, retirement
         self._collector, self._batches = collector, collector.batches
-        self._prefetch = prefetch
+        self._prefetch, self._further = prefetch, further
 
     def run(self) -> None:
         """Work until the fetcher closes and every acquired job is settled."""
@@ -80,6 +83,7 @@ class SyncLoop:
         if self._runner.runs_off_main_thread(attempt, acquired.slot):
             self._prefetch.pace.record_long_job()
             self._async.start(acquired, attempt)
+            self._further.start(acquired)
             return None
         started = time.monotonic()
         outcome = self._runner.call(attempt, acquired.slot)

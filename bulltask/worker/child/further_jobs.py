@@ -1,0 +1,124 @@
+"""Acquires several async jobs in one round trip while a child has room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from bulltask.clock import mono_ms
+from bulltask.errors import BrokerError, BrokerUnavailableError
+from bulltask.transport.replies import Fetched
+from bulltask.transport.scripts.move import release_unstarted
+from bulltask.worker.child.async_loop import AsyncLoop
+from bulltask.worker.child.attempt import Attempt
+from bulltask.worker.child.fetcher import JobFetcher
+from bulltask.worker.child.job_starter import JobStarter
+from bulltask.worker.child.next_job import NextJobs
+from bulltask.worker.child.outcomes import AcquiredJob
+from bulltask.worker.child.sync_writer import OutcomeWriter
+from bulltask.worker.slot import Slot
+
+__all__ = ["FurtherJobs"]
+
+_MAX_PER_CALL: Final = 16
+
+
+class FurtherJobs:
+    """Starts the async jobs that follow one which the main thread has just started.
+
+    The script ``collectBatch`` acquires them: it stops as soon as the next job belongs to another task. The first round
+    trip acquires one job, and each further one twice as many, so that few jobs are spread over all idle children.
+
+    Args:
+        fetcher: Acquires the jobs.
+        starter: Starts them.
+        writer: Writes the outcomes of jobs whose task must not be called.
+        async_loop: Runs them.
+        next_jobs: Decides whether jobs of a task may be acquired like this, as for those that the event loop fetches.
+    """
+
+    def __init__(
+        self,
+        fetcher: JobFetcher,
+        starter: JobStarter,
+        writer: OutcomeWriter,
+        async_loop: AsyncLoop,
+        next_jobs: NextJobs,
+    ) -> None:
+        self._fetcher, self._starter, self._writer = fetcher, starter, writer
+        self._async, self._next_jobs = async_loop, next_jobs
+
+    def start(self, first: AcquiredJob) -> None:
+        """Start the jobs that follow ``first``, as long as the child has room for them."""
+        count = 1
+        with suppress(BrokerError):  # the next fetch handles the error
+            while self._may_follow(first):
+                slots = self._take_slots(min(count, self._async.room))
+                if not slots or self._start(first, slots) < len(slots):
+                    break
+                count = min(count * 2, _MAX_PER_CALL)
+
+    def _may_follow(self, first: AcquiredJob) -> bool:
+        return self._fetcher.may_collect and not first.max_concurrent and self._next_jobs.may_follow(first)
+
+    def _start(self, first: AcquiredJob, slots: Sequence[Slot]) -> int:
+        """Acquire and start up to one job for each slot; return how many were started."""
+        jobs: list[AcquiredJob] = []
+        replies = self._fetch(first, slots)
+        for slot, fetched in zip(slots, replies, strict=False):
+            acquired = self._fetcher.acquired(first.queue_index, slot, fetched)
+            if acquired is None:
+                self._return_slot(slot)
+            else:
+                jobs.append(acquired)
+        for slot in slots[len(replies) :]:
+            self._return_slot(slot)
+        for position, acquired in enumerate(jobs):
+            if acquired.max_concurrent:  # in crash quarantine: only the main thread waits for other jobs
+                self._release(jobs[position:])
+                return position
+            self._start_job(acquired)
+        return len(jobs)
+
+    def _start_job(self, acquired: AcquiredJob) -> None:
+        attempt = self._starter.begin(acquired)
+        if isinstance(attempt, Attempt):
+            self._async.start(acquired, attempt)
+            return
+        if attempt is not None:
+            self._writer.write_many([(acquired, attempt)], 0.0)
+        self._async.return_slot(acquired.slot)
+
+    def _fetch(self, first: AcquiredJob, slots: Sequence[Slot]) -> Sequence[Fetched]:
+        try:
+            return self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
+        except BrokerError as exc:
+            for slot in slots:
+                self._fetcher.record_lost_call(exc, slot)
+                if not isinstance(exc, BrokerUnavailableError):
+                    self._fetcher.fail_malformed(first.queue_index, slot, exc)
+                self._return_slot(slot)
+            raise
+
+    def _release(self, jobs: Sequence[AcquiredJob]) -> None:
+        """Release jobs that have not started, the last one first, so that they keep their order."""
+        jobs = jobs[::-1]
+        try:
+            self._fetcher.client.try_many([release_unstarted(each.keys, each.job.id, each.slot.token) for each in jobs])
+        except BrokerError as exc:
+            for each in jobs:
+                self._fetcher.record_lost_call(exc, each.slot)
+        for each in jobs:
+            self._return_slot(each.slot)
+
+    def _take_slots(self, count: int) -> list[Slot]:
+        slots: list[Slot] = []
+        while len(slots) < count and (slot := self._async.take_slot()) is not None:
+            slot.reserve(mono_ms())
+            slots.append(slot)
+        return slots
+
+    def _return_slot(self, slot: Slot) -> None:
+        self._fetcher.free_slot(slot)
+        self._async.return_slot(slot)
