@@ -64,6 +64,22 @@ def hold(self, gate):
 '''
 
 
+PREFETCHING = {
+    "": "",
+    "off": "import bulltask.worker.child.pace\nbulltask.worker.child.pace.Pace.jobs = 1\n",
+    "always": """
+from bulltask.worker.child.pace import Pace
+Pace.jobs = property(lambda self: self._maximum)
+""",
+    "random": """
+import random
+from bulltask.worker.child.pace import Pace
+Pace.jobs = property(lambda self: random.randint(1, self._maximum))
+""",
+}
+"""Source code that makes a worker prefetch jobs never, always, or at random: ``BULLTASK_TEST_PREFETCHING``."""
+
+
 class Worker:
     """A running worker with its processes and log lines.
 
@@ -93,7 +109,9 @@ class Worker:
         fresh: bool = False,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "tested.py").write_text(APP + textwrap.dedent(source))
+        (directory / "tested.py").write_text(
+            PREFETCHING[os.environ.get("BULLTASK_TEST_PREFETCHING", "")] + APP + textwrap.dedent(source)
+        )
         variables = {f"BULLTASK_{name.upper()}": str(value) for name, value in (settings or {}).items()}
         words = ["worker", "-A", "tested:app", *options]
         environment = {**os.environ, **variables, **(environ or {})}

@@ -16,9 +16,10 @@ import pytest
 
 from benchmarks.apps.counter import Counter, Counts, progress, read_counts
 from benchmarks.conditions import conditions
+from benchmarks.guard import compare
 from benchmarks.measures import Bench
 from benchmarks.peers import PEERS, Peer, missing
-from benchmarks.report import closing_line, noise, problems, ratios, report, spread
+from benchmarks.report import closing_line, noise, problems, ratios, report, spread, summary
 from benchmarks.run import installed_peers, main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -81,7 +82,7 @@ def test_ratios_are_computed_within_a_round() -> None:
 
 
 def test_a_shorter_latency_gives_a_ratio_above_one() -> None:
-    rounds = [{"latency": {"bulltask": {"p50_ms": 0.5}, "celery": {"p50_ms": 2.0}}}]
+    rounds = [{"latency": {"bulltask": {"result_p50_ms": 0.5}, "celery": {"result_p50_ms": 2.0}}}]
     assert ratios(rounds, "latency", "bulltask", "celery") == [4.0]
 
 
@@ -100,6 +101,28 @@ def test_the_table_shows_median_and_range_of_every_peer() -> None:
     row = next(line for line in text.splitlines() if line.startswith("| bulltask"))
     assert "8,500 (8,000-9,000)" in row
     assert "bulltask : celery = 6.50 (4.00-9.00)" in text
+
+
+def test_the_summary_has_a_column_for_each_framework_and_a_dash_for_what_was_not_measured() -> None:
+    rounds = two_rounds()
+    for measures in rounds:
+        measures["sleep"] = {"bulltask": {"of_ideal": 0.9}, "celery": {}}
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in summary(rounds).splitlines()]
+    assert header == ["", "bulltask", "celery"]
+    assert ["backlog of no-op jobs, jobs/s", "8,500", "1,500"] in rows
+    assert ["sleeping 50 ms, 200 at once, % of ideal", "90", "-"] in rows
+
+
+def test_the_guard_fails_only_if_a_ratio_is_much_smaller_than_the_recorded_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def rounds(floor: float) -> list[dict[str, Any]]:
+        rates = {"bulltask": 9_000.0, "celery": 1_000.0, "floor-32": floor}
+        return [{"throughput": {name: throughput_result(rate) for name, rate in rates.items()}}]
+
+    assert compare(rounds(10_000.0), rounds(14_000.0)) == []
+    assert compare(rounds(10_000.0), rounds(17_000.0)) == ["floor-32"]
+    assert "bulltask : floor-32 = 0.53, recorded 0.90: too slow" in capsys.readouterr().out
 
 
 def test_a_constant_value_has_no_range() -> None:
@@ -180,6 +203,7 @@ def check_results(path: Path, stdout: str, peer: str) -> None:
     assert (result["done"], result["lost"], result["duplicated"], result["stored"]) == (300, 0, 0, 300)
     assert stdout.splitlines()[-1].startswith(f"throughput: {peer} ")
     assert "Time from send to result" in stdout
+    assert "Jobs that sleep for 50 ms" in stdout
 
 
 @pytest.mark.bench
@@ -201,7 +225,8 @@ def test_a_small_run_with_two_configurations_of_bullmq_counts_every_job(
     monkeypatch.setitem(cast("dict[str, Peer]", PEERS), "bullmq", replace(PEERS["bullmq"], settings=((1, 50), (2, 10))))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     results = tmp_path / "results.json"
-    code = main(["--only", "bullmq", "--jobs", "300", "--rounds", "1", "--json", str(results)])
+    arguments = "--only bullmq --jobs 300 --rounds 1 --measure throughput,latency,sleep --json".split()
+    code = main([*arguments, str(results)])
     stdout, stderr = capsys.readouterr()
     assert code == 0, stdout + stderr
     assert "bullmq: " in stdout
