@@ -10,7 +10,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bulltask.app import App
+    from bulltask.app import App, Celery
     from bulltask.categories import ErrorCategory, categorize_error
     from bulltask.errors import (
         BrokerError,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from bulltask.registry.workflows import chain, chord, group, signature
     from bulltask.result import AsyncResult
     from bulltask.result_set import ResultSet
-    from bulltask.schedule.crontabs import crontab
+    from bulltask.schedules import crontab, schedule
 
 __all__ = [
     "App",
@@ -52,6 +52,7 @@ __all__ = [
     "BrokerError",
     "BrokerUnavailableError",
     "BulltaskError",
+    "Celery",
     "ConfigError",
     "Context",
     "ErrorCategory",
@@ -79,6 +80,7 @@ __all__ = [
     "current_task",
     "get_task_logger",
     "group",
+    "schedule",
     "shared_task",
     "signature",
 ]
@@ -91,6 +93,7 @@ _MODULES: Final = {
     "BrokerError": "bulltask.errors",
     "BrokerUnavailableError": "bulltask.errors",
     "BulltaskError": "bulltask.errors",
+    "Celery": "bulltask.app",
     "ConfigError": "bulltask.errors",
     "Context": "bulltask.registry.context",
     "ErrorCategory": "bulltask.categories",
@@ -113,19 +116,27 @@ _MODULES: Final = {
     "categorize_error": "bulltask.categories",
     "chain": "bulltask.registry.workflows",
     "chord": "bulltask.registry.workflows",
-    "crontab": "bulltask.schedule.crontabs",
+    "crontab": "bulltask.schedules",
     "current_app": "bulltask.registry.current",
     "current_task": "bulltask.registry.running",
     "get_task_logger": "bulltask.registry.current_job",
     "group": "bulltask.registry.workflows",
+    "schedule": "bulltask.schedules",
     "shared_task": "bulltask.registry.decorators",
     "signature": "bulltask.registry.workflows",
 }
 """The module of each public name."""
 
 _NOT_AVAILABLE: Final = {
-    "solar": "solar schedules are not available, because Redis stores an interval or a cron pattern; schedule a daily "
-    "task that sends the jobs of the day with eta=",
+    "EagerResult": "apply() returns an AsyncResult",
+    "allow_join_result": "a task may wait for the result of another one; remove it",
+    "chunks": "use task.chunks(…)",
+    "maybe_signature": "use signature, which returns a signature as it is",
+    "subtask": "use signature",
+    "utils": "bulltask.get_task_logger is there; for uuid(), use Python's module uuid, as in str(uuid.uuid4())",
+    "uuid": "use Python's module uuid, as in task_id=str(uuid.uuid4())",
+    "xmap": "use task.map(…)",
+    "xstarmap": "use task.starmap(…)",
 }
 """Celery's names that bulltask does not have, and the reason or what to use."""
 

@@ -53,7 +53,7 @@ from bulltask.result import AsyncResult
 from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST
 
-__all__ = ["App"]
+__all__ = ["App", "Celery"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -386,3 +386,7 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, Ta
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"
+
+
+Celery = App
+"""Celery's name for the class, for code that imports it from ``celery``."""

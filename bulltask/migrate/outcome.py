@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bulltask.migrate.detection import QueueInfo, QueueLayout
-from bulltask.schedule.repeat import Repeat
+from bulltask.schedules.repeat import Repeat
 
 __all__ = ["BullRepeatable", "MigrationOutcome", "MigrationPlan", "MigrationReport", "SkipReason"]
 

@@ -12,8 +12,8 @@ from bulltask.errors import BulltaskError, ConfigError, DecodeError
 from bulltask.migrate.bull_job import BullJob
 from bulltask.migrate.convert import DEFAULT_NAME, Conversion
 from bulltask.migrate.outcome import BullRepeatable
-from bulltask.schedule.cron import Cron
-from bulltask.schedule.repeat import Repeat, iteration_options, key_digest
+from bulltask.schedules.cron import Cron
+from bulltask.schedules.repeat import Repeat, iteration_options, key_digest
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import BullKeys, QueueKeys

@@ -9,7 +9,7 @@ from bulltask.errors import BulltaskError
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import is_scheduler_id
 from bulltask.queue.repeatables import add_next_repeat
-from bulltask.schedule.repeat import Repeat, iteration_options
+from bulltask.schedules.repeat import Repeat, iteration_options
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler

@@ -15,7 +15,7 @@ from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
-from bulltask.schedule.repeat import Repeat, iteration_id, key_digest
+from bulltask.schedules.repeat import Repeat, iteration_id, key_digest
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.add import RepeatedJob, add_repeated_job

@@ -13,7 +13,7 @@ from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_scheduler_id
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.context import QueueContext
-from bulltask.schedule.repeat import Repeat, Rule, Scheduler, iteration_options
+from bulltask.schedules.repeat import Repeat, Rule, Scheduler, iteration_options
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.produce import PROTOCOL_VERSION

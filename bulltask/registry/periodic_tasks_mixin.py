@@ -12,7 +12,7 @@ from bulltask.jobs.names import check_scheduler_id
 from bulltask.registry.canvas import Signature
 from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.task import AnyTask
-from bulltask.schedule.crontabs import crontab
+from bulltask.schedules.crontabs import crontab
 from bulltask.signals.signal import Signal
 from bulltask.user_warnings import warn_user
 

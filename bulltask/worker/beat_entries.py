@@ -15,8 +15,8 @@ from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_scheduler_id
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.registry.task import AnyTask
-from bulltask.schedule.crontabs import crontab
-from bulltask.schedule.repeat import Repeat
+from bulltask.schedules.crontabs import crontab
+from bulltask.schedules.repeat import Repeat
 
 __all__ = ["BeatEntry", "read_entries"]
 

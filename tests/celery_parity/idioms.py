@@ -1,7 +1,7 @@
 """One-line idioms of Celery, as an ordinary project contains them. A line works if it raises nothing and is not false.
 
 The lines are written for Celery 5.7, where each of them works: ``python -m tests.celery_parity.idioms redis://…`` in
-an environment that has Celery. For bulltask, the imports are changed as in the README of `examples/from_celery`.
+an environment that has Celery. For bulltask, the command in the README of `examples/from_celery` changes the imports.
 """
 
 from __future__ import annotations
@@ -344,8 +344,7 @@ MISSING: Final = {
     "app.control.revoke(add.apply_async((2, 3), countdown=60).id)": "workers are not controlled by messages",
     "app.control.revoke(add.apply_async((2, 3), countdown=60).id, terminate=True)": "workers are not controlled by messages",
     "[r.get(timeout=9) for r in group(add.s(1, 1), add.s(2, 2))().children] == [2, 4]": "they are the results",
-    "from celery.result import allow_join_result": "a task may wait for another one",
-    'from celery.schedules import schedule; new().conf.beat_schedule = {"a": {"task": "t.a", "schedule": schedule(30)}}': "a number of seconds, or a timedelta",
+    "from celery.result import allow_join_result": "a task may wait for another one; the error says so",
     "from celery.signals import after_setup_logger, after_setup_task_logger": "the error names an alternative",
     "from celery.signals import task_received, task_unknown": "the error names an alternative",
     "from celery.signals import celeryd_init, celeryd_after_setup": "the error names an alternative",
@@ -358,16 +357,18 @@ MISSING: Final = {
 """The lines that do not work in bulltask, and why."""
 
 
+_README: Final = Path(__file__).parents[2] / "examples/from_celery/README.md"
+
+
 def lines() -> list[str]:
     """Return the idioms."""
     return [line for line in IDIOMS.splitlines() if line and not line.startswith("#")]
 
 
 def for_bulltask(code: str) -> str:
-    """Change the imports of a line as the command in the README does, after ``Celery``, which is ``App``."""
-    code = re.sub(r"from celery import Celery, (.*)", r"from bulltask import App as Celery, \1", code)
-    code = re.sub(r"from celery\.(exceptions|signals|states) import", r"from bulltask.\1 import", code)
-    return re.sub(r"from celery(\.[a-z_.]+)? import", "from bulltask import", code)
+    """Change the imports with the command in the README of `examples/from_celery`."""
+    (script,) = re.findall(r"sed -E -i '(.*?)' {} \+", _README.read_text(), re.DOTALL)
+    return subprocess.run(["sed", "-E", script], input=code, capture_output=True, text=True, check=True).stdout
 
 
 def outcomes(url: str, translate: Callable[[str], str], prepare: Callable[[Any], Any]) -> dict[str, str]:
@@ -375,13 +376,14 @@ def outcomes(url: str, translate: Callable[[str], str], prepare: Callable[[Any],
 
     Args:
         url: The server.
-        translate: Changes the imports.
+        translate: Changes the imports of one or more lines.
         prepare: Called with the app, before the first line.
     """
     names: dict[str, Any] = {"URL": url, "__name__": "idioms"}
     exec(translate(SETUP), names)
     prepare(names["app"])
-    return {line: _outcome(translate(line), names) for line in lines()}
+    translated = translate("\n".join(lines())).splitlines()
+    return {line: _outcome(code, names) for line, code in zip(lines(), translated, strict=True)}
 
 
 def _outcome(code: str, names: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from bulltask.clock import zone_of
 from bulltask.errors import ConfigError
-from bulltask.schedule.cron import Cron
+from bulltask.schedules.cron import Cron
 from tests.interop.node_bridge import NodeBridge
 
 pytestmark = pytest.mark.interop

@@ -9,7 +9,7 @@ import pytest
 from bulltask.queue import AddOptions, AsyncFlowProducer, FlowProducer, Job, Queue
 from bulltask.queue.sync.repeatables import Repeatables
 from bulltask.queue.sync.schedulers import JobSchedulers
-from bulltask.schedule.repeat import Rule
+from bulltask.schedules.repeat import Rule
 from tests.interop.conftest import HERE
 from tests.support.programs import ROOT
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bulltask.queue.sync.schedulers import JobSchedulers
-from bulltask.schedule.repeat import Rule
+from bulltask.schedules.repeat import Rule
 from bulltask.testing.wait import wait_until
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.support.machine_load import scale_to_load

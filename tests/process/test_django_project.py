@@ -1,4 +1,4 @@
-"""A Django project written for Celery runs after two lines are changed: the import and the broker's URL."""
+"""A Django project written for Celery runs after the import and the broker's URL are changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = {
     "proj/celery.py": """
 import os
 
-from bulltask import App as Celery
+from bulltask import Celery
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "proj.settings")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.celery_parity.idioms import for_bulltask
 from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.process
@@ -59,7 +60,7 @@ class Project:
         settings = self.directory / "shop/settings.py"
         settings.write_text(settings.read_text().replace("redis://localhost:6379/0", self._url))
 
-    def change_two_lines(self) -> None:
+    def change_one_line(self) -> None:
         """Make the change in the README, with the test's server."""
         file, old = self.directory, ""
         for line in re.findall(r"^```diff\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)[0].splitlines():
@@ -124,22 +125,19 @@ def changed_lines(before: dict[str, list[str]], after: dict[str, list[str]]) -> 
     return changed
 
 
-def test_a_celery_project_has_the_same_outcomes_after_two_lines_and_its_imports_are_changed(
+def test_a_celery_project_has_the_same_outcomes_after_one_line_and_its_imports_are_changed(
     broker_url: str, tmp_path: Path
 ) -> None:
     python = with_celery()
     original, moved = Project(tmp_path / "celery", broker_url), Project(tmp_path / "bulltask", broker_url)
     files = [original.files()]
     original.change_url()
-    moved.change_two_lines()
+    moved.change_one_line()
     files.append(moved.files())
     moved.change_imports()
     files.append(moved.files())
     by_hand = changed_lines(files[0], files[1])
-    assert [before for before, _ in by_hand] == [
-        "from celery import Celery",
-        'CELERY_BROKER_URL = "redis://localhost:6379/0"',
-    ]
+    assert [before for before, _ in by_hand] == ['CELERY_BROKER_URL = "redis://localhost:6379/0"']
     imports = changed_lines(files[1], files[2])
     assert all(re.match(r"from celery(\.\w+)* import ", before) for before, _ in imports)
     assert f"{len(imports)} lines in this project" in README.replace("\n", " ")
@@ -154,6 +152,37 @@ def test_a_celery_project_has_the_same_outcomes_after_two_lines_and_its_imports_
     situations = [situation for situation, *_ in celery.result()]
     assert len(situations) == len(set(situations)) == 34
     assert not any("timeout" in str(outcome) for outcome in celery.result())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("from celery import Celery, shared_task", "from bulltask import Celery, shared_task"),
+        ("    from celery import chain", "    from bulltask import chain"),
+        ("\tfrom celery.result import AsyncResult  # late", "\tfrom bulltask import AsyncResult  # late"),
+        ("from celery import (", "from bulltask import ("),
+        ("from celery.schedules import crontab", "from bulltask.schedules import crontab"),
+        ("  from celery.exceptions import Retry", "  from bulltask.exceptions import Retry"),
+        ("import celery.states as states", "import bulltask.states as states"),
+        ("import celery", "import bulltask as celery"),
+        ("  import celery  # the app's class", "  import bulltask as celery  # the app's class"),
+        ("import celery as c", "import bulltask as c"),
+        ("import celery, json", "import bulltask as celery, json"),
+        ("from celery_app import app", "from celery_app import app"),
+        ("import celery_app", "import celery_app"),
+        ("import celery.bin", "import celery.bin"),
+        ("from .celery import app", "from .celery import app"),
+        ("from shop.celery import app", "from shop.celery import app"),
+    ],
+)
+def test_the_command_changes_every_form_of_import(before: str, after: str) -> None:
+    assert for_bulltask(f"{before}\n") == f"{after}\n"
+
+
+def test_the_page_about_celery_has_the_command_of_the_example() -> None:
+    page = (ROOT / "docs/how-to/coming-from-celery.md").read_text()
+    (command,) = re.findall(r"^find \. .*?\+$", README, re.DOTALL | re.MULTILINE)
+    assert command in page
 
 
 def test_the_celery_project_has_at_least_15_tasks() -> None:

@@ -13,7 +13,7 @@ import redis
 from bulltask.errors import ConfigError, InvalidNameError, SchedulerBusyError, SchedulerCollisionError
 from bulltask.queue import AsyncQueue, Queue
 from bulltask.queue.sync.schedulers import JobSchedulers
-from bulltask.schedule.repeat import Scheduler
+from bulltask.schedules.repeat import Scheduler
 from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
 from tests.support.machine_load import scale_to_load
 from tests.support.manual_worker import ManualWorker

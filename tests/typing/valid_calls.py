@@ -13,6 +13,7 @@ from bulltask import (
     AsyncResult,
     AsyncTask,
     BatchJob,
+    Celery,
     Context,
     GroupResult,
     JobState,
@@ -27,6 +28,7 @@ from bulltask import (
     current_task,
     get_task_logger,
     group,
+    schedule,
     shared_task,
 )
 from bulltask.events import JobFailed
@@ -34,10 +36,11 @@ from bulltask.hooks import OutgoingJob
 from bulltask.queue import AsyncJob, AsyncQueue, FlowJob, Job, Queue
 from bulltask.queue.flow_plan import FlowNode
 from bulltask.registry.canvas import Chain
-from bulltask.schedule.repeat import Scheduler
+from bulltask.schedules.repeat import Scheduler
 from bulltask.signals import task_failure
 
 app = App("typed", lock_duration=60)
+assert_type(Celery("typed", broker="redis://localhost", include=["shop.tasks"]), App)
 
 
 # --- plain tasks ------------------------------------------------------------------------------------------------------
@@ -380,6 +383,7 @@ def setup_periodic_tasks(sender: App, **kwargs: Any) -> None:
     assert_type(sender.add_periodic_task(10.0, add.s(1), name="every 10", expires=5), str)
     sender.add_periodic_task(timedelta(minutes=1), add, [1, 2])
     sender.add_periodic_task(crontab(hour=7), send.si("a@example.org", subject="x"))
+    sender.add_periodic_task(schedule(30), send.si("a@example.org", subject="x"))
 
 
 # --- the running task -------------------------------------------------------------------------------------------------

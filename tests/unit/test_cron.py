@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bulltask.clock import zone_of
 from bulltask.errors import ConfigError
-from bulltask.schedule.cron import Cron
+from bulltask.schedules.cron import Cron
 
 BERLIN, NEW_YORK = zone_of("Europe/Berlin"), zone_of("America/New_York")
 YEAR_MS = 366 * 86_400_000

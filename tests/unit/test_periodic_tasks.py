@@ -119,7 +119,7 @@ def test_only_a_single_call_that_matches_its_task_can_be_periodic(app: App) -> N
 
 def test_solar_schedules_are_rejected_with_the_reason(app: App) -> None:
     with pytest.raises(ImportError, match="solar schedules are not available"):
-        exec("from bulltask import solar", {})
+        exec("from bulltask.schedules import solar", {})
     unknown: Any = object()
     app.add_periodic_task(unknown, app.tasks["hello"].s("x"), name="sunset")
     with pytest.raises(ConfigError, match=r"beat_schedule\['sunset'\]: schedule must be crontab"):

@@ -14,7 +14,7 @@ from bulltask.errors import DecodeError
 from bulltask.jobs.job import JobOptions, RunningJob
 from bulltask.queue.next_iteration import next_iteration
 from bulltask.queue.repeatables import next_repeat
-from bulltask.schedule.repeat import Repeat, Scheduler
+from bulltask.schedules.repeat import Repeat, Scheduler
 
 NOON = round(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp() * 1000)
 DAY = 86_400_000

@@ -9,7 +9,7 @@ from typing import Unpack
 from bulltask.jobs.codec import Json
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.schedulers import SchedulersBase, list_all
-from bulltask.schedule.repeat import Rule, Scheduler
+from bulltask.schedules.repeat import Rule, Scheduler
 from bulltask.transport.scripts.schedule import count_schedulers, get_job_scheduler, remove_job_scheduler
 
 __all__ = ["JobSchedulers"]
@@ -43,7 +43,7 @@ class JobSchedulers(SchedulersBase):
             options: Options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
                 ``deduplication`` and ``parent``. ``expires`` counts from each job's scheduled time.
             rule: ``every=300``, ``cron="0 3 * * mon-fri", tz="Europe/Berlin"`` …: see
-                :class:`bulltask.schedule.repeat.Rule`.
+                :class:`bulltask.schedules.repeat.Rule`.
 
         Returns:
             The scheduler; ``None`` if there is no further iteration, because the pattern does not fire before ``end``.

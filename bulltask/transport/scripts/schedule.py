@@ -10,7 +10,7 @@ from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.lua import loader
-from bulltask.schedule.repeat import Repeat, Scheduler, iteration_id
+from bulltask.schedules.repeat import Repeat, Scheduler, iteration_id
 from bulltask.transport import keys as key_names
 from bulltask.transport.call import Call, command, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys

@@ -13,7 +13,7 @@ from bulltask.clock import Duration, to_epoch_ms, to_ms, zone_of
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.numbers import field_number, number
-from bulltask.schedule.cron import ALIASES, Cron
+from bulltask.schedules.cron import ALIASES, Cron
 
 __all__ = ["Repeat", "Rule", "Scheduler", "iteration_id", "iteration_options", "key_digest"]
 
