@@ -55,12 +55,12 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
     try:
         problem = _problem(value)
         if problem is not None:
-            raise EncodeError(f"{what}{problem}")
+            raise EncodeError(f"{what}: {problem}" if problem.startswith("[") else f"{what}{problem}")  # "[": a path
         text = _dumps(value)
     except RecursionError:
-        raise EncodeError(f"{what} contains a circular reference, or is {_TOO_DEEP}") from None
+        raise EncodeError(f"{what}: it contains a circular reference, or is {_TOO_DEEP}") from None
     if len(text) > MAX_LEVELS and text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
-        raise EncodeError(f"{what} is {_TOO_DEEP}")
+        raise EncodeError(f"{what}: {_TOO_DEEP}")
     try:
         data = text.encode()
     except UnicodeEncodeError:  # a lone surrogate: legal in a JSON escape, not in UTF-8
@@ -125,7 +125,7 @@ def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_TOO_DEEP: Final = f"nested deeper than {MAX_LEVELS} levels: send it as a JSON string instead"
+_TOO_DEEP: Final = f"nested deeper than {MAX_LEVELS} levels; send it as a JSON string instead"
 _CONTAINERS: Final = (dict, list, tuple)
 
 # json.loads() with options builds a new decoder in every call, which costs more than decoding a job.

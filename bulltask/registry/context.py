@@ -84,7 +84,9 @@ class JobMethods:
 
     def _state(self, task_id: str | None, state: str | None, meta: codec.Json) -> dict[str, Any]:
         if task_id not in {None, self.request.id}:
-            raise ConfigError(f"job {self.request.id} can set only its own state, not that of job {task_id}")
+            own_id, task = self.request.id, self.request.task
+            caller = f"job {own_id}" if own_id else f"task {task}, which is not running in a job,"
+            raise ConfigError(f"{caller} cannot set the state of job {task_id}: only that job can")
         return {"state": state or "STARTED", "meta": meta}
 
     def log(self, line: str) -> None:

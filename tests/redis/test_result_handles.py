@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask import App, AsyncResult, Context, JobState
+from bulltask import App, AsyncResult, ConfigError, Context, JobState
 from bulltask.testing import InlineWorker, use_server
 
 pytestmark = pytest.mark.redis
@@ -67,6 +67,18 @@ def test_an_async_task_sets_its_state_too(app: App, worker: InlineWorker) -> Non
 
     awalk.delay().get()
     assert seen == [("STARTED", ("STARTED", {"done": 1}))]
+
+
+def test_a_task_can_set_only_the_state_of_its_own_job(app: App, worker: InlineWorker) -> None:
+    @app.task(name="meddle", bind=True)
+    def meddle(self: Context) -> None:
+        self.update_state(task_id="x", state="PROGRESS")
+
+    job = meddle.delay()
+    with pytest.raises(ConfigError, match=f"^job {job.id} cannot set the state of job x: only that job can$"):
+        job.get()
+    with pytest.raises(ConfigError, match="^task meddle, which is not running in a job, cannot set the state of job x"):
+        meddle()
 
 
 def test_a_forgotten_job_does_not_exist_any_more(app: App, worker: InlineWorker) -> None:

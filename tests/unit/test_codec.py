@@ -81,15 +81,15 @@ def test_a_lone_surrogate_is_encoded_as_an_escape() -> None:
     ("value", "message"),
     [
         (float("nan"), "value is nan"),
-        ({"a": [0, float("-inf")]}, "value['a'][1] is -inf"),
+        ({"a": [0, float("-inf")]}, "value: ['a'][1] is -inf"),
         (2**53, "value is the integer 9007199254740992, beyond ±(2^53-1)"),
-        ({"ids": (1, -(2**53))}, "value['ids'][1] is the integer -9007199254740992"),
+        ({"ids": (1, -(2**53))}, "value: ['ids'][1] is the integer -9007199254740992"),
         pytest.param(10**5000, "value is the integer of about 16610 bits", id="huge"),
-        ({"a": {1: "x"}}, "value['a'] has the key 1 of type int; JSON keys are strings"),
+        ({"a": {1: "x"}}, "value: ['a'] has the key 1 of type int; JSON keys are strings"),
         ({None: 1}, "value has the key None of type NoneType"),
-        ([b"bytes"], "value[0] is of type builtins.bytes"),
-        ({"when": datetime(2026, 1, 1, tzinfo=UTC)}, "value['when'] is of type datetime.datetime"),
-        ({"deep": [{"sum": Decimal(1)}]}, "value['deep'][0]['sum'] is of type decimal.Decimal"),
+        ([b"bytes"], "value: [0] is of type builtins.bytes"),
+        ({"when": datetime(2026, 1, 1, tzinfo=UTC)}, "value: ['when'] is of type datetime.datetime"),
+        ({"deep": [{"sum": Decimal(1)}]}, "value: ['deep'][0]['sum'] is of type decimal.Decimal"),
         ({1, 2}, "value is of type builtins.set"),
         (Plain.ONE, "Plain, which JSON does not support"),
         (object, "value is of type builtins.type"),
@@ -102,7 +102,7 @@ def test_a_value_without_a_json_type_is_rejected_with_its_path(value: object, me
 
 
 def test_an_encode_error_names_the_value() -> None:
-    with pytest.raises(EncodeError, match=r"^the arguments of task f\['x'\] is of type builtins\.bytes"):
+    with pytest.raises(EncodeError, match=r"^the arguments of task f: \['x'\] is of type builtins\.bytes"):
         encode({"x": b""}, what="the arguments of task f")
 
 
@@ -139,7 +139,7 @@ def test_values_may_be_nested_up_to_500_levels_deep(nested: Callable[[int], Any]
     text = encode(nested(500))
     assert encode(decode(text)) == text
     for levels in (501, 700, 5_000):
-        with pytest.raises(EncodeError, match=r"^data of job 7 .*nested deeper than 500 levels"):
+        with pytest.raises(EncodeError, match=r"^data of job 7: .*nested deeper than 500 levels"):
             encode(nested(levels), what="data of job 7")
         with pytest.raises(DecodeError, match=r"^data of job 7 is nested deeper than 500 levels"):
             decode(levels * b"[" + levels * b"]", what="data of job 7")

@@ -414,7 +414,7 @@ def test_invalid_calls_are_rejected_before_anything_is_sent(outbox: Outbox) -> N
     task = task_of(add, outbox)
     with pytest.raises(TypeError, match=r"t\(\) missing a required argument: 'x'"):
         task.delay()
-    with pytest.raises(EncodeError, match=r"the arguments of task t\['x'\] is of type builtins.bytes"):
+    with pytest.raises(EncodeError, match=r"the arguments of task t: \['x'\] is of type builtins.bytes"):
         task.delay(cast(Any, b""))
     with pytest.raises(PayloadTooLargeError, match="the arguments of task t"):
         task.delay(cast(Any, "x" * CONFIG.max_payload))
