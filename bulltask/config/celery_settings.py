@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CELERY_SETTINGS", "OLD_NAMES", "CelerySetting", "current_name"]
+__all__ = ["CELERY_SETTINGS", "CUSTOM_SCHEDULER", "OLD_NAMES", "CelerySetting", "current_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,10 @@ class CelerySetting:
 _NO_BACKEND = "a job stores its own result in Redis, so there is no result backend"
 _RABBITMQ = "it is for RabbitMQ or another AMQP broker, but bulltask uses Redis"
 _NO_BEAT = "the workers run the schedule, so there is no beat process"
+CUSTOM_SCHEDULER: Final = (
+    "the workers run beat_schedule, and do not read schedules elsewhere, such as in a database; move them to "
+    "beat_schedule, or to app.queue(…).schedulers, where you can change them at run time"
+)
 _NO_MAILBOX = "there are no control or event queues; workers and clients communicate through BullMQ's keys"
 _ONE_URL = "use broker_url, as in redis://user:password@host:6379/0"
 _SIGNATURE = "pickles are signed with HMAC keys, not with certificates; set payload_signing_keys"
@@ -91,7 +95,7 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     ),
     (
         _NO_BEAT,
-        "beat_enable_remote_control beat_remote_control_max_tick_age beat_max_loop_interval beat_scheduler "
+        "beat_enable_remote_control beat_remote_control_max_tick_age beat_max_loop_interval "
         "beat_schedule_filename beat_sync_every beat_cron_starting_deadline",
     ),
     (
@@ -187,6 +191,7 @@ _REJECTED: Final[Iterable[tuple[str, str]]] = (
         _SIGNATURE,
         "security_certificate security_cert_store security_key security_key_password security_digest",
     ),
+    (CUSTOM_SCHEDULER, "beat_scheduler"),
     (
         "priorities are ordered differently (1 is the highest, and jobs without a priority come first); use the "
         "task's `priority` option",
@@ -281,6 +286,16 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     ),
     (_is(None, False, {}), "broker_use_ssl"),
     (_is(None, "redis", "rediss"), "broker_transport"),
+    (
+        _is(
+            None,
+            "celery.beat:PersistentScheduler",
+            "celery.beat.PersistentScheduler",
+            "celery.beat:Scheduler",
+            "celery.beat.Scheduler",
+        ),
+        "beat_scheduler",
+    ),
     (_is(2), "task_protocol"),
     (_is(0, 1), "worker_prefetch_multiplier"),
 )

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from bulltask.config.celery_settings import CELERY_SETTINGS, current_name
+from bulltask.config.celery_settings import CELERY_SETTINGS, CUSTOM_SCHEDULER, current_name
 from bulltask.config.settings import SETTINGS
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError, did_you_mean
+from bulltask.errors import ConfigError
+from bulltask.errors.suggestions import nearest
 from bulltask.user_warnings import warn_user
 
 __all__ = ["check_same_meaning", "constructor_settings", "explain", "resolve"]
+
+_CLOSE: Final = 0.75
+"""The minimum similarity of a suggestion. The names of settings have many words in common, so a lower one misleads."""
 
 _RENAMED_ARGUMENTS: Final = {"broker": "broker_url", "backend": "result_backend"}
 _APP_ARGUMENTS: Final = ("changes", "config_source", "namespace", "set_as_current", "task_cls")
@@ -58,11 +62,22 @@ def explain(name: str, label: str = "") -> str:
     if name in CELERY_SETTINGS:
         return CELERY_SETTINGS[name].message(label)
     known = [*SETTINGS, *CELERY_SETTINGS]
-    if current := current_name(name, known):
-        return f"unknown setting {label!r}: it is an old Celery name; use {current}"
     prefix = label[: -len(name)] if label.lower().endswith(name.lower()) else ""
-    matching = {(prefix + known_name.upper() if label.isupper() else known_name): None for known_name in known}
-    return f"unknown setting {label!r}{did_you_mean(label, matching)}"
+    if current := current_name(name, known) or current_name(label, known):
+        return f"unknown setting {label!r}: it is an old Celery name; use {_as_written(current, prefix)}"
+    if name.lower().startswith("redbeat_"):
+        return f"unknown setting {label!r}: it belongs to RedBeat, but {CUSTOM_SCHEDULER}"
+    match = nearest(name.lower(), known, _CLOSE)
+    if match in CELERY_SETTINGS and CELERY_SETTINGS[match].rejected:
+        return f"unknown setting {label!r}. {CELERY_SETTINGS[match].message(match)}"
+    if not match:
+        return f"unknown setting {label!r}"
+    return f"unknown setting {label!r}; did you mean {_as_written(match, prefix)!r}?"
+
+
+def _as_written(name: str, prefix: str) -> str:
+    """Return a setting's name as in the user's namespace, such as ``CELERY_``."""
+    return prefix + name.upper() if prefix.isupper() else prefix + name
 
 
 def constructor_settings(broker_url: SecretUrl | None, given: Mapping[str, object]) -> dict[str, object]:

@@ -36,6 +36,8 @@ def read_object(source: object, namespace: str | None = None) -> dict[str, tuple
     given = _load(source) if isinstance(source, str) else source
     if namespace:
         prefix = namespace if namespace.endswith("_") else f"{namespace}_"
+        if prefix == "CELERY_":
+            _reject_old_names(_names(given))
         names = (name for name in _names(given) if name.startswith(prefix))
         return {name: _setting(name.removeprefix(prefix).lower(), _value(given, name)) for name in names}
     settings = {}
@@ -112,6 +114,14 @@ def _load(name: str) -> object:
 def _setting(name: str, value: Any) -> tuple[str, Any]:
     """Return a name and its value; a secret is wrapped here, before an error can show it."""
     return name, wrap_secrets({name: value})[name]
+
+
+def _reject_old_names(names: Iterable[str]) -> None:
+    """Reject ``CELERYD_CONCURRENCY``, which the namespace ``CELERY`` would silently leave out."""
+    for name in names:
+        old = name.startswith(("CELERYD_", "CELERYBEAT_"))
+        if old and (current := current_name(name, {*SETTINGS, *CELERY_SETTINGS})):
+            raise ConfigError(f"{name} is an old Celery name: use CELERY_{current.upper()}")
 
 
 def _names(source: object) -> Iterable[str]:

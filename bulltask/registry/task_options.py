@@ -44,6 +44,15 @@ _DURATIONS: Final = (
     "checkpoint_interval",
 )
 
+_HANDLERS: Final = {
+    "before_start": "the signal task_prerun",
+    "on_success": "link= of a call, or the signal task_success",
+    "on_failure": "link_error= of a call, or the signal task_failure",
+    "on_retry": "the signal task_retry",
+    "after_return": "the signal task_postrun",
+}
+"""Celery's handlers, which are options there but not here, with what else does the same."""
+
 Exceptions = tuple[type[BaseException], ...]
 
 
@@ -206,6 +215,11 @@ class TaskOptions:
         """
         known, options = {field.name for field in fields(cls)}, translate_task_options(given)
         for name in options:
+            if name in _HANDLERS:
+                raise TypeError(
+                    f"unknown task option {name!r} (Celery's): define a method {name} in a task class and pass the "
+                    f"class as base=, or use {_HANDLERS[name]}"
+                )
             if name not in known:
                 raise TypeError(f"unknown task option {name!r}{hint_for_unknown_option(name, known)}")
         return cls(**options)

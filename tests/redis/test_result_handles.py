@@ -75,9 +75,9 @@ def test_a_task_can_set_only_the_state_of_its_own_job(app: App, worker: InlineWo
         self.update_state(task_id="x", state="PROGRESS")
 
     job = meddle.delay()
-    with pytest.raises(ConfigError, match=f"^job {job.id} cannot set the state of job x: only that job can$"):
+    with pytest.raises(ConfigError, match=f"^job {job.id} cannot set the state of job x"):
         job.get()
-    with pytest.raises(ConfigError, match="^task meddle, which is not running in a job, cannot set the state of job x"):
+    with pytest.raises(ConfigError, match=r"^task meddle, which is not running in a job, cannot .* of job x: "):
         meddle()
 
 

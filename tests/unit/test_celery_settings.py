@@ -94,6 +94,7 @@ def test_a_warning_points_to_the_users_line() -> None:
         ("task_send_sent_event", True),
         ("worker_prefetch_multiplier", 1),
         ("broker_transport", "redis"),
+        ("beat_scheduler", "celery.beat:PersistentScheduler"),
         ("task_store_eager_result", False),
         ("broker_read_url", None),
         ("broker_use_ssl", None),
@@ -184,9 +185,42 @@ def test_an_old_name_leads_to_the_current_name(name: str, current: str) -> None:
 
 
 def test_a_misspelt_celery_name_is_corrected() -> None:
-    assert error("broker_pasword", 1) == "unknown setting 'broker_pasword'; did you mean 'broker_password'?"
+    assert error("task_ack_late", 1) == "unknown setting 'task_ack_late'; did you mean 'task_acks_late'?"
     with pytest.raises(AttributeError, match="task_acks_late has no effect in bulltask"):
         _ = conf().task_acks_late
+
+
+def test_a_name_that_is_not_available_is_explained_instead_of_suggested() -> None:
+    assert error("broker_pasword", 1) == (
+        "unknown setting 'broker_pasword'. Celery's setting broker_password is not available in bulltask: use "
+        "broker_url, as in redis://user:password@host:6379/0"
+    )
+
+
+@pytest.mark.parametrize("name", ["my_own", "sentry_dsn", "flower_port", "email_host"])
+def test_a_name_that_resembles_no_setting_leads_to_no_suggestion(name: str) -> None:
+    assert error(name, 1) == f"unknown setting {name!r}"
+    with pytest.raises(ConfigError, match=f"unknown setting 'CELERY_{name.upper()}'$"):
+        App("shop").config_from_object({f"CELERY_{name.upper()}": 1}, namespace="CELERY")
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    ["django_celery_beat.schedulers:DatabaseScheduler", "redbeat.RedBeatScheduler", "shop.beat.Scheduler"],
+)
+def test_a_custom_scheduler_is_rejected_because_its_schedules_would_stop(scheduler: str) -> None:
+    message = error("beat_scheduler", scheduler)
+    assert message.startswith("Celery's setting beat_scheduler is not available in bulltask: the workers run")
+    assert "move them to beat_schedule, or to app.queue(…).schedulers" in message
+    with pytest.raises(ConfigError, match="CELERY_BEAT_SCHEDULER is not available"):
+        App("shop").config_from_object({"CELERY_BEAT_SCHEDULER": scheduler}, namespace="CELERY")
+
+
+@pytest.mark.parametrize("name", ["redbeat_redis_url", "redbeat_key_prefix", "redbeat_lock_timeout"])
+def test_a_setting_of_redbeat_leads_to_the_alternative(name: str) -> None:
+    message = error(name, 1)
+    assert message.startswith(f"unknown setting {name!r}: it belongs to RedBeat, but the workers run beat_schedule")
+    assert "did you mean" not in message
 
 
 # --- config_from_object -----------------------------------------------------------------------------------------------
@@ -260,6 +294,21 @@ def test_an_unknown_name_raises_an_error_with_its_namespace_and_source(module: t
     )
     with pytest.raises(ConfigError, match="did you mean 'lock_duration'"):
         app().config_from_object({"lock_durration": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "current"),
+    [
+        ("CELERYD_CONCURRENCY", "CELERY_WORKER_CONCURRENCY"),
+        ("CELERYBEAT_SCHEDULE", "CELERY_BEAT_SCHEDULE"),
+        ("CELERY_ACKS_LATE", "CELERY_TASK_ACKS_LATE"),
+        ("CELERY_SEND_EVENTS", "CELERY_WORKER_SEND_TASK_EVENTS"),
+    ],
+)
+def test_an_old_name_is_rejected_in_a_namespace_too(name: str, current: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.* is an old Celery name. use {current}$"):
+        app().config_from_object({name: 3}, namespace="CELERY")
+    app().config_from_object({"CELERYD_OPTS": "", "CELERYD_CONCURRENCY": 3}, namespace="SHOP")
 
 
 def test_an_invalid_value_is_named_as_it_was_written(module: types.ModuleType) -> None:

@@ -638,3 +638,22 @@ def test_the_control_attribute_of_celery_raises_an_error_that_says_what_to_use(a
         _ = app.control  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"no attribute 'kontrol'$"):
         _ = app.kontrol  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("handler", "alternative"),
+    [
+        ("before_start", "the signal task_prerun"),
+        ("on_success", "link= of a call, or the signal task_success"),
+        ("on_failure", "link_error= of a call, or the signal task_failure"),
+        ("on_retry", "the signal task_retry"),
+        ("after_return", "the signal task_postrun"),
+    ],
+)
+def test_a_handler_as_an_option_leads_to_the_alternatives(handler: str, alternative: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        TaskOptions.of({handler: print})
+    assert str(caught.value) == (
+        f"unknown task option {handler!r} (Celery's): define a method {handler} in a task class and pass the class as "
+        f"base=, or use {alternative}"
+    )
