@@ -29,8 +29,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bulltask-guard-") as directory:
         bench = Bench(Path(directory), JOBS, CHILDREN)
         rounds = [
-            {"throughput": {name: bench.throughput(PEERS[name]) for name in (BULLTASK, *OTHERS)}}
-            for _ in range(ROUNDS)
+            {"throughput": {name: bench.throughput(PEERS[name]) for name in (BULLTASK, *OTHERS)}} for _ in range(ROUNDS)
         ]
     failures = compare(recorded, rounds)
     return len(failures) > 0
