@@ -48,9 +48,17 @@ class FurtherJobs:
     ) -> None:
         self._fetcher, self._starter, self._writer = fetcher, starter, writer
         self._async, self._next_jobs = async_loop, next_jobs
+        self._previous = ""
 
     def start(self, first: AcquiredJob) -> None:
-        """Start the jobs that follow ``first``, as long as the child has room for them."""
+        """Start the jobs that follow ``first``, as long as the child has room for them.
+
+        This does nothing if the job before belonged to another task: in a queue in which tasks alternate, it would be a
+        wasted round trip for each job.
+        """
+        previous, self._previous = self._previous, first.job.name
+        if previous != first.job.name:
+            return
         count = 1
         with suppress(BrokerError):  # the next fetch handles the error
             while self._may_follow(first):
