@@ -18,6 +18,7 @@ class SlotState(IntEnum):
     FINISHED = 5  # the attempt has ended; the slot contains the call that writes its outcome
     WRITTEN = 6  # the supervisor has written the outcome, because the child's next job takes too long
     UNCERTAIN = 7  # the supervisor has received no reply to that call
+    RELEASING = 8  # the supervisor is releasing the job that the token locks, or has received no reply to that call
 
 
 class CancelReason(IntEnum):

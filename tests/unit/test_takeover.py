@@ -31,6 +31,7 @@ class FakeWorker:
         self.replies: dict[bytes, Any] = {}
         self.sent: list[bytes] = []
         self.released: list[str] = []
+        self.release_reply: object = None
         self.failures: list[BrokerError] = []
         backoff: Any = SimpleNamespace(is_active=False, record_failure=self.failures.append)
         client: Any = self
@@ -46,7 +47,9 @@ class FakeWorker:
 
     def try_many(self, calls: list[Call[Any]]) -> list[Any]:
         self.released += [str(call.argv[0]) for call in calls]
-        return [None for _ in calls]
+        if isinstance(self.release_reply, BrokerUnavailableError):
+            raise self.release_reply
+        return [self.release_reply for _ in calls]
 
     def tick(self, ms_since_start: int = LONG_MS) -> None:
         """Tick that long after the running job has started."""
@@ -115,6 +118,20 @@ def test_after_a_lost_reply_the_child_knows_that_the_outcome_may_be_written(work
     assert worker.slots[0].state == SlotState.UNCERTAIN
     assert worker.slots[2].state == SlotState.PREFETCHED
     assert len(worker.failures) == 1
+
+
+@pytest.mark.parametrize("reply", [BrokerUnavailableError("gone"), BrokerError("ERR")])
+def test_the_child_does_not_start_a_job_that_may_have_been_released(worker: FakeWorker, reply: object) -> None:
+    worker.release_reply = reply
+    worker.tick()
+    assert worker.states == [SlotState.WRITTEN, SlotState.ACTIVE, SlotState.RELEASING, SlotState.RELEASING]
+
+
+def test_the_child_looks_for_the_next_job_of_an_outcome_if_it_may_not_have_been_released(worker: FakeWorker) -> None:
+    worker.replies[b"call 1"] = [[b"name", b"send"], b"9", 0, 0]
+    worker.release_reply = BrokerUnavailableError("gone")
+    worker.tick()
+    assert worker.slots[0].state == SlotState.RELEASING
 
 
 def test_the_supervisor_watches_while_a_child_prefetches_and_two_seconds_longer(worker: FakeWorker) -> None:

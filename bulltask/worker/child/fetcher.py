@@ -140,9 +140,13 @@ class JobFetcher:
     def record_lost_call(self, exc: BrokerError, slot: Slot) -> None:
         """Record that a call's reply was lost, so the call may have acquired a job with the slot's token."""
         if isinstance(exc, BrokerUnavailableError):
-            self._uncertain.add(slot)
+            self.record_uncertain(slot)
             # If one connection is half-open, the other may be, too, which would cost another timeout.
             self.disconnect()
+
+    def record_uncertain(self, slot: Slot) -> None:
+        """Record that the slot's token may lock a job; it is released before the next job is acquired."""
+        self._uncertain.add(slot)
 
     def disconnect(self) -> None:
         """Close the connections; they are opened again when needed."""

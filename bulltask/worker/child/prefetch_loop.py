@@ -26,6 +26,7 @@ from bulltask.worker.states import SlotState
 
 __all__ = ["PrefetchLoop"]
 
+_WRITTEN: Final = {SlotState.WRITTEN, SlotState.RELEASING}
 _RECHECK_MS: Final = 1_000
 """Interval at which a child checks whether a queue has been given a limit for all workers since."""
 
@@ -155,7 +156,7 @@ class PrefetchLoop:
         while ready:
             acquired = ready[0]
             if acquired.slot.state != SlotState.PREFETCHED:
-                ready.popleft()  # the supervisor has released it
+                self._free_slot(ready.popleft().slot)  # the supervisor has released it
                 continue
             if self._runs_alone(acquired) or (ended and mono_ms() - began_ms >= FLUSH_MS):
                 break
@@ -193,11 +194,11 @@ class PrefetchLoop:
 
     def _write(self, ended: Sequence[_EndedJob], used: set[Slot], *, fetch: bool) -> None:
         """Write outcomes, and make the jobs in the replies ready."""
-        unwritten = [item for item in ended if item.acquired.slot.state != SlotState.WRITTEN]
+        unwritten = [item for item in ended if item.acquired.slot.state not in _WRITTEN]
         for item in ended:
-            if item.acquired.slot.state == SlotState.WRITTEN:
+            if item.acquired.slot.state in _WRITTEN:
                 self._writer.after_write(item.acquired, item.outcome, item.duration_ms)
-                self._fetcher.free_slot(item.acquired.slot)
+                self._free_slot(item.acquired.slot)
         if not (fetch and self._fetcher.may_fetch_next):
             unwritten = [self._without_fetch(item) for item in unwritten]
         replies = self._exchange(unwritten)
@@ -207,6 +208,12 @@ class PrefetchLoop:
             free = [slot for slot in used if slot.is_free]
             index = self._fetcher.round_robin.after(ended[-1].acquired.queue_index)
             self._prefetch(index, self._wanted() - len(self._ready), used, free)
+
+    def _free_slot(self, slot: Slot) -> None:
+        """Free a slot that the supervisor has taken over."""
+        if slot.state == SlotState.RELEASING:
+            self._fetcher.record_uncertain(slot)
+        self._fetcher.free_slot(slot)
 
     def _without_fetch(self, item: _EndedJob) -> _EndedJob:
         call = self._writer.call(item.acquired, item.outcome, fetch_next=False)
@@ -278,6 +285,9 @@ class PrefetchLoop:
     def _release_ready(self) -> None:
         """Release the jobs that have not started, the last one first, so that they keep their order."""
         jobs = [acquired for acquired in self._ready if acquired.slot.state == SlotState.PREFETCHED]
+        for acquired in self._ready:
+            if acquired.slot.state != SlotState.PREFETCHED:
+                self._free_slot(acquired.slot)
         self._ready.clear()
         calls = [release_unstarted(each.keys, each.job.id, each.slot.token) for each in reversed(jobs)]
         errors: Sequence[Any] = ()

@@ -22,7 +22,7 @@ _RETRY_MS: Final = 500
 """Interval between attempts to renew the locks during and after an outage."""
 
 _HAS_JOB: Final = set(SlotState) - {SlotState.FREE, SlotState.RESERVED}
-_MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING, SlotState.UNCERTAIN}
+_MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING, SlotState.UNCERTAIN, SlotState.RELEASING}
 
 
 class Heartbeat:

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError
-from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, parse_fetched
@@ -95,7 +94,9 @@ class Takeover:
     def _take_over(self, slots: Sequence[Slot]) -> None:
         try:
             self._write_outcomes([slot for slot in slots if slot.state == SlotState.FINISHED])
-            self._release([slot for slot in slots if slot.state == SlotState.PREFETCHED])
+            prefetched = [slot for slot in slots if slot.state == SlotState.PREFETCHED]
+            prefetched.sort(key=lambda slot: slot.since_ms, reverse=True)  # the last one first, to keep their order
+            self._release([(slot, slot.read().job_id) for slot in prefetched], SlotState.FREE)
         except BrokerError as exc:
             self._backoff.record_failure(exc)
 
@@ -109,25 +110,27 @@ class Takeover:
             for slot in slots:
                 slot.record_takeover(SlotState.UNCERTAIN, mono_ms())
             raise
-        calls = []
+        unstarted = []
         for slot, job in zip(slots, fetched, strict=True):
             if job is None:
                 continue  # the child makes the call again, and handles the error
             slot.record_takeover(SlotState.WRITTEN, mono_ms())
             if job.job_id:
-                calls.append(self._release_call(slot, job.job_id))
-        self._client.try_many(calls[::-1])
+                unstarted.append((slot, job.job_id))
+        self._release(unstarted[::-1], SlotState.WRITTEN)
 
-    def _release(self, slots: Sequence[Slot]) -> None:
-        """Release the jobs, the last one first, so that they keep their order."""
-        slots = sorted(slots, key=lambda slot: slot.since_ms, reverse=True)
-        replies = self._client.try_many([self._release_call(slot, slot.read().job_id) for slot in slots])
-        for slot, reply in zip(slots, replies, strict=True):
+    def _release(self, jobs: Sequence[tuple[Slot, str]], after: SlotState) -> None:
+        """Release jobs, and set their slots to the state ``after``.
+
+        The state is ``RELEASING`` meanwhile, because the child must not start a job that Redis may have released. It
+        remains if there is no reply; the child then looks for the job.
+        """
+        for slot, _ in jobs:
+            slot.record_takeover(SlotState.RELEASING, mono_ms())
+        calls = [release_unstarted(self._queues[slot.read().queue_index], job_id, slot.token) for slot, job_id in jobs]
+        for (slot, _), reply in zip(jobs, self._client.try_many(calls) if calls else (), strict=True):
             if not isinstance(reply, BrokerError):  # a JobError means that the lock is lost
-                slot.free(mono_ms())
-
-    def _release_call(self, slot: Slot, job_id: str) -> Call[None]:
-        return release_unstarted(self._queues[slot.read().queue_index], job_id, slot.token)
+                slot.record_takeover(after, mono_ms())
 
 
 def _is_delayed(block: ChildBlock, slots: Sequence[Slot], now_ms: int) -> bool:
