@@ -88,13 +88,18 @@ def with_delay(name: str) -> Script:
 
 
 @cache
-def with_finish(name: str) -> Script:
+def with_finish(name: str, *, fan_out: bool = False) -> Script:
     """Return one of bulltask's scripts with BullMQ's ``moveToFinished``, which it calls as ``finish(KEYS, ARGV)``.
+
+    Args:
+        name: The name of bulltask's script.
+        fan_out: Insert ``finishFanOut`` instead, which also handles the followers of a fan-out job.
 
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    return _combine(bulltask_script(name), official_script("moveToFinished"), b"finish")
+    finish = with_finish("finishFanOut") if fan_out else official_script("moveToFinished")
+    return _combine(bulltask_script(name), finish, b"finish")
 
 
 @cache

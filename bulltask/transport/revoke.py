@@ -8,12 +8,13 @@ from typing import Final
 from bulltask.config.config import Config
 from bulltask.errors import RECOVERABLE, BrokerError, DecodeError
 from bulltask.jobs.job import RunningJob
+from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.states import Revocation
-from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import job as job_scripts
 from bulltask.transport.scripts.add import add_deferred_duplicate
+from bulltask.transport.scripts.canvas import with_followers
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.move import fail_malformed, malformed_finish, move_to_finished
 
@@ -34,8 +35,7 @@ def revoke(
         now_ms: Returns the server's time; called once there is a connection.
         terminate: Add a revocation request if the job is running.
     """
-    options: Call[bytes | None] = command("HGET", keys.job(job_id), "opts")
-    job = _job_with_options(keys, job_id, (yield from execute(options)))
+    job = yield from _read(keys, job_id)
     try:
         revocation = yield from execute(job_scripts.revoke(keys, job, config, now_ms(), terminate=terminate))
     except BrokerError as exc:
@@ -53,12 +53,18 @@ def _fail_malformed(keys: QueueKeys, job: RunningJob, config: Config, now_ms: in
     options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
     failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
     finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)
-
+    finish = with_followers(keys, job, finish, None, now_ms)
     return (yield from execute(fail_malformed(keys, finish, _LOCK_OWNER, only_malformed=True)))
 
 
-def _job_with_options(keys: QueueKeys, job_id: str, opts: bytes | None) -> RunningJob:
+def _read(keys: QueueKeys, job_id: str) -> Operation[RunningJob]:
+    """Read what is needed to revoke a job: its options, and which jobs follow a fan-out job."""
+    name, opts = yield from execute(job_scripts.job_fields(keys, job_id, ("name", "opts")))
+    fields = [b"opts", opts or b"{}", b"name", name or b""]
+    if name == FAN_OUT.encode():
+        (data,) = yield from execute(job_scripts.job_fields(keys, job_id, ("data",)))
+        fields += [b"data", data or b"null"]
     try:
-        return RunningJob.from_hash(keys.queue, job_id, [b"opts", opts or b"{}"])
+        return RunningJob.from_hash(keys.queue, job_id, fields)
     except DecodeError as exc:  # a job that cannot be read can still be revoked
         return RunningJob.placeholder(keys.queue, job_id, str(exc))

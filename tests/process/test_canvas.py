@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bulltask import App, GroupResult, TaskRevokedError, chain, chord, group
+from bulltask import App, GroupResult, TaskError, TaskRevokedError, chain, chord, group
 from bulltask.registry.canvas import Canvas
 from tests.support.programs import ROOT
 from tests.support.worker_harness import WorkerHarness
@@ -289,6 +289,30 @@ def test_a_revoked_canvas_fails_and_what_runs_before_it_continues(harness: Worke
         result.get(timeout=60)
     harness.open_gate()
     assert chord_header.parent.get(timeout=60) == "gate"
+    assert calls.collect.delay("last").get(timeout=60) == ["last"]
+    assert harness.journal.all(what="note") == []
+
+
+@pytest.mark.parametrize("moment", ["before", "while", "malformed"])
+def test_the_steps_after_a_revoked_fan_out_job_fail(harness: WorkerHarness, calls: Calls, moment: str) -> None:
+    held = harness.app.signature("hold", kwargs={"gate": "gate"})
+    result = (held | group(calls.note.s(), calls.note.s()) | calls.total.s()).delay()
+    header: GroupResult[Any] = result.parent
+    harness.wait_for_start(header.parent)
+    dependencies: Any = harness.redis.smembers(harness.keys.dependencies(header[0].id))
+    (fan_out,) = dependencies
+    if moment == "malformed":
+        harness.redis.hset(fan_out, "atm", "many")
+    if moment == "while":
+        harness.app.queue("default").pause()
+        harness.open_gate()
+        header.parent.get(timeout=60)
+    assert harness.app.queue("default").revoke(fan_out.rpartition(":")[2]) == "revoked"
+    harness.app.queue("default").resume()
+    for waiting in (result, header):
+        with pytest.raises(TaskError, match="malformed job" if moment == "malformed" else "revoked"):
+            waiting.get(timeout=30)
+    harness.open_gate()
     assert calls.collect.delay("last").get(timeout=60) == ["last"]
     assert harness.journal.all(what="note") == []
 

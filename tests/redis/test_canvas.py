@@ -11,9 +11,12 @@ import pytest
 import redis
 
 from bulltask import App, chain, group
-from bulltask.errors import ConfigError
+from bulltask.errors import ConfigError, PermanentError
+from bulltask.events import Bus
+from bulltask.jobs.states import REVOKED
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
+from bulltask.worker.supervisor.killed_attempts import FailureRecorder
 
 pytestmark = pytest.mark.redis
 
@@ -73,6 +76,32 @@ def test_all_jobs_of_a_fan_out_are_stored_when_it_is_sent(calls: Calls, redis_cl
     assert redis_client.hget(fan_out, "name") == "bulltask.fan_out"
     assert set(json.loads(str(redis_client.hget(fan_out, "data")))["followers"]) == followers
     assert redis_client.smembers(f"{fan_out}:dependencies") == {f"bull:{{default}}:{result.parent.id}"}
+
+
+@pytest.mark.parametrize("ending", ["completed", "failed", "killed", "revoked"])
+def test_followers_are_ready_in_the_step_that_finishes_their_fan_out_job(
+    calls: Calls, redis_client: redis.Redis, ending: str
+) -> None:
+    result = (calls.add.s(1, 1) | group(calls.add.s(1), calls.add.s(2))).delay()
+    queue, broker = calls.app.queue("default"), calls.app.broker
+    first = queue.get_next_job("t")
+    assert first is not None
+    fan_out = first.move_to_completed(2, fetch_next=True)
+    assert fan_out is not None
+    assert fan_out.name == "bulltask.fan_out"
+    if ending == "completed":
+        fan_out.move_to_completed(2, fetch_next=True)
+    elif ending == "failed":
+        fan_out.move_to_failed(PermanentError("no"))
+    else:  # the supervisor has killed the child that was running it
+        client, reason = broker.client(), REVOKED if ending == "revoked" else "killed"
+        recorder = FailureRecorder(client, broker.clock, calls.app.config, Bus())
+        recorder.fail(broker.keys("default"), "t", fan_out.id, reason)
+        client.close()
+    assert redis_client.lrange("bull:{default}:wait", 0, -1) == [job.id for job in result]
+    failure = None if ending == "completed" else f"child {fan_out.key} failed"
+    for job in result:
+        assert redis_client.hget(f"bull:{{default}}:{job.id}", "defa") == failure
 
 
 def test_an_invalid_canvas_is_rejected_before_anything_is_stored(calls: Calls, redis_client: redis.Redis) -> None:

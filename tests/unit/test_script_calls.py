@@ -108,7 +108,7 @@ def test_a_moved_job_keeps_its_deduplication_in_the_new_queue() -> None:
 def test_revoking_a_job_without_a_deduplication_id_takes_two_calls() -> None:
     operation = revoke(KEYS, "7", CONFIG, lambda: NOW_MS, terminate=False)
     next(operation)
-    operation.send([b"{}"])
+    operation.send([[b"add", b"{}"]])
     with pytest.raises(StopIteration) as end:
         operation.send([Revocation.REVOKED])
     assert end.value.value is Revocation.REVOKED
@@ -117,7 +117,7 @@ def test_revoking_a_job_without_a_deduplication_id_takes_two_calls() -> None:
 def test_revoking_checks_that_a_hash_is_malformed_before_it_fails_the_job() -> None:
     operation = revoke(KEYS, "7", CONFIG, lambda: NOW_MS, terminate=False)
     next(operation)
-    operation.send([b"{}"])
+    operation.send([[b"add", b"{}"]])
     (call,) = operation.throw(BrokerError("the script stopped"))
     assert "1" in call.args
 

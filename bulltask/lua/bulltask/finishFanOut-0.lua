@@ -7,13 +7,14 @@
   failParentOnFailure: it receives the result, and moves on when it waits for no other job; or it fails.
 
   KEYS     the keys of moveToFinished
-  ARGV[1]  msgpack: { the fan-out job's key, true if it completed, its return value, time, { { queue's key, id }, ... } }
-  ARGV[2…] the arguments of moveToFinished
+  ARGV[1…] the arguments of moveToFinished
+  ARGV[10] msgpack: { the fan-out job's key, true if it completed, its return value, time, { { queue's key, id }, ... } };
+           it comes last, so that other scripts can call this one as they call moveToFinished
   returns  the reply of moveToFinished; if that is an error code, the followers keep waiting
   event    those of moveToFinished; for each follower, waiting or delayed
 ]]
 local call = redis.call
-local fan_out, completed, value, now_ms, followers = unpack(cmsgpack.unpack(ARGV[1]))
+local fan_out, completed, value, now_ms, followers = unpack(cmsgpack.unpack(ARGV[10]))
 
 local function push(queue, id)
   local meta = call("HMGET", queue .. ":meta", "paused", "concurrency")
@@ -64,7 +65,7 @@ local function make_ready(queue, id)
   end
 end
 
-local reply = finish(KEYS, { unpack(ARGV, 2) })
+local reply = finish(KEYS, ARGV)
 if type(reply) ~= "number" or reply >= 0 then
   for _, follower in ipairs(followers) do
     make_ready(follower[1], follower[2])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bulltask.errors import DecodeError
+from bulltask.jobs import codec
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.names import FAN_OUT, address_of
 from bulltask.lua import wrappers
 from bulltask.transport.call import Call, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 
-__all__ = ["finish_fan_out", "finish_with_errbacks"]
+__all__ = ["finish_with_errbacks", "has_followers", "with_followers"]
 
 
 def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[tuple[str, bytes, bytes, bytes]]) -> Call[Fetched]:
@@ -23,24 +27,29 @@ def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[tuple[str, bytes,
     return script_call(wrappers.with_errbacks(), finish.keys, (added, *finish.argv), finish.parse_reply)
 
 
-def finish_fan_out(
-    keys: QueueKeys,
-    job_id: str,
-    finish: Call[Fetched],
-    followers: Sequence[tuple[str, str]],
-    result: bytes | None,
-    now_ms: int,
+def with_followers(
+    keys: QueueKeys, job: RunningJob, call: Call[Fetched], result: bytes | None, now_ms: int
 ) -> Call[Fetched]:
     """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and start its followers in one step.
 
     Args:
         keys: The queue.
-        job_id: The fan-out job.
-        finish: The call of ``moveToFinished``; it must not fetch the next job.
-        followers: Qualified queue names and ids.
-        result: The result that they receive, as JSON; ``None`` if the job fails, so that they fail, too.
+        job: The job; for any job except a fan-out job, ``call`` is returned.
+        call: The call of ``moveToFinished`` for it; it must not fetch the next job.
+        result: The result that the followers receive, as JSON; ``None`` if the job fails, so that they fail, too.
         now_ms: The server's time.
     """
-    completed = result is not None
-    fan_out = to_msgpack([keys.job(job_id), completed, result or b"", now_ms, [list(it) for it in followers]])
-    return script_call(wrappers.with_finish("finishFanOut"), finish.keys, (fan_out, *finish.argv), finish.parse_reply)
+    if job.name != FAN_OUT or not job.sent_by_bulltask:
+        return call
+    try:
+        followers = [address_of(key, keys.prefix) for key in codec.decode(job.data)["followers"]]
+    except (DecodeError, LookupError, TypeError, AttributeError):
+        return call  # another client has replaced the data
+    addresses = [(f"{prefix}:{name}", job_id) for prefix, name, job_id in followers]
+    fan_out = to_msgpack([keys.job(job.id), result is not None, result or b"", now_ms, addresses])
+    return script_call(wrappers.with_finish("finishFanOut"), call.keys, (*call.argv, fan_out), call.parse_reply)
+
+
+def has_followers(finish: Call[Fetched]) -> bool:
+    """Return whether the call is one of :func:`with_followers` that starts or fails followers."""
+    return finish.script == wrappers.with_finish("finishFanOut")

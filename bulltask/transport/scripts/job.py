@@ -17,6 +17,7 @@ from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, as_is, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, error_parser, raise_for, text, texts
+from bulltask.transport.scripts.canvas import has_followers, with_followers
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.move import FinishOptions, move_to_finished
 from bulltask.value_class import value_class
@@ -323,7 +324,7 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
 
     Args:
         keys: The queue.
-        job: The job; only its options are used.
+        job: The job; only its options are used, and for a fan-out job its name and data.
         config: The retention of failed jobs, and whether they are counted.
         now_ms: The server's time.
         terminate: Add a revocation request if the job is running.
@@ -332,6 +333,7 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
     options = FinishOptions(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
     fetch_options = FetchOptions.from_config(config, keys, _NO_LOCK, "")
     finish = move_to_finished(keys, job.id, fetch_options, options, fetch_next=False, now_ms=now_ms)
+    finish = with_followers(keys, job, finish, None, now_ms)
 
     def parse_reply(reply: Any) -> Revocation:
         raise_for(reply, job.id, keys.name)
@@ -339,7 +341,7 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
 
     script_keys = (keys.revoked, keys.waiting_children, keys.completed, keys.repeat, *finish.keys)
     argv = (int(terminate), now_ms, _MAX_REQUESTS, *finish.argv)
-    return script_call(wrappers.with_finish("revoke"), script_keys, argv, parse_reply)
+    return script_call(wrappers.with_finish("revoke", fan_out=has_followers(finish)), script_keys, argv, parse_reply)
 
 
 def finish_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
@@ -349,9 +351,8 @@ def finish_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
         keys: The queue.
         finish: The ``moveToFinished`` call; it must not fetch the next job.
     """
-    return script_call(
-        wrappers.with_finish("finishRevoked"), (keys.revoked, *finish.keys), finish.argv, finish.parse_reply
-    )
+    script = wrappers.with_finish("finishRevoked", fan_out=has_followers(finish))
+    return script_call(script, (keys.revoked, *finish.keys), finish.argv, finish.parse_reply)
 
 
 def revocation_requests(keys: QueueKeys, now_ms: int, skipped: int = 0) -> Call[RevocationRequests | None]:

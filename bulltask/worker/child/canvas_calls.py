@@ -1,4 +1,4 @@
-"""Calls that finish a job of a canvas: they also start the jobs after it, or add its error callbacks."""
+"""The error callbacks that are added when a job of a canvas fails."""
 
 from __future__ import annotations
 
@@ -8,40 +8,16 @@ from typing import Any
 import uuid_utils
 
 from bulltask.config.config import Config
-from bulltask.errors import BulltaskError, DecodeError, InvalidJobError
-from bulltask.jobs import codec
+from bulltask.errors import BulltaskError, InvalidJobError
 from bulltask.jobs.errbacks import Errback, FailedJob, read_errbacks
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.names import FAN_OUT, address_of, name_in_app
+from bulltask.jobs.names import name_in_app
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.registry.relatives import relatives
-from bulltask.transport.call import Call
-from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import standard_job_args
-from bulltask.transport.scripts.canvas import finish_fan_out
 from bulltask.worker.child.outcomes import FailedOutcome
 
-__all__ = ["errback_data", "errback_queue", "error_callbacks", "with_followers"]
-
-
-def with_followers(keys: QueueKeys, job: RunningJob, call: Call[Any], result: bytes | None, now_ms: int) -> Call[Any]:
-    """Return the call that also makes a fan-out job's followers ready to run; ``call`` for any other job.
-
-    Args:
-        keys: The job's queue.
-        job: The job.
-        call: The call of ``moveToFinished`` for it.
-        result: The job's return value, ``None`` if it fails.
-        now_ms: The server's time.
-    """
-    if job.name != FAN_OUT or not job.sent_by_bulltask:
-        return call
-    try:
-        followers = [address_of(key, keys.prefix) for key in codec.decode(job.data)["followers"]]
-    except (DecodeError, LookupError, TypeError, AttributeError):
-        return call  # another client has replaced the data
-    addresses = [(f"{prefix}:{name}", job_id) for prefix, name, job_id in followers]
-    return finish_fan_out(keys, job.id, call, addresses, result, now_ms)
+__all__ = ["errback_data", "errback_queue", "error_callbacks"]
 
 
 def error_callbacks(

@@ -28,7 +28,7 @@ from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.process import exit_if_forked
 from bulltask.transport.call import Call
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.canvas import finish_with_errbacks
+from bulltask.transport.scripts.canvas import finish_with_errbacks, with_followers
 from bulltask.transport.scripts.checkpoint import move_with_checkpoint
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
@@ -42,7 +42,7 @@ from bulltask.transport.scripts.move import (
     wake_next,
 )
 from bulltask.transport.scripts.queue import limit_now
-from bulltask.worker.child.canvas_calls import error_callbacks, with_followers
+from bulltask.worker.child.canvas_calls import error_callbacks
 from bulltask.worker.child.failed_writes import FailedWriteHandler
 from bulltask.worker.child.fetch_options import FetchOptionsCache
 from bulltask.worker.child.outcome_events import failed_event, requested_event, retried_event
@@ -143,13 +143,12 @@ class Settler:
         fetch = fetch_next and not (revoked or outcome.malformed or errbacks or job.name == FAN_OUT)
         options = self._fetch_options.get(keys, token)
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
+        call = with_followers(keys, job, call, None, now_ms)
         if outcome.malformed:
             return fail_malformed(keys, call, token)
         if revoked:
             return finish_revoked(keys, call)
-        if errbacks:
-            return finish_with_errbacks(call, errbacks)
-        return with_followers(keys, job, call, None, now_ms)
+        return finish_with_errbacks(call, errbacks) if errbacks else call
 
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
         """Return the call that rate-limits the job's queue; make it before the job is released.
