@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bulltask.registry.running import current_task
     from bulltask.registry.task import AsyncTask, Task
     from bulltask.registry.workflows import chain, chord, group, signature
-    from bulltask.result import AsyncResult
+    from bulltask.result import AsyncResult, allow_join_result
     from bulltask.result_set import ResultSet
     from bulltask.schedules import crontab, schedule
 
@@ -72,6 +72,7 @@ __all__ = [
     "TaskRevokedError",
     "TimeLimitExceeded",
     "TransientError",
+    "allow_join_result",
     "categorize_error",
     "chain",
     "chord",
@@ -113,6 +114,7 @@ _MODULES: Final = {
     "TaskRevokedError": "bulltask.errors",
     "TimeLimitExceeded": "bulltask.errors",
     "TransientError": "bulltask.errors",
+    "allow_join_result": "bulltask.result",
     "categorize_error": "bulltask.categories",
     "chain": "bulltask.registry.workflows",
     "chord": "bulltask.registry.workflows",
@@ -129,7 +131,6 @@ _MODULES: Final = {
 
 _NOT_AVAILABLE: Final = {
     "EagerResult": "apply() returns an AsyncResult",
-    "allow_join_result": "a task may wait for the result of another one; remove it",
     "chunks": "use task.chunks(…)",
     "maybe_signature": "use signature, which returns a signature as it is",
     "subtask": "use signature",

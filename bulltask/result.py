@@ -6,10 +6,10 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from types import BuiltinMethodType
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, Unpack, cast
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeoutError, TaskError, TaskRevokedError
@@ -19,8 +19,9 @@ from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import REVOKED, JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.ports import ResultReader
+from bulltask.task_waits import WaitOptions, allow_join_result, check_wait_options
 
-__all__ = ["AsyncResult", "RemoteTraceback"]
+__all__ = ["AsyncResult", "RemoteTraceback", "allow_join_result"]
 
 R = TypeVar("R")
 
@@ -103,13 +104,24 @@ class AsyncResult(Generic[R]):
         """The name of the job's queue in the app."""
         return self.ref.queue
 
-    def get(self, timeout: Duration | None = None, *, propagate: bool = True, interval: float = 0.5) -> R:  # noqa: ARG002
+    def get(
+        self,
+        timeout: Duration | None = None,
+        *,
+        propagate: bool = True,
+        disable_sync_subtasks: bool = True,
+        **celery: Unpack[WaitOptions],
+    ) -> R:
         """Wait for the job to finish and return the task's return value.
+
+        A task that waits in a worker causes a warning, once per task, because it may block the worker.
 
         Args:
             timeout: Seconds or ``timedelta``; ``None`` waits without a limit.
             propagate: Raise the exception of a failed task; otherwise, return it.
-            interval: Has no effect, because nothing is polled; for code written for Celery.
+            disable_sync_subtasks: False: without that warning, as in :func:`allow_join_result`. (Celery raises an
+                error instead.)
+            celery: Options that have no effect; for code written for Celery.
 
         Raises:
             ResultTimeoutError: The job did not finish in time; it keeps running.
@@ -122,7 +134,9 @@ class AsyncResult(Generic[R]):
                 exception is raised, with the worker's traceback as its cause; otherwise ``TaskError`` with the
                 traceback in its message.
         """
-        finished = self.reader.wait(self.ref, _timeout_ms(timeout), self._sent_ms)
+        check_wait_options(celery)
+        with nullcontext() if disable_sync_subtasks else allow_join_result():
+            finished = self.reader.wait(self.ref, _timeout_ms(timeout), self._sent_ms)
         snapshot = None if finished.completed else self.reader.snapshot(self.ref)
         return self._outcome(finished, snapshot, propagate=propagate)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, ClassVar, Final, Generic, TypeVar, overload
+from contextlib import nullcontext, suppress
+from typing import Any, ClassVar, Final, Generic, TypeVar, Unpack, overload
 
 from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.errors import ResultTimeoutError
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.result import AsyncResult
+from bulltask.task_waits import WaitOptions, allow_join_result, check_wait_options
 
 __all__ = ["ResultSet"]
 
@@ -75,7 +76,8 @@ class ResultSet(Generic[R]):
         timeout: Duration | None = None,
         *,
         propagate: bool = True,
-        interval: float = 0.5,  # noqa: ARG002 - see below
+        disable_sync_subtasks: bool = True,
+        **celery: Unpack[WaitOptions],
     ) -> list[R]:
         """Wait for all members, and return the list of their return values, in their order.
 
@@ -83,14 +85,16 @@ class ResultSet(Generic[R]):
             timeout: Seconds or ``timedelta`` for all of them; ``None`` waits without a limit.
             propagate: Raise the exception of the first member, in their order, that failed. Otherwise, the list
                 contains the exceptions of failed members.
-            interval: Has no effect, because nothing is polled; for code written for Celery.
+            disable_sync_subtasks, celery: As for :meth:`bulltask.result.AsyncResult.get`.
 
         Raises:
             ResultTimeoutError: Not all members finished in time; they keep running.
             Exception: As for :meth:`bulltask.result.AsyncResult.get`.
         """
         deadline = _Deadline(timeout)
-        return [member.get(deadline.left(), propagate=propagate) for member in self.results]  # type: ignore[misc]
+        check_wait_options(celery)
+        with nullcontext() if disable_sync_subtasks else allow_join_result():
+            return [member.get(deadline.left(), propagate=propagate) for member in self.results]  # type: ignore[misc]
 
     join = get
     """Celery's name."""

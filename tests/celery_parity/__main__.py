@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import celery
 import redis
 
 from tests.celery_parity.areas import AREAS
-from tests.celery_parity.scenario import Project
+from tests.celery_parity.scenario import TIMEOUT, Project
 
 SOURCE = """
 import sys
@@ -36,6 +37,7 @@ def main(url: str, part: str = "") -> None:
     workers = [start(url, queue, children) for queue, children in QUEUES.items()]
     try:
         app = celery.Celery("tested", broker=url, backend=url)
+        wait_until_up(app, len(workers))
         project = Project(celery, app, journal)
         for scenario in [
             scenario for area in AREAS for scenario in area.scenarios if part in f"{area.title} {scenario.sentence}"
@@ -49,6 +51,18 @@ def main(url: str, part: str = "") -> None:
         for worker in workers:
             worker.terminate()
             worker.wait()
+
+
+def wait_until_up(app: Any, count: int) -> None:
+    """Wait until the workers answer, so that the first scenarios do not run without them.
+
+    Raises:
+        TimeoutError: They do not answer; see their logs in ``/tmp``.
+    """
+    deadline = time.monotonic() + TIMEOUT
+    while len(app.control.ping(timeout=1)) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all of the {count} workers are up: see /tmp/celery_parity_*.log")
 
 
 def start(url: str, queue: str, children: int) -> subprocess.Popen[bytes]:

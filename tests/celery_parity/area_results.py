@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from tests.celery_parity.scenario import Area, raised
@@ -90,6 +91,17 @@ same(
     5,
     lambda p: p.add.delay(2, 3).get(timeout=60, interval=0.1),
 )
+same(
+    "`get(no_ack=…, follow_parents=…)` returns the result.",
+    5,
+    lambda p: p.add.delay(2, 3).get(timeout=60, no_ack=False, follow_parents=False),
+)
+differs(
+    "`get(on_message=…)` calls a function for each change of the task's state.",
+    (True, False),
+    "results are not messages: a warning says so, and names `result.progress` and the queue's events",
+    lambda p: on_message(p),
+)
 differs(
     "`result.then(callback)` calls a function when the result arrives.",
     (True, False),
@@ -101,6 +113,14 @@ same(
     [3, 13],
     lambda p: collected(p),
 )
+
+
+def on_message(p: Any) -> object:
+    messages: list[Any] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert p.add.delay(2, 3).get(timeout=60, on_message=messages.append) == 5
+    return bool(messages)
 
 
 def collected(p: Any) -> object:

@@ -483,8 +483,18 @@ def _(p: Any) -> object:
 better(
     "A task that waits for another task's result raises an error.",
     ("RuntimeError", 3),
-    "it can wait, while other processes run the other task",
+    "it can wait, while other processes run the other task; the worker's log warns that it may block the worker",
     lambda p: p.get(p.waits_for_another.delay(p.key)),
+)
+same(
+    "A task that passes `get(disable_sync_subtasks=False)` waits for another task's result.",
+    3,
+    lambda p: p.get(p.waits_and_says_so.delay(p.key)),
+)
+same(
+    "A task may wait for another task's result in `with allow_join_result()`.",
+    3,
+    lambda p: p.get(p.waits_where_it_is_allowed.delay(p.key)),
 )
 better(
     "A task whose process is killed fails, and is lost.",

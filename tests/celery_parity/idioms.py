@@ -344,7 +344,6 @@ MISSING: Final = {
     "app.control.revoke(add.apply_async((2, 3), countdown=60).id)": "workers are not controlled by messages",
     "app.control.revoke(add.apply_async((2, 3), countdown=60).id, terminate=True)": "workers are not controlled by messages",
     "[r.get(timeout=9) for r in group(add.s(1, 1), add.s(2, 2))().children] == [2, 4]": "they are the results",
-    "from celery.result import allow_join_result": "a task may wait for another one; the error says so",
     "from celery.signals import after_setup_logger, after_setup_task_logger": "the error names an alternative",
     "from celery.signals import task_received, task_unknown": "the error names an alternative",
     "from celery.signals import celeryd_init, celeryd_after_setup": "the error names an alternative",

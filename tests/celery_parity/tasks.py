@@ -210,6 +210,15 @@ def _define_processes(app: Any) -> dict[str, Any]:
         return note.delay(3, key).get(timeout=30)
 
     @app.task
+    def waits_and_says_so(key):
+        return note.delay(3, key).get(timeout=30, disable_sync_subtasks=False)
+
+    @app.task
+    def waits_where_it_is_allowed(key):
+        with import_module(f"{type(app).__module__.partition('.')[0]}.result").allow_join_result():
+            return note.delay(3, key).get(timeout=30)
+
+    @app.task
     def dies_once(key):
         write(key, "started")
         if journal(os.getpid()).incr(f"deaths:{key}") == 1:

@@ -54,7 +54,6 @@ def test_an_unknown_exception_is_an_ordinary_error(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("allow_join_result", "a task may wait for the result of another one"),
         ("uuid", r"task_id=str\(uuid.uuid4\(\)\)"),
         ("maybe_signature", "use signature"),
         ("EagerResult", "returns an AsyncResult"),

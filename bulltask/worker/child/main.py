@@ -19,7 +19,9 @@ from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
 from bulltask.process import die_with_parent, exit_child, unblock_signals
+from bulltask.registry.current_job import current_job
 from bulltask.registry.job_client import JobClient
+from bulltask.task_waits import warn_in_tasks
 from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop
@@ -86,6 +88,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         _reset_signals(parent_pid)
         plan.close_inherited()
         loader.all_scripts()  # a spawned child reads the files; a fork has inherited the scripts
+        warn_in_tasks(_running_task)
         bus = plan.bus()
         loop = _assemble(plan, bus, parent_pid)
         unblock_signals()
@@ -113,6 +116,11 @@ def child_bus(
     attach_process_signals(bus)
     listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
     return bus
+
+
+def _running_task() -> str:
+    job = current_job()
+    return "" if job is None else job.name
 
 
 def _reset_signals(parent_pid: int) -> None:

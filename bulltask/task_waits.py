@@ -1,0 +1,90 @@
+"""A warning for tasks that wait for the results of other jobs.
+
+Such a task occupies its worker meanwhile. If all running jobs do so, no worker is left to run the jobs that they wait
+for. Celery raises ``RuntimeError`` instead. bulltask does not, because waiting is safe if another worker runs the other
+job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypedDict
+
+from bulltask.jobs.job import JobRef
+from bulltask.user_warnings import warn_user
+
+__all__ = ["WaitOptions", "allow_join_result", "check_wait_options", "warn_in_tasks", "warn_of_wait"]
+
+
+_allowed: ContextVar[bool] = ContextVar("bulltask_waits_allowed", default=False)
+_running_task: Callable[[], str] | None = None
+_warned: set[str] = set()
+
+
+class WaitOptions(TypedDict, total=False):
+    """Options of Celery's ``get`` that have no effect here.
+
+    Attributes:
+        interval: Nothing is polled.
+        no_ack: Results are not messages.
+        follow_parents: A step of a canvas always fails if a step before it has failed.
+        on_message: Results are not messages; a warning names what to use instead.
+    """
+
+    interval: float
+    no_ack: bool
+    follow_parents: bool
+    on_message: Callable[[Any], object] | None
+
+
+def check_wait_options(given: WaitOptions) -> None:
+    """Warn of an option whose effect the caller may miss.
+
+    Raises:
+        TypeError: An option is unknown.
+    """
+    if unknown := given.keys() - WaitOptions.__annotations__.keys():
+        raise TypeError(f"get() got an unexpected keyword argument {min(unknown)!r}")
+    if given.get("on_message") is not None:
+        warn_user(
+            "get(on_message=…) has no effect, because results are not messages: read result.progress, or listen to the "
+            "queue's events"
+        )
+
+
+@contextmanager
+def allow_join_result() -> Iterator[None]:
+    """Wait for the results of other jobs in a task without a warning (Celery's function).
+
+    ``with allow_join_result(): result.get(timeout=10)``. Outside of a worker, it has no effect.
+    """
+    token = _allowed.set(True)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def warn_in_tasks(running_task: Callable[[], str]) -> None:
+    """Warn of waits from now on in this process, a child of a worker.
+
+    Args:
+        running_task: Returns the name of the task that the caller runs in, ``""`` for none.
+    """
+    global _running_task  # noqa: PLW0603 - it belongs to the process
+    _running_task = running_task
+
+
+def warn_of_wait(ref: JobRef) -> None:
+    """Warn once per task, if a task is about to wait for this job's result, and does not say that it may."""
+    task = "" if _running_task is None or _allowed.get() else _running_task()
+    if task and task not in _warned:
+        _warned.add(task)
+        warn_user(
+            f"task {task} waits for the result of job {ref.id} in queue {ref.queue}, and occupies its worker. If "
+            "all running jobs wait like this, the jobs that they wait for never start. Use a canvas, such as "
+            "a.s() | b.s(), or `await result` in an async task. If other workers run those jobs, in a queue of their "
+            "own, get(disable_sync_subtasks=False) or allow_join_result() turns off this warning"
+        )
