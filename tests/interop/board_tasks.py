@@ -64,6 +64,11 @@ def part(n):
     return n
 
 
+@app.task(name="collect")
+def collect(values):
+    return values
+
+
 @app.task(bind=True, name="slow_part")
 def slow_part(self, n):
     record("start", job=self.request.id)

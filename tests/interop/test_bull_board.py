@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bulltask import group
 from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
 from tests.interop.board import Board, BoardError
@@ -153,6 +154,36 @@ def test_the_board_shows_the_same_flow_for_each_of_its_jobs(board: Board, harnes
     harness.open_gate()
     wait_for_end(harness, tree.job.id)
     assert board.job(QUEUE, tree.job.id)["returnValue"] == 3
+
+
+def test_the_board_shows_a_canvas_up_to_a_fan_out_job_or_from_a_step_after_it(
+    board: Board, harness: WorkerHarness
+) -> None:
+    sign = harness.app.signature
+    slow = sign("slow_part", kwargs={"n": 1}, queue="parts")
+    header = group(sign("greet"), sign("greet"))
+    result = (slow | header | sign("collect")).delay()
+    start_worker(harness)
+    first, members = result.parent.parent, result.parent
+    wait_until_running(harness, first.id)
+
+    def shown(job_id: str, queue: str = QUEUE) -> tuple[str, Any]:
+        return _names(board.get(queue, job_id, "flow")["flowRoot"])
+
+    before: Any = ("bulltask.fan_out", [("slow_part", [])])
+    assert shown(first.id, PARTS) == before
+    assert [shown(job_id) for job_id in (result.id, members[0].id, members[1].id)] == [
+        ("collect", [("greet", [before]), ("greet", [before])])
+    ] * 3
+    harness.open_gate()
+    assert result.get(timeout=60) == ["Hello, 1", "Hello, 1"]
+    assert shown(first.id, PARTS) == before
+    assert shown(result.id) == ("collect", [("greet", [before]), ("greet", [before])])
+
+
+def _names(node: dict[str, Any]) -> tuple[str, Any]:
+    """Return the names of the jobs of a tree."""
+    return node["name"], [_names(child) for child in node.get("children", ())]
 
 
 def test_the_board_lists_job_schedulers_with_their_runs(board: Board, harness: WorkerHarness) -> None:
