@@ -1,11 +1,13 @@
 """Kills a relay with SIGKILL at each of its operations, and counts how often each job runs.
 
-Usage: python -m tests.outbox.kill_matrix DATABASE-URL BROKER-URL. Prints the number of the operations at which a relay
+Usage: python -m tests.outbox.kill_matrix DATABASE-URL BROKER-URL sync|async|django. The rows are always written with
+SQLAlchemy; the third argument says which outbox relays them. Prints the number of the operations at which a relay
 was killed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -13,12 +15,19 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
+import django
 import redis
 import sqlalchemy as sa
+from django.conf import settings
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 from sqlalchemy import orm
 from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from bulltask import App, group
+from bulltask.outbox.django import Outbox as DjangoOutbox
 from bulltask.outbox.sqlalchemy import Outbox
 from bulltask.testing import InlineWorker, use_server
 
@@ -30,6 +39,8 @@ class Fuse:
         self._left = count
         self._wrap(DefaultDialect, "do_execute")
         self._wrap(DefaultDialect, "do_commit")
+        self._wrap(CursorWrapper, "execute")
+        self._wrap(BaseDatabaseWrapper, "_commit")
         self._wrap(redis.Connection, "send_packed_command")
 
     def _wrap(self, owner: type, name: str) -> None:
@@ -47,12 +58,15 @@ class Fuse:
 class Matrix:
     """The app, its outbox, and how often each job has run."""
 
-    def __init__(self, database_url: str, broker_url: str) -> None:
-        self.ran, self.broker_url = Counter[str](), broker_url
+    def __init__(self, database_url: str, broker_url: str, kind: str) -> None:
+        self.ran, self.broker_url, self.database_url = Counter[str](), broker_url, database_url
         self.app = App("killed", broker_url)
         self.engine = sa.create_engine(database_url)
         self.outbox = Outbox(self.app, self.engine)
         self.outbox.metadata.create_all(self.engine)
+        self._relay = {"sync": self.outbox.relay, "async": self._relay_async, "django": self._relay_django}[kind]
+        if kind == "django":
+            set_up_django(self.engine.url)
         self.once = self.app.task(name="once", result_expires=0)(self._once)
         self.body = self.app.task(name="body", result_expires=0)(self._body)
 
@@ -69,7 +83,7 @@ class Matrix:
             self._write(count)
             while self._relay_in_child(count) == signal.SIGKILL:
                 worker.drain()
-                self.outbox.relay()  # sends what the first relay may have sent
+                self._relay()  # sends what the first relay may have sent
                 worker.drain()
                 assert self.outbox.backlog().waiting == 0
                 count += 1
@@ -95,9 +109,29 @@ class Matrix:
         pid = os.fork()
         if pid == 0:
             Fuse(count)
-            self.outbox.relay()
+            self._relay()
             os._exit(0)
         return os.waitpid(pid, 0)[1]
+
+    def _relay_async(self) -> None:
+        async def relay() -> None:
+            engine = create_async_engine(self.database_url.replace("sqlite:", "sqlite+aiosqlite:"))
+            await Outbox(self.app, engine).arelay()
+            await engine.dispose()
+
+        asyncio.run(relay())
+
+    def _relay_django(self) -> None:
+        DjangoOutbox(self.app).relay()
+        connections.close_all()
+
+
+def set_up_django(url: sa.URL) -> None:
+    """Configure Django with the same database."""
+    database = {"ENGINE": f"django.db.backends.{url.get_backend_name().replace('sqlite', 'sqlite3')}"}
+    database |= {"NAME": url.database or "", "USER": url.username or "", "HOST": str(url.query.get("host", ""))}
+    settings.configure(INSTALLED_APPS=["bulltask.outbox.django"], DATABASES={"default": database})
+    django.setup()
 
 
 if __name__ == "__main__":
