@@ -26,6 +26,7 @@ __all__ = [
     "check_payload_options",
     "check_payload_settings",
     "check_serializer",
+    "compression",
 ]
 
 JSON: Final = "json"
@@ -34,7 +35,8 @@ ZLIB: Final = "zlib"
 ZSTD: Final = "zstd"
 
 Serializer = Literal["json", "cloudpickle"]
-Compression = Literal["zlib", "zstd"]
+Compression = Literal["zlib", "zstd", "gzip"]
+"""Names of compressions; ``gzip`` is Celery's other name for zlib."""
 
 _PICKLES: Final = ("pickle", "application/x-python-serialize", "application/x-pickle")
 
@@ -54,14 +56,14 @@ def serializer(value: Any, name: str) -> str:
 
 
 def compression(value: Any, name: str) -> str:
-    """Return the name of a compression.
+    """Return the name of a compression; Celery's ``gzip`` is ``zlib``.
 
     Raises:
         ConfigError: There is no such compression; ``name`` identifies the setting or option in the message.
     """
-    if value not in (ZLIB, ZSTD):
+    if value not in (ZLIB, ZSTD, "gzip"):
         raise ConfigError(f"{name} must be zlib or zstd, not {value!r}")
-    return str(value)
+    return ZLIB if value == "gzip" else str(value)
 
 
 def _accepted(value: Any, name: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.callee import Callee
+from bulltask.registry.celery_options import translate_call_options
 from bulltask.registry.current import current_sender
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
 from bulltask.result import AsyncResult
@@ -165,6 +166,7 @@ class Signature(Canvas[A_contra, R_co]):
         self.errbacks = list[Signature[Any, Any]]()
         self._given = dict(options or {})
         self._take_callbacks(self._given)
+        self._given = translate_call_options(self._given)  # once, because a clone would warn again
         self.options = CallOptions.of(self._given)
         task.check_partial(self.args, self.kwargs)
 
@@ -173,7 +175,7 @@ class Signature(Canvas[A_contra, R_co]):
         given: dict[str, Any] = {**options}
         self.immutable = given.pop("immutable", self.immutable)
         self._take_callbacks(given)
-        self._given.update(given)
+        self._given.update(translate_call_options(given))
         self.options = CallOptions.of(self._given)
         return self
 
@@ -201,7 +203,7 @@ class Signature(Canvas[A_contra, R_co]):
 
     @property
     def given(self) -> Mapping[str, Any]:
-        """The options as they were given, by name."""
+        """The options that were given and have an effect, by name."""
         return self._given
 
     def link(self, callback: Canvas[R_co, Any]) -> Any:

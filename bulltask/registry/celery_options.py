@@ -9,6 +9,7 @@ from bulltask.errors import ConfigError, did_you_mean
 from bulltask.user_warnings import warn_user
 
 __all__ = [
+    "IGNORED_CALL_OPTIONS",
     "IGNORED_TASK_OPTIONS",
     "TASK_OPTIONS",
     "hint_for_unknown_call_option",
@@ -17,23 +18,38 @@ __all__ = [
     "translate_task_options",
 ]
 
-_UNAVAILABLE: Final[Mapping[str, str]] = {
-    "backend": "a job stores its own result",
-    "exchange": "use queue=",
-    "exchange_type": "use queue=",
-    "routing_key": "use queue=",
-    "delivery_mode": "the Redis server's configuration decides whether jobs are written to disk",
-    "filter": "use a decorator around the function",
-    "shared": "tasks of shared_task are in every app; any other task belongs to one app",
-    "Strategy": "use middleware",
-    "Request": "use middleware",
-    "pydantic_strict": "set strict=True in the model's model_config",
-    "pydantic_context": "use a model validator that needs no context",
-    "pydantic_dump_kwargs": "models are dumped as they are validated, by their aliases",
-}
-"""Task options that do not exist in bulltask, with the reason or an alternative."""
+_Options = Mapping[str, tuple[tuple[object, ...], str]]
+"""Options by name: the values that match what bulltask does anyway, and why others have no effect, or what to use."""
 
-IGNORED_TASK_OPTIONS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+_ROUTING: Final[_Options] = {
+    "exchange": (("",), "use queue="),
+    "exchange_type": (("direct",), "use queue="),
+    "routing_key": (("",), "use queue="),
+}
+"""Also accepted if they name the queue, as they do by default in Celery."""
+
+_REFUSED_TASK_OPTIONS: Final[_Options] = {
+    **_ROUTING,
+    "filter": ((), "use a decorator around the function"),
+    "pydantic_strict": ((False,), "set strict=True in the model's model_config"),
+    "pydantic_context": (({},), "use a model validator that needs no context"),
+    "pydantic_dump_kwargs": (({},), "models are dumped as they are validated, by their aliases"),
+}
+"""Task options that would change where a job goes, or what it does: other values are errors."""
+
+_MESSAGES: Final[_Options] = {
+    "delivery_mode": ((2, "persistent"), "the Redis server's configuration decides whether jobs are written to disk"),
+    "immediate": ((False,), "a job waits in its queue until a worker acquires it"),
+    "mandatory": ((False,), "a job waits in its queue until a worker acquires it"),
+}
+
+IGNORED_TASK_OPTIONS: Final[_Options] = {
+    **_MESSAGES,
+    "backend": ((), "a job stores its own result; to store none, use ignore_result=True"),
+    "shared": ((True, False), ""),
+    "autoregister": ((True,), "each task is registered in its app"),
+    "Strategy": (("celery.worker.strategy:default",), "use middleware"),
+    "Request": (("celery.worker.request:Request",), "use middleware"),
     "acks_late": ((True,), "jobs are always acknowledged late, when their outcome is stored"),
     "acks_on_failure": ((True,), "a failed job is always stored as failed, or retried"),
     "acks_on_timeout": ((True,), "a job that exceeds its time limit is always stored as failed, or retried"),
@@ -50,38 +66,47 @@ IGNORED_TASK_OPTIONS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "lazy": ((True, False), ""),
     "abstract": ((True, False), ""),
 }
-"""Task options that are ignored: the values that match what bulltask does anyway, and why others have no effect."""
+"""Task options that are ignored: other values cause a warning."""
 
-TASK_OPTIONS: Final = frozenset({*_UNAVAILABLE, *IGNORED_TASK_OPTIONS, "retry_kwargs"})
+TASK_OPTIONS: Final = frozenset({*_REFUSED_TASK_OPTIONS, *IGNORED_TASK_OPTIONS, "retry_kwargs"})
 """Celery's task options that bulltask does not have itself."""
 
-_CALL: Final[Mapping[str, str]] = {
-    "exchange": "use queue=",
-    "routing_key": "use queue=",
-    "exchange_type": "use queue=",
-    "delivery_mode": "the Redis server's configuration decides whether jobs are written to disk",
-    "immediate": "a job waits in its queue until a worker acquires it",
-    "retry": "a send is retried up to broker_publish_retries times within broker_publish_timeout, with the same job id",
-    "retry_policy": "set broker_publish_retries and broker_publish_timeout",
-    "connection": "a call uses the connections of its app",
-    "producer": "a call uses the connections of its app",
-    "publisher": "a call uses the connections of its app",
-    "shadow": "a job has the name of its task; use headers= for another name",
-    "add_to_parent": "the jobs that a task sends are not recorded as its children",
-    "chord": "use chord() or group() | callback",
-    "chain": "use chain()",
-    "group_id": "use group()",
-    "group_index": "use group()",
-    "result_cls": "use app.result(id, queue)",
-    "retries": "a worker counts them",
-    "router": "set task_routes",
-    "route_name": "set task_routes",
-    "root_id": "bulltask sets it",
-    "parent_id": "bulltask sets it; parent= makes the call a child job of a flow",
-    "mandatory": "a job waits in its queue until a worker acquires it",
-    "reply_to": "a job stores its own result",
+_REFUSED_CALL_OPTIONS: Final[_Options] = {
+    **_ROUTING,
+    "chord": ((), "use chord() or group() | callback"),
+    "chain": ((), "use chain()"),
+    "group_id": ((), "use group()"),
+    "group_index": ((), "use group()"),
+    "retries": ((0,), "a worker counts them"),
+    "router": ((), "set task_routes"),
+    "route_name": ((), "set task_routes"),
+    "root_id": ((), "bulltask sets it"),
+    "parent_id": ((), "bulltask sets it; parent= makes the call a child job of a flow"),
 }
-"""Call options that do not exist in bulltask, with an alternative."""
+"""Call options that would change where a job goes, or what it contains: other values are errors."""
+
+_SEND_RETRIES: Final = (
+    "a send is retried up to broker_publish_retries times within broker_publish_timeout, with the same job id; "
+    "these settings apply to all calls"
+)
+
+IGNORED_CALL_OPTIONS: Final[_Options] = {
+    **_MESSAGES,
+    "retry": ((True,), _SEND_RETRIES),
+    "retry_policy": ((), _SEND_RETRIES),
+    "connection": ((), "a call uses the connections of its app"),
+    "producer": ((), "a call uses the connections of its app"),
+    "publisher": ((), "a call uses the connections of its app"),
+    "shadow": ((), "a job has the name of its task; use headers= for another name"),
+    "add_to_parent": ((True, False), ""),
+    "argsrepr": ((), "log lines do not contain the arguments"),
+    "kwargsrepr": ((), "log lines do not contain the arguments"),
+    "correlation_id": ((), "it is the job's id, which job_id= sets"),
+    "stamped_headers": ((), "jobs have no stamps; the task receives all of headers="),
+    "reply_to": ((), "a job stores its own result"),
+    "result_cls": ((), "use app.result(id, queue)"),
+}
+"""Call options that are ignored: other values cause a warning."""
 
 _RETRY_KWARGS: Final[Mapping[str, str]] = {"max_retries": "max_retries", "countdown": "default_retry_delay"}
 
@@ -94,12 +119,7 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: ``retry_kwargs`` is invalid.
     """
-    options = {}
-    for name, value in given.items():
-        if name not in IGNORED_TASK_OPTIONS:
-            options[name] = value
-        elif value is not None and value not in IGNORED_TASK_OPTIONS[name][0]:
-            warn_user(f"the task option {name}={value!r} has no effect: {IGNORED_TASK_OPTIONS[name][1]}")
+    options = _without_ignored("task", given, _REFUSED_TASK_OPTIONS, IGNORED_TASK_OPTIONS)
     for name in ("autoretry_for", "dont_autoretry_for", "throws"):
         if isinstance(options.get(name), list):
             options[name] = tuple(options[name])
@@ -111,12 +131,30 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_call_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return call options in bulltask's form: ``task_id`` is ``job_id``, and ``retry=True`` has no effect."""
-    options = dict(given)
+    """Return call options in bulltask's form: without those that have no effect; ``task_id`` is ``job_id``.
+
+    An ignored option causes a warning, unless its value matches what bulltask does anyway.
+    """
+    options = _without_ignored("call", given, _REFUSED_CALL_OPTIONS, IGNORED_CALL_OPTIONS)
     if "task_id" in options and "job_id" not in options:
         options["job_id"] = options.pop("task_id")
-    if options.get("retry") is True:
-        options.pop("retry")
+    return options
+
+
+def _without_ignored(kind: str, given: Mapping[str, Any], refused: _Options, ignored: _Options) -> dict[str, Any]:
+    options = {}
+    for name, value in given.items():
+        if name not in refused and name not in ignored:
+            options[name] = value
+            continue
+        silent, reason = refused.get(name) or ignored[name]
+        if value is None or value in silent or (name in _ROUTING and value == given.get("queue")):
+            continue
+        if name in refused:
+            options[name] = value  # an unknown option, with a hint
+        else:
+            # Without the value, which may differ in each call: Python shows each text once per line.
+            warn_user(f"Celery's {kind} option {name} has no effect: {reason}")
     return options
 
 
@@ -133,14 +171,16 @@ def _resolved(retry_kwargs: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hint_for_unknown_option(name: str, known: Iterable[str]) -> str:
-    """Return a suffix for the message about an unknown task option: the reason, or a similar name."""
-    if name in _UNAVAILABLE:
-        return f" (Celery's): {_UNAVAILABLE[name]}"
-    return did_you_mean(name, known) or f": use {', '.join(sorted(known))}"
+    """Return a suffix for the message about an unknown task option: what to use, or a similar name."""
+    return _hint(name, known, _REFUSED_TASK_OPTIONS)
 
 
 def hint_for_unknown_call_option(name: str, known: Iterable[str]) -> str:
-    """Return a suffix for the message about an unknown call option: the alternative, or all names."""
-    if name in _CALL:
-        return f" (Celery's): {_CALL[name]}"
-    return f": use {', '.join(sorted(known))}"
+    """Return a suffix for the message about an unknown call option: what to use, or a similar name."""
+    return _hint(name, known, _REFUSED_CALL_OPTIONS)
+
+
+def _hint(name: str, known: Iterable[str], refused: _Options) -> str:
+    if name in refused:
+        return f" (Celery's): {refused[name][1]}"
+    return did_you_mean(name, known) or f": use {', '.join(sorted(known))}"

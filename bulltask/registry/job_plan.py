@@ -9,7 +9,7 @@ import uuid_utils
 
 from bulltask.clock import to_epoch_ms, to_ms
 from bulltask.config.config import Config
-from bulltask.config.payload_settings import check_payload_options, check_serializer
+from bulltask.config.payload_settings import check_payload_options, check_serializer, compression
 from bulltask.config.routes import Routes
 from bulltask.errors import ConfigError
 from bulltask.jobs import codec
@@ -139,7 +139,8 @@ def _form(queue: str, name: str, task: TaskOptions, call: CallOptions, config: C
     check_payload_options(call.serializer, call.compression)
     own = call.serializer or task.serializer
     check_serializer(own, config, f"the serializer of task {name} is cloudpickle")
-    form = PayloadFormat(own or config.task_serializer, call.compression or task.compression or config.task_compression)
+    packed = call.compression or task.compression or config.task_compression
+    form = PayloadFormat(own or config.task_serializer, packed and compression(packed, "compression"))
     return form if form.differs_from_json or PayloadCodec(config).encrypts(queue) else None
 
 

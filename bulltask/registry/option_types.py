@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # canvas.py imports this module
 
 __all__ = ["BatchTaskKeywords", "CallKeywords", "Exceptions", "SignatureKeywords", "SingleCallKeywords", "TaskKeywords"]
 
+DeliveryMode = Literal[1, 2, "transient", "persistent"]
 Exceptions = tuple[type[BaseException], ...] | list[type[BaseException]]
 
 
@@ -66,16 +67,24 @@ class TaskKeywords(TypedDict, total=False):
     compression: Compression | None
     retry_kwargs: Mapping[Literal["max_retries", "countdown"], Any]
     # Celery's, without effect:
+    Request: Any
+    Strategy: Any
     abstract: bool | None
     acks_late: bool | None
     acks_on_failure: bool | None
     acks_on_failure_or_timeout: bool | None
     acks_on_timeout: bool | None
+    autoregister: bool | None
+    backend: Any
+    delivery_mode: DeliveryMode | None
+    immediate: bool | None
     lazy: bool | None
+    mandatory: bool | None
     reject_on_worker_lost: bool | None
     resultrepr_maxsize: int | None
     retry_on_worker_lost: bool | None
     send_events: bool | None
+    shared: bool | None
     store_eager_result: bool | None
     store_errors_even_if_ignored: bool | None
     track_started: bool | None
@@ -91,7 +100,10 @@ class BatchTaskKeywords(TaskKeywords, total=False):
 
 
 class SingleCallKeywords(TypedDict, total=False):
-    """Options of calls: see :class:`bulltask.registry.call_options.CallOptions`."""
+    """Options of calls: see :class:`bulltask.registry.call_options.CallOptions`.
+
+    The last ones are Celery's, as in :class:`TaskKeywords`.
+    """
 
     countdown: Duration | None
     eta: datetime | None
@@ -124,7 +136,23 @@ class SingleCallKeywords(TypedDict, total=False):
     compression: Compression | None
     # Celery's:
     task_id: str | None
-    retry: Literal[True]
+    # Celery's, without effect:
+    add_to_parent: bool | None
+    argsrepr: str | None
+    connection: Any
+    correlation_id: str | None
+    delivery_mode: DeliveryMode | None
+    immediate: bool | None
+    kwargsrepr: str | None
+    mandatory: bool | None
+    producer: Any
+    publisher: Any
+    reply_to: str | None
+    result_cls: Any
+    retry: bool | None
+    retry_policy: Mapping[str, Any] | None
+    shadow: str | None
+    stamped_headers: Sequence[str] | None
 
 
 class CallKeywords(SingleCallKeywords, total=False):

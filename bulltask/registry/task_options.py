@@ -10,7 +10,7 @@ from typing import Any, Final
 from bulltask.clock import Duration, to_ms
 from bulltask.config.config import Config
 from bulltask.config.parsers import jitter_fraction
-from bulltask.config.payload_settings import Compression, Serializer, check_payload_options
+from bulltask.config.payload_settings import Compression, Serializer, check_payload_options, compression
 from bulltask.config.rate_limits import TaskRate, task_rate
 from bulltask.errors import ConfigError
 from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_of_long_delay
@@ -98,8 +98,8 @@ class TaskOptions:
             default those of types that JSON does not have (``datetime``, dataclasses, pydantic models …).
         serializer: How arguments, results and exceptions are serialized: ``"json"`` or ``"cloudpickle"``; ``None``: the
             settings ``task_serializer`` and ``result_serializer``.
-        compression: How large arguments and results are compressed: ``"zlib"`` or ``"zstd"``; ``None``: the settings
-            ``task_compression`` and ``result_compression``.
+        compression: How large arguments and results are compressed: ``"zlib"`` (in Celery also called ``"gzip"``) or
+            ``"zstd"``; ``None``: the settings ``task_compression`` and ``result_compression``.
         pydantic: Celery's option. ``True`` has no effect, as models are always converted; ``False``: ``typed=False``.
         checkpoint: The task's jobs have a cursor, from which they continue after an interruption (``self.iterate()``);
             needs ``bind=True``.
@@ -246,7 +246,8 @@ class TaskOptions:
 
     def result_form(self, config: Config) -> PayloadFormat:
         """Return how the results of the task's jobs are written."""
-        return PayloadFormat(self.serializer or config.result_serializer, self.compression or config.result_compression)
+        given = None if self.compression is None else compression(self.compression, "compression")
+        return PayloadFormat(self.serializer or config.result_serializer, given or config.result_compression)
 
     @property
     def custom_backoff(self) -> CustomBackoff | None:

@@ -15,6 +15,16 @@ AREA = Area("Tasks and calls")
 same, better, differs = AREA.same, AREA.better, AREA.differs
 
 
+OPTIONS_OF_MESSAGES = {
+    "retry": False,
+    "retry_policy": {"max_retries": 1},
+    "shadow": "shown",
+    "add_to_parent": False,
+    "argsrepr": "(…)",
+    "delivery_mode": 1,
+}
+
+
 def one():
     return 1
 
@@ -295,11 +305,16 @@ better(
     "the error, `ConfigError`, names the option and does not look like an outage",
     lambda p: p.add.apply_async((2, 3), compression="unknown"),
 )
-differs(
-    'A call may have `compression="gzip"`.',
-    (5, "ConfigError"),
-    "only `zlib` and `zstd` are supported",
+same(
+    'A call may have `compression="gzip"`, which is zlib.',
+    5,
     lambda p: p.get(p.add.apply_async((2, 3), compression="gzip")),
+)
+differs(
+    "A call may have `retry`, `retry_policy`, `shadow`, `add_to_parent`, `argsrepr` and `delivery_mode`.",
+    (5, "UserWarning"),
+    "they are accepted without effect, and a warning says why",
+    lambda p: p.get(p.add.apply_async((2, 3), **OPTIONS_OF_MESSAGES)),
 )
 
 # ---- calls by name ---------------------------------------------------------------------------------------------------

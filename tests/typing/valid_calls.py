@@ -101,6 +101,7 @@ def plain() -> None:
     assert_type(add.delay(1, y=2), AsyncResult[int])
     assert_type(add.delay(1), AsyncResult[int])
     assert_type(add.apply_async((1, 2), countdown=5), AsyncResult[int])
+    assert_type(add.apply_async((1, 2), retry=False, shadow="sum", compression="gzip"), AsyncResult[int])
     assert_type(add.apply_async((1, 2), expires=timedelta(hours=1), link=add.s(1), headers={"a": 1}), AsyncResult[int])
     app.task(acks_late=True, autoretry_for=[OSError], retry_kwargs={"max_retries": None}, throws=(KeyError,))
     shared_task(bind=True, max_retries=None, retry_backoff=lambda attempts, _exc: attempts * 2.0, track_started=True)

@@ -10,6 +10,7 @@ import pytest
 from bulltask import App
 from bulltask.errors import ConfigError
 from bulltask.registry.call_options import CallOptions
+from bulltask.registry.job_plan import plan_job
 from bulltask.registry.task_options import TaskOptions
 
 SAME = {
@@ -22,6 +23,24 @@ SAME = {
     "typing": True,
     "acks_on_timeout": True,
     "store_eager_result": None,
+    "shared": True,
+    "autoregister": True,
+    "delivery_mode": 2,
+    "Request": "celery.worker.request:Request",
+    "pydantic_strict": False,
+    "pydantic_context": None,
+    "routing_key": None,
+}
+SAME_IN_CALLS = {
+    "retry": True,
+    "retry_policy": None,
+    "add_to_parent": False,
+    "immediate": False,
+    "delivery_mode": "persistent",
+    "retries": 0,
+    "group_id": None,
+    "exchange": "",
+    "routing_key": "mail",
 }
 
 
@@ -29,6 +48,7 @@ def test_options_that_describe_what_bulltask_does_anyway_are_accepted_silently()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert TaskOptions.of(SAME) == TaskOptions()
+        assert CallOptions.of({"queue": "mail", **SAME_IN_CALLS}) == CallOptions(queue="mail")
 
 
 @pytest.mark.parametrize(
@@ -39,12 +59,66 @@ def test_options_that_describe_what_bulltask_does_anyway_are_accepted_silently()
         ({"retry_on_worker_lost": False}, "runs again; max_crashes limits this"),
         ({"acks_on_failure_or_timeout": False}, "always stored as failed"),
         ({"typing": False}, "always checked"),
+        ({"backend": "other"}, "a job stores its own result"),
+        ({"Strategy": "shop.strategy"}, "use middleware"),
     ],
 )
 def test_options_without_effect_warn_at_the_decorator_and_say_why(options: dict[str, Any], reason: str) -> None:
     with pytest.warns(UserWarning, match=reason) as warned:
         App("warned", "redis://h").task(**options)
     assert [warning.filename for warning in warned] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"retry": False}, "retried up to broker_publish_retries times"),
+        ({"retry_policy": {"max_retries": 3}}, "these settings apply to all calls"),
+        ({"shadow": "shown"}, "use headers= for another name"),
+        ({"delivery_mode": 1}, "the Redis server's configuration decides"),
+        ({"argsrepr": "(***)"}, "log lines do not contain the arguments"),
+        ({"stamped_headers": ["tenant"]}, "the task receives all of headers="),
+        ({"correlation_id": "x"}, "it is the job's id"),
+    ],
+)
+def test_call_options_without_effect_warn_at_the_call_and_say_why(options: dict[str, Any], reason: str) -> None:
+    with pytest.warns(UserWarning, match=reason) as warned:
+        assert CallOptions.of(options) == CallOptions()
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_a_call_option_without_effect_warns_once_per_line_even_if_its_value_differs() -> None:
+    @App("once", "redis://h").task(name="plain")
+    def plain(x: int) -> int:
+        return x
+
+    call = plain.s(1)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
+        for shadow in ("one", "two"):
+            call.set(shadow=shadow)
+    assert [str(one.message) for one in warned] == [
+        "Celery's call option shadow has no effect: a job has the name of its task; use headers= for another name"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert call.clone(countdown=1).options == CallOptions(countdown=1)
+
+
+def test_an_unknown_call_option_raises_with_the_nearest_name() -> None:
+    with pytest.raises(TypeError, match=r"^unknown option 'countdwn'; did you mean 'countdown'\?$"):
+        CallOptions.of({"countdwn": 1})
+
+
+def test_gzip_is_celerys_name_for_zlib() -> None:
+    app = App("compressed", "redis://h", task_compression="gzip")
+
+    @app.task(name="plain", compression="gzip")
+    def plain() -> None: ...
+
+    assert app.config.task_compression == "zlib"
+    assert plain.options.result_form(app.config).compression == "zlib"
+    assert plan_job("plain", plain.options, CallOptions(compression="gzip"), app.config).form.compression == "zlib"
 
 
 def test_retry_kwargs_are_the_retries_and_the_fixed_delay_of_autoretry_for() -> None:
@@ -61,14 +135,16 @@ def test_options_that_bulltask_does_not_have_name_the_alternative() -> None:
     app = App("refused", "redis://h")
     with pytest.raises(ConfigError, match="serializer must be json or cloudpickle, not 'pickle'; cloudpickle supports"):
         app.task(serializer="pickle")  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="compression must be zlib or zstd, not 'gzip'"):
-        app.task(compression="gzip")  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="compression must be zlib or zstd, not 'bzip2'"):
+        app.task(compression="bzip2")  # type: ignore[call-overload]
 
     @app.task(name="plain")
     def plain() -> None: ...
 
     with pytest.raises(TypeError, match=r"'routing_key' \(Celery's\): use queue="):
         plain.apply_async(routing_key="x")  # type: ignore[call-arg]
-    assert CallOptions.of({"task_id": "x", "retry": True}) == CallOptions(job_id="x")
+    assert CallOptions.of({"task_id": "x"}) == CallOptions(job_id="x")
+    with pytest.raises(TypeError, match=r"unknown task option 'filter' \(Celery's\): use a decorator"):
+        app.task(filter=print)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="throws must be a tuple of exception classes"):
         app.task(throws="KeyError")  # type: ignore[call-overload]

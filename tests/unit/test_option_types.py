@@ -10,14 +10,16 @@ import pytest
 
 from bulltask.registry import canvas
 from bulltask.registry.call_options import CallOptions
-from bulltask.registry.celery_options import IGNORED_TASK_OPTIONS, translate_task_options
+from bulltask.registry.celery_options import IGNORED_CALL_OPTIONS, IGNORED_TASK_OPTIONS, translate_task_options
 from bulltask.registry.option_types import BatchTaskKeywords, CallKeywords, TaskKeywords
 from bulltask.registry.task_options import TaskOptions
 
 RESOLVED = {"unlimited_retries"}
 """Fields that another keyword sets."""
-TRANSLATED = {BatchTaskKeywords: {"retry_kwargs"}, CallKeywords: {"task_id", "retry", "link", "link_error"}}
+TRANSLATED = {BatchTaskKeywords: {"retry_kwargs"}, CallKeywords: {"task_id", "link", "link_error"}}
 """Keywords that set other fields, or are attributes of a signature."""
+IGNORED = {BatchTaskKeywords: IGNORED_TASK_OPTIONS.keys(), CallKeywords: IGNORED_CALL_OPTIONS.keys()}
+"""Keywords of Celery without effect."""
 LISTS = {"autoretry_for", "dont_autoretry_for", "throws"}
 """Keywords that may be lists; the fields are tuples."""
 
@@ -35,7 +37,7 @@ def members(hint: Any) -> set[Any]:
 def test_each_option_has_the_same_name_and_type_as_a_keyword(keywords: type, options: Any) -> None:
     typed = hints(keywords)
     checked = {field.name: get_type_hints(options)[field.name] for field in fields(options)}
-    assert typed.keys() - checked.keys() - IGNORED_TASK_OPTIONS.keys() == TRANSLATED[keywords]
+    assert typed.keys() - checked.keys() - IGNORED[keywords] == TRANSLATED[keywords]
     assert checked.keys() - typed.keys() == (RESOLVED if keywords is BatchTaskKeywords else set())
     for name in (checked.keys() & typed.keys()) - LISTS - {"batch"}:  # None: not a batch task
         assert members(typed[name]) == members(checked[name]), name
@@ -49,3 +51,4 @@ def test_options_that_may_be_lists_become_tuples() -> None:
 
 def test_each_of_celerys_options_without_effect_is_a_keyword() -> None:
     assert IGNORED_TASK_OPTIONS.keys() <= hints(TaskKeywords).keys()
+    assert IGNORED_CALL_OPTIONS.keys() <= hints(CallKeywords).keys()

@@ -394,7 +394,7 @@ def test_an_app_does_not_start_if_it_cannot_use_the_serializer_of_a_task() -> No
     ("name", "value", "reason"),
     [
         ("accept_content", "cloudpickle", "must be a list that contains json"),
-        ("task_compression", "gzip", "must be zlib or zstd, not 'gzip'"),
+        ("task_compression", "bzip2", "must be zlib or zstd, not 'bzip2'"),
         ("payload_signing_keys", "hunter2", "each key in payload_signing_keys must be an id"),
         ("payload_signing_keys", "k1:hunter2", "must be 32 random bytes in base64; make one with: python -c"),
         ("payload_signing_keys", [FIRST_KEY, FIRST_KEY], "two keys with the same id"),
