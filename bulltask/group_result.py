@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bulltask.clock import Duration, to_ms
 from bulltask.ports import ResultReader, Sender
-from bulltask.result import AsyncResult
+from bulltask.result import CURRENT_APP, AsyncResult
 from bulltask.result_set import ResultSet
 
 __all__ = ["GroupResult"]
@@ -53,14 +54,21 @@ class GroupResult(ResultSet[R]):
             keep_ms = None if keep is None else max(1, to_ms(keep, "keep"))
             members[0].reader.save_group(members[0].queue, self.id, json.dumps(self._addresses()), keep_ms)
 
+    def delete(self) -> None:
+        """Remove what :meth:`save` stored; the members' jobs are kept (:meth:`forget` removes those)."""
+        members = self._members()
+        if members:
+            members[0].reader.forget_group(members[0].queue, self.id)
+
     @classmethod
-    def restore(cls, group_id: str, app: Sender) -> GroupResult[Any] | None:
+    def restore(cls, group_id: str, app: Sender | None = None) -> GroupResult[Any] | None:
         """Return a group that was saved with :meth:`save`, in any process; ``None`` if it is missing or has expired.
 
         Args:
             group_id: The group's id.
-            app: An app with the same server and prefix. (In Celery, it defaults to the current app.)
+            app: An app with the same server and prefix; default: the current app, which is the app created last.
         """
+        app = app or cast(Sender, import_module(CURRENT_APP).current_sender())
         stored = app.results.load_group(app.config.default_queue, group_id)
         return None if stored is None else cls._from_addresses(json.loads(stored), app.results)
 

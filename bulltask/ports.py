@@ -13,7 +13,7 @@ from bulltask.config.config import Config
 from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.job import JobRef, NewJob
 from bulltask.jobs.states import JobState, Revocation
-from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredCall
 from bulltask.payloads.payload_codec import PayloadCodec
 
 __all__ = ["DataFrameMapper", "EagerRunner", "OutboxRelay", "ResultReader", "Sender"]
@@ -33,6 +33,10 @@ class ResultReader(Protocol):
 
     async def asnapshot(self, ref: JobRef) -> JobSnapshot:
         """:meth:`snapshot` for asyncio."""
+        ...
+
+    def call(self, ref: JobRef) -> StoredCall | None:
+        """Return the job's name and arguments, and when it finished; ``None`` if it does not exist."""
         ...
 
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
@@ -71,6 +75,10 @@ class ResultReader(Protocol):
 
     def load_group(self, queue: str, group_id: str) -> str | None:
         """Return what :meth:`save_group` stored, ``None`` if there is none, or it has expired."""
+        ...
+
+    def forget_group(self, queue: str, group_id: str) -> None:
+        """Remove what :meth:`save_group` stored."""
         ...
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:

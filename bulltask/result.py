@@ -19,13 +19,14 @@ from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import REVOKED, JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.ports import ResultReader
+from bulltask.result_details import ResultDetails
 from bulltask.task_waits import WaitOptions, allow_join_result, check_wait_options
 
-__all__ = ["AsyncResult", "RemoteTraceback", "allow_join_result"]
+__all__ = ["CURRENT_APP", "AsyncResult", "RemoteTraceback", "allow_join_result"]
 
 R = TypeVar("R")
 
-_CURRENT_APP: Final = "bulltask.registry.current"
+CURRENT_APP: Final = "bulltask.registry.current"
 """The module that knows the current app; imported by name, because it is in a layer above."""
 
 _PYTHON_TRACE: Final = "Traceback (most recent call last):"
@@ -48,7 +49,7 @@ class RemoteTraceback(Exception):
         return f"\n\n{self.text.rstrip()}\n"
 
 
-class AsyncResult(Generic[R]):
+class AsyncResult(ResultDetails, Generic[R]):
     """A handle for a job: its state, result or exception.
 
     It works for every job in the queue, including jobs that Node sent or ran. Waiting blocks on the queue's event
@@ -81,7 +82,7 @@ class AsyncResult(Generic[R]):
         app: Any = None,
     ) -> None:
         if queue is None or reader is None:
-            app = app or import_module(_CURRENT_APP).current_sender()
+            app = app or import_module(CURRENT_APP).current_sender()
             queue, reader = queue or app.queue_of(job_id), reader or app.results
         self.ref, self.reader, self.parent = JobRef(queue, job_id), reader, parent
         self.children: list[Any] = []

@@ -96,8 +96,8 @@ class ResultSet(Generic[R]):
         with nullcontext() if disable_sync_subtasks else allow_join_result():
             return [member.get(deadline.left(), propagate=propagate) for member in self.results]  # type: ignore[misc]
 
-    join = get
-    """Celery's name."""
+    join = join_native = get
+    """Celery's names."""
 
     async def aget(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:  # noqa: ASYNC109 - as get()
         """:meth:`get` for asyncio. ``await result`` is the same without arguments."""

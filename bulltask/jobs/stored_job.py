@@ -11,7 +11,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.numbers import field_number
 from bulltask.jobs.states import REVOKED, JobState
 
-__all__ = ["Finished", "JobSnapshot", "StoredJob"]
+__all__ = ["Finished", "JobSnapshot", "StoredCall", "StoredJob"]
 
 _NOT_STARTED: Final = (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED)
 
@@ -105,6 +105,27 @@ class Finished:
 
     completed: bool
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """What a job was sent with, and when it finished.
+
+    Attributes:
+        data: The arguments as they are stored, which may be an envelope.
+        finished_ms: Epoch milliseconds, ``None`` before.
+    """
+
+    name: str
+    data: bytes
+    finished_ms: int | None
+
+    @classmethod
+    def from_fields(cls, name: bytes | None, data: bytes | None, finished: bytes | None) -> StoredCall | None:
+        """Read the fields ``name``, ``data`` and ``finishedOn``; ``None`` if there is no such job."""
+        if name is None:
+            return None
+        return cls(codec.decode_text(name), data or b"null", None if finished is None else _int({b"": finished}, b""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,11 +165,15 @@ class PayloadCodec:
         Raises:
             DecodeError: It is malformed, not accepted, or its signature or encryption cannot be verified.
         """
-        what = f"data of job {job.id}"
-        if not job.data.startswith(ENVELOPE_START):
-            return Loaded(codec.decode(job.data, what=what))
-        envelope = Envelope.from_json(job.data, what)
-        return self._load(envelope, self._arguments(job.queue, job.name), self._config.accept_content, what)
+        return self.load_data(job.data, JobRef(job.queue, job.id), job.name)
+
+    def load_data(self, data: bytes, ref: JobRef, task: str) -> Loaded:
+        """Return a job's data from its stored form; raises the errors of :meth:`load_arguments`."""
+        what = f"data of job {ref.id}"
+        if not data.startswith(ENVELOPE_START):
+            return Loaded(codec.decode(data, what=what))
+        envelope = Envelope.from_json(data, what)
+        return self._load(envelope, self._arguments(ref.queue, task), self._config.accept_content, what)
 
     def change_arguments(self, data: Any, queue: str, task: str, change: Callable[[Any], Any]) -> bytes:
         """Return the data of a job as it is stored, after a change.

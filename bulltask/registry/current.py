@@ -33,7 +33,10 @@ def current_sender() -> Sender:
     """
     sender: Sender | None = None if _current is None else _current()
     if sender is None:
-        raise ConfigError("a shared task was sent, but this process has no App: import the module that creates it")
+        raise ConfigError(
+            "a shared task, or a result without an app, needs the current app, but this process has no App: import the "
+            "module that creates it"
+        )
     return sender
 
 

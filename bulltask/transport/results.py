@@ -21,7 +21,7 @@ from bulltask.errors import (
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState, Revocation
-from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredCall
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.task_waits import warn_of_wait
 from bulltask.transport.async_client import AsyncClient
@@ -30,7 +30,15 @@ from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.keys import QueueKeys, saved_group
 from bulltask.transport.operation import Operation, run_async, run_sync
 from bulltask.transport.replies import text
-from bulltask.transport.scripts.job import finished_state, get_state, is_finished, read_fields, remove_job, snapshot
+from bulltask.transport.scripts.job import (
+    finished_state,
+    get_state,
+    is_finished,
+    job_fields,
+    read_fields,
+    remove_job,
+    snapshot,
+)
 from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
 
 __all__ = ["RECHECK_MS", "Results"]
@@ -38,6 +46,7 @@ __all__ = ["RECHECK_MS", "Results"]
 RECHECK_MS: Final = LONGEST_BLOCK_MS
 """Interval at which a waiter reads the job itself, because its event may have been trimmed before it was read."""
 
+_CALL_FIELDS: Final = ("name", "data", "finishedOn")
 _CLOCK_MARGIN_MS: Final = 2_000
 _REFS_PER_ROUND_TRIP: Final = 1_000
 _RETRY_MS: Final = 200
@@ -91,6 +100,10 @@ class Results:
         state, fields = await self._async_client().run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
         return snapshot(ref.id, state, fields)
 
+    def call(self, ref: JobRef) -> StoredCall | None:
+        """Read the job's name and arguments, and when it finished."""
+        return StoredCall.from_fields(*self._pool.run(job_fields(self._keys(ref.queue), ref.id, _CALL_FIELDS)))
+
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
         """Return how the jobs finished, as in :meth:`bulltask.ports.ResultReader.finished_states`."""
         states: list[JobState | None] = []
@@ -121,6 +134,10 @@ class Results:
         """Read what :meth:`save_group` stored."""
         key = saved_group(self._keys(queue).prefix, group_id)
         return self._pool.run(command("GET", key, parse_reply=lambda reply: None if reply is None else text(reply)))
+
+    def forget_group(self, queue: str, group_id: str) -> None:
+        """Remove what :meth:`save_group` stored."""
+        self._pool.run(command("DEL", saved_group(self._keys(queue).prefix, group_id)))
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
         """Fail the job if it is not running; otherwise, with ``terminate``, request that its worker cancel it."""

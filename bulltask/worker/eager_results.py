@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from bulltask.clock import wall_ms
 from bulltask.errors import JobNotFoundError
 from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.states import JobState, Revocation
-from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredCall
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.worker.child.outcomes import FailedOutcome
 
@@ -22,6 +23,7 @@ __all__ = ["EagerResults"]
 @dataclass(frozen=True, slots=True)
 class _Entry:
     snapshot: JobSnapshot
+    call: StoredCall
     failed_job: FailedJob | None = None
 
 
@@ -102,6 +104,11 @@ class EagerResults:
         """:meth:`snapshot` for asyncio."""
         return self.snapshot(ref)
 
+    def call(self, ref: JobRef) -> StoredCall | None:
+        """Return the job's name and arguments, and when it finished."""
+        entry = self._entries.get(ref)
+        return None if entry is None else entry.call
+
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
         """Return the state of each job."""
         return [self.snapshot(ref).state for ref in refs]
@@ -150,10 +157,15 @@ class EagerResults:
         """Return what :meth:`save_group` stored."""
         return self._groups.get(group_id)
 
+    def forget_group(self, queue: str, group_id: str) -> None:  # noqa: ARG002
+        """Remove what :meth:`save_group` stored."""
+        self._groups.pop(group_id, None)
+
     def _store(self, job: RunningJob, state: JobState, failed_job: FailedJob | None = None, **fields: Any) -> None:
         ref = JobRef(job.queue, job.id)
+        call = StoredCall(job.name, job.data, wall_ms() if state.finished else None)
         with self._lock:  # a web server runs jobs in several threads
-            self._entries[ref] = _Entry(replace(self.snapshot(ref), state=state, **fields), failed_job)
+            self._entries[ref] = _Entry(replace(self.snapshot(ref), state=state, **fields), call, failed_job)
             if self._limit is not None and len(self._entries) > self._limit:
                 del self._entries[next(iter(self._entries))]
 

@@ -209,17 +209,13 @@ differs(
     "bulltask has it: it returns the values in the order in which the members finish",
     lambda p: sorted(done(p).iterate()),
 )
-differs(
-    "`result.join_native()` asks the backend for all members at once.",
-    ([0, 2, 4], "AttributeError"),
-    "`get()` waits for any number of members on one connection",
-    lambda p: done(p).join_native(timeout=60),
-)
+same("`result.join_native()` waits for all members.", [0, 2, 4], lambda p: done(p).join_native(timeout=60))
 same(
     "`result.save()` stores the members of a group, and `GroupResult.restore(id)` finds them.",
     [0, 2, 4],
     lambda p: restored(p),
 )
+same("`result.delete()` removes a group that was saved.", None, lambda p: deleted(p))
 same("The result of a group after a step has its parent.", 3, lambda p: parent_of_group(p))
 better(
     "The result of a group cannot be awaited.",
@@ -233,6 +229,13 @@ def restored(p: Any) -> object:
     result = done(p)
     result.save()
     return type(result).restore(result.id, app=p.app).get(timeout=60)
+
+
+def deleted(p: Any) -> object:
+    result = done(p)
+    result.save()
+    result.delete()
+    return type(result).restore(result.id, app=p.app)
 
 
 def unpropagated(p: Any) -> object:

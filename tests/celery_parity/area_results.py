@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.celery_parity.scenario import Area, raised
@@ -227,11 +228,16 @@ differs(
 )
 same("`result.result` is the return value.", 5, lambda p: finished(p).result)
 same("`result.children` has the handles of the steps after a task.", [13], lambda p: children(p))
-differs(
-    "`result.date_done` is when the task finished.",
-    (True, False),
-    "a handle has only what a caller usually needs; `app.queue(…).get_job(id).finished_ms` is the time",
-    lambda p: hasattr(finished(p), "date_done"),
+same(
+    "`result.date_done` is when the task finished, in UTC.",
+    True,
+    lambda p: abs(datetime.now(UTC) - finished(p).date_done) < timedelta(minutes=1),
+)
+better(
+    "`result.name` and `result.kwargs` are empty, unless `result_extended` is set.",
+    ([False, None], [True, {"x": 2, "y": 3}]),
+    "a job contains its call. `kwargs` has all arguments by name, as they are stored; `args` is usually empty",
+    lambda p: [finished(p).name == p.add.name, finished(p).kwargs],
 )
 same(
     "After `result.forget()`, the status is `PENDING`, as for an id that does not exist.",

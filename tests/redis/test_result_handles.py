@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from bulltask import App, AsyncResult, ConfigError, Context, JobState
+from bulltask import App, AsyncResult, ConfigError, Context, GroupResult, JobState, group
 from bulltask.testing import InlineWorker, use_server
 
 pytestmark = pytest.mark.redis
@@ -92,6 +93,50 @@ def test_a_forgotten_job_does_not_exist_any_more(app: App, worker: InlineWorker)
     assert (handle.state, handle.status) == (JobState.UNKNOWN, "PENDING")
     handle.forget()  # again
     assert app.queue("default").get_job(handle.id) is None
+
+
+def test_a_handle_knows_the_name_the_arguments_and_the_end_of_its_job(app: App, worker: InlineWorker) -> None:
+    @app.task(name="plus")
+    def plus(value: int, other: int) -> int:
+        return value + other
+
+    handle, elsewhere = plus.delay(1, other=2), app.send_task("elsewhere", (3,))
+    assert (handle.name, handle.args, handle.kwargs) == ("plus", [], {"value": 1, "other": 2})
+    assert (elsewhere.name, elsewhere.args, elsewhere.kwargs) == ("elsewhere", [3], {})
+    assert handle.date_done is None
+    handle.get()
+    job = app.queue("default").get_job(handle.id)
+    assert job is not None
+    assert handle.date_done is not None
+    assert handle.date_done.timestamp() * 1000 == pytest.approx(job.finished_ms)
+    handle.forget()
+    assert (handle.name, handle.args, handle.kwargs, handle.date_done) == (None, None, None, None)
+
+
+def test_a_handle_decrypts_the_arguments_of_its_job(broker_url: str) -> None:
+    app = App("secret", broker_url, payload_encryption_keys={"*": ["k1:" + b64encode(bytes(32)).decode()]})
+
+    @app.task(name="pay")
+    def pay(card: str) -> None: ...
+
+    assert pay.delay("4711").kwargs == {"card": "4711"}
+
+
+def test_a_saved_group_is_found_by_its_id_in_the_current_app_until_it_is_deleted(
+    app: App, worker: InlineWorker
+) -> None:
+    @app.task(name="plus")
+    def plus(value: int, other: int) -> int:
+        return value + other
+
+    app.set_current()
+    saved = group(plus.s(1, 1), plus.s(2, 2)).delay()
+    saved.save()
+    restored = GroupResult.restore(saved.id)
+    assert restored is not None
+    assert restored.join_native() == [2, 4]
+    restored.delete()
+    assert GroupResult.restore(saved.id) is None
 
 
 def test_collect_yields_the_results_of_a_step_and_those_after_it(app: App, worker: InlineWorker) -> None:

@@ -682,9 +682,13 @@ RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
     "snapshot": (read_snapshot, ["failed", "no", 1]),
 }
 PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
+    "args": (lambda s: s.add().result().args, []),
     "collect": (lambda s: [value for _, value in s.add_completed(3).result().collect()], [3]),
+    "date_done": (lambda s: s.add().result().date_done, None),
     "failed": (lambda s: s.add_failed().result().failed(), True),
     "info": (lambda s: s.add_completed(3).result().info, 3),
+    "kwargs": (lambda s: s.add().result().kwargs, {"n": 1}),
+    "name": (lambda s: s.add().result().name, "a"),
     "progress": (update_progress_of_result, [None, 50]),
     "ready": (lambda s: [s.add().result().ready(), s.add_completed(priority=1).result().ready()], [False, False]),
     "result": (lambda s: s.add_completed(3).result().result, 3),
@@ -694,7 +698,7 @@ PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
     "traceback": (lambda s: s.add_failed().result().traceback, None),
     "wait": (lambda s: s.add_completed(3).result().wait(timeout=60), 3),
 }
-"""Members without an asyncio form: ``await result.asnapshot()`` has all their values."""
+"""Members without an asyncio form: ``await result.asnapshot()`` has their values; an ``AsyncQueue`` reads the call."""
 
 
 @pytest.mark.parametrize("case", RESULTS)

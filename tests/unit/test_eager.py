@@ -343,6 +343,14 @@ def test_a_group_can_be_saved_and_restored(app: App, tasks: Any) -> None:
     restored = GroupResult.restore(results.id, app)
     assert restored is not None
     assert restored.get() == [0, 2, 4]
+    restored.delete()
+    assert GroupResult.restore(results.id, app) is None
+
+
+def test_a_handle_knows_the_call_and_the_end_of_its_job(tasks: Any) -> None:
+    handle = tasks.add.delay(1, 2)
+    assert (handle.name, handle.args, handle.kwargs) == (tasks.add.name, [], {"x": 1, "y": 2})
+    assert handle.date_done is not None
 
 
 def test_callbacks_run_eagerly(tasks: Any, calls: list[Any]) -> None:

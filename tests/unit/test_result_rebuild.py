@@ -51,6 +51,8 @@ class FailedJobReader:
     async def asnapshot(self, ref: JobRef) -> JobSnapshot:
         return self.snapshot(ref)
 
+    def call(self, ref: JobRef) -> None: ...
+
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
         return [JobState.FAILED for _ in refs]
 
@@ -65,6 +67,8 @@ class FailedJobReader:
 
     def load_group(self, queue: str, group_id: str) -> str | None:
         return None
+
+    def forget_group(self, queue: str, group_id: str) -> None: ...
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         return Finished(False, self.reason)
