@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from bulltask.errors import InvalidJobError
 from bulltask.jobs.child_results import ChildResults
 from bulltask.jobs.job import NewJob, RunningJob
 
 __all__ = ["Relatives", "origin_of_jobs_sent_by", "relatives", "sent_by"]
+
+_GROUP_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}(\.\d+)*")
 
 
 class Relatives(TypedDict):
@@ -41,8 +44,17 @@ def relatives(job: RunningJob) -> Relatives:
     else:
         parent_id = _step_before(job)
         root_id = job.id if parent_id is None else None
-    chord = parent if parent and job.id.rpartition(".")[0] == parent else None
-    return {"root_id": root_id, "parent_id": parent_id, "group": chord, "chord": chord}
+    group = job.id.rpartition(".")[0]
+    chord = parent if parent and group == parent else None
+    return {"root_id": root_id, "parent_id": parent_id, "group": chord or _group_id(group), "chord": chord}
+
+
+def _group_id(prefix: str) -> str | None:
+    """Return the id of the group from whose id a job's id is derived (:func:`bulltask.jobs.child_results.member_id`).
+
+    It is not stored in the job: a UUIDv7 of bulltask's, with a number for each group in another group's member.
+    """
+    return prefix if prefix and _GROUP_ID.fullmatch(prefix) else None
 
 
 def _step_before(job: RunningJob) -> str | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from bulltask.jobs.job import RunningJob
+from bulltask.jobs.numbers import number
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.registry.relatives import relatives
 
@@ -34,8 +36,13 @@ class Request:
             another step of a canvas.
         parent_id: The id of the job whose task sent this one, or of the previous step of its canvas; for the body of a
             chord, of the last member. ``None`` if there is no such job.
-        group, chord: The id of the chord's body, which receives the results of this job's group; ``None`` if there is
-            none.
+        group: The id of the group (``GroupResult.id``) whose member this job is; in a chord, the id of its body.
+            ``None`` for other jobs, and for a member with its own ``job_id``.
+        chord: The id of the chord's body, which receives the results of this job's group; ``None`` if there is none.
+        eta_ms: The time before which the job could not run, by its ``eta`` or ``countdown``; ``None`` if it had none,
+            or an ``eta`` in the past.
+        expires_ms: The time after which a worker fails the job instead of running it, ``None`` for no limit.
+        is_eager: The job runs in the process that has sent it, without a worker (``apply()``, ``task_always_eager``).
         app_id: The name of the worker's app.
         hostname: The worker's id.
     """
@@ -58,8 +65,21 @@ class Request:
     parent_id: str | None = None
     group: str | None = None
     chord: str | None = None
+    eta_ms: int | None = None
+    expires_ms: int | None = None
+    is_eager: bool = False
     app_id: str = ""
     hostname: str = ""
+
+    @property
+    def eta(self) -> str | None:
+        """:attr:`eta_ms` as Celery's ISO 8601 string, in UTC."""
+        return _iso(self.eta_ms)
+
+    @property
+    def expires(self) -> str | None:
+        """:attr:`expires_ms` as Celery's ISO 8601 string, in UTC."""
+        return _iso(self.expires_ms)
 
     @property
     def timelimit(self) -> tuple[float | None, float | None]:
@@ -105,6 +125,7 @@ class Request:
         Raises:
             DecodeError: Its options are malformed.
         """
+        delay_ms = number(job.opts.get("delay"))
         return cls(
             id=job.id,
             task=job.name,
@@ -119,7 +140,13 @@ class Request:
             priority=job.priority,
             soft_time_limit=limits.soft_s,
             time_limit=limits.hard_s,
+            eta_ms=job.timestamp_ms + delay_ms if delay_ms else None,
+            expires_ms=job.expires_ms,
             app_id=app_id,
             hostname=hostname,
             **relatives(job),
         )
+
+
+def _iso(epoch_ms: int | None) -> str | None:
+    return None if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat()

@@ -144,7 +144,7 @@ class _JobRun:
 
     def __init__(self, app: App, results: EagerResults, new: NewJob, before: Sequence[JobRef]) -> None:
         self._app, self._results, self._before, self._keys = app, results, before, app.broker.keys(new.queue)
-        self._runner = InProcessRunner(app, lambda _job: self)
+        self._runner = InProcessRunner(app, lambda _job: self, is_eager=True)
         self.outcome: Outcome | None = None
         now_ms = app.now_ms()
         self._job = RunningJob(

@@ -44,6 +44,7 @@ class InProcessRunner:
         app: Tasks, settings and listeners.
         job_client: Creates the client of a job, which stores the progress and log lines of a bound task.
         slots: The maximum number of jobs in a batch.
+        is_eager: Whether this process has also sent the jobs, for ``request.is_eager``.
 
     Attributes:
         bus: Passes events to the app's listeners.
@@ -54,7 +55,9 @@ class InProcessRunner:
 
     worker_id = _WORKER_ID
 
-    def __init__(self, app: App, job_client: Callable[[RunningJob], JobClient], slots: int = 1) -> None:
+    def __init__(
+        self, app: App, job_client: Callable[[RunningJob], JobClient], slots: int = 1, *, is_eager: bool = False
+    ) -> None:
         block = Slots(1, slots).children[0]
         block.reset()
         self.slots = block.slots()
@@ -66,6 +69,7 @@ class InProcessRunner:
         retirement = Retirement(no_limits, block, 0, self.bus, os.getpid())
         threads = TaskThreads(0)
         self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads, worker_id=_WORKER_ID)
+        self._runner.is_eager = is_eager
         self.settler = Settler(app.config, app.broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:

@@ -486,6 +486,19 @@ same(
     requested("timelimit", time_limit=60, soft_time_limit=30),
 )
 
+same(
+    "`self.request.eta` and `.expires` are times in ISO 8601, or empty.",
+    [None, "2090-01-01T00:00:00+00:00"],
+    requested("eta", "expires", expires=datetime(2090, 1, 1, tzinfo=UTC)),
+)
+same("`self.request.is_eager` is false in a worker.", [False], requested("is_eager"))
+same("In `task.apply(…)`, `self.request.is_eager` is true.", [True], lambda p: p.get(p.request.apply((["is_eager"],))))
+same(
+    "In the members of a group, `self.request.group` is the id of the group.",
+    True,
+    lambda p: (lambda result: p.get(result) == [[result.id]] * 2)(p.group([p.request.si(["group"])] * 2).delay()),
+)
+
 # ---- in a worker -----------------------------------------------------------------------------------------------------
 
 

@@ -180,6 +180,51 @@ def test_the_request_names_the_step_before_and_the_chord(app: App, worker: Inlin
     assert (requests["first"].group, requests["body"].group) == (None, None)
 
 
+def test_the_request_of_a_groups_member_has_the_id_of_the_group(app: App, worker: InlineWorker) -> None:
+    groups: dict[str, str | None] = {}
+
+    @app.task(name="step", bind=True)
+    def step(self: Context, name: str) -> None:
+        groups[name] = self.request.group
+        assert self.request.chord is None
+
+    members = [step.si("member"), step.si("first") | step.si("last"), step.si("named").set(job_id="order.1")]
+    flat = group(members).delay()
+    after = (step.si("before") | group(step.si("after"), step.si("other"))).delay()
+    nested = group(step.si("a"), step.si("b") | group(step.si("inner"), step.si("c"))).delay()
+    step.si("alone").delay()
+    worker.drain()
+    assert {name: groups[name] for name in ("member", "last", "after", "a", "inner")} == {
+        "member": flat.id,
+        "last": flat.id,
+        "after": after.id,
+        "a": nested.id,
+        "inner": nested[1].id,
+    }
+    assert {groups[name] for name in ("first", "named", "before", "alone")} == {None}
+
+
+def test_the_request_has_the_eta_and_the_expiry_of_the_call(app: App, worker: InlineWorker) -> None:
+    requests: list[Request] = []
+
+    @app.task(name="look", bind=True)
+    def look(self: Context) -> None:
+        requests.append(self.request)
+
+    eta = worker.clock.now().replace(microsecond=0) + timedelta(hours=1)
+    look.apply_async(eta=eta)
+    worker.clock.advance(3_600)
+    worker.drain()
+    look.apply_async(expires=datetime(2090, 1, 1, tzinfo=UTC))
+    worker.drain()
+    look.apply()
+    assert [(one.eta, one.expires, one.is_eager) for one in requests] == [
+        (eta.isoformat(), None, False),
+        (None, "2090-01-01T00:00:00+00:00", False),
+        (None, None, True),
+    ]
+
+
 def test_every_job_of_a_canvas_knows_its_root_and_its_parent(app: App, worker: InlineWorker) -> None:
     requests: dict[str, Request] = {}
 

@@ -100,6 +100,7 @@ class AttemptRunner:
     Attributes:
         hooks: The hooks around attempts.
         is_stopping: Returns whether checkpointed tasks should end between two items.
+        is_eager: Whether jobs run in the process that has sent them, for ``request.is_eager``.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a child, which main.py connects
@@ -117,6 +118,7 @@ class AttemptRunner:
         self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
         self._threads, self._worker_id, self._payloads = threads, worker_id, JobPayloads(app)
         self.is_stopping: Callable[[], bool] = lambda: False
+        self.is_eager = False
         self._task_limits: dict[str, TimeLimits] = {}
         self._task_rates: dict[str, TaskRate | None] = {}
         self.hooks = RunHooks(app)
@@ -321,7 +323,8 @@ class AttemptRunner:
     def _request(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
-        return Request.of(job, args, kwargs, self._limits(job, task), self._app.name, self._worker_id)
+        request = Request.of(job, args, kwargs, self._limits(job, task), self._app.name, self._worker_id)
+        return replace(request, is_eager=True) if self.is_eager else request
 
     def _hooked(self, attempt: Attempt, variables: contextvars.Context | None) -> HookedRun:
         job, task, arguments, context = attempt.job, attempt.task, attempt.arguments, attempt.context
