@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast
 
 from bulltask import embedded
 from bulltask.categories import Categorizer
@@ -35,6 +35,8 @@ from bulltask.registry.builtins import builtin_tasks
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Canvas, Signature
 from bulltask.registry.canvas_plan import plan_canvas
+from bulltask.registry.command_line_mixin import CommandLineMixin
+from bulltask.registry.control import Control
 from bulltask.registry.current import set_current
 from bulltask.registry.current_job import current_job
 from bulltask.registry.django import set_up_django
@@ -61,16 +63,20 @@ B = TypeVar("B", bound=AnyTask[..., Any])
 T = TypeVar("T", bound=AnyTask[..., Any])
 
 _EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a layer above
-_NO_CONTROL: Final = (
-    ": workers receive no messages, because Redis has the state; use result.revoke(), or the methods of app.queue(…): "
-    "pause(), resume(), drain(), get_workers(), …"
-)
 
 # An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
-class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, TaskDiscoveryMixin, ResultsMixin):
+class App(
+    SettingsMixin,
+    HooksMixin,
+    TaskDefinitionMixin,
+    PeriodicTasksMixin,
+    TaskDiscoveryMixin,
+    ResultsMixin,
+    CommandLineMixin,
+):
     """A bulltask application.
 
     Args:
@@ -85,6 +91,7 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, Ta
 
     Attributes:
         Task: The class of its tasks that have no ``base``.
+        control: Revokes jobs by id: ``app.control.revoke(id)``.
 
     Raises:
         ConfigError: A setting has an unknown name or an invalid value.
@@ -103,6 +110,7 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, Ta
         self.conf.when_frozen(self.tasks.configure)
         self.categorizer = Categorizer()
         self.outboxes: list[OutboxRelay] = []
+        self.control = Control(self)
         self._send_hooks = SendHooks(self.middleware, lambda: self.config.max_payload)
         self._lock = threading.RLock()
         self._broker: Broker | None = None
@@ -376,13 +384,6 @@ class App(SettingsMixin, HooksMixin, TaskDefinitionMixin, PeriodicTasksMixin, Ta
             if self.config.always_eager
             else Broker(self.config, url)
         )
-
-    if not TYPE_CHECKING:  # type checkers would accept any name
-
-        def __getattr__(self, name: str) -> object:
-            """Say what to use instead of Celery's ``app.control``."""
-            hint = _NO_CONTROL if name == "control" else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"

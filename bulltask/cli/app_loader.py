@@ -25,7 +25,8 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
         broker: ``-b`` as given after the command.
 
     Returns:
-        The value of ``-A`` that was used, and the app.
+        The value of ``-A`` that was used, and the app. The value is empty if the app runs the command itself
+        (``app.start()``).
 
     Raises:
         click.UsageError: No ``-A`` was given.
@@ -33,14 +34,18 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
         click.ClickException: A module of the app raised an error.
     """
     group_options: dict[str, Any] = ctx.obj or {}
-    spec = app or group_options.get("app")
-    if not spec:
+    given: str | App | None = app or group_options.get("app")
+    if not given:
         raise click.UsageError("no app: pass -A pkg.mod:name, or set BULLTASK_APP")
     if group_options.get("workdir"):
         os.chdir(group_options["workdir"])
     add_to_import_path()
-    with reporting_import_errors(f"the app {spec!r} (-A)"):
-        loaded = find_app(spec, App)
+    if isinstance(given, App):
+        spec, loaded = "", given
+    else:
+        spec = given
+        with reporting_import_errors(f"the app {spec!r} (-A)"):
+            loaded = find_app(spec, App)
     if url := broker or group_options.get("broker"):
         loaded.conf.override("broker_url", url)
     return spec, loaded

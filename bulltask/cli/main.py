@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -11,7 +11,10 @@ from bulltask.cli.lazy import LazyGroup
 from bulltask.cli.options import broker_option, config_option
 from bulltask.config.urls import SecretUrl
 
-__all__ = ["main"]
+if TYPE_CHECKING:  # imported late, so that --help is fast
+    from bulltask.app import App
+
+__all__ = ["main", "run_for"]
 
 COMMANDS: Final = {
     "gen-ts": "bulltask.cli.gen_ts",
@@ -39,4 +42,18 @@ def main(ctx: click.Context, app: str | None, broker: SecretUrl | None, workdir:
 
     -A, -b and --config may be given before or after the command.
     """
-    ctx.obj = {"app": app, "broker": broker, "workdir": workdir}
+    ctx.obj = {"app": app, "broker": broker, "workdir": workdir, **(ctx.obj or {})}
+
+
+def run_for(app: App, argv: list[str]) -> int:
+    """Run a command for an app that is already loaded; the body of :meth:`bulltask.App.start`.
+
+    Raises:
+        SystemExit: The command has failed; the error was printed.
+    """
+    try:
+        code = main.main(argv, prog_name="bulltask", standalone_mode=False, obj={"app": app})
+    except click.ClickException as exc:
+        exc.show()
+        raise SystemExit(exc.exit_code) from exc
+    return code if isinstance(code, int) else 0

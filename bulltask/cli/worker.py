@@ -205,7 +205,7 @@ def command(
     if not processed:
         raise click.UsageError("no queue to process: -X excludes all of them")
     until = StopConditions(burst=flags["burst"], max_jobs=flags["max_jobs"])
-    ctx.exit(run_worker(loaded_app, processed, app_spec=app_spec, process_spec=process_spec, until=until))
+    ctx.exit(run_worker(loaded_app, processed, app_spec=app_spec or None, process_spec=process_spec, until=until))
 
 
 def _queues(text: str | None, flag: str) -> tuple[str, ...]:

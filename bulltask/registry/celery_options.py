@@ -61,7 +61,7 @@ IGNORED_TASK_OPTIONS: Final[_Options] = {
     "store_errors_even_if_ignored": ((True,), "the error of a failed job is always stored"),
     "trail": ((True, False), ""),
     "typing": ((True,), "arguments are always checked when a call is sent"),
-    "resultrepr_maxsize": ((), "results are always shortened in log lines"),
+    "resultrepr_maxsize": ((1024,), "results are always shortened in log lines"),
     "store_eager_result": ((False,), "the result of a job in eager mode is kept in its process"),
     "lazy": ((True, False), ""),
     "abstract": ((True, False), ""),

@@ -224,6 +224,17 @@ class JobMethods:
         await self._client_for_replace().areplace(canvas)
         raise WaitForChildren(replaced=True)
 
+    def add_to_chord(self, sig: Any, lazy: bool = False) -> Never:  # noqa: ARG002 - Celery's signature
+        """Always raise an error. (Celery would add a member to the chord of the running member.)
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"task {self.request.task} cannot add a member to its chord, because the number of a chord's members is "
+            "fixed when it is sent; replace this member with a group: self.replace(group(…))"
+        )
+
     def move_to_waiting_children(self) -> Never:
         """End this attempt and run the job again when its pending child jobs have finished; the attempt does not count.
 

@@ -193,6 +193,14 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
 
     if not TYPE_CHECKING:  # type checkers would accept any name
 
+        @property
+        def rate_limit(self) -> Any:
+            """The option ``rate_limit``; while a job of the task runs, :meth:`Context.rate_limit`, as on ``self``."""
+            options = vars(self).get("options")
+            if options is None or current_context(self.name) is not None:
+                return super().rate_limit
+            return options.rate_limit
+
         def __getattr__(self, name: str) -> Any:
             """Return an option of the task, such as ``self.queue``; in a job, the effective ``self.max_retries``."""
             options = vars(self).get("options")

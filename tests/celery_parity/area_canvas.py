@@ -505,10 +505,11 @@ same(
     lambda p: p.get(p.replaces_itself.s() | p.add.s(10)),
 )
 differs(
-    "`self.add_to_chord(signature)` adds a member to the chord of a running member.",
-    (True, False),
-    "it does not exist; `parent=self.request` adds a child job to the running job",
-    lambda p: p.get(p.has_method.delay("add_to_chord")),
+    "`self.add_to_chord(signature)` adds a member to the chord of a running member; elsewhere, it raises an error.",
+    ("ValueError", "TypeError"),
+    "a chord has a fixed number of members, so it always raises an error; `self.replace(group(…))` in the member has "
+    "the same effect",
+    lambda p: p.fails(p.adds_to_chord.delay()),
 )
 differs(
     "`app.signature(dict(call))` restores a call that was stored.",

@@ -173,6 +173,7 @@ same(
     lambda p: p.fails(p.autoretries_with_kwargs.delay(p.key)) and len(p.notes_so_far()),
 )
 same("`rate_limit` may be a number or a string.", 2, lambda p: defined_with(rate_limit=5)(p) + one_an_hour(p))
+same("`task.rate_limit` is the option.", "5/s", lambda p: p.limited.rate_limit)
 same("`rate_limit` spreads the starts of a task evenly.", True, lambda p: are_spread(p))
 differs(
     "`rate_limit` is checked when a worker starts.",

@@ -335,8 +335,6 @@ MISSING: Final = {
     "add.s(2, 3) == add.s(2, 3)": "compare their attributes",
     "add.s(2, 3).id is None": "a job has its id when it is sent",
     "add.chunks(zip(range(4), range(4)), 2).group()().get(timeout=9) == [[0, 2], [4, 6]]": "chunks() returns a group",
-    "app.control.revoke(add.apply_async((2, 3), countdown=60).id)": "workers are not controlled by messages",
-    "app.control.revoke(add.apply_async((2, 3), countdown=60).id, terminate=True)": "workers are not controlled by messages",
     "[r.get(timeout=9) for r in group(add.s(1, 1), add.s(2, 2))().children] == [2, 4]": "they are the results",
     "from celery.signals import after_setup_logger, after_setup_task_logger": "the error names an alternative",
     "from celery.signals import task_received, task_unknown": "the error names an alternative",

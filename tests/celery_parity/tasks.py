@@ -159,6 +159,10 @@ def _define_processes(app: Any) -> dict[str, Any]:
         return [getattr(self.request, name, "missing") for name in names]
 
     @app.task(bind=True)
+    def adds_to_chord(self):
+        self.add_to_chord(self.s())
+
+    @app.task(bind=True)
     def attribute_of_self(self, name):
         value = getattr(self, name)
         return value if isinstance(value, str | int) else type(value).__name__

@@ -398,3 +398,19 @@ def test_without_revocation_requests_a_check_is_one_exists_command(
     }
     assert set(stats) <= {f"cmdstat_{name}" for name in ("evalsha", "exists", "config|resetstat", "info", "time")}
     record_property("microseconds", stats["cmdstat_evalsha"]["usec_per_call"])
+
+
+def test_celerys_control_revokes_jobs_of_any_queue_by_their_ids(app: App) -> None:
+    @app.task(name="mail", queue="mail")
+    def mail() -> None: ...
+
+    one, two, three = mail.delay(), mail.delay(), app.send_task("other")
+    assert app.control.revoke(one.id) is Revocation.REVOKED
+    assert app.control.revoke([two.id, three.id, "missing"], terminate=True) == [
+        Revocation.REVOKED,
+        Revocation.REVOKED,
+        Revocation.UNKNOWN,
+    ]
+    assert {one.status, two.status, three.status} == {"REVOKED"}
+    with pytest.warns(UserWarning, match="the argument signal has no effect"):
+        assert app.control.revoke(one.id, terminate=True, signal="SIGKILL") is Revocation.FINISHED

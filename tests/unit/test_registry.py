@@ -633,11 +633,28 @@ def test_the_signature_of_a_bound_task_has_no_self() -> None:
     assert str(inspect.signature(pickled_task)) == "(x: 'int', y: 'int' = 1) -> 'int'"
 
 
-def test_the_control_attribute_of_celery_raises_an_error_that_says_what_to_use(app: App) -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'control': .* use result\.revoke\(\), or"):
-        _ = app.control  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"no attribute 'kontrol'$"):
-        _ = app.kontrol  # type: ignore[attr-defined]
+def test_other_methods_of_celerys_control_raise_an_error_that_says_what_to_use(app: App) -> None:
+    with pytest.raises(AttributeError, match=r"app.control has no 'inspect': workers receive no messages, .* use the"):
+        app.control.inspect()  # type: ignore[attr-defined]
+
+
+def test_worker_main_needs_the_command(app: App) -> None:
+    with pytest.raises(ValueError, match=r"argv must contain the command worker: app.worker_main\(\['worker', …\]\)"):
+        app.worker_main(["-c", "4"])
+
+
+def test_a_task_shows_its_rate_limit_outside_of_a_job(app: App) -> None:
+    assert app.task(name="limited", rate_limit="10/m")(add).rate_limit == "10/m"
+    assert app.task(name="unlimited")(add).rate_limit is None
+
+
+def test_a_member_cannot_be_added_to_a_chord(app: App) -> None:
+    @app.task(bind=True)
+    def grow(self: Context) -> None:
+        self.add_to_chord(grow.s())
+
+    with pytest.raises(TypeError, match=r"fixed when it is sent; replace this member with a group: self.replace"):
+        grow()
 
 
 @pytest.mark.parametrize(
