@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from bulltask.hooks.middleware import Middleware
     from bulltask.jobs.states import JobState
     from bulltask.registry.batches import BatchJob
-    from bulltask.registry.canvas import Signature
     from bulltask.registry.context import Context
     from bulltask.registry.current import current_app
     from bulltask.registry.current_job import get_task_logger
     from bulltask.registry.decorators import shared_task
     from bulltask.registry.request import Request
     from bulltask.registry.running import current_task
+    from bulltask.registry.signature import Signature
     from bulltask.registry.task import AsyncTask, Task
     from bulltask.registry.workflows import chain, chord, group, signature
     from bulltask.result import AsyncResult, allow_join_result
@@ -106,7 +106,7 @@ _MODULES: Final = {
     "ResultSet": "bulltask.result_set",
     "ResultTimeoutError": "bulltask.errors",
     "Retry": "bulltask.errors",
-    "Signature": "bulltask.registry.canvas",
+    "Signature": "bulltask.registry.signature",
     "SoftTimeLimitExceeded": "bulltask.errors",
     "Task": "bulltask.registry.task",
     "TaskError": "bulltask.errors",

@@ -33,7 +33,7 @@ from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
 from bulltask.registry.builtins import builtin_tasks
 from bulltask.registry.call_options import CallOptions
-from bulltask.registry.canvas import Canvas, Signature
+from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.command_line_mixin import CommandLineMixin
 from bulltask.registry.control import Control
@@ -46,6 +46,7 @@ from bulltask.registry.periodic_tasks_mixin import PeriodicTasksMixin
 from bulltask.registry.relatives import origin_of_jobs_sent_by, sent_by
 from bulltask.registry.results_mixin import ResultsMixin
 from bulltask.registry.running import running_task
+from bulltask.registry.signature import Signature
 from bulltask.registry.single_jobs import job_of
 from bulltask.registry.task import AnyTask, Task
 from bulltask.registry.task_definition_mixin import TaskDefinitionMixin
@@ -146,7 +147,7 @@ class App(
         name: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[CallKeywords],
+        **options: Unpack[CallKeywords[Any]],
     ) -> AsyncResult[Any]:
         """Send a job by task name, for tasks that this app does not define (Celery's ``send_task``).
 
@@ -164,7 +165,7 @@ class App(
         name: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[CallKeywords],
+        **options: Unpack[CallKeywords[Any]],
     ) -> AsyncResult[Any]:
         """:meth:`send_task` for asyncio."""
         return (await self.asend_many([self.build_job(name, args, kwargs, options)]))[0]
@@ -241,7 +242,7 @@ class App(
         name: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[SignatureKeywords],
+        **options: Unpack[SignatureKeywords[Any]],
     ) -> Signature[Any, Any]:
         """Return a signature by task name, also for tasks that this app does not define (Celery's ``signature``).
 

@@ -15,7 +15,7 @@ from bulltask.queue.flow_plan import FlowJob, FlowNode, plan
 from bulltask.queue.flow_read import FlowReader, ReadNode
 from bulltask.queue.flow_send import FlowSender, ServerFacts
 from bulltask.queue.job_fields import JobFields, sent_job
-from bulltask.registry.canvas import Signature
+from bulltask.registry.signature import Signature
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 

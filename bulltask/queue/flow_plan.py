@@ -14,7 +14,7 @@ from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.jobs.options import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
 from bulltask.queue.add_options import AddOptions, build_job
-from bulltask.registry.canvas import Signature
+from bulltask.registry.signature import Signature
 
 __all__ = ["ChildOptions", "FlowJob", "FlowNode", "plan"]
 

@@ -9,19 +9,18 @@ none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast, overload
 
 from bulltask.group_result import GroupResult
-from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
-from bulltask.registry.call_options import CallOptions
-from bulltask.registry.callee import Callee
-from bulltask.registry.celery_options import translate_call_options
 from bulltask.registry.current import current_sender
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
 from bulltask.result import AsyncResult
 
-__all__ = ["Canvas", "Chain", "Group", "GroupChain", "Signature", "chain_of"]
+if TYPE_CHECKING:  # signature.py imports this module
+    from bulltask.registry.signature import Signature
+
+__all__ = ["Canvas", "Chain", "Group", "GroupChain", "chain_of", "pop_callbacks"]
 
 A_contra = TypeVar("A_contra", contravariant=True)
 """What a canvas accepts from the step before it."""
@@ -46,6 +45,11 @@ class Canvas(Generic[A_contra, R_co]):
         """Return a chain: ``following`` runs after this, with its result as the first argument."""
         return chain_of([self, following])
 
+    @overload
+    def delay(self, **kwargs: Any) -> AsyncResult[R_co]: ...
+    @overload
+    def delay(self, first: A_contra, /, *args: Any, **kwargs: Any) -> AsyncResult[R_co]: ...
+
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R_co]:
         """Send it; return the handle of its result once Redis has stored all of its jobs.
 
@@ -60,12 +64,17 @@ class Canvas(Generic[A_contra, R_co]):
         """
         return self.apply_async(args, kwargs)
 
+    @overload
+    async def adelay(self, **kwargs: Any) -> AsyncResult[R_co]: ...
+    @overload
+    async def adelay(self, first: A_contra, /, *args: Any, **kwargs: Any) -> AsyncResult[R_co]: ...
+
     async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult[R_co]:
         """:meth:`delay` for asyncio."""
         return await self.aapply_async(args, kwargs)
 
     def apply_async(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> AsyncResult[R_co]:
         """Send it, with options for the calls that start first: ``countdown``, ``queue`` …
 
@@ -77,7 +86,7 @@ class Canvas(Generic[A_contra, R_co]):
         return cast(AsyncResult[R_co], self._sender().send_canvas(self.clone(args, kwargs, **options)))
 
     async def aapply_async(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> AsyncResult[R_co]:
         """:meth:`apply_async` for asyncio."""
         return cast(AsyncResult[R_co], await self._sender().asend_canvas(self.clone(args, kwargs, **options)))
@@ -88,19 +97,19 @@ class Canvas(Generic[A_contra, R_co]):
         kwargs: Mapping[str, Any] | None = None,
         *,
         throw: bool | None = None,
-        **options: Unpack[CallKeywords],
+        **options: Unpack[CallKeywords[R_co]],
     ) -> AsyncResult[R_co]:
         """Run its calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
         canvas = self.clone(args, kwargs, **options)
         return cast(AsyncResult[R_co], self._sender().apply_canvas(canvas, throw=throw))
 
     def clone(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> Any:
         """Return a copy; arguments and options as for :meth:`apply_async`."""
         raise NotImplementedError
 
-    def set(self, **options: Unpack[SignatureKeywords]) -> Any:
+    def set(self, **options: Unpack[SignatureKeywords[Any]]) -> Any:
         """Set options of every call in it, in place, and return it: ``add.s(1, 2).set(countdown=5)``.
 
         Args:
@@ -139,107 +148,6 @@ class Canvas(Generic[A_contra, R_co]):
         return next((call.task.sender for call in self.calls()), None) or current_sender()
 
 
-class Signature(Canvas[A_contra, R_co]):
-    """One call of a task, to be sent later: ``add.s(1, 2)``.
-
-    Args:
-        task: The task.
-        args, kwargs: The arguments; the result of the step before comes first.
-        options: Options of ``apply_async``.
-        immutable: It ignores the result of the step before it (Celery's ``si``).
-
-    Raises:
-        TypeError: The task has no such parameters.
-    """
-
-    def __init__(
-        self,
-        task: Callee,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-        *,
-        immutable: bool = False,
-    ) -> None:
-        self.task, self.args, self.kwargs = task, tuple(args), dict(kwargs or {})
-        self.immutable, self.links = immutable, list[Canvas[Any, Any]]()
-        self.errbacks = list[Signature[Any, Any]]()
-        self._given = dict(options or {})
-        self._take_callbacks(self._given)
-        self._given = translate_call_options(self._given)  # once, because a clone would warn again
-        self.options = CallOptions.of(self._given)
-        task.check_partial(self.args, self.kwargs)
-
-    def set(self, **options: Unpack[SignatureKeywords]) -> Signature[A_contra, R_co]:
-        """Set options of the call, in place, and return it; see :meth:`Canvas.set`."""
-        given: dict[str, Any] = {**options}
-        self.immutable = given.pop("immutable", self.immutable)
-        self._take_callbacks(given)
-        self._given.update(translate_call_options(given))
-        self.options = CallOptions.of(self._given)
-        return self
-
-    def clone(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
-    ) -> Signature[A_contra, R_co]:
-        """Return a copy. ``args`` come before its own, ``kwargs`` and ``options`` replace its own.
-
-        The arguments of an immutable signature do not change.
-        """
-        given = ((), {}) if self.immutable else (args, kwargs or {})
-        copy: Signature[A_contra, R_co] = Signature(
-            self.task,
-            (*given[0], *self.args),
-            {**self.kwargs, **given[1]},
-            {**self._given, **options},
-            immutable=self.immutable,
-        )
-        copy.links[:0], copy.errbacks[:0] = self.links, self.errbacks
-        return copy
-
-    def calls(self) -> Iterator[Signature[Any, Any]]:
-        """Iterate over this signature."""
-        yield self
-
-    @property
-    def given(self) -> Mapping[str, Any]:
-        """The options that were given and have an effect, by name."""
-        return self._given
-
-    def link(self, callback: Canvas[R_co, Any]) -> Any:
-        """Run ``callback`` with the result when the call has completed; return ``callback``."""
-        self.links.append(callback)
-        return callback
-
-    def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
-        """Run ``callback`` if the call fails; see :meth:`Canvas.link_error`."""
-        self.errbacks.append(callback)
-        return callback
-
-    def _take_callbacks(self, options: dict[str, Any]) -> None:
-        """Add the callbacks given in Celery's options ``link`` and ``link_error``: one, or a list."""
-        self.links += _pop_callbacks(options, "link")
-        self.errbacks += _pop_callbacks(options, "link_error")
-
-    def job(self) -> NewJob:
-        """Return this call's job, with a new id each time unless ``job_id`` is set.
-
-        Raises:
-            TypeError: The arguments do not match the task, or the signature has callbacks, which are other jobs.
-        """
-        if self.links or self.errbacks:
-            raise TypeError(f"{self!r} has callbacks; send it with its method apply_async")
-        return self.task.build(self.task.bind_json(self.args, self.kwargs, self.options.serializer), self.options)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task in this process, without a worker."""
-        return cast(Any, self.task)(*args, *self.args, **{**self.kwargs, **kwargs})
-
-    def __repr__(self) -> str:
-        given = [repr(arg) for arg in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
-        return f"{self.task.name}({', '.join(given)})"
-
-
 class Chain(Canvas[A_contra, R_co]):
     """Steps that run one after the other, each with the result of the one before: ``a | b``, or :func:`chain`."""
 
@@ -257,11 +165,11 @@ class Chain(Canvas[A_contra, R_co]):
             raise TypeError("a chain needs at least one step")
 
     def clone(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> Any:
         """Return a copy; the arguments and options are those of the first step, except ``link`` and ``link_error``."""
         given: dict[str, Any] = {**options}
-        links, errbacks = _pop_callbacks(given, "link"), _pop_callbacks(given, "link_error")
+        links, errbacks = pop_callbacks(given, "link"), pop_callbacks(given, "link_error")
         first, *others = self.steps
         copy = chain_of([first.clone(args, kwargs, **given), *(step.clone() for step in others)])
         copy.errbacks = [*self.errbacks, *errbacks]
@@ -283,6 +191,11 @@ class Chain(Canvas[A_contra, R_co]):
         self.errbacks.append(callback)
         return callback
 
+    @overload
+    def __call__(self, **kwargs: Any) -> AsyncResult[R_co]: ...
+    @overload
+    def __call__(self, first: A_contra, /, *args: Any, **kwargs: Any) -> AsyncResult[R_co]: ...
+
     def __call__(self, *args: Any, **kwargs: Any) -> AsyncResult[R_co]:
         """:meth:`delay`, as in Celery."""
         return self.delay(*args, **kwargs)
@@ -294,22 +207,32 @@ class Chain(Canvas[A_contra, R_co]):
 class _ReturnsGroup(Canvas[A_contra, list[R]], Generic[A_contra, R]):
     """Base class of a canvas with several results: a group, or a chain that ends with one."""
 
-    def delay(self, *args: Any, **kwargs: Any) -> GroupResult[R]:  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def delay(self, **kwargs: Any) -> GroupResult[R]: ...
+    @overload
+    def delay(self, first: A_contra, /, *args: Any, **kwargs: Any) -> GroupResult[R]: ...
+
+    def delay(self, *args: Any, **kwargs: Any) -> GroupResult[R]:
         """Send all jobs in one transaction; see :meth:`Canvas.delay`."""
         return self.apply_async(args, kwargs)
 
-    async def adelay(self, *args: Any, **kwargs: Any) -> GroupResult[R]:  # type: ignore[override]
+    @overload  # type: ignore[override]
+    async def adelay(self, **kwargs: Any) -> GroupResult[R]: ...
+    @overload
+    async def adelay(self, first: A_contra, /, *args: Any, **kwargs: Any) -> GroupResult[R]: ...
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> GroupResult[R]:
         """:meth:`delay` for asyncio."""
         return await self.aapply_async(args, kwargs)
 
     def apply_async(  # type: ignore[override]
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[Any]]
     ) -> GroupResult[R]:
         """Send all jobs in one transaction; see :meth:`Canvas.apply_async`."""
         return cast(GroupResult[R], super().apply_async(args, kwargs, **options))
 
     async def aapply_async(  # type: ignore[override]
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[Any]]
     ) -> GroupResult[R]:
         """:meth:`apply_async` for asyncio."""
         return cast(GroupResult[R], await super().aapply_async(args, kwargs, **options))
@@ -320,7 +243,7 @@ class _ReturnsGroup(Canvas[A_contra, list[R]], Generic[A_contra, R]):
         kwargs: Mapping[str, Any] | None = None,
         *,
         throw: bool | None = None,
-        **options: Unpack[CallKeywords],
+        **options: Unpack[CallKeywords[Any]],
     ) -> GroupResult[R]:
         """Run all calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
         return cast(GroupResult[R], super().apply(args, kwargs, throw=throw, **options))
@@ -337,7 +260,7 @@ class Group(_ReturnsGroup[A_contra, R]):
             self.members += member.members if isinstance(member, Group) else [member]
 
     def clone(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[Any]]
     ) -> Any:
         """Return a copy; each member gets the arguments and options."""
         return Group([member.clone(args, kwargs, **options) for member in self.members])
@@ -361,6 +284,11 @@ class Group(_ReturnsGroup[A_contra, R]):
             member.link_error(callback)
         return callback
 
+    @overload
+    def __call__(self, **kwargs: Any) -> GroupResult[R]: ...
+    @overload
+    def __call__(self, first: A_contra, /, *args: Any, **kwargs: Any) -> GroupResult[R]: ...
+
     def __call__(self, *args: Any, **kwargs: Any) -> GroupResult[R]:
         """:meth:`delay`, as in Celery."""
         return self.delay(*args, **kwargs)
@@ -382,7 +310,12 @@ def chain_of(steps: Iterable[Canvas[Any, Any]]) -> Chain[Any, Any]:
     return GroupChain(every) if every and isinstance(every[-1], _ReturnsGroup) else Chain(every)
 
 
-def _pop_callbacks(options: dict[str, Any], name: str) -> list[Any]:
+def pop_callbacks(options: dict[str, Any], name: str) -> list[Any]:
+    """Remove and return the callbacks in an option, ``link`` or ``link_error``: one, or a list.
+
+    Raises:
+        TypeError: One of them is something else.
+    """
     given = options.pop(name, None) or []
     callbacks = list(given) if isinstance(given, list | tuple) else [given]
     for callback in callbacks:

@@ -28,10 +28,11 @@ from bulltask.jobs.names import FAN_OUT, bullmq_name, qualified_name
 from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
 from bulltask.ports import ResultReader
 from bulltask.registry.call_options import CallOptions
-from bulltask.registry.canvas import Canvas, Chain, Group, Signature
+from bulltask.registry.canvas import Canvas, Chain, Group
 from bulltask.registry.canvas_steps import Node, ResultList, Step, leaves, step_origins
 from bulltask.registry.job_plan import build_job
 from bulltask.registry.named_task import FAN_OUT_PARAMETER
+from bulltask.registry.signature import Signature
 from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bulltask.registry.canvas import Signature
+from bulltask.registry.signature import Signature
 
 __all__ = ["Node", "ResultList", "Step", "leaves", "step_origins"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bulltask.ports import Sender
-from bulltask.registry.canvas import Signature
+from bulltask.registry.signature import Signature
 from bulltask.result import AsyncResult
 
 __all__ = ["CeleryTask"]

@@ -10,7 +10,7 @@ from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
 from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
-from bulltask.registry.canvas import Signature
+from bulltask.registry.canvas import Canvas
 from bulltask.registry.checkpoint_methods import CheckpointMethods
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.current_job import current_job
@@ -19,6 +19,7 @@ from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.option_values import UNLIMITED_RETRIES, expiry_ms
 from bulltask.registry.request import Request
 from bulltask.registry.self_retries import check_retries_left, max_attempts
+from bulltask.registry.signature import Signature
 from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion
 
@@ -198,7 +199,7 @@ class JobMethods:
             raise ConfigError(f"the duration must be at least 0.001 s, not {duration!r}")
         raise RateLimitQueue(duration)
 
-    def replace(self, canvas: Any) -> Never:
+    def replace(self, canvas: Canvas[Any, Any]) -> Never:
         """End this attempt, and run a canvas instead of the task (Celery's ``replace``).
 
         The job waits for the canvas and then completes with its result, or fails with its error. Everything that waits
@@ -215,7 +216,7 @@ class JobMethods:
         self._client_for_replace().replace(canvas)
         raise WaitForChildren(replaced=True)
 
-    async def areplace(self, canvas: Any) -> Never:
+    async def areplace(self, canvas: Canvas[Any, Any]) -> Never:
         """:meth:`replace` for async tasks.
 
         Raises:
@@ -338,7 +339,7 @@ class Context(JobMethods, CheckpointMethods):
         return cast(AsyncResult[Any], self.task.delay(*args, **kwargs))
 
     def apply_async(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[Any]]
     ) -> AsyncResult[Any]:
         """Send another call of the task, with options; see :meth:`bulltask.Task.apply_async`."""
         return cast(AsyncResult[Any], self.task.apply_async(args, kwargs, **options))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypedDict, TypeVar
 
 from bulltask.clock import Duration
 from bulltask.config.payload_settings import Compression, Serializer
@@ -16,11 +16,13 @@ from bulltask.jobs.options import BackoffLike, Deduplication, ParentLike
 from bulltask.jobs.retention import KeepJobs
 
 if TYPE_CHECKING:  # canvas.py imports this module
-    from bulltask.registry.canvas import Canvas, Signature
+    from bulltask.registry.canvas import Canvas
+    from bulltask.registry.signature import Signature
 
 __all__ = ["BatchTaskKeywords", "CallKeywords", "Exceptions", "SignatureKeywords", "SingleCallKeywords", "TaskKeywords"]
 
 DeliveryMode = Literal[1, 2, "transient", "persistent"]
+R = TypeVar("R")
 Exceptions = tuple[type[BaseException], ...] | list[type[BaseException]]
 
 
@@ -155,18 +157,18 @@ class SingleCallKeywords(TypedDict, total=False):
     stamped_headers: Sequence[str] | None
 
 
-class CallKeywords(SingleCallKeywords, total=False):
-    """Options of calls, and their callbacks.
+class CallKeywords(SingleCallKeywords, Generic[R], total=False):
+    """Options of calls that return ``R``, and their callbacks.
 
     Attributes:
         link, link_error: One or several calls that run after this one has completed, or failed.
     """
 
-    link: Canvas[Any, Any] | Sequence[Canvas[Any, Any]] | None
+    link: Canvas[R, Any] | Sequence[Canvas[R, Any]] | None
     link_error: Signature[Any, Any] | Sequence[Signature[Any, Any]] | None
 
 
-class SignatureKeywords(CallKeywords, total=False):
+class SignatureKeywords(CallKeywords[R], Generic[R], total=False):
     """Options of a signature: those of its call, and ``immutable``."""
 
     immutable: bool

@@ -9,8 +9,8 @@ from bulltask.clock import Duration
 from bulltask.config.config import Settings
 from bulltask.errors import ConfigError, InvalidNameError
 from bulltask.jobs.names import check_scheduler_id
-from bulltask.registry.canvas import Signature
 from bulltask.registry.option_types import CallKeywords
+from bulltask.registry.signature import Signature
 from bulltask.registry.task import AnyTask
 from bulltask.schedules.crontabs import crontab
 from bulltask.signals.signal import Signal
@@ -46,7 +46,7 @@ class PeriodicTasksMixin:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         name: str | None = None,
-        **options: Unpack[CallKeywords],
+        **options: Unpack[CallKeywords[Any]],
     ) -> str:
         """Add an entry to the schedule, in addition to those of ``beat_schedule`` (Celery's ``add_periodic_task``).
 

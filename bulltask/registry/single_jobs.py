@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bulltask.jobs.job import NewJob
-from bulltask.registry.canvas import Signature
+from bulltask.registry.signature import Signature
 
 __all__ = ["job_of"]
 

@@ -15,7 +15,7 @@ from bulltask.jobs.names import STARMAP
 from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.call_binding import CallBinding
 from bulltask.registry.call_options import CallOptions
-from bulltask.registry.canvas import Group, Signature
+from bulltask.registry.canvas import Group
 from bulltask.registry.celery_task import CeleryTask
 from bulltask.registry.current import current_sender, registered_task
 from bulltask.registry.job_plan import JobPlan, build_job, plan_job
@@ -23,6 +23,8 @@ from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
 from bulltask.registry.on_commit_mixin import OnCommitMixin
 from bulltask.registry.option_types import CallKeywords
+from bulltask.registry.positional import Takes1, Takes2, Takes3, TakesMany, Unchecked
+from bulltask.registry.signature import Signature
 from bulltask.registry.task_class import TaskClass
 from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
@@ -39,6 +41,8 @@ else:
     R = TypeVar("R")
 Q = ParamSpec("Q")
 A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 FrameT = TypeVar("FrameT")
 
 _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
@@ -102,7 +106,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         return await self._asend_job(self._plan(data).job(data))
 
     def apply_async(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R]]
     ) -> AsyncResult[R]:
         """Send a call with options (Celery's name; this is not a coroutine, see :meth:`aapply_async`).
 
@@ -123,7 +127,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         return self._send_job(self.build(data, CallOptions.of(options)))
 
     async def aapply_async(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R]]
     ) -> AsyncResult[R]:
         """:meth:`apply_async` for asyncio."""
         if "link" in options or "link_error" in options:
@@ -137,7 +141,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         kwargs: Mapping[str, Any] | None = None,
         *,
         throw: bool | None = None,
-        **options: Unpack[CallKeywords],
+        **options: Unpack[CallKeywords[R]],
     ) -> AsyncResult[R]:
         """Run a call in this process, without Redis, and return its result (Celery's ``apply``).
 
@@ -159,7 +163,24 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         """
         return Signature[Any, R](self, args, kwargs, options).apply(throw=throw)
 
-    def delay_many(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
+    @overload
+    def delay_many(
+        self: Takes3[A, B, C], calls: Iterable[tuple[A] | tuple[A, B] | tuple[A, B, C]]
+    ) -> list[AsyncResult[R]]: ...
+    @overload
+    def delay_many(self: Takes2[A, B], calls: Iterable[tuple[A] | tuple[A, B]]) -> list[AsyncResult[R]]: ...
+    @overload
+    def delay_many(self: Takes1[A], calls: Iterable[Sequence[A]]) -> list[AsyncResult[R]]: ...
+    @overload
+    def delay_many(self: Takes2[A, A], calls: Iterable[Sequence[A]]) -> list[AsyncResult[R]]: ...
+    @overload
+    def delay_many(self: Takes3[A, A, A], calls: Iterable[Sequence[A]]) -> list[AsyncResult[R]]: ...
+    @overload
+    def delay_many(self: TakesMany, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]: ...
+    @overload
+    def delay_many(self, calls: Iterable[Unchecked]) -> list[AsyncResult[R]]: ...
+
+    def delay_many(self, calls: Iterable[Any]) -> list[AsyncResult[R]]:
         """Send one job for each tuple of positional arguments, a thousand per round trip.
 
         All calls are checked before the first one is sent.
@@ -207,15 +228,50 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         """Like :meth:`s`, but ignore the result of the call before it (Celery's ``si``)."""
         return Signature(self, args, kwargs, immutable=True)
 
-    def map(self, items: Iterable[Any]) -> Signature[Never, list[R]]:
+    def map(self: Takes1[A], items: Iterable[A]) -> Signature[Never, list[R]]:
         """Return a call that runs the task for each item in turn, in one job (Celery's ``map``)."""
-        return self._in_one_job([(item,) for item in items])
+        task: Any = self
+        return cast(Signature[Never, list[R]], task.starmap([(item,) for item in items]))
 
-    def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]:
+    @overload
+    def starmap(
+        self: Takes3[A, B, C], items: Iterable[tuple[A] | tuple[A, B] | tuple[A, B, C]]
+    ) -> Signature[Never, list[R]]: ...
+    @overload
+    def starmap(self: Takes2[A, B], items: Iterable[tuple[A] | tuple[A, B]]) -> Signature[Never, list[R]]: ...
+    @overload
+    def starmap(self: Takes1[A], items: Iterable[Sequence[A]]) -> Signature[Never, list[R]]: ...
+    @overload
+    def starmap(self: Takes2[A, A], items: Iterable[Sequence[A]]) -> Signature[Never, list[R]]: ...
+    @overload
+    def starmap(self: Takes3[A, A, A], items: Iterable[Sequence[A]]) -> Signature[Never, list[R]]: ...
+    @overload
+    def starmap(self: TakesMany, items: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]: ...
+    @overload
+    def starmap(self, items: Iterable[Unchecked]) -> Signature[Never, list[R]]: ...
+
+    def starmap(self, items: Iterable[Any]) -> Signature[Never, list[R]]:
         """Like :meth:`map`, for items that are positional arguments (Celery's ``starmap``)."""
         return self._in_one_job(items)
 
-    def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group[Never, list[R]]:
+    @overload
+    def chunks(
+        self: Takes3[A, B, C], items: Iterable[tuple[A] | tuple[A, B] | tuple[A, B, C]], size: int
+    ) -> Group[Never, list[R]]: ...
+    @overload
+    def chunks(self: Takes2[A, B], items: Iterable[tuple[A] | tuple[A, B]], size: int) -> Group[Never, list[R]]: ...
+    @overload
+    def chunks(self: Takes1[A], items: Iterable[Sequence[A]], size: int) -> Group[Never, list[R]]: ...
+    @overload
+    def chunks(self: Takes2[A, A], items: Iterable[Sequence[A]], size: int) -> Group[Never, list[R]]: ...
+    @overload
+    def chunks(self: Takes3[A, A, A], items: Iterable[Sequence[A]], size: int) -> Group[Never, list[R]]: ...
+    @overload
+    def chunks(self: TakesMany, items: Iterable[Sequence[Any]], size: int) -> Group[Never, list[R]]: ...
+    @overload
+    def chunks(self, items: Iterable[Unchecked], size: int) -> Group[Never, list[R]]: ...
+
+    def chunks(self, items: Iterable[Any], size: int) -> Group[Never, list[R]]:
         """Return a group of calls of :meth:`starmap`, with up to ``size`` items each (Celery's ``chunks``)."""
         every = list(items)
         return Group([self.starmap(every[start : start + size]) for start in range(0, len(every), size)])

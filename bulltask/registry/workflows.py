@@ -16,6 +16,10 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+E = TypeVar("E")
+F = TypeVar("F")
+G = TypeVar("G")
+H = TypeVar("H")
 S = TypeVar("S")
 
 
@@ -25,7 +29,7 @@ class ChordHeader(Generic[A, B]):
     def __init__(self, header: Group[A, B]) -> None:
         self._header = header
 
-    def __call__(self, body: Canvas[list[B], S], **options: Unpack[CallKeywords]) -> AsyncResult[S]:
+    def __call__(self, body: Canvas[list[B], S], **options: Unpack[CallKeywords[S]]) -> AsyncResult[S]:
         """Send the chord; return the handle of the body's result."""
         return chain(self._header, body).apply_async(**options)
 
@@ -37,12 +41,52 @@ def chain(first: Canvas[A, B], second: Canvas[B, C], third: Canvas[C, S], /) -> 
 @overload
 def chain(first: Canvas[A, B], second: Canvas[B, C], third: Canvas[C, D], other: Canvas[D, S], /) -> Chain[A, S]: ...
 @overload
-def chain(  # longer chains are checked link by link only as a | b | c …
-    first: Canvas[A, Any],
-    second: Canvas[Any, Any],
-    third: Canvas[Any, Any],
-    other: Canvas[Any, Any],
-    step: Canvas[Any, Any],
+def chain(
+    first: Canvas[A, B], second: Canvas[B, C], third: Canvas[C, D], fourth: Canvas[D, E], other: Canvas[E, S], /
+) -> Chain[A, S]: ...
+@overload
+def chain(
+    first: Canvas[A, B],
+    second: Canvas[B, C],
+    third: Canvas[C, D],
+    fourth: Canvas[D, E],
+    fifth: Canvas[E, F],
+    other: Canvas[F, S],
+    /,
+) -> Chain[A, S]: ...
+@overload
+def chain(
+    first: Canvas[A, B],
+    second: Canvas[B, C],
+    third: Canvas[C, D],
+    fourth: Canvas[D, E],
+    fifth: Canvas[E, F],
+    sixth: Canvas[F, G],
+    other: Canvas[G, S],
+    /,
+) -> Chain[A, S]: ...
+@overload
+def chain(
+    first: Canvas[A, B],
+    second: Canvas[B, C],
+    third: Canvas[C, D],
+    fourth: Canvas[D, E],
+    fifth: Canvas[E, F],
+    sixth: Canvas[F, G],
+    seventh: Canvas[G, H],
+    other: Canvas[H, S],
+    /,
+) -> Chain[A, S]: ...
+@overload
+def chain(  # after the eighth step, links are checked only as a | b | c …
+    first: Canvas[A, B],
+    second: Canvas[B, C],
+    third: Canvas[C, D],
+    fourth: Canvas[D, E],
+    fifth: Canvas[E, F],
+    sixth: Canvas[F, G],
+    seventh: Canvas[G, H],
+    eighth: Canvas[H, Any],
     /,
     *steps: Canvas[Any, Any],
 ) -> Chain[A, Any]: ...

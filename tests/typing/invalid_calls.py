@@ -35,6 +35,11 @@ def index(jobs: list[BatchJob[str]]) -> list[int]:
     return [len(job.data) for job in jobs]
 
 
+@app.task
+def upper(text: str, times: int = 1) -> str:
+    return text.upper() * times
+
+
 @shared_task
 def shared(x: int) -> int:
     return x
@@ -50,6 +55,9 @@ def arguments() -> None:
     add.delay("1")  # type: ignore[arg-type]
     add.delay()  # type: ignore[call-arg]
     add.delay(1, 2, 3)  # type: ignore[call-arg]
+    upper.delay_many([(1,)])  # type: ignore[list-item]
+    upper.delay_many([("a", 1), ("b", "c")])  # type: ignore[list-item]
+    fetch.delay_many(["u", 1])  # type: ignore[list-item]
     add.delay(1, z=2)  # type: ignore[call-arg]
     add.s(x="1")  # type: ignore[call-overload]
     fetch.delay(5)  # type: ignore[arg-type]
@@ -137,6 +145,39 @@ def canvases() -> None:
     add.s(1, 2) | fetch.s()  # type: ignore[operator]
     group(add.s(1, 2), add.s(3, 4)) | add.s(1)  # type: ignore[operator]
     chain(add.s(1, 2), fetch.s())  # type: ignore[misc]
+    chain(add.s(1, 2), add.s(1), add.s(2), add.s(3), upper.s())  # type: ignore[misc]
+    chain(add.s(), add.s(), add.s(), upper.s(), add.s(), add.s(), add.s(), add.s(), add.s())  # type: ignore[misc]
+    add.s(1, 2).delay(3)  # type: ignore[call-overload]
+    add.s().delay("1")  # type: ignore[call-overload]
+    (add.s(1, 2) | add.s(1)).delay(3)  # type: ignore[call-overload]
+    chain(add.s(1, 2), add.s(1))(3)  # type: ignore[call-overload]
+    group(add.s(1, 2), add.s(3, 4)).delay(5)  # type: ignore[call-overload]
+
+
+def callbacks() -> None:
+    add.apply_async((1, 2), link=upper.s())  # type: ignore[arg-type]
+    add.apply_async((1, 2), link=[add.s(1), upper.s()])  # type: ignore[list-item]
+    add.s(1, 2).set(link=upper.s())  # type: ignore[arg-type]
+    (add.s(1, 2) | add.s(1)).apply_async(link=upper.s())  # type: ignore[arg-type]
+
+
+def many_calls_in_few_jobs() -> None:
+    add.map(["a"])  # type: ignore[list-item]
+    bound.map(["a"])  # type: ignore[list-item]
+    fetch.map([1])  # type: ignore[list-item]
+    add.starmap([("a", 1)])  # type: ignore[list-item]
+    upper.starmap([(1, "a")])  # type: ignore[list-item]
+    upper.starmap([("a", 1, 2)])  # type: ignore[list-item]
+    upper.chunks([(1, "a")], 10)  # type: ignore[list-item]
+
+
+def replacements(context: Context) -> None:
+    context.replace(5)  # type: ignore[arg-type]
+
+
+async def awaited_replacements(context: Context) -> None:
+    await add.s(1, 2).adelay(3)  # type: ignore[call-overload]
+    await context.areplace(add)  # type: ignore[arg-type]
 
 
 def hooks() -> None:

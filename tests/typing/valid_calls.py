@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Never, assert_type
 
@@ -35,7 +35,7 @@ from bulltask.events import JobFailed
 from bulltask.hooks import OutgoingJob
 from bulltask.queue import AsyncJob, AsyncQueue, FlowJob, Job, Queue
 from bulltask.queue.flow_plan import FlowNode
-from bulltask.registry.canvas import Chain
+from bulltask.registry.canvas import Canvas, Chain, Group
 from bulltask.schedules.repeat import Scheduler
 from bulltask.signals import task_failure
 
@@ -303,6 +303,10 @@ def text_of(number: int, prefix: str = "") -> str:
 
 
 @app.task
+def in_the_background() -> None: ...
+
+
+@app.task
 async def count(texts: list[str]) -> int:
     return len(texts)
 
@@ -313,6 +317,7 @@ def canvases() -> None:
     assert_type(add.s(1, 2) | text_of.s("a"), Chain[Never, str])
     assert_type((add.s(1, 2) | text_of.s("a")).delay(), AsyncResult[str])
     assert_type(chain(add.s(1, 2), add.s(1), text_of.s()), Chain[Never, str])
+    assert_type(chain(add.s(), add.s(1), add.s(1), text_of.s()), Chain[int, str])
     assert_type(group(text_of.s(1, "a"), text_of.s(2, "b")).delay(), GroupResult[str])
     assert_type(group(text_of.s(1, "a"), text_of.s(2, "b")).apply(), GroupResult[str])
     assert_type(group(text_of.si(n) for n in range(3)) | count.s(), Chain[object, int])
@@ -323,6 +328,65 @@ def canvases() -> None:
     assert_type(add.chunks([(1, 2), (3, 4)], 1).delay(), GroupResult[list[int]])
     assert_type(app.signature("other") | add.s(1) | app.signature("another"), Chain[Any, Any])
     assert_type(chain(text_of.si(n) for n in range(9)), Chain[Any, Any])
+    assert_type(chain(add.s(), add.s(), add.s(), add.s(), add.s(), add.s(), add.s(), text_of.s()), Chain[int, str])
+    assert_type(
+        chain(add.s(), app.signature("other"), count.s(), send.si("a"), add.si(1), *[add.s(1)] * 9), Chain[int, Any]
+    )
+
+
+def arguments_of_canvases(canvas: Canvas[Any, Any]) -> None:
+    add.s(1).delay()
+    add.s(1).delay(5)
+    add.s().delay(1, 2)
+    text_of.s().delay(1, "a")
+    text_of.s(prefix="a").delay(1)
+    send.s("a").delay(subject="x")
+    add.si(1, 2).delay("ignored")
+    total.s(1).delay(2, 3)
+    (add.s() | text_of.s()).delay(1)
+    assert_type(chain(add.s(1), add.s(2))(5), AsyncResult[int])
+    assert_type(group(add.s(), add.s(1)).delay(5), GroupResult[int])
+    assert_type(group(add.s(1, 2))(), GroupResult[int])
+    canvas.delay(1, "a", b=2)
+
+
+def callbacks(canvas: Canvas[Any, Any], task: Task) -> None:
+    add.apply_async((1,), link=[add.s(1), text_of.s(), send.si("a"), total.s(), canvas, app.signature("other")])
+    add.apply_async((1,), link=(text_of.s() | send.s()), link_error=send.si("a"))
+    add.apply_async((1,), link=group(add.s(1), add.s(2)))
+    add.s(1, 2).set(link=text_of.s("a"))
+    (add.s(1, 2) | text_of.s()).apply_async(link=send.s())
+    chord([text_of.si(1)])(count.s(), link=add.s(1))
+    group(add.s(1, 2)).apply_async(link=add.s(1))
+    task.apply_async((1,), link=send.s())
+
+
+def many_calls_in_few_jobs(any_rows: list[Any], sequences: list[Sequence[Any]], numbers: list[tuple[int, ...]]) -> None:
+    assert_type(add.map([1, 2]), Signature[Never, list[int]])
+    assert_type(fetch.map(str(n) for n in range(3)), Signature[Never, list[bytes]])
+    assert_type(bound.map(range(3)), Signature[Never, list[str]])
+    count.map([["a"], ["b", "c"]])
+    assert_type(text_of.starmap([(1, "a"), (2,)]), Signature[Never, list[str]])
+    assert_type(crawl.starmap({"u": 1}.items()), Signature[Never, list[list[str]]])
+    assert_type(text_of.chunks([(1, "a"), (2, "b")], 1), Group[Never, list[str]])
+    add.starmap(zip(range(3), range(3), strict=True))
+    text_of.starmap([[1, "a"], [2]])
+    mixed = [(1, 2), (3,)]
+    add.delay_many(mixed)
+    total.delay_many([(1, 2, 3, 4, 5), (6,)])
+    in_the_background.delay_many([()] * 100)
+    for rows in (any_rows, sequences):
+        text_of.delay_many(rows)
+        add.map(any_rows)
+    add.starmap(numbers)
+
+
+def replacements(context: Context, canvas: Canvas[Any, Any]) -> None:
+    if add.name:
+        context.replace(context.s(1))
+    if send.name:
+        context.replace(add.s(1, 2) | group(text_of.s(), text_of.s("a")))
+    context.replace(canvas)
 
 
 # --- hooks ------------------------------------------------------------------------------------------------------------

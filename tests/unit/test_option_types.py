@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from bulltask.registry import canvas
+from bulltask.registry import canvas, signature
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.celery_options import IGNORED_CALL_OPTIONS, IGNORED_TASK_OPTIONS, translate_task_options
 from bulltask.registry.option_types import BatchTaskKeywords, CallKeywords, TaskKeywords
@@ -25,7 +25,7 @@ LISTS = {"autoretry_for", "dont_autoretry_for", "throws"}
 
 
 def hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, localns={"Canvas": canvas.Canvas, "Signature": canvas.Signature})
+    return get_type_hints(kind, localns={"Canvas": canvas.Canvas, "Signature": signature.Signature})
 
 
 def members(hint: Any) -> set[Any]:

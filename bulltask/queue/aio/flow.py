@@ -12,7 +12,7 @@ from bulltask.queue.add_options import AddOptions
 from bulltask.queue.aio.job import AsyncJob
 from bulltask.queue.flow_base import FlowBase
 from bulltask.queue.flow_plan import FlowJob, FlowNode
-from bulltask.registry.canvas import Signature
+from bulltask.registry.signature import Signature
 from bulltask.transport.call import Call
 
 __all__ = ["AsyncFlowProducer"]

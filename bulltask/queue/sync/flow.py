@@ -13,7 +13,7 @@ from bulltask.queue.add_options import AddOptions
 from bulltask.queue.flow_base import FlowBase
 from bulltask.queue.flow_plan import FlowJob, FlowNode
 from bulltask.queue.sync.job import Job
-from bulltask.registry.canvas import Signature
+from bulltask.registry.signature import Signature
 from bulltask.transport.call import Call
 
 __all__ = ["FlowProducer"]

@@ -1,0 +1,52 @@
+"""Types of tasks by their positional parameters, for methods that take the arguments of several calls.
+
+No type describes "tuples of positional arguments of a ``ParamSpec``", so there is one protocol for each number of
+parameters. A task with optional parameters matches several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Never, Protocol, TypeVar
+
+__all__ = ["Takes1", "Takes2", "Takes3", "TakesMany", "Unchecked"]
+
+A_contra = TypeVar("A_contra", contravariant=True)
+B_contra = TypeVar("B_contra", contravariant=True)
+C_contra = TypeVar("C_contra", contravariant=True)
+
+
+class Takes1(Protocol[A_contra]):
+    """A task that can be called with one positional argument."""
+
+    def delay(self, first: A_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+
+class Takes2(Protocol[A_contra, B_contra]):
+    """A task that can be called with two positional arguments."""
+
+    def delay(self, first: A_contra, second: B_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+
+class Takes3(Protocol[A_contra, B_contra, C_contra]):
+    """A task that can be called with three positional arguments."""
+
+    def delay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+
+class TakesMany(Protocol):
+    """A task that can be called with four positional arguments or more, whose types are not checked."""
+
+    def delay(self, first: Any, second: Any, third: Any, fourth: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Send a call."""
+        ...
+
+
+Unchecked = list[Any] | Sequence[Never]
+"""A row whose items are not checked: a list, an empty tuple, or a sequence of ``Any``."""
