@@ -35,14 +35,21 @@ MAX_LEVELS: Final = 500
 limit is the same in every process."""
 
 # check_circular is off: _problem() has already rejected values that contain themselves.
-_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_dumps = json.JSONEncoder(
+    ensure_ascii=False,
+    allow_nan=False,
+    check_circular=False,
+    separators=(",", ":"),
+    default=lambda value: value.__json__(),
+).encode
 
 
 def encode(value: object, *, what: str = "value", limit: int | None = None) -> bytes:
     """Return ``value`` as UTF-8 JSON.
 
     Args:
-        value: ``None``, ``bool``, ``int``, ``float``, ``str``, lists, tuples and string-keyed dicts of these.
+        value: ``None``, ``bool``, ``int``, ``float``, ``str``, lists, tuples and string-keyed dicts of these; objects
+            with a method ``__json__`` that returns one of these, such as signatures.
         what: Name of the value in messages, such as ``"argument of task shop.add"``.
         limit: Maximum number of bytes; ``None`` for no limit.
 
@@ -64,7 +71,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
     try:
         data = text.encode()
     except UnicodeEncodeError:  # a lone surrogate: legal in a JSON escape, not in UTF-8
-        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+        data = json.dumps(json.loads(text), allow_nan=False, separators=(",", ":")).encode("ascii")
     if limit is not None and len(data) > limit:
         raise PayloadTooLargeError(
             f"{what}: {len(data):,} bytes of JSON exceed the limit of {limit:,}; store the data elsewhere and send "
@@ -200,8 +207,10 @@ def _of_list(value: list[Any] | tuple[Any, ...]) -> str | None:
     return None
 
 
-def _of_another_type(value: object) -> str:
+def _of_another_type(value: object) -> str | None:
     kind = type(value)
+    if hasattr(kind, "__json__"):  # kombu's name
+        return _problem(kind.__json__(value))
     return (
         f" is of type {kind.__module__}.{kind.__qualname__}, which JSON does not support; "
         "convert it first (for example with str() or .isoformat()), or annotate the task's parameter or return value"

@@ -144,6 +144,14 @@ class Canvas(Generic[A_contra, R_co]):
         self.link_error(callback)
         return self
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it in the format of Celery's JSON; :func:`bulltask.signature` and ``Signature.from_dict`` read it."""
+        raise NotImplementedError
+
+    def __json__(self) -> dict[str, Any]:
+        """Return what represents it in the arguments of a call."""
+        return self.to_dict()
+
     def _sender(self) -> Sender:
         return next((call.task.sender for call in self.calls()), None) or current_sender()
 
@@ -181,6 +189,10 @@ class Chain(Canvas[A_contra, R_co]):
         """Iterate over the signatures of all steps."""
         for step in self.steps:
             yield from step.calls()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the chain in the format of Celery's JSON; see :meth:`Canvas.to_dict`."""
+        return _to_dict("chain", self.steps, self.errbacks)
 
     def link(self, callback: Canvas[R_co, Any]) -> Any:
         """Run ``callback`` with the result of the last step; return ``callback``."""
@@ -270,6 +282,10 @@ class Group(_ReturnsGroup[A_contra, R]):
         for member in self.members:
             yield from member.calls()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the group in the format of Celery's JSON; see :meth:`Canvas.to_dict`."""
+        return _to_dict("group", self.members)
+
     def link(self, callback: Canvas[list[R], Any]) -> Any:  # noqa: ARG002 - the signature of the base class
         """Always raise an error. (Celery would call ``callback`` for the first member only.)
 
@@ -308,6 +324,19 @@ def chain_of(steps: Iterable[Canvas[Any, Any]]) -> Chain[Any, Any]:
     """Return a chain of one or more steps."""
     every = list(steps)
     return GroupChain(every) if every and isinstance(every[-1], _ReturnsGroup) else Chain(every)
+
+
+def _to_dict(
+    kind: str, tasks: Sequence[Canvas[Any, Any]], errbacks: Sequence[Signature[Any, Any]] = ()
+) -> dict[str, Any]:
+    return {
+        "task": f"celery.{kind}",
+        "args": [],
+        "kwargs": {"tasks": [task.to_dict() for task in tasks]},
+        "options": {"link_error": [callback.to_dict() for callback in errbacks]} if errbacks else {},
+        "subtask_type": kind,
+        "immutable": False,
+    }
 
 
 def pop_callbacks(options: dict[str, Any], name: str) -> list[Any]:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, Unpack, cast
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar, Unpack, cast
 
 from bulltask.jobs.job import NewJob
+from bulltask.jobs.names import STARMAP
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.callee import Callee
-from bulltask.registry.canvas import Canvas, pop_callbacks
+from bulltask.registry.canvas import Canvas, Group, chain_of, pop_callbacks
 from bulltask.registry.celery_options import translate_call_options
+from bulltask.registry.current import current_sender
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
+from bulltask.typed.build import register_converter
+from bulltask.typed.converter import Converter, Mismatch
+from bulltask.typed.definitions import Definitions, Schema
 
 __all__ = ["Signature"]
 
 A_contra = TypeVar("A_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
+
+_CALLBACKS: Final = {"link", "link_error"}
+_TIMES: Final = {"eta", "expires", "timestamp"}
 
 
 class Signature(Canvas[A_contra, R_co]):
@@ -80,6 +89,46 @@ class Signature(Canvas[A_contra, R_co]):
         """Iterate over this signature."""
         yield self
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the signature in the format of Celery's JSON; see :meth:`Canvas.to_dict`."""
+        callbacks: dict[str, Sequence[Canvas[Any, Any]]] = {"link": self.links, "link_error": self.errbacks}
+        return {
+            "task": self.task.name,
+            "args": list(self.args),
+            "kwargs": dict(self.kwargs),
+            "options": {name: _as_json(value) for name, value in self._given.items()}
+            | {name: [callback.to_dict() for callback in given] for name, given in callbacks.items() if given},
+            "subtask_type": None,
+            "immutable": self.immutable,
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any], app: Any = None) -> Canvas[Any, Any]:
+        """Return the signature, chain or group that ``to_dict`` has written, or that Celery has, as in Celery.
+
+        Args:
+            d: The dictionary.
+            app: The app that sends it, ``None`` for the current one.
+
+        Raises:
+            TypeError: It is not a signature, or has options that this app does not know.
+        """
+        app = app or current_sender()
+        kind, kwargs = d.get("subtask_type"), dict(d.get("kwargs") or {})
+        options = _from_json(d.get("options") or {}, app)
+        if kind is None and "task" in d:
+            call = _call_of(app, d["task"], d.get("args") or (), kwargs)
+            return call.set(**options, immutable=bool(d.get("immutable")))
+        if kind in ("chain", "group") and "tasks" in kwargs:
+            parts = [cls.from_dict(part, app) for part in kwargs["tasks"]]
+            canvas: Canvas[Any, Any] = chain_of(parts) if kind == "chain" else Group(parts)
+        elif kind == "chord" and kwargs.keys() >= {"header", "body"}:  # only Celery writes it
+            header = Group([cls.from_dict(part, app) for part in _as_list(kwargs["header"])])
+            canvas = chain_of([header, cls.from_dict(kwargs["body"], app)])
+        else:
+            raise TypeError(f"the dictionary does not describe a signature, chain, group or chord: {d!r}")
+        return cast(Canvas[Any, Any], canvas.clone((), None, **options))
+
     @property
     def given(self) -> Mapping[str, Any]:
         """The options that were given and have an effect, by name."""
@@ -117,3 +166,62 @@ class Signature(Canvas[A_contra, R_co]):
     def __repr__(self) -> str:
         given = [repr(arg) for arg in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
         return f"{self.task.name}({', '.join(given)})"
+
+
+def _call_of(app: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Signature[Any, Any]:
+    mapped = app.tasks.get(kwargs.get("task")) if name == STARMAP else None
+    # The job of a starmap has the queue and the other options of the task that it calls.
+    call: Signature[Any, Any] = (
+        app.signature(name, args, kwargs) if mapped is None else mapped.one_job(kwargs.get("items", ()))
+    )
+    return call
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _as_json(option: Any) -> Any:
+    if isinstance(option, timedelta):
+        return option.total_seconds()
+    return option.isoformat() if isinstance(option, datetime) else option
+
+
+def _from_json(options: Mapping[str, Any], app: Any) -> dict[str, Any]:
+    found = dict(options)
+    for name in _CALLBACKS & options.keys():
+        found[name] = [Signature.from_dict(callback, app) for callback in _as_list(options[name])]
+    for name in _TIMES & options.keys():
+        if isinstance(options[name], str):
+            found[name] = datetime.fromisoformat(options[name])
+    return found
+
+
+class SignatureConverter(Converter):
+    """Converts arguments of tasks whose hint is :class:`Signature`; chains and groups as well, as in Celery."""
+
+    name = "a signature"
+
+    def decode(self, value: Any) -> Canvas[Any, Any]:
+        """Return the signature for its JSON form."""
+        if not isinstance(value, Mapping):
+            raise self.mismatch(value)
+        try:
+            return Signature.from_dict(value)
+        except (AttributeError, TypeError, ValueError) as exc:  # AttributeError: a part is not a dictionary
+            raise Mismatch(f"expected {self.name}: {exc}") from exc
+
+    def encode(self, value: Any) -> dict[str, Any]:
+        """Return the JSON form of a signature."""
+        if isinstance(value, Canvas):
+            return value.to_dict()
+        return self.decode(value).to_dict()
+
+    def schema(self, definitions: Definitions) -> Schema:  # noqa: ARG002 - as Converter
+        """Return the JSON Schema of Celery's format."""
+        types = {"task": "string", "args": "array", "kwargs": "object", "options": "object", "immutable": "boolean"}
+        properties: Schema = {name: {"type": kind} for name, kind in types.items()}
+        return {"type": "object", "properties": {**properties, "subtask_type": {}}, "required": ["task"]}
+
+
+register_converter(Signature, SignatureConverter())

@@ -252,7 +252,8 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
     def starmap(self, items: Iterable[Any]) -> Signature[Never, list[R]]:
         """Like :meth:`map`, for items that are positional arguments (Celery's ``starmap``)."""
-        return self._in_one_job(items)
+        # The worker converts the items of this job, whatever its serializer is.
+        return self.one_job([self.bind_json(args, {}, JSON) for args in items])
 
     @overload
     def chunks(
@@ -276,6 +277,13 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         every = list(items)
         return Group([self.starmap(every[start : start + size]) for start in range(0, len(every), size)])
 
+    def one_job(self, items: Sequence[Any]) -> Signature[Never, list[R]]:
+        """Return the call of :meth:`starmap` for calls whose arguments are bound and in their JSON form."""
+        one = self.result_decoder
+        decode = None if one is None else functools.partial(_decode_each, one)
+        starmap = NamedTask(STARMAP, self._sender, self.options, decode)
+        return Signature(starmap, (), {"task": self.name, "items": items})
+
     @property
     def sender(self) -> Sender:
         """The app that sends the task's calls."""
@@ -285,14 +293,6 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         """Return the job for bound arguments."""
         config = self._sender().config  # before the options, because task_annotations apply when it is first read
         return build_job(self.name, data, self.options, call, config)
-
-    def _in_one_job(self, calls: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]:
-        # The worker converts the items of this job, whatever its serializer is.
-        items = [self.bind_json(args, {}, JSON) for args in calls]
-        one = self.result_decoder
-        decode = None if one is None else functools.partial(_decode_each, one)
-        starmap = NamedTask(STARMAP, self._sender, self.options, decode)
-        return Signature(starmap, (), {"task": self.name, "items": items})
 
     def _plan(self, data: Mapping[str, Any]) -> JobPlan:
         """Return the plan for a call without options, cached because building it is half the work of a send.

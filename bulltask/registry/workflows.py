@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar, Unpack, cast, overload
 from bulltask.registry.canvas import Canvas, Chain, Group, chain_of
 from bulltask.registry.current import current_sender
 from bulltask.registry.option_types import CallKeywords
+from bulltask.registry.signature import Signature
 from bulltask.result import AsyncResult
 
 __all__ = ["ChordHeader", "chain", "chord", "group", "signature"]
@@ -138,17 +139,23 @@ def chord(header: Any, body: Any = None) -> Any:
 
 
 def signature(
-    name: str | Canvas[A, S], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    name: str | Canvas[A, S] | Mapping[str, Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Canvas[Any, Any]:
     """Return a signature of the current app, by task name; see :meth:`bulltask.App.signature`.
 
     Args:
-        name: The task's name; a signature, chain or group is returned as it is.
+        name: The task's name; a signature, chain or group is returned as it is; the dictionary that represents one
+            becomes one: see :meth:`bulltask.Signature.from_dict`.
         args, kwargs, options: As for :meth:`bulltask.App.signature`; and ``app``, another app.
     """
     if isinstance(name, Canvas):
         return name
     app: Any = options.pop("app", None) or current_sender()
+    if isinstance(name, Mapping):
+        return Signature.from_dict(name, app)
     return cast(Canvas[Any, Any], app.signature(name, args, kwargs, **options))
 
 

@@ -16,7 +16,7 @@ from bulltask.typed.converter import Converter
 from bulltask.typed.records import NO_DEFAULT, Field, Record, TypedDictionary
 from bulltask.typed.scalars import Anything, LiteralValue, scalar
 
-__all__ = ["ANYTHING", "NoConverter", "converter_of"]
+__all__ = ["ANYTHING", "NoConverter", "converter_of", "register_converter"]
 
 ANYTHING: Final = Anything()
 
@@ -29,10 +29,16 @@ _ARRAYS: Final[dict[Any, tuple[str, Callable[[list[Any]], Any], tuple[type, ...]
 _UNCHECKED: Final = (Any, object, typing.NoReturn, typing.Never)
 _QUALIFIERS: Final = (typing.Required, typing.NotRequired, typing.Final, getattr(typing, "ReadOnly", typing.Final))
 _OBJECTS: Final = (dict, abc.Mapping, abc.MutableMapping)
+_REGISTERED: Final[dict[type, Converter]] = {}
 
 
 class NoConverter(Exception):
     """A type cannot be converted from and to JSON; the message says which one and why."""
+
+
+def register_converter(kind: type, converter: Converter) -> None:
+    """Add the converter of a class of a higher layer."""
+    _REGISTERED[kind] = converter
 
 
 def converter_of(hint: Any) -> Converter:
@@ -69,6 +75,8 @@ class _Builder:
     def _class(self, hint: Any, kind: Any, args: tuple[Any, ...]) -> Converter:
         if not isinstance(kind, type):
             raise NoConverter(f"{_text(hint)} is not a type that describes a value")
+        if kind in _REGISTERED:
+            return _REGISTERED[kind]
         if _is_pydantics(kind):
             return _model(hint)
         if kind is tuple:

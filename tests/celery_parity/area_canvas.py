@@ -58,8 +58,18 @@ better(
 differs(
     "A signature is a dictionary.",
     ("dict", "object"),
-    "it is an object with the attributes `task`, `args`, `kwargs` and `options`",
+    "it is an object with the attributes `task`, `args`, `kwargs` and `options`; `to_dict()` returns the dictionary",
     lambda p: "dict" if isinstance(p.add.s(1, 2), dict) else "object",
+)
+same(
+    "A signature can be an argument of a task. It arrives as a dictionary, and `signature(…)` makes a signature of it.",
+    5,
+    lambda p: p.get(p.signature(p.get(p.collect.delay(p.add.s(2, 3)))[0], app=p.app)),
+)
+same(
+    "So can a chain, a group and a chord.",
+    [13, [3], 3],
+    lambda p: [p.get(p.signature(one, app=p.app)) for one in p.get(p.collect.delay(*canvases(p)))],
 )
 differs(
     "`add.s(2) == add.s(2)` is true.",
@@ -72,6 +82,14 @@ differs(
 def clones(p: Any) -> object:
     original = p.add.s(3)
     return [list(original.clone((2,)).args), list(original.args)]
+
+
+def canvases(p: Any) -> list[Any]:
+    return [
+        p.chain(p.add.s(1, 2), p.add.s(10)),
+        p.group([p.add.s(1, 2)]),
+        p.chord([p.add.s(1, 2)], p.total.s()),
+    ]
 
 
 # ---- chains ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tests.support.programs import ROOT
 from tests.support.worker_harness import WorkerHarness
 
 TASKS = """
-    from bulltask import group
+    from bulltask import Signature, group, signature
 
     @app.task(name="add")
     def add(x, y):
@@ -58,6 +58,10 @@ TASKS = """
     @app.task(bind=True, name="fail_later")
     def fail_later(self):
         self.replace(add.s(1, 1) | boom.s())
+
+    @app.task(name="send")
+    def send(call: Signature, calls):
+        return [one.delay().id for one in (call, *map(signature, calls))]
 
     @app.task(name="note_id")
     def note_id(job_id):
@@ -143,6 +147,13 @@ def test_results_flow_through_chains_groups_and_chords(calls: Calls) -> None:
     results = [(canvas, canvas.delay(), expected) for canvas, expected in cases]
     for canvas, result, expected in results:
         assert result.get(timeout=60) == expected, canvas
+
+
+def test_a_task_can_send_the_canvases_among_its_arguments(harness: WorkerHarness, calls: Calls) -> None:
+    add, total = calls.add, calls.total
+    canvases = [add.s(1, 2) | add.s(3), chord([add.s(1, 2), add.s(3, 4)], total.s()), add.starmap([(1, 2)])]
+    sent = harness.app.send_task("send", (add.s(1, 2), canvases)).get(timeout=60)
+    assert [harness.app.result(job_id).get(timeout=60) for job_id in sent] == [3, 6, 10, [3]]
 
 
 def test_a_failed_step_fails_all_steps_after_it_once_with_its_own_error(harness: WorkerHarness, calls: Calls) -> None:

@@ -30,6 +30,7 @@ from bulltask import (
     group,
     schedule,
     shared_task,
+    signature,
 )
 from bulltask.events import JobFailed
 from bulltask.hooks import OutgoingJob
@@ -348,6 +349,12 @@ def arguments_of_canvases(canvas: Canvas[Any, Any]) -> None:
     assert_type(group(add.s(), add.s(1)).delay(5), GroupResult[int])
     assert_type(group(add.s(1, 2))(), GroupResult[int])
     canvas.delay(1, "a", b=2)
+
+
+def dictionaries() -> None:
+    assert_type(add.s(1).to_dict(), dict[str, Any])
+    assert_type(signature(add.s(1).to_dict()), Canvas[Any, Any])
+    assert_type(Signature.from_dict(group(add.s(1)).to_dict(), app=app), Canvas[Any, Any])
 
 
 def callbacks(canvas: Canvas[Any, Any], task: Task) -> None:
