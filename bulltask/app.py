@@ -158,6 +158,8 @@ class App(
             kwargs: Keyword arguments.
             options: As in :meth:`bulltask.registry.task.AnyTask.apply_async`.
         """
+        if "link" in options or "link_error" in options:
+            return self.signature(name, args, kwargs, **options).apply_async()
         return self.send_many([self.build_job(name, args, kwargs, options)])[0]
 
     async def asend_task(
@@ -168,6 +170,8 @@ class App(
         **options: Unpack[CallKeywords[Any]],
     ) -> AsyncResult[Any]:
         """:meth:`send_task` for asyncio."""
+        if "link" in options or "link_error" in options:
+            return await self.signature(name, args, kwargs, **options).aapply_async()
         return (await self.asend_many([self.build_job(name, args, kwargs, options)]))[0]
 
     def send_many(self, calls: Iterable[Signature[Any, Any] | NewJob]) -> list[AsyncResult[Any]]:

@@ -383,6 +383,11 @@ same(
     "[3]",
     lambda p: p.get(p.add.apply_async((1, 2), link=p.note.s(p.key))) and p.notes()[0],
 )
+same(
+    "`send_task(link=…)` does the same, for a task by its name.",
+    "[3]",
+    lambda p: p.get(p.app.send_task(p.add.name, (1, 2), link=p.note.s(p.key))) and p.notes()[0],
+)
 same("`apply_async(link=[…])` takes a list.", ["['a']", "['b']"], lambda p: linked_list(p))
 same(
     "An immutable callback does not receive the result.",
