@@ -60,7 +60,7 @@ _USER_WARNING: Final = "bulltask's warnings have the category UserWarning"
 _SHUTDOWN: Final = "send the worker's process a signal: TERM for a warm shutdown, QUIT for a cold one"
 _NOT_AVAILABLE: Final = {
     "AlwaysEagerIgnored": _USER_WARNING,
-    "BackendStoreError": "a worker stores an outcome again until Redis accepts it",
+    "BackendStoreError": "a worker keeps trying to store an outcome until Redis accepts it",
     "CDeprecationWarning": _USER_WARNING,
     "CPendingDeprecationWarning": _USER_WARNING,
     "CeleryCommandException": "use click.ClickException",

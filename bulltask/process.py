@@ -54,7 +54,7 @@ _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: its affinity and its container's quota (cgroup 2), at least 1.
+    """Return how many cores this process may use: its affinity and its container's CPU quota (cgroup v2), at least 1.
 
     A container limited to 2 of a machine's 64 cores sees all 64, and 64 children would compete for 2.
     """
@@ -64,7 +64,7 @@ def usable_cores() -> int:
         if quota != "max":
             cores = min(cores, int(quota) // int(period))
     except (OSError, ValueError):
-        pass  # no cgroup 2, or no quota
+        pass  # no cgroup v2, or no quota
     return max(1, cores)
 
 

@@ -37,7 +37,7 @@ CHILD_SETTINGS: Final = (
         "autoscale_keepalive_ms",
         duration(1_000),
         30,
-        "how long a child process must be idle before worker_autoscale stops it",
+        "how long a worker must have had more child processes than it needed before worker_autoscale stops the surplus",
     ),
     _S(
         "worker_start_method",

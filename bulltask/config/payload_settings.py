@@ -84,8 +84,8 @@ def check_payload_settings(config: Config) -> None:
     """
     if CLOUDPICKLE in (*config.accept_content, *(config.result_accept_content or ())) and not config.signing_keys:
         raise ConfigError(
-            "accept_content contains cloudpickle, so bulltask must be able to tell your payloads from foreign ones: "
-            "set payload_signing_keys to the keys of the senders"
+            "accept_content contains cloudpickle, so bulltask must be able to verify that a payload comes from a "
+            "sender that you trust: set payload_signing_keys to the senders' keys"
         )
     check_serializer(config.task_serializer, config, "task_serializer is cloudpickle")
     if config.result_serializer == CLOUDPICKLE:

@@ -18,7 +18,7 @@ class RedisServer:
 
     It ends with the test process, even if that process is killed. Example::
 
-        def test_a_mail_survives_a_crash_of_redis(tmp_path):
+        def test_an_email_survives_a_crash_of_redis(tmp_path):
             with RedisServer.start(tmp_path, appendonly=True) as server:
                 app = App("shop", broker_url=server.url)
                 ...

@@ -24,7 +24,7 @@ class Autoscaler:
     Args:
         pool: The children.
         limits: The minimum and maximum number of children.
-        keepalive_ms: How long a child must be idle before it is stopped.
+        keepalive_ms: How long the worker must have had more children than it needed before the surplus is stopped.
         per_child: How many jobs a child can run at a time.
         count_jobs: Reads from Redis how many jobs could run now.
         bus: Receives an event for each change.
