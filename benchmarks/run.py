@@ -1,4 +1,4 @@
-"""Compare bulltask with other frameworks and with the floor: no-op jobs, on one machine and in one run.
+"""Compare bulltask with other frameworks and with the floor, on one machine and in one run.
 
 Every measurement uses a new embedded server without persistence. Every peer is measured in each round, and ratios are
 computed within a round, so that they are valid on a busy machine. The exit code is 1 if a job was lost or ran twice.

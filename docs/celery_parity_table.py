@@ -17,8 +17,8 @@ HEAD = """# Celery's behaviour, compared
 
 What does Celery 5.7 do, and what does bulltask do with the same code? Each row is a test with real workers, whose code
 was also run with Celery. Of {total} rows, {same} are the same. In {better}, we think that bulltask's behaviour is
-better; {differs} differ for another reason, often because a job is what BullMQ stores. To migrate a project, read
-[Migrate from Celery](../how-to/coming-from-celery.md).
+better; {differs} differ for another reason, often because BullMQ's format has no place for what a Celery message
+contains. To migrate a project, read [Migrate from Celery](../how-to/coming-from-celery.md).
 
 {contents}
 """

@@ -57,7 +57,10 @@ def acl_advice(text: str, url: str) -> str:
     if match := _COMMAND.search(text):
         return f". Grant it: ACL SETUSER {user} +{match[1]}"
     if _KEYS.search(text):
-        return f". Grant the keys: ACL SETUSER {user} ~bull:* ~bulltask:* (%R~bull:* %R~bulltask:* to read only)"
+        return (
+            f". Grant the keys: ACL SETUSER {user} ~bull:* ~bulltask:* (%R~bull:* %R~bulltask:* to read only; with "
+            "another prefix, PREFIX:* instead of bull:*)"
+        )
     if _IN_SCRIPT.search(text):
         return (
             ". The user also needs permission for the commands inside scripts: grant all that it needs "

@@ -1,6 +1,7 @@
 """One slot: what a child tells its supervisor about one job, in shared memory (:mod:`bulltask.worker.slots`).
 
 The child writes the state, queue and job id; the supervisor writes the token before it starts the child.
+In a takeover, the supervisor also writes the state.
 
 To cancel an attempt, the supervisor writes a request into a word of the slot that only the supervisor writes to. The
 request contains the attempt's number, so a late request does not cancel the slot's next attempt.

@@ -3,7 +3,8 @@
 A child has one slot for each job that it may have at a time (:mod:`bulltask.worker.slot`). No job is lost in a crash,
 because every job that a dead child had acquired, or was acquiring, is locked with one of the child's tokens.
 
-A control page precedes the children's blocks. The supervisor writes it and all children read it.
+A control page precedes the children's blocks. The supervisor writes its instructions there; the
+children read them, and take permits from it.
 
 While jobs are short, a child prefetches several and writes several outcomes in one round trip. It then stores each
 outcome in its slot first, and holds its block's lock except while it runs a task's code. If that code takes too long,

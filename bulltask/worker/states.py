@@ -8,7 +8,7 @@ __all__ = ["CancelReason", "ProcessState", "RetireReason", "SlotState"]
 
 
 class SlotState(IntEnum):
-    """State of a child's slot; the child writes it, the supervisor reads it."""
+    """State of a child's slot. The child writes it; in a takeover, the supervisor does, too."""
 
     FREE = 0
     RESERVED = 1  # a fetch has been sent, so the token may lock a job that the child has not received yet

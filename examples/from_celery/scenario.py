@@ -49,8 +49,8 @@ def new_order(**lines):
 
 def simple_calls():
     say("delay", import_product.delay("chair", 4_500, stock=10).get(timeout=TIMEOUT))
-    offer = import_product.s("table", 19_900, is_offer=True)
-    say("signature", offer.apply_async(countdown=0.2).get(timeout=TIMEOUT))
+    on_sale = import_product.s("table", 19_900, on_sale=True)
+    say("signature", on_sale.apply_async(countdown=0.2).get(timeout=TIMEOUT))
     lamps = group(import_product.s(f"lamp {number}", 100 * number, 5) for number in range(3))
     say("group", lamps.delay().get(timeout=TIMEOUT))
     result = send_mail.delay("hello", "ada@example.com")
@@ -121,7 +121,7 @@ def web_site():
 def signals_and_schedule():
     for kind in ("worker", "prerun", "success", "retry", "failure"):
         say(f"signals: {kind}", texts(kind))
-    say("beat_schedule", wait_for(lambda: not Product.objects.filter(is_offer=True).exists()))
+    say("beat_schedule", wait_for(lambda: not Product.objects.filter(on_sale=True).exists()))
 
 
 for part in (simple_calls, canvas, retries_and_failures, task_classes, web_site, signals_and_schedule):

@@ -86,10 +86,10 @@ def test_wrong_arguments_are_rejected_before_they_are_sent(assert_enqueued: Call
 # ---- what do the tasks do? -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("pieces", "cents"), [(1, 450), (2, 900), (10, 4500)])
-def test_an_order_costs_the_sum_of_its_lines(bulltask_worker: InlineWorker, pieces: int, cents: int) -> None:
-    assert order.delay("ann@example.com", [Line("tea", pieces, 450)]).get() == cents
-    assert tasks.STOCK["tea"] == 10 - pieces
+@pytest.mark.parametrize(("quantity", "cents"), [(1, 450), (2, 900), (10, 4500)])
+def test_an_order_costs_the_sum_of_its_lines(bulltask_worker: InlineWorker, quantity: int, cents: int) -> None:
+    assert order.delay("ann@example.com", [Line("tea", quantity, 450)]).get() == cents
+    assert tasks.STOCK["tea"] == 10 - quantity
 
 
 def test_an_order_leads_to_a_payment_and_a_receipt(bulltask_worker: InlineWorker) -> None:
@@ -106,12 +106,12 @@ def test_an_order_is_paid_once(bulltask_worker: InlineWorker) -> None:
     assert len(tasks.PAYMENTS) == 1
 
 
-@pytest.mark.parametrize("article", ["tea", "cup", "pot"])
-def test_an_order_fails_if_an_article_is_sold_out(
-    bulltask_worker: InlineWorker, assert_enqueued: Callable[..., list], article: str
+@pytest.mark.parametrize("product", ["tea", "cup", "pot"])
+def test_an_order_fails_if_a_product_is_sold_out(
+    bulltask_worker: InlineWorker, assert_enqueued: Callable[..., list], product: str
 ) -> None:
-    order.delay("ann@example.com", [Line(article, 11, 1)])
-    with pytest.raises(PermanentError, match=f"{article} is sold out"):
+    order.delay("ann@example.com", [Line(product, 11, 1)])
+    with pytest.raises(PermanentError, match=f"{product} is sold out"):
         bulltask_worker.drain()
     assert_enqueued(charge, count=0)
 

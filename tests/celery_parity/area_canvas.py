@@ -199,7 +199,7 @@ def done(p: Any) -> Any:
 
 
 same("`result.join()` is `get()`.", [0, 2, 4], lambda p: done(p).join(timeout=60))
-same("`get(propagate=False)` has the exceptions in the list.", [2, "boom"], lambda p: unpropagated(p))
+same("`get(propagate=False)` returns the exceptions in the list.", [2, "boom"], lambda p: unpropagated(p))
 same("`result.completed_count()` counts the members that have succeeded.", 3, lambda p: done(p).completed_count())
 same("`result.completed_count()` does not count failed members.", 1, lambda p: failing_group(p).completed_count())
 same("`result.successful()` is true if all members have succeeded.", True, lambda p: done(p).successful())
@@ -537,7 +537,7 @@ differs(
 differs(
     "`app.signature(dict(call))` restores a call that was stored.",
     (5, "TypeError"),
-    "a signature is not a dictionary; store the task's name and its arguments",
+    "a signature is not a dictionary; store `call.to_dict()`, and restore it with `signature(…)`",
     lambda p: p.get(p.app.signature(dict(p.add.s(2, 3)))),
 )
 differs(

@@ -111,7 +111,7 @@ def test_signals_of_a_worker_are_sent_once_outside_of_its_supervisor(harness: Wo
     assert len(harness.journal.all(what="worker_ready")) == 1
 
 
-def test_a_blocked_receiver_of_worker_ready_delays_no_job_or_lock_but_the_stop_by_5_s(
+def test_a_blocked_receiver_of_worker_ready_delays_only_the_shutdown_by_5_s(
     harness: WorkerHarness,
 ) -> None:
     worker = harness.worker(BLOCKS, children=1)

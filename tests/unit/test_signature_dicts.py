@@ -81,7 +81,7 @@ CANVASES: Mapping[str, Callable[[Tasks], Canvas[Any, Any]]] = {
 
 
 @pytest.mark.parametrize("make", CANVASES.values(), ids=CANVASES)
-def test_a_canvas_is_the_same_after_a_way_through_json(tasks: Tasks, make: Callable[[Tasks], Canvas[Any, Any]]) -> None:
+def test_a_canvas_survives_a_round_trip_through_json(tasks: Tasks, make: Callable[[Tasks], Canvas[Any, Any]]) -> None:
     canvas = make(tasks)
     rebuilt = signature(json.loads(codec.encode(canvas)))
     assert type(rebuilt) is type(canvas)
@@ -145,7 +145,7 @@ def test_the_json_schema_of_a_signature_accepts_its_dictionary(tasks: Tasks) -> 
         assert schema["properties"].keys() == canvas.to_dict().keys()
 
 
-def test_a_value_that_is_no_signature_is_rejected_when_it_is_sent(tasks: Tasks) -> None:
+def test_a_value_that_is_not_a_signature_is_rejected_when_it_is_sent(tasks: Tasks) -> None:
     wrong: Any = tasks.hinted
     with pytest.raises(EncodeError, match="call: expected a signature, not 5"):
         wrong.apply((5,))

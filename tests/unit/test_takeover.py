@@ -91,7 +91,7 @@ def test_jobs_are_taken_over_when_another_one_has_been_running_for_ten_milliseco
     )  # in reverse, to keep their order
 
 
-def test_a_long_job_that_does_not_keep_the_child_from_others_takes_nothing_over(worker: FakeWorker) -> None:
+def test_nothing_is_taken_over_if_the_long_job_does_not_block_the_child(worker: FakeWorker) -> None:
     before = worker.states
     worker.takeover.tick(mono_ms(), 0)  # an async job: the child runs no prefetched one
     assert worker.states == before

@@ -7,7 +7,8 @@ from typing import Final
 __all__ = ["FLUSH_MS", "Pace"]
 
 FLUSH_MS: Final = 5
-"""The jobs of one round trip should take no longer than this together, and no outcome waits longer to be written."""
+"""The jobs of one round trip should together take no longer than this. An outcome waits longer only if the next job is
+unexpectedly long."""
 
 _DECAY: Final = 0.8
 """After ten short jobs, a long one counts for a tenth of its duration."""

@@ -28,7 +28,7 @@ __all__ = ["PrefetchLoop"]
 
 _WRITTEN: Final = {SlotState.WRITTEN, SlotState.RELEASING}
 _RECHECK_MS: Final = 1_000
-"""Interval at which a child checks whether a queue has been given a limit for all workers since."""
+"""Interval at which a child checks whether a queue has a global concurrency or rate limit."""
 
 
 class _EndedJob(NamedTuple):

@@ -36,7 +36,7 @@ class QueueWait:
         broker: Creates the connection for blocking calls.
         client: The child's client for short calls.
         round_robin: The queues, and when to poll them again.
-        wakeup_pipe: Ends a wait early that needs no marker.
+        wakeup_pipe: Ends early a wait that is not for a marker.
         may_acquire: Returns whether the child may acquire jobs; if not, a wait ends immediately.
     """
 

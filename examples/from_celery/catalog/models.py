@@ -9,4 +9,4 @@ class Product(models.Model):
     name = models.CharField(max_length=100, unique=True)
     price = models.IntegerField(help_text="cents")
     stock = models.IntegerField(default=0)
-    is_offer = models.BooleanField(default=False)
+    on_sale = models.BooleanField(default=False)

@@ -33,17 +33,17 @@ class DatabaseTask(Task):
 
 
 @shared_task
-def import_product(name, price, stock=0, *, is_offer=False):
+def import_product(name, price, stock=0, *, on_sale=False):
     product, created = Product.objects.update_or_create(
-        name=name, defaults={"price": price, "stock": stock, "is_offer": is_offer}
+        name=name, defaults={"price": price, "stock": stock, "on_sale": on_sale}
     )
     logger.info("%s %s", "created" if created else "updated", name)
     return product.name
 
 
 @shared_task(ignore_result=True)
-def end_offers():
-    Product.objects.filter(is_offer=True).update(is_offer=False)
+def end_sales():
+    Product.objects.filter(on_sale=True).update(on_sale=False)
 
 
 @shared_task(bind=True)

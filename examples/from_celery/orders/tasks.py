@@ -80,7 +80,7 @@ def cancel(self, order_id):
 
 @shared_task
 def checkout(order_id, failures=0):
-    """Start the workflow of an order; called by the web site."""
+    """Start the workflow of an order; called by the website."""
     order = Order.objects.get(pk=order_id)
     prices = chord((price_of.s(name, quantity) for name, quantity in order.lines.items()), total.s())
     stock = group(take_from_stock.si(name, quantity) for name, quantity in order.lines.items())

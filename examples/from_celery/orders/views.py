@@ -1,4 +1,4 @@
-"""The web site's views."""
+"""The website's views."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ CELERY_WORKER_MAX_TASKS_PER_CHILD = 1000
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TASK_ROUTES = {"mail.tasks.*": {"queue": "mail"}, "catalog.tasks.reindex": {"queue": "catalog"}}
 CELERY_BEAT_SCHEDULE = {
-    "end offers that have expired": {"task": "catalog.tasks.end_offers", "schedule": 1.0},
+    "end sales that have expired": {"task": "catalog.tasks.end_sales", "schedule": 1.0},
     "send the report of the day": {
         "task": "mail.tasks.daily_report",
         "schedule": crontab(hour=7, minute=30, day_of_week="mon-fri"),

@@ -30,8 +30,8 @@ bank = Bank()
 
 @dataclass
 class Line:
-    article: str
-    pieces: int
+    product: str
+    quantity: int
     cents: int
 
 
@@ -39,10 +39,10 @@ class Line:
 def order(customer: str, lines: list[Line]) -> int:
     """Reserve the products, then let other tasks charge and email the customer."""
     for line in lines:
-        if STOCK.get(line.article, 0) < line.pieces:
-            raise PermanentError(f"{line.article} is sold out")
-        STOCK[line.article] -= line.pieces
-    cents = sum(line.pieces * line.cents for line in lines)
+        if STOCK.get(line.product, 0) < line.quantity:
+            raise PermanentError(f"{line.product} is sold out")
+        STOCK[line.product] -= line.quantity
+    cents = sum(line.quantity * line.cents for line in lines)
     charge.delay(customer, cents)
     ask_for_review.apply_async((customer,), countdown=timedelta(days=7))
     return cents
@@ -73,8 +73,8 @@ def ask_for_review(customer: str) -> None:
 @app.task(bind=True)
 def import_prices(self: Context, rows: list[str]) -> int:
     for done, row in enumerate(rows, 1):
-        article, pieces = row.split(";")
-        STOCK[article] = int(pieces)
+        product, quantity = row.split(";")
+        STOCK[product] = int(quantity)
         self.update_progress({"done": done, "of": len(rows)})
     return len(rows)
 

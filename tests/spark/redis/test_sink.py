@@ -193,7 +193,7 @@ def test_an_invalid_row_fails_before_its_round_trip_is_sent(writer: Make, redis_
         ({"id": "12"}, InvalidNameError, "'12' is a number"),
         ({"name": "a\nb"}, InvalidNameError, "control characters"),
         ({"data": "{"}, DecodeError, "job send in queue mail.*'{'"),
-        ({"data": '{"n":9007199254740993}'}, EncodeError, r"data of job send\['n'\].*beyond"),
+        ({"data": '{"n":9007199254740993}'}, EncodeError, r"data of job send: \['n'\].*beyond"),
         ({"data": '{"n":1e999}'}, EncodeError, "is inf"),
         ({"data": '{"text":"longer than 24 bytes"}'}, PayloadTooLargeError, "data of job send"),
     ]
