@@ -1,4 +1,4 @@
-"""A child's event loop: runs async tasks concurrently on a separate thread, and settles the jobs that run in threads."""
+"""A child's event loop: runs async tasks on a separate thread, and settles the jobs that run in threads."""
 
 from __future__ import annotations
 
