@@ -25,13 +25,17 @@ _kind, _, _loops = os.environ.get(BODY, "noop").partition(":")
 def run(index: int) -> int:
     """Run the body of job ``index``, count it, and return its result."""
     if _kind != "noop":
-        start_counter()
-    if _kind == "sleep":
-        threading.Event().wait(SLEEP_S)
-    elif _kind == "busy":
-        burn(int(_loops))
+        _run_long_body()
     count(index)
     return index
+
+
+def _run_long_body() -> None:
+    start_counter()
+    if _kind == "sleep":
+        threading.Event().wait(SLEEP_S)
+    else:
+        burn(int(_loops))
 
 
 async def arun(index: int) -> int:

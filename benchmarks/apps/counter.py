@@ -63,14 +63,16 @@ class Counts:
     processes: tuple[int, ...]
 
 
+_starting = threading.Lock()
 _counter: list[Counter] = []  # empty before this process's first job
 
 
 def start_counter() -> None:
     """Record the start of this process's first job."""
-    if not _counter:
-        path = Path(os.environ[DIRECTORY], str(os.getpid()))
-        _counter.append(Counter(path, int(os.environ[JOBS]), time.monotonic_ns()))
+    with _starting:  # opening the file again would truncate what another thread has mapped
+        if not _counter:
+            path = Path(os.environ[DIRECTORY], str(os.getpid()))
+            _counter.append(Counter(path, int(os.environ[JOBS]), time.monotonic_ns()))
 
 
 def count(index: int) -> None:

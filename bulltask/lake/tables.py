@@ -155,7 +155,7 @@ SNAPSHOTS: Final = Table(
         opts text options as JSON
         created_at time when the job was added, by its sender's clock
         delay_ms long delay of the job in milliseconds
-        priority int priority: 1 is the highest, 0 is no priority
+        priority int priority: 1 is the highest, 0 means none
         processed_at time start of the last attempt, by the worker's clock
         finished_at time end of the last attempt, by the worker's clock
         attempts_made int attempts that count towards the maximum: they completed or failed

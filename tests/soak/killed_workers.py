@@ -39,7 +39,7 @@ SETTINGS: Final = {
     "worker_concurrency": CHILDREN,
     "lock_duration": 2,
     "stalled_interval": 1,
-    # Kills are no reason to fail a job here.
+    # Here, a job must not fail because its child was killed.
     "max_stalled_count": 1_000,
     "max_crashes": 1_000,
 }
