@@ -76,7 +76,7 @@ class Bench:
         # Not the setting that is fastest for no-op jobs, which may have only one process.
         result = self._process(busy, jobs, PEERS[peer.name].worker(self._children))
         ideals.append(ideal_seconds(peer, loops, jobs, self._children))
-        return result | {"of_ideal": statistics.mean(ideals) / result["job_seconds"]}
+        return _of_ideal(result, statistics.mean(ideals))
 
     def sleep(self, peer: Peer) -> Result:
         """Measure jobs that sleep for 50 ms, 200 at the same time."""
@@ -85,7 +85,7 @@ class Bench:
         jobs = min(SLEEPING_JOBS, self._jobs)
         sleeping = replace(peer, environ={**peer.environ, BODY: "sleep"})
         result = self._process(sleeping, jobs, peer.sleeper)
-        return result | {"of_ideal": jobs * SLEEP_S / SLEEPERS / result["job_seconds"]}
+        return _of_ideal(result, jobs * SLEEP_S / SLEEPERS)
 
     def _process(self, peer: Peer, jobs: int, command: list[str]) -> Result:
         directory, dump = self._new_directory(), self._dump(peer, jobs)
@@ -220,6 +220,11 @@ def _result(counts: Counts, settled_ns: int, first: _Usage, last: _Usage) -> Res
         "duplicated": counts.duplicated,
         "split": list(counts.processes),
     }
+
+
+def _of_ideal(result: Result, ideal_s: float) -> Result:
+    """Compare the time of the jobs with the ideal; it does not include the time until all results are stored."""
+    return result | {"rate": result["done"] / result["job_seconds"], "of_ideal": ideal_s / result["job_seconds"]}
 
 
 def _percentiles(name: str, samples: list[float]) -> Result:
