@@ -1,7 +1,7 @@
 """Fail if bulltask has become much slower: compares ratios with those of the recorded run (``results.json``).
 
 Rates depend on the machine and on what else runs on it; ratios of one run depend on them much less, but a busy machine
-still changes them by a third. Therefore, this only detects large regressions.
+still changes them by a third. Therefore, this only detects that bulltask takes twice as long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.report import BULLTASK, ratios
 RECORDED = Path(__file__).parent / "results.json"
 OTHERS = ("celery", "floor-32")
 JOBS, ROUNDS, CHILDREN = 3_000, 3, 2
-TOLERATED = 0.6
+TOLERATED = 0.5
 """The smallest accepted ratio, relative to the recorded one."""
 
 
