@@ -134,8 +134,8 @@ _NOT_AVAILABLE: Final = {
     "chunks": "use task.chunks(…)",
     "maybe_signature": "use signature, which returns a signature as it is",
     "subtask": "use signature",
-    "utils": "bulltask.get_task_logger is there; for uuid(), use Python's module uuid, as in str(uuid.uuid4())",
-    "uuid": "use Python's module uuid, as in task_id=str(uuid.uuid4())",
+    "utils": "use bulltask.get_task_logger; for uuid(), use Python's uuid module, as in str(uuid.uuid4())",
+    "uuid": "use Python's uuid module, as in task_id=str(uuid.uuid4())",
     "xmap": "use task.map(…)",
     "xstarmap": "use task.starmap(…)",
 }

@@ -45,7 +45,7 @@ class ChildOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class FlowJob:
-    """A job in a flow, and its child jobs, which must finish before it runs.
+    """A job in a flow, and the child jobs it waits for.
 
     Attributes:
         name: The job's name; a bulltask worker runs the task with that name.
@@ -79,7 +79,7 @@ class FlowJob:
 
         Args:
             call: The call.
-            children: Jobs or calls that must finish before it runs.
+            children: Jobs or calls that it waits for.
             failure: How its failure affects its parent.
         """
         return cls(call.task.name, "", {}, cast("AddOptions", failure), children, call)
