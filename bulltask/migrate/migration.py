@@ -69,8 +69,7 @@ class BullMigration:
             on_progress: Called repeatedly with the number of jobs read so far and the total number.
 
         Raises:
-            MigrationError: The queues are in different slots of a Redis Cluster.
-            BrokerError: The server cannot be reached or rejects a command.
+            BrokerError: The server cannot be reached, rejects a command, or is a node of a Redis Cluster.
         """
         with self._client() as client:
             if across_slots(client, self.source, self.target):

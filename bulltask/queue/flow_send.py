@@ -79,7 +79,7 @@ class FlowSender:
         """Add the flows and set each job's ``result``. May be retried after ``BrokerUnavailableError``.
 
         Raises:
-            ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.
+            BrokerConfigError: The server is a node of a Redis Cluster.
             ParentNotFoundError, ParentConflictError: A root's parent does not exist, or an existing job belongs to
                 another parent.
             BrokerError: The server returned an error.
@@ -201,6 +201,7 @@ class FlowSender:
             raise self._across_slots()
 
     def _across_slots(self) -> ConfigError:
+        # For clients that route calls in a cluster; others raise an error when they connect.
         queues = ", ".join(sorted({self._keys(planned.job.queue).base[:-1] for planned in self._all}))
         return ConfigError(
             f"a flow is added in one transaction, which a Redis Cluster allows only within one slot, but the keys of "

@@ -59,9 +59,10 @@ class ReconnectBackoff:
 
         The delay doubles up to ``broker_reconnect_delay_max`` if Redis is unreachable, and up to ``run_retry_delay``
         after error replies. By default, a worker resumes within 5 s after Redis is available again, however long the
-        outage lasted. If the connection is refused, or Redis is still loading its data, an attempt is cheap, and the
-        delay is at most a second. Each kind of error starts with a short delay, because a failover begins with error
-        replies, and a connection that breaks afterwards shows that the situation has changed.
+        outage lasted. If the connection is refused, or the error reply is temporary (``LOADING``, ``READONLY``,
+        ``MISCONF`` …), an attempt is cheap, and the delay is at most a second. Each kind of error starts with a short
+        delay, because a failover begins with error replies, and a connection that breaks afterwards shows that the
+        situation has changed.
         """
         lost = isinstance(exc, BrokerUnavailableError)
         if self._attempt == 0:

@@ -55,7 +55,7 @@ class AsyncFlowProducer(FlowBase):
 
         Raises:
             TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.
-            ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.
+            BrokerConfigError: The server is a node of a Redis Cluster.
             ParentNotFoundError: ``parent`` does not exist.
             ParentConflictError: A job with a custom id exists and belongs to another parent that is still waiting for
                 it.
