@@ -364,7 +364,7 @@ def test_an_envelope_is_described_without_its_content() -> None:
     [
         ({"task_serializer": "cloudpickle"}, "pickles must be signed: set payload_signing_keys"),
         ({"result_serializer": "cloudpickle"}, "pickles must be signed: set payload_signing_keys"),
-        ({"accept_content": ["json", "cloudpickle"]}, "set payload_signing_keys to the keys of the senders"),
+        ({"accept_content": ["json", "cloudpickle"]}, "set payload_signing_keys to the senders' keys"),
         (
             {"task_serializer": "cloudpickle", "payload_signing_keys": FIRST_KEY},
             r"accept_content does not contain it: set accept_content=\['json', 'cloudpickle'\]",
