@@ -78,6 +78,17 @@ def test_a_child_with_many_free_slots_fills_them_in_few_round_trips(harness: Wor
     worker.send(signal.SIGQUIT)
 
 
+def test_async_jobs_between_sync_ones_cost_no_further_round_trips(harness: WorkerHarness) -> None:
+    jobs = [harness.app.send_task(("wait", "plain")[number % 2], (number,) * (number % 2)) for number in range(60)]
+    before = script_calls(harness)
+    worker = harness.worker(TASKS, children=1, settings={"worker_async_concurrency": 61, "worker_prefetch": 0})
+    jobs[-1].get(timeout=60)
+    calls = script_calls(harness) - before
+    harness.report(calls=calls)
+    assert calls < 60 * 1.25  # 90 if the child asked for another async job after each of them
+    worker.send(signal.SIGQUIT)
+
+
 def test_sync_jobs_between_async_ones_run_in_turn_and_start_once(harness: WorkerHarness) -> None:
     jobs = send(harness, "nap", 100)
     plain = send(harness, "plain", 10)

@@ -62,7 +62,7 @@ class Child:
         starter = JobStarter(self.fetcher, runner, iterations, async_loop, retirement)
         writer = OutcomeWriter(self.fetcher, settler)
         prefetch = PrefetchLoop(self.fetcher, starter, runner, writer, async_loop, block, slots.control, 0, ())
-        no_further: Any = SimpleNamespace(start=lambda _: None)  # its only slot is in use
+        no_further: Any = SimpleNamespace(start=lambda _: None, record_sync_job=lambda: None)  # its only slot is in use
         self._loop = SyncLoop(
             self.fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch, no_further
         )

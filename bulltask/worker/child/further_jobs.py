@@ -67,6 +67,10 @@ class FurtherJobs:
                     break
                 count = min(count * 2, _MAX_PER_CALL)
 
+    def record_sync_job(self) -> None:
+        """Record that the main thread runs a sync job itself."""
+        self._previous = ""
+
     def _may_follow(self, first: AcquiredJob) -> bool:
         return self._fetcher.may_collect and not first.max_concurrent and self._next_jobs.may_follow(first)
 

@@ -85,6 +85,7 @@ class SyncLoop:
             self._async.start(acquired, attempt)
             self._further.start(acquired)
             return None
+        self._further.record_sync_job()
         started = time.monotonic()
         outcome = self._runner.call(attempt, acquired.slot)
         duration_ms = (time.monotonic() - started) * 1000
