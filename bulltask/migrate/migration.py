@@ -69,7 +69,9 @@ class BullMigration:
             on_progress: Called repeatedly with the number of jobs read so far and the total number.
 
         Raises:
-            BrokerError: The server cannot be reached, rejects a command, or is a node of a Redis Cluster.
+            MigrationError: The client routes calls in a Redis Cluster, and the queues are in different slots. (Other
+                clients raise ``BrokerConfigError`` when they connect.)
+            BrokerError: The server cannot be reached or rejects a command.
         """
         with self._client() as client:
             if across_slots(client, self.source, self.target):
