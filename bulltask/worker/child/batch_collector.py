@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerError, BrokerUnavailableError, JobError
+from bulltask.errors import BrokerError, JobError
 from bulltask.transport.replies import Fetched
 from bulltask.transport.scripts.move import move_from_active_to_wait
 from bulltask.worker.child.async_loop import AsyncLoop
@@ -108,11 +108,8 @@ class BatchCollector:
     def _collect(self, first: AcquiredJob, slots: Sequence[Slot]) -> list[Fetched]:
         try:
             return self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
-        except BrokerError as exc:
+        except BrokerError:
             for slot in slots:
-                self._fetcher.record_lost_call(exc, slot)
-                if not isinstance(exc, BrokerUnavailableError):
-                    self._fetcher.fail_malformed(first.queue_index, slot, exc)
                 self._return_slot(slot)
             raise
 

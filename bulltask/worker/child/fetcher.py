@@ -199,12 +199,36 @@ class JobFetcher:
             slots: The slots, which are reserved.
             task: Stop when the next job belongs to another task. Without it, fetch jobs of any task, but none from a
                 queue that has a limit for all workers.
+
+        Raises:
+            BrokerError: Jobs that the call may have acquired are released later, or failed if they are malformed.
         """
         keys, now_ms = self.round_robin.queues[index], self._clock.now_ms()
         options = [self._fetch_options.get(keys, slot.token) for slot in slots]
-        if task is not None:
-            return self.client.run(collect_batch(keys, options, task, now_ms))
-        return [] if options[0].limiter is not None else self.client.run(fetch_ahead(keys, options, now_ms))
+        try:
+            if task is not None:
+                return self.client.run(collect_batch(keys, options, task, now_ms))
+            return [] if options[0].limiter is not None else self.client.run(fetch_ahead(keys, options, now_ms))
+        except BrokerError as exc:
+            for slot in slots:
+                self.record_lost_call(exc, slot)
+                if not isinstance(exc, BrokerUnavailableError):
+                    self.fail_malformed(index, slot, exc)
+            raise
+
+    def release_unstarted(self, jobs: Sequence[AcquiredJob]) -> None:
+        """Release jobs that have not started, the last one first, so that they keep their order; free their slots."""
+        jobs = jobs[::-1]
+        errors: Sequence[object] = ()
+        try:
+            if jobs:
+                errors = self.client.try_many([release_unstarted(job.keys, job.job.id, job.slot.token) for job in jobs])
+        except BrokerError as exc:
+            errors = [exc] * len(jobs)
+        for job, error in zip(jobs, errors, strict=True):
+            if isinstance(error, BrokerError):
+                self.record_lost_call(error, job.slot)
+            self.free_slot(job.slot)
 
     def wait_for_queue(self, index: int, wait_ms: int) -> bool:
         """Wait for the marker of one queue; return whether this child has taken it."""

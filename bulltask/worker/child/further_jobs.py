@@ -7,9 +7,8 @@ from contextlib import suppress
 from typing import Final
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerError, BrokerUnavailableError
+from bulltask.errors import BrokerError
 from bulltask.transport.replies import Fetched
-from bulltask.transport.scripts.move import release_unstarted
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt
 from bulltask.worker.child.fetcher import JobFetcher
@@ -60,12 +59,11 @@ class FurtherJobs:
         if previous != first.job.name:
             return
         count = 1
-        with suppress(BrokerError):  # the next fetch handles the error
-            while self._may_follow(first):
-                slots = self._take_slots(min(count, self._async.room))
-                if not slots or self._start(first, slots) < len(slots):
-                    break
-                count = min(count * 2, _MAX_PER_CALL)
+        while self._may_follow(first):
+            slots = self._take_slots(min(count, self._async.room))
+            if not slots or self._start(first, slots) < len(slots):
+                break
+            count = min(count * 2, _MAX_PER_CALL)
 
     def record_sync_job(self) -> None:
         """Record that the main thread runs a sync job itself."""
@@ -77,7 +75,9 @@ class FurtherJobs:
     def _start(self, first: AcquiredJob, slots: Sequence[Slot]) -> int:
         """Acquire and start up to one job for each slot; return how many were started."""
         jobs: list[AcquiredJob] = []
-        replies = self._fetch(first, slots)
+        replies: Sequence[Fetched] = ()
+        with suppress(BrokerError):  # the next fetch handles the error
+            replies = self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
         for slot, fetched in zip(slots, replies, strict=False):
             acquired = self._fetcher.acquired(first.queue_index, slot, fetched)
             if acquired is None:
@@ -87,8 +87,12 @@ class FurtherJobs:
         for slot in slots[len(replies) :]:
             self._return_slot(slot)
         for position, acquired in enumerate(jobs):
-            if acquired.max_concurrent:  # in crash quarantine: only the main thread waits for other jobs
-                self._release(jobs[position:])
+            # In crash quarantine, only the main thread waits for other jobs. A job of another task is acquired if it
+            # has just become due.
+            if acquired.max_concurrent or acquired.job.name != first.job.name:
+                self._fetcher.release_unstarted(jobs[position:])
+                for each in jobs[position:]:
+                    self._async.return_slot(each.slot)
                 return position
             self._start_job(acquired)
         return len(jobs)
@@ -101,28 +105,6 @@ class FurtherJobs:
         if attempt is not None:
             self._writer.write_many([(acquired, attempt)], 0.0)
         self._async.return_slot(acquired.slot)
-
-    def _fetch(self, first: AcquiredJob, slots: Sequence[Slot]) -> Sequence[Fetched]:
-        try:
-            return self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
-        except BrokerError as exc:
-            for slot in slots:
-                self._fetcher.record_lost_call(exc, slot)
-                if not isinstance(exc, BrokerUnavailableError):
-                    self._fetcher.fail_malformed(first.queue_index, slot, exc)
-                self._return_slot(slot)
-            raise
-
-    def _release(self, jobs: Sequence[AcquiredJob]) -> None:
-        """Release jobs that have not started, the last one first, so that they keep their order."""
-        jobs = jobs[::-1]
-        try:
-            self._fetcher.client.try_many([release_unstarted(each.keys, each.job.id, each.slot.token) for each in jobs])
-        except BrokerError as exc:
-            for each in jobs:
-                self._fetcher.record_lost_call(exc, each.slot)
-        for each in jobs:
-            self._return_slot(each.slot)
 
     def _take_slots(self, count: int) -> list[Slot]:
         slots: list[Slot] = []

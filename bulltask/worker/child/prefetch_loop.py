@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError, JobError
 from bulltask.transport.call import Call
 from bulltask.transport.replies import Fetched
-from bulltask.transport.scripts.move import release_unstarted
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.fetcher import JobFetcher
@@ -264,7 +264,9 @@ class PrefetchLoop:
             return
         for slot in slots:
             slot.reserve(mono_ms())
-        replies = self._fetch(index, slots)
+        replies: Sequence[Fetched] = ()
+        with suppress(BrokerError):  # the next fetch handles the error
+            replies = self._fetcher.fetch_many(index, slots)
         for slot, fetched in zip(slots, replies, strict=False):
             acquired = self._fetcher.acquired(index, slot, fetched, SlotState.PREFETCHED)
             if acquired is not None:
@@ -272,31 +274,11 @@ class PrefetchLoop:
         for slot in slots[len(replies) :]:
             self._fetcher.free_slot(slot)
 
-    def _fetch(self, index: int, slots: Sequence[Slot]) -> Sequence[Fetched]:
-        try:
-            return self._fetcher.fetch_many(index, slots)
-        except BrokerError as exc:  # the next fetch handles the error
-            for slot in slots:
-                self._fetcher.record_lost_call(exc, slot)
-                if not isinstance(exc, BrokerUnavailableError):
-                    self._fetcher.fail_malformed(index, slot, exc)
-            return ()
-
     def _release_ready(self) -> None:
-        """Release the jobs that have not started, the last one first, so that they keep their order."""
+        """Release the jobs that have not started."""
         jobs = [acquired for acquired in self._ready if acquired.slot.state == SlotState.PREFETCHED]
         for acquired in self._ready:
             if acquired.slot.state != SlotState.PREFETCHED:
                 self._free_slot(acquired.slot)
         self._ready.clear()
-        calls = [release_unstarted(each.keys, each.job.id, each.slot.token) for each in reversed(jobs)]
-        errors: Sequence[Any] = ()
-        try:
-            if calls:
-                errors = self._fetcher.client.try_many(calls)
-        except BrokerError as exc:
-            errors = [exc] * len(jobs)
-        for acquired, error in zip(reversed(jobs), errors, strict=True):
-            if isinstance(error, BrokerError):
-                self._fetcher.record_lost_call(error, acquired.slot)
-            self._fetcher.free_slot(acquired.slot)
+        self._fetcher.release_unstarted(jobs)

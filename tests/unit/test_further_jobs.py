@@ -1,0 +1,42 @@
+"""Which jobs a child starts after an async one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from bulltask.worker.child.attempt import Attempt
+from bulltask.worker.child.further_jobs import FurtherJobs
+
+
+def job(name: str, slot: Any = None) -> Any:
+    return SimpleNamespace(
+        slot=slot, queue_index=0, max_concurrent=0, keys=None, job=SimpleNamespace(name=name, id=name)
+    )
+
+
+def test_a_delayed_job_of_another_task_that_has_just_become_due_is_released() -> None:
+    slots = [SimpleNamespace(token="t", reserve=lambda _: None) for _ in range(3)]
+    started: list[str] = []
+    released: list[str] = []
+    names = iter(["fetch", "resize"])
+
+    attempt = Attempt(*[None] * 3)  # type: ignore[arg-type]
+    fetcher: Any = SimpleNamespace(
+        may_collect=True,
+        fetch_many=lambda _i, slots, _t: slots,
+        acquired=lambda _i, slot, _f: job(next(names), slot),
+        release_unstarted=lambda jobs: released.extend(each.job.name for each in jobs),
+    )
+    starter: Any = SimpleNamespace(begin=lambda _: attempt)
+    loop: Any = SimpleNamespace(
+        room=1,
+        take_slot=slots.pop,
+        start=lambda acquired, _: started.append(acquired.job.name),
+        return_slot=lambda _: None,
+    )
+    next_jobs: Any = SimpleNamespace(may_follow=lambda _: True)
+    further = FurtherJobs(fetcher, starter, SimpleNamespace(), loop, next_jobs)  # type: ignore[arg-type]
+    further.start(job("fetch"))
+    further.start(job("fetch"))
+    assert (started, released) == (["fetch"], ["resize"])
