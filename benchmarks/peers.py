@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -67,6 +68,13 @@ def _programs(package: str) -> Path:
 def _python(module: str, program: str = sys.executable) -> list[str]:
     return [program, str(APPS / "produce.py"), module]
 
+
+_BULLTASK_JOB_OPTIONS = {
+    "attempts": 3,
+    "backoff": {"type": "exponential", "delay": 1000, "jitter": 0.2},
+    "removeOnComplete": {"age": 86400},
+}
+"""What bulltask stores with every job by default: it is retried, and its result is kept for a day."""
 
 _NODE = ["node", str(APPS / "bullmq_app.js")]
 _NODE_SLEEPER = [*_NODE, "worker", "2", str(SLEEPERS // 2)]
@@ -240,6 +248,10 @@ PEERS: Mapping[str, Peer] = {
         ),
         _node("bullmq-1", "Node.js, one job at a time in each process", 1),
         _node("bullmq-50", "Node.js, 50 jobs at a time in each process", 50),
+        replace(
+            _node("bullmq-same-options", "bullmq-50, whose jobs have the options and ids that bulltask sets", 50),
+            environ={"BENCH_JOB_OPTIONS": json.dumps(_BULLTASK_JOB_OPTIONS)},
+        ),
         _node("bullmq6-50", "BullMQ 6.7 on Node.js, 50 jobs at a time", 50, "bullmq-6-newest"),
         _floor("floor", 1, "BullMQ's scripts with a minimal client, one job per round trip"),
         _floor("floor-32", 32, "the same, 32 jobs per round trip"),

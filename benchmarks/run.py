@@ -35,6 +35,7 @@ DEFAULT_PEERS = [
     "taskiq",
     "bullmq",
     "bullmq-1",
+    "bullmq-same-options",
     "floor",
     "floor-32",
 ]

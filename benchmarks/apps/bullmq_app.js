@@ -6,6 +6,7 @@
 'use strict';
 
 const { fork } = require('child_process');
+const { randomUUID } = require('crypto');
 const fs = require('fs');
 const path = require('path');
 
@@ -19,6 +20,10 @@ const WARM_UP = 20;
 const PAUSE_MS = 3;
 const FLUSH_MS = 1;
 const HEADER_BYTES = 24;
+
+// BENCH_JOB_OPTIONS: options of every job, as JSON; the jobs then also have UUIDs as ids
+const jobOptions = process.env.BENCH_JOB_OPTIONS && JSON.parse(process.env.BENCH_JOB_OPTIONS);
+const options = () => jobOptions && { ...jobOptions, jobId: randomUUID() };
 
 const { hostname, port } = new URL(process.env.BENCH_BROKER);
 const connection = { host: hostname, port: Number(port), maxRetriesPerRequest: null };
@@ -100,9 +105,9 @@ function workInProcesses(processes, concurrency) {
 }
 
 async function single(queue, jobs) {
-  for (let index = 0; index < WARM_UP; index += 1) await queue.add('noop', { index });
+  for (let index = 0; index < WARM_UP; index += 1) await queue.add('noop', { index }, options());
   const started = process.hrtime.bigint();
-  for (let index = 0; index < jobs; index += 1) await queue.add('noop', { index });
+  for (let index = 0; index < jobs; index += 1) await queue.add('noop', { index }, options());
   return { seconds: seconds(started), sent: jobs + WARM_UP };
 }
 
@@ -110,7 +115,7 @@ async function bulk(queue, jobs) {
   const started = process.hrtime.bigint();
   for (let first = 0; first < jobs; first += BULK) {
     const length = Math.min(BULK, jobs - first);
-    await queue.addBulk(Array.from({ length }, (_, at) => ({ name: 'noop', data: { index: first + at } })));
+    await queue.addBulk(Array.from({ length }, (_, at) => ({ name: 'noop', data: { index: first + at }, opts: options() })));
   }
   return { seconds: seconds(started), sent: jobs };
 }
@@ -134,7 +139,7 @@ async function latency(queue, jobs) {
   const bodies = [];
   for (let index = -Math.min(WARM_UP, jobs); index < jobs; index += 1) {
     const started = process.hrtime.bigint();
-    const job = await queue.add('noop', { index: Math.max(0, index) });
+    const job = await queue.add('noop', { index: Math.max(0, index) }, options());
     await job.waitUntilFinished(events, 20000);
     const received = process.hrtime.bigint();
     await pause(PAUSE_MS);
