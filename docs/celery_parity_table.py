@@ -13,10 +13,10 @@ from tests.celery_parity.scenario import Area, Scenario
 
 PAGE = Path(__file__).parent / "reference/celery-parity.md"
 
-HEAD = """# Celery's behaviour, compared
+HEAD = """# Celery's behavior, compared
 
 What does Celery 5.7 do, and what does bulltask do with the same code? Each row is a test with real workers, whose code
-was also run with Celery. Of {total} rows, {same} are the same. In {better}, we think that bulltask's behaviour is
+was also run with Celery. Of {total} rows, {same} are the same. In {better}, we think that bulltask's behavior is
 better; {differs} differ for another reason, often because BullMQ's format has no place for what a Celery message
 contains. To migrate a project, read [Migrate from Celery](../how-to/coming-from-celery.md).
 

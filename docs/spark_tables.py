@@ -19,7 +19,7 @@ USES = {
     Use.STREAM: "streaming",
     Use.WRITE: "write",
 }
-"""The text in the column "for"; the options for batch and streaming writes are the same."""
+"""The text in the column "used by"; the options for batch and streaming writes are the same."""
 
 
 def pages() -> Mapping[Path, str]:

@@ -1,6 +1,6 @@
 """Error categories: transient (retry), permanent (do not retry) or unknown.
 
-Library exceptions are recognised by their types' names, so no library is imported. The modules are ``category``
+Library exceptions are recognized by their types' names, so no library is imported. The modules are ``category``
 (the categories), ``chain`` (an exception's causes), ``known`` (the table of known exceptions, with ``http`` and
 ``database`` for types that do not determine the category), ``categorizer`` (the decision, with the user's rules) and
 ``retry_after`` (the delay that a server requests).

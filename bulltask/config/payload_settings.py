@@ -36,7 +36,7 @@ ZSTD: Final = "zstd"
 
 Serializer = Literal["json", "cloudpickle"]
 Compression = Literal["zlib", "zstd", "gzip"]
-"""Names of compressions; ``gzip`` is Celery's other name for zlib."""
+"""Names of compression methods; ``gzip`` is Celery's other name for zlib."""
 
 _PICKLES: Final = ("pickle", "application/x-python-serialize", "application/x-pickle")
 
@@ -56,10 +56,10 @@ def serializer(value: Any, name: str) -> str:
 
 
 def compression(value: Any, name: str) -> str:
-    """Return the name of a compression; Celery's ``gzip`` is ``zlib``.
+    """Return the name of a compression method; Celery's ``gzip`` is ``zlib``.
 
     Raises:
-        ConfigError: There is no such compression; ``name`` identifies the setting or option in the message.
+        ConfigError: There is no such method; ``name`` identifies the setting or option in the message.
     """
     if value not in (ZLIB, ZSTD, "gzip"):
         raise ConfigError(f"{name} must be zlib or zstd, not {value!r}")
@@ -122,8 +122,8 @@ def check_payload_options(given_serializer: str | None, given_compression: str |
     """Check the options ``serializer`` and ``compression`` of a task or a call.
 
     Raises:
-        ConfigError: There is no such serializer or compression.
-        MissingExtraError: The compression is not installed.
+        ConfigError: There is no such serializer or compression method.
+        MissingExtraError: The compression method is not installed.
     """
     if given_serializer not in (None, JSON, CLOUDPICKLE):
         serializer(given_serializer, "serializer")
@@ -132,13 +132,13 @@ def check_payload_options(given_serializer: str | None, given_compression: str |
 
 
 def check_compression(name: str | None) -> None:
-    """Check that a compression is installed.
+    """Check that a compression method is installed.
 
     Raises:
         MissingExtraError: It is not.
     """
     if name == ZSTD:
-        check_installed("zstandard", "zstd", "the compression zstd")
+        check_installed("zstandard", "zstd", "zstd compression")
 
 
 def _check_cloudpickle(config: Config, accepted: tuple[str, ...], where: str, setting: str) -> None:

@@ -29,7 +29,7 @@ _FLAG = re.compile(r"--[a-z-]+=")
 _WORD = re.compile(r"[^\s'\"]{2,}")
 _WITH_OPTIONS = re.compile(r"([^/?#\[\]]*@)?([^/?#@:\[\]]+|\[[^\]@]*\])(:\d+)?(/\d*)?\?\w+=")  # followed by an @
 _PLAIN_HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
-_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC begins a colour code
+_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC begins a color code
 _URL_IN_JSON = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>\x1b]+")
 
 

@@ -1,7 +1,7 @@
 """A job in BullMQ's format, as a sender writes it and as a worker reads it.
 
 Field and option names in Redis are BullMQ's. bulltask stores its additional options under one key of the options,
-``bulltask``. Node ignores it; a worker uses it to recognise jobs that bulltask sent, because they have a different
+``bulltask``. Node ignores it; a worker uses it to recognize jobs that bulltask sent, because they have a different
 retry policy.
 """
 

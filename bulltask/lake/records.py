@@ -320,7 +320,7 @@ def _key(key: Any) -> str:
 
 
 def _snapshot(snapshot: PastSnapshot) -> dict[str, Any]:
-    """Return a snapshot with its JSON texts decoded; data that is not JSON stays text."""
+    """Return a snapshot with its JSON strings decoded; data that is not JSON stays text."""
     names = (field.name for field in fields(snapshot) if not field.name.endswith("_text"))
     return {
         **{name: to_json(getattr(snapshot, name)) for name in names},

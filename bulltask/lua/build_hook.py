@@ -112,7 +112,7 @@ def check(scripts: dict[str, bytes], expected: dict[str, str], source: str) -> N
 
 
 def install(scripts: dict[str, bytes], notice: bytes, target: Path) -> None:
-    """Put these scripts and BullMQ's licence into ``target``, and remove all other scripts."""
+    """Put these scripts and BullMQ's license into ``target``, and remove all other scripts."""
     target.mkdir(exist_ok=True)
     for stale in target.glob("*.lua"):
         if stale.name not in scripts:

@@ -104,7 +104,7 @@ def _repeats(client: Client, keys: BullKeys) -> list[tuple[str, int]]:
 
 
 def _workers(client: Client, keys: BullKeys) -> Sequence[str] | None:
-    """Return the workers, recognised by the names of their connections; senders' connections have no name."""
+    """Return the workers, recognized by the names of their connections; senders' connections have no name."""
     name = keys.client_name()
     try:
         return [f"{row.name} at {row.address}" for row in client.run(list_clients(name, f"{name}:w:"))]

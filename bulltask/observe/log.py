@@ -53,7 +53,7 @@ def configure(
     Args:
         level: ``debug``, ``info``, ``warning``, ``error`` or ``critical``; case does not matter.
         worker_id: Added to every line; ``None`` outside a worker.
-        json: True for JSON lines, False for text; by default JSON unless ``stream`` is a terminal. Colours are used
+        json: True for JSON lines, False for text; by default JSON unless ``stream`` is a terminal. Colors are used
             only on a terminal, and not if ``NO_COLOR`` is set.
         stream: Where lines are written, by default ``sys.stderr``.
         hijack_root: Whether to write the records of the standard library's ``logging``. True: write them, and replace

@@ -27,7 +27,7 @@ def decompress(data: bytes, name: str, limit: int, what: str) -> bytes:
         what: Name of the data in messages.
 
     Raises:
-        DecodeError: The data is malformed or too large, or the compression is unknown.
+        DecodeError: The data is malformed or too large, or its compression method is unknown.
         MissingExtraError: zstd is not installed.
     """
     if name not in {ZLIB, ZSTD}:

@@ -33,7 +33,7 @@ _REFUSED_TASK_OPTIONS: Final[_Options] = {
     "filter": ((), "use a decorator around the function"),
     "pydantic_strict": ((False,), "set strict=True in the model's model_config"),
     "pydantic_context": (({},), "use a model validator that needs no context"),
-    "pydantic_dump_kwargs": (({},), "models are dumped as they are validated, by their aliases"),
+    "pydantic_dump_kwargs": (({},), "models are always dumped by alias, so the JSON is valid input for the same model"),
 }
 """Task options that would change where a job goes, or what it does: other values are errors."""
 

@@ -171,7 +171,7 @@ class Signal:
 
 
 def _name(sender: Any) -> str | None:
-    """Return the name by which a sender is recognised: a task's name, or the string itself."""
+    """Return the name by which a sender is recognized: a task's name, or the string itself."""
     name = sender if isinstance(sender, str) else getattr(sender, "name", None)
     return name if isinstance(name, str) else None
 

@@ -29,6 +29,6 @@ def wait_until(condition: Callable[[], T], timeout: float = 10.0, what: str = "t
     timer = threading.Event()
     while not (result := condition()):
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"{what} did not happen within {timeout:g} s (last result: {result!r})")
+            raise TimeoutError(f"timed out after {timeout:g} s waiting for {what} (last result: {result!r})")
         timer.wait(0.01)
     return result

@@ -43,10 +43,10 @@ class Call(Generic[R_co]):
     """One command or script call.
 
     Attributes:
-        args: The words of a command; for a script the words after its hash (key count, keys, arguments).
+        args: A command and its arguments; for a script what follows its hash (key count, keys, arguments).
         parse_reply: Converts the raw reply to the result, or raises the error for a negative error code.
         script: The script to run, ``None`` for a plain command.
-        cached: Number of trailing words of a plain command that many calls have in common; they are cached in packed
+        cached: Number of trailing arguments of a plain command that many calls have in common; they are cached in packed
             form.
     """
 

@@ -22,8 +22,8 @@ ANYTHING: Final = Anything()
 
 _ARRAYS: Final[dict[Any, tuple[str, Callable[[list[Any]], Any], tuple[type, ...]]]] = {
     **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection), ("an array", list, ())),
-    **dict.fromkeys((set, abc.Set, abc.MutableSet), ("an array of different items", set, (set, frozenset))),
-    frozenset: ("an array of different items", frozenset, (set, frozenset)),
+    **dict.fromkeys((set, abc.Set, abc.MutableSet), ("an array of unique items", set, (set, frozenset))),
+    frozenset: ("an array of unique items", frozenset, (set, frozenset)),
     collections.deque: ("an array", collections.deque, (collections.deque,)),
 }
 _UNCHECKED: Final = (Any, object, typing.NoReturn, typing.Never)

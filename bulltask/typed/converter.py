@@ -54,7 +54,7 @@ def _path_text(path: Sequence[str | int]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a short text of a value for a message."""
+    """Return a short representation of a value, for a message."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({type(value).__name__})"
 

@@ -32,7 +32,7 @@ class BeatEntry:
         name: The key of the entry, which is the id of its job scheduler.
         rule: When its jobs run.
         job: The template of its jobs, with their queue.
-        data: A text that changes with the template's data, which may be encrypted differently each time.
+        data: A string that changes when the template's data changes, which may be encrypted differently each time.
     """
 
     name: str

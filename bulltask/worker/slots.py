@@ -149,7 +149,7 @@ class ChildBlock:
 
     @property
     def running_since_ms(self) -> int:
-        """Since when a task's code has kept the child from its prefetched jobs (monotonic time); 0 if none does."""
+        """When the task that keeps the child from its prefetched jobs started (monotonic time); 0 if none does."""
         return self._words[_RUNNING_SINCE]
 
     @running_since_ms.setter

@@ -75,7 +75,7 @@ def test_a_queue_may_be_named_with_its_hash_tag(web: httpx.Client, queue: str, j
     ("path", "status", "message"),
     [
         ("/search?state=fialed", 400, "did you mean 'failed'?"),
-        ("/search?colour=red", 400, "cannot be searched by 'colour'"),
+        ("/search?color=red", 400, "cannot be searched by 'color'"),
         ("/search?limit=x", 400, "invalid literal"),
         ("/search?since=yesterday", 400, "invalid time 'yesterday'"),
         ("/search?x", 400, "bad query field"),

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="exhaustive-match"
-"""Generate the mutants of a file: small changes of its behaviour that a test should detect."""
+"""Generate the mutants of a file: small changes of its behavior that a test should detect."""
 
 from __future__ import annotations
 

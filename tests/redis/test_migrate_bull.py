@@ -69,7 +69,7 @@ def fill_bull_1_queue(client: redis.Redis) -> None:
     client.set("bull:mail:id", 6)
 
 
-def test_the_layout_of_bull_1_is_recognised_and_moved(queue: Queue, redis_client: redis.Redis) -> None:
+def test_the_layout_of_bull_1_is_recognized_and_moved(queue: Queue, redis_client: redis.Redis) -> None:
     fill_bull_1_queue(redis_client)
     migration = BullMigration(queue)
     plan = migration.plan()
@@ -98,7 +98,7 @@ def test_the_layout_of_bull_1_is_recognised_and_moved(queue: Queue, redis_client
     assert not {"attempts", "attemptsMade", "stacktrace", "returnvalue"} & waiting.keys()
 
 
-def test_bull_1_is_recognised_by_its_jobs_if_none_has_finished(queue: Queue, redis_client: redis.Redis) -> None:
+def test_bull_1_is_recognized_by_its_jobs_if_none_has_finished(queue: Queue, redis_client: redis.Redis) -> None:
     add_bull_1_job(redis_client, "1")
     redis_client.lpush("bull:mail:wait", "1")
     assert BullMigration(queue).plan().layout is QueueLayout.BULL_1

@@ -117,7 +117,7 @@ def test_a_value_that_describes_what_bulltask_does_is_accepted_silently(name: st
         ("broker_transport_options", {"visibility_timeout": 3600}),
     ],
 )
-def test_a_value_that_bulltask_cannot_honour_warns(name: str, value: object) -> None:
+def test_a_value_that_bulltask_cannot_honor_warns(name: str, value: object) -> None:
     assert warning(name, value).startswith(f"Celery's setting {name} has no effect in bulltask: ")
 
 

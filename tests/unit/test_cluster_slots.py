@@ -109,7 +109,7 @@ def test_redirects_are_read_from_errors_of_all_redis_py_versions(cause: Response
 @pytest.mark.parametrize(
     "cause", [TryAgainError("Multiple keys"), ResponseError("TRYAGAIN Multiple keys"), ClusterDownError("is down")]
 )
-def test_transient_cluster_errors_are_recognised(cause: ResponseError) -> None:
+def test_transient_cluster_errors_are_recognized(cause: ResponseError) -> None:
     error = reply_error(cause, "redis://server")
     error.__cause__ = cause
     assert is_transient_in_cluster(error)

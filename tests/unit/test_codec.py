@@ -25,7 +25,7 @@ atoms = (
 values = st.recursive(atoms, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 
-class Colour(StrEnum):
+class Color(StrEnum):
     RED = "red"
 
 
@@ -60,7 +60,7 @@ def test_values_are_encoded_like_json_stringify() -> None:
         ((1, (2,)), "[1,[2]]"),
         (Point(1, 2), "[1,2]"),
         (OrderedDict(a=1), '{"a":1}'),
-        ({Colour.RED: Colour.RED}, '{"red":"red"}'),
+        ({Color.RED: Color.RED}, '{"red":"red"}'),
         ([Level.LOW, True], "[1,true]"),
         (MAX_SAFE_INTEGER, "9007199254740991"),
         (-MAX_SAFE_INTEGER, "-9007199254740991"),

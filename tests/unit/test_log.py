@@ -298,7 +298,7 @@ def test_a_log_level_is_case_insensitive() -> None:
 # ---- format ----
 
 
-def test_a_pipe_gets_json_and_a_terminal_gets_coloured_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_json_and_a_terminal_gets_colored_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     pipe, terminal = Log(), Log(Terminal())
     for log in (pipe, terminal):
@@ -307,7 +307,7 @@ def test_a_pipe_gets_json_and_a_terminal_gets_coloured_text(monkeypatch: pytest.
     assert "\x1b[" in terminal.texts()[0]
 
 
-def test_text_format_without_a_terminal_has_no_colours() -> None:
+def test_text_format_without_a_terminal_has_no_colors() -> None:
     log = Log(json=False)
     log.bus.emit(EVENTS[0])
     assert log.texts()[0].endswith(f"job_id=1 queue=mail task=mail.send attempt=1 worker_id={WORKER}")

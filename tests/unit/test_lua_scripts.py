@@ -170,7 +170,7 @@ def test_the_build_requires_the_distribution_that_the_manifest_names() -> None:
     assert MANIFEST["source"] in requires
 
 
-def test_a_wheel_contains_the_official_scripts_and_their_licence(source_tree: Path, bullmq: Path) -> None:
+def test_a_wheel_contains_the_official_scripts_and_their_license(source_tree: Path, bullmq: Path) -> None:
     run = build(source_tree, bullmq)
     assert run.returncode == 0, run.stderr
     files = wheel_contents(source_tree)

@@ -83,7 +83,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The 50th, 95th and 99th percentile of one task: positions in percent, and texts."""
+    """The 50th, 95th and 99th percentile of one task: positions in percent, and labels."""
 
     label: str
     positions: Sequence[float]

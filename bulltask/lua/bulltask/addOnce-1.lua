@@ -1,7 +1,7 @@
 --[[
   Adds the jobs of a write, except for those that the write has added before, even if they have been removed since.
 
-  BullMQ's add scripts recognise a job by its hash. A job that has run and was removed has no hash, so retrying a write
+  BullMQ's add scripts recognize a job by its hash. A job that has run and was removed has no hash, so retrying a write
   after a crash would run it twice. This script stores the ids that a write has added in a set.
 
   The source of one of BullMQ's add scripts is inserted before this one, as the function `add(KEYS, ARGV)`

@@ -75,7 +75,7 @@ def test_no_rows_are_derived_from_gap_rows_and_events_without_a_job(spark: Spark
     assert lifecycle_sql.jobs(frame).count() == 0
 
 
-def test_reasons_are_parsed_and_normalised_as_in_python(spark: SparkSession) -> None:
+def test_reasons_are_parsed_and_normalized_as_in_python(spark: SparkSession) -> None:
     rng = random.Random(5)
     parts = [
         "a",

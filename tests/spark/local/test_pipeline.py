@@ -311,7 +311,7 @@ def test_files_are_stored_by_day_queue_and_batch(pipeline: Make, redis_client: r
         ({"on_loss": "ignore"}, ConfigError),
         ({"starting": "now"}, ConfigError),
         ({"open_job_timeout": -1}, ConfigError),
-        ({"colour": "red"}, TypeError),
+        ({"color": "red"}, TypeError),
     ],
 )
 def test_an_invalid_option_is_rejected_immediately(

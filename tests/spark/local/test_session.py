@@ -68,7 +68,7 @@ def test_an_sql_table_without_its_options_is_an_error(spark: SparkSession) -> No
 
 @pytest.mark.parametrize(
     ("name", "value", "code"),
-    [("colour", "red", "UNKNOWN"), ("fetchSize", "0", "INVALID"), ("state", "done", "INVALID")],
+    [("color", "red", "UNKNOWN"), ("fetchSize", "0", "INVALID"), ("state", "done", "INVALID")],
 )
 def test_an_invalid_option_fails_a_query_before_it_starts(
     spark: SparkSession, name: str, value: str, code: str

@@ -128,7 +128,7 @@ def test_a_trimmed_stream_is_not_mistaken_for_a_recreated_one(state: StreamState
     assert gap is None or gap.exact
 
 
-def test_an_unread_stream_is_recognised_by_its_stored_end() -> None:
+def test_an_unread_stream_is_recognized_by_its_stored_end() -> None:
     unread = with_stream_end(START, stream(10, 30, 3, 3))
     assert reconcile("emails", unread, None)[0] == QueueOffset(lost=3, generation=1)
     assert reconcile("emails", unread, stream(40, 90, 9, 9))[0] == QueueOffset(lost=3, generation=1)

@@ -122,8 +122,8 @@ def test_an_unknown_option_is_rejected_with_a_suggestion() -> None:
     assert error_of(JobsOptions, queue="a", numpartition="3") == (
         "[BULLTASK_OPTION_UNKNOWN] a batch read of jobs has no option numpartition; did you mean 'numPartitions'?"
     )
-    assert error_of(JobsOptions, queue="a", colour="red") == (
-        "[BULLTASK_OPTION_UNKNOWN] a batch read of jobs has no option colour"
+    assert error_of(JobsOptions, queue="a", color="red") == (
+        "[BULLTASK_OPTION_UNKNOWN] a batch read of jobs has no option color"
     )
 
 
