@@ -26,8 +26,8 @@ EXIT_HINTS = {
 
 
 CANCEL_HINT = (
-    "A sync task reached its hard time limit, or a task did not stop when it was cancelled, so its child was killed: the "
-    "attempt has failed, and the child's other jobs run again"
+    "A sync task reached its hard time limit, or a task did not stop when it was cancelled, so its child was killed: "
+    "the attempt has failed, and the child's other jobs run again"
 )
 MEMORY_HINT = (
     "The child's memory exceeded worker_hard_memory_limit. Its jobs run again, and fail after max_crashes crashes: "

@@ -38,7 +38,8 @@ class AddOptions(TypedDict, total=False):
     it means to retry immediately.
 
     Attributes:
-        attempts: Maximum number of attempts (default: the app's ``task_max_retries`` + 1, which is 3; in Node one attempt).
+        attempts: Maximum number of attempts (default: the app's ``task_max_retries`` + 1, which is 3; in Node, one
+            attempt).
         backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``. ``type`` may be the name of a custom strategy that the workers define. Default: the app's setting.
         delay: Time before the job may run.

@@ -46,8 +46,8 @@ class Call(Generic[R_co]):
         args: A command and its arguments; for a script what follows its hash (key count, keys, arguments).
         parse_reply: Converts the raw reply to the result, or raises the error for a negative error code.
         script: The script to run, ``None`` for a plain command.
-        cached: Number of trailing arguments of a plain command that many calls have in common; they are cached in packed
-            form.
+        cached: Number of trailing arguments of a plain command that many calls have in common; they are cached in
+            packed form.
     """
 
     args: tuple[Arg, ...]

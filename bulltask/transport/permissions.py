@@ -69,8 +69,8 @@ def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> 
     """Check whether the client's user may run some commands, without executing any. This needs no permissions.
 
     Redis checks permissions when a transaction queues a call, and this transaction is discarded. (``ACL DRYRUN`` checks
-    the same, but few restricted users may run it.) Each command is queued with zero to four arguments, because Redis checks
-    its arity first. If the server rejects transactions, nothing is checked.
+    the same, but few restricted users may run it.) Each command is queued with zero to four arguments, because Redis
+    checks its arity first. If the server rejects transactions, nothing is checked.
 
     Args:
         client: Makes the calls.
