@@ -60,9 +60,10 @@ def worker_grants(prefix: str = "bull") -> list[str]:
     Args:
         prefix: The setting ``prefix``.
     """
-    bulltask_keys = "bulltask:*" if prefix == "bull" else f"bulltask:{prefix}:*"
+    own = ["bulltask:*"] if prefix == "bull" else [f"bulltask:{prefix}:*", f"bulltask:beat:{prefix}:*"]
+    keys = [f"~{pattern}" for pattern in (f"{prefix}:*", *own)]
     names = sorted({*worker_commands(), *_CONNECT})
-    return ["resetkeys", f"~{prefix}:*", f"~{bulltask_keys}", "resetchannels", "-@all", *(f"+{name}" for name in names)]
+    return ["resetkeys", *keys, "resetchannels", "-@all", *(f"+{name}" for name in names)]
 
 
 def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> None:

@@ -15,6 +15,8 @@ from bulltask.events.bus import Bus
 from bulltask.lua import loader
 from bulltask.transport import permissions
 from bulltask.transport.permissions import metrics_commands, worker_commands, worker_grants
+from bulltask.worker.beat import Beat
+from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.preflight import Preflight
@@ -90,6 +92,20 @@ def test_a_worker_starts_even_if_transactions_are_forbidden(
 def test_the_commands_are_read_from_the_scripts() -> None:
     assert {"zremrangebyscore", "lpush", "rpush", "xadd", "hincrby", "bzpopmin"} <= set(worker_commands())
     assert {script.name for script in loader.all_scripts()} >= permissions._NOT_FOR_WORKERS
+
+
+def test_the_keys_of_another_prefix_suffice_for_its_schedules(broker_url: str, acl: Any) -> None:
+    acl(*worker_grants("shop"))
+    schedule = {"nightly": {"task": "work", "schedule": 3600}}
+    app = App("shop", broker_url.replace("://", "://worker:secret@"), prefix="shop", beat_schedule=schedule)
+    with app.broker.pool.client() as client:
+        client.connect()
+        backoff = ReconnectBackoff(Bus(), app.config)
+        beat = Beat(app, read_entries(app), client, app.broker.clock, backoff, structlog.get_logger())
+        beat.tick(0, 0)
+    assert not backoff.is_active
+    assert [scheduler.id for scheduler in App("reader", broker_url, prefix="shop").queue("default").schedulers.list()]
+    app.close()
 
 
 def test_the_documentation_lists_the_commands() -> None:
