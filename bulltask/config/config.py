@@ -214,6 +214,7 @@ class Settings:
 
     def override(self, name: str, value: object) -> None:
         """Set ``name`` with precedence over assignments: for the environment and the command line."""
+        value = wrap_secrets({name: value})[name]
         self._set(self._overrides, name, value)
 
     def overrides(self) -> dict[str, object]:
@@ -306,6 +307,7 @@ class Settings:
         layer[setting] = value
 
     def __setattr__(self, name: str, value: object) -> None:
+        value = wrap_secrets({name: value})[name]
         self._set(self._values, name, value)
 
     def __getattr__(self, name: str) -> Any:

@@ -93,14 +93,19 @@ def check_payload_settings(config: Config) -> None:
         _check_cloudpickle(config, accepted, "result_serializer is cloudpickle", "result_accept_content")
     for name in (config.task_compression, config.result_compression):
         check_compression(name)
-    encrypting = {key.secret for keys in config.encryption_keys.values() for key in keys}
-    if encrypting & {key.secret for key in config.signing_keys}:
+    if _share_a_key(config):
         raise ConfigError(
             "payload_signing_keys and payload_encryption_keys have a key in common: use different keys, because a "
             "program that can decrypt, such as a Node.js worker, must not be able to sign pickles"
         )
-    if encrypting:
+    if any(config.encryption_keys.values()):
         check_installed("cryptography", "encryption", "payload_encryption_keys")
+
+
+def _share_a_key(config: Config) -> bool:
+    """Whether a key both signs and encrypts. The keys are local variables here, where no error is raised."""
+    encrypting = {key.secret for keys in config.encryption_keys.values() for key in keys}
+    return not encrypting.isdisjoint(key.secret for key in config.signing_keys)
 
 
 def check_serializer(name: str | None, config: Config, where: str) -> None:

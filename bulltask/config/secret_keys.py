@@ -6,8 +6,8 @@ import binascii
 import json
 import re
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from bulltask.config.parsers import queue_name
 from bulltask.config.rate_limits import EVERY_QUEUE
@@ -18,6 +18,8 @@ __all__ = ["KEY_BYTES", "SecretKey", "keys_by_queue", "signing_keys"]
 
 KEY_BYTES: Final = 32
 """Length of a key: AES-256, and as many bytes as HMAC-SHA256 returns."""
+
+T = TypeVar("T")
 
 _ID: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _WHAT: Final = f"{KEY_BYTES} random bytes in base64"
@@ -52,14 +54,7 @@ def signing_keys(value: Any, name: str) -> tuple[SecretKey, ...]:
     Raises:
         ConfigError: A key is invalid.
     """
-    value = value.get_secret_value() if isinstance(value, SecretKeys) else value
-    texts = value.replace(",", " ").split() if isinstance(value, str) else () if value is None else value
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"{name} must be a list of keys, `id:base64`, not {type(value).__name__}")
-    keys = tuple(_key(text, name) for text in texts)
-    if len({key.id for key in keys}) < len(keys):
-        raise ConfigError(f"{name} has two keys with the same id; give each key its own")
-    return keys
+    return _parse(_signing_keys, value, name)
 
 
 def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
@@ -73,7 +68,31 @@ def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
     Raises:
         ConfigError: The value is invalid.
     """
-    value = value.get_secret_value() if isinstance(value, SecretKeys) else value
+    return _parse(_keys_by_queue, value, name)
+
+
+def _parse(parse: Callable[[Any, str], T], value: Any, name: str) -> T:
+    """Parse keys; an error is raised here, because the variables of the functions below contain the keys."""
+    secret = value if isinstance(value, SecretKeys) else SecretKeys(value)
+    del value
+    try:
+        return parse(secret.get_secret_value(), name)
+    except ConfigError as exc:
+        message = str(exc)
+    raise ConfigError(message)
+
+
+def _signing_keys(value: Any, name: str) -> tuple[SecretKey, ...]:
+    texts = value.replace(",", " ").split() if isinstance(value, str) else () if value is None else value
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name} must be a list of keys, `id:base64`, not {type(value).__name__}")
+    keys = tuple(_key(text, name) for text in texts)
+    if len({key.id for key in keys}) < len(keys):
+        raise ConfigError(f"{name} has two keys with the same id; give each key its own")
+    return keys
+
+
+def _keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
     try:
         by_queue = json.loads(value) if isinstance(value, str) else {} if value is None else value
     except ValueError:
@@ -81,8 +100,10 @@ def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
     if not isinstance(by_queue, Mapping) or not all(isinstance(queue, str) for queue in by_queue):
         raise ConfigError(f"{name} must be a dictionary of keys by queue, or a JSON object, not {type(value).__name__}")
     for queue in by_queue.keys() - {EVERY_QUEUE}:
+        if ":" in queue:  # it may be a secret key: do not show it
+            raise ConfigError(f"a key of {name} must be the name of a queue, which contains no ':'")
         queue_name(queue, f"a key of {name}")
-    return {queue: signing_keys(keys, f"{name}[{queue!r}]") for queue, keys in by_queue.items()}
+    return {queue: _signing_keys(keys, f"{name}[{queue!r}]") for queue, keys in by_queue.items()}
 
 
 def _key(text: str, name: str) -> SecretKey:

@@ -1,10 +1,13 @@
-"""The broker's password is in no message, and in no variable that tools such as Sentry send with a traceback."""
+"""The broker's password and the keys are in no message, and in no variable that tools such as Sentry send with a
+traceback."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import traceback
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,9 @@ import bulltask
 from bulltask import App
 from bulltask.cli.main import main
 from bulltask.config.config import Settings
-from bulltask.errors import BulltaskError
+from bulltask.errors import BulltaskError, DecodeError
+from bulltask.jobs.job import JobRef
+from bulltask.payloads.payload_codec import PayloadCodec, PayloadFormat
 from bulltask.queue import FlowProducer, Queue, QueueEvents
 from bulltask.spark.source.broker_options import broker_options
 from bulltask.spark.source.options import EventsOptions, read_options
@@ -26,6 +31,8 @@ from tests.conftest import ServerFactory
 pytestmark = pytest.mark.redis
 
 SECRET = "s3cr3t"
+KEY = f"k1:{SECRET}{'A' * 37}"
+KEY_BYTES = repr(b64decode(f"{SECRET}AA"))[2:-2]
 LIBRARY = Path(bulltask.__file__).parent
 
 
@@ -45,15 +52,19 @@ def report_text(value: object) -> str:
         return object.__repr__(value)
 
 
+def is_shown_in(text: str) -> bool:
+    return SECRET in text or KEY_BYTES in text
+
+
 def leaks(exc: BaseException) -> list[str]:
     """Return where the password appears: in messages, and in variables of all frames outside this module."""
-    places = [f"message of {type(error).__name__}: {error}" for error in chain(exc) if SECRET in str(error)]
+    places = [f"message of {type(error).__name__}: {error}" for error in chain(exc) if is_shown_in(str(error))]
     for error in chain(exc):
         for frame, line in traceback.walk_tb(error.__traceback__):
             if frame.f_code.co_filename == __file__:
                 continue
             for name, value in frame.f_locals.items():
-                if SECRET in report_text(value):
+                if is_shown_in(report_text(value)):
                     places.append(f"{name} in {frame.f_code.co_filename}:{line}")
     return places
 
@@ -177,3 +188,68 @@ def test_the_password_may_come_from_a_file(tmp_path: Path) -> None:
     assert both.freeze().broker_url == "redis://other"
     with pytest.raises(BulltaskError, match="cannot read the file in BULLTASK_BROKER_URL_FILE"):
         Settings({}, {"BULLTASK_BROKER_URL_FILE": str(tmp_path / "none")})
+
+
+def assign(settings: dict[str, Any]) -> None:
+    conf = Settings({}, {})
+    for name, value in settings.items():
+        setattr(conf, name, value)
+    conf.freeze()
+
+
+def read_from_environment(settings: dict[str, Any]) -> None:
+    texts = {name: " ".join(value) if isinstance(value, list) else value for name, value in settings.items()}
+    texts = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in texts.items()}
+    Settings({}, {f"BULLTASK_{name.upper()}": value for name, value in texts.items()}).freeze()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda settings: App("shop", **settings).config,
+        lambda settings: Settings(settings, {}).freeze(),
+        assign,
+        read_from_environment,
+    ],
+    ids=["app", "settings", "assign", "environment"],
+)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"payload_signing_keys": [KEY, "k2:short"]}, "key 'k2'"),
+        ({"payload_signing_keys": [KEY, KEY]}, "two keys with the same id"),
+        ({"payload_encryption_keys": {"*": [KEY, "k2:short"]}}, "key 'k2'"),
+        ({"payload_encryption_keys": {"a:b": KEY}}, "name of a queue"),
+        ({"payload_encryption_keys": {KEY: "mail"}}, "name of a queue"),
+        ({"payload_signing_keys": KEY, "payload_encryption_keys": {"*": [KEY]}}, "a key in common"),
+        ({"payload_signing_keys": KEY, "prefix": ""}, "prefix"),
+    ],
+)
+def test_an_invalid_setting_does_not_show_the_keys(
+    make: Callable[[dict[str, Any]], object], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BulltaskError, match=message) as caught:
+        make(settings)
+    assert leaks(caught.value) == []
+
+
+def test_a_payload_that_cannot_be_verified_or_decrypted_does_not_show_the_keys() -> None:
+    other = "k1:" + "B" * 43
+    mine, foreign = (
+        PayloadCodec(
+            Settings(
+                {
+                    "accept_content": ["json", "cloudpickle"],
+                    "payload_signing_keys": signing,
+                    "payload_encryption_keys": {"secret": encryption},
+                },
+                {},
+            ).freeze()
+        )
+        for signing, encryption in ((KEY, "e1:" + "C" * 43), (other, "e1:" + "D" * 43))
+    )
+    for queue, form in (("mail", PayloadFormat("cloudpickle")), ("secret", PayloadFormat())):
+        data = foreign.dump_arguments({"x": 1}, queue, "send", form, "it")
+        with pytest.raises(DecodeError) as caught:
+            mine.load_data(data, JobRef(queue, "1"), "send")
+        assert leaks(caught.value) == []
