@@ -123,13 +123,26 @@ def open_lock(path: Path) -> int:
     """Open a lock file; create it and its directory, for their owner only, if missing.
 
     Raises:
-        BrokerUnavailableError: The directory cannot be created or written.
+        BrokerUnavailableError: The directory cannot be created or written, or it belongs to another user.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _check_owner(path.parent)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise BrokerUnavailableError(f"cannot use {path.parent} for a server's data: {error}") from error
+
+
+def _check_owner(directory: Path) -> None:
+    """Reject a directory of another user, who could replace its files with links to files of this user.
+
+    In a container, root often uses a directory that belongs to a user of the host.
+    """
+    if os.geteuid() not in {0, owner := directory.stat().st_uid} and owner != 0:
+        raise BrokerUnavailableError(
+            f"cannot use {directory} for a server's data: it belongs to another user (id {owner}); choose a directory "
+            "of your own"
+        )
 
 
 def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:

@@ -213,6 +213,7 @@ def _spawn(command: Sequence[str], settings: int, lock_fd: int, output: int) -> 
             stderr=output,
             env=server_environment(),
             pass_fds=[lock_fd],
+            umask=0o077,  # the data is for this user only, even in a directory that others can read
             start_new_session=True,  # Ctrl-C in the terminal is for this process, which then stops the server
             preexec_fn=tie_to_parent(),  # noqa: PLW1509 # a single prctl call, resolved before the fork
         )

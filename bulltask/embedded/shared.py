@@ -225,6 +225,7 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
                 stderr=output,
                 env=server_environment(),  # inherited by the server
                 pass_fds=fds,
+                umask=0o077,  # inherited by the server
                 timeout=30,
                 check=True,
             )

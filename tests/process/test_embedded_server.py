@@ -349,6 +349,37 @@ def test_an_error_names_a_directory_that_cannot_be_created(tmp_path):
         EmbeddedServer(tmp_path / "file" / "data").start()
 
 
+def test_the_data_is_for_its_user_only_even_in_a_directory_that_others_can_read(tmp_path, data, start_user):
+    data.mkdir(parents=True, mode=0o755)
+    user = start_user()
+    write_keys(user.read_line())
+    (tmp_path / "own").mkdir(mode=0o755)
+    with EmbeddedServer(tmp_path / "own") as server:
+        write_keys(server.url)
+        files = [file for parent in (data, server.data_dir) for file in parent.glob("appendonlydir/*")]
+        assert len(files) >= 4
+        assert [(file.name, oct(file.stat().st_mode)) for file in files if file.stat().st_mode & 0o077] == []
+    assert EmbeddedServer(tmp_path / "new" / "data").data_dir.parent == tmp_path / "new"
+    os.close(lock_directory(tmp_path / "new" / "data"))
+    assert (tmp_path / "new" / "data").stat().st_mode & 0o077 == 0
+
+
+def test_a_directory_of_another_user_is_rejected(tmp_path, monkeypatch):
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 4711, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    with pytest.raises(BrokerUnavailableError, match=r"it belongs to another user .*choose a directory of your own"):
+        EmbeddedServer(tmp_path).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / "server.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(BrokerUnavailableError, match="cannot use"):
+        EmbeddedServer(tmp_path).start()
+    assert not (tmp_path / "victim").exists()
+
+
 def test_an_error_quotes_the_servers_message_about_an_invalid_option(tmp_path):
     with pytest.raises(BrokerUnavailableError, match=r"no-such-option.*server\.log"):
         EmbeddedServer(tmp_path, extra=["--no-such-option", "1"]).start()
