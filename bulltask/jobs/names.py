@@ -40,6 +40,9 @@ _QUEUE_KEYS: Final = frozenset(
 )
 """Last parts of a queue's keys; a job with such an id would overwrite one of its queue's keys."""
 
+_KEY_PREFIXES: Final = ("de:", "dn:", "metrics:")
+"""Beginnings of other keys of a queue, which have two colons like the ids of repeated jobs: ``de:{id}``."""
+
 
 def bullmq_name(queue: str, *, hash_tag: bool) -> str:
     """Return BullMQ's name for a queue: ``{emails}`` for ``emails``, unless it has braces or ``hash_tag`` is false.
@@ -111,7 +114,7 @@ def check_job_id(job_id: str) -> str:
         raise InvalidNameError(f"job_id {job_id!r} is a number, like the ids of BullMQ's counter; add a letter")
     if job_id.startswith("0:") or job_id.count(":") not in {0, 2}:
         raise InvalidNameError(f"job_id {job_id!r} contains a ':', BullMQ's separator in keys; use '-'")
-    if job_id in _QUEUE_KEYS:
+    if job_id in _QUEUE_KEYS or job_id.startswith(_KEY_PREFIXES):
         raise InvalidNameError(f"job_id {job_id!r} is a name that BullMQ uses for the queue's own keys; add a prefix")
     return job_id
 

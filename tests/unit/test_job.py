@@ -304,6 +304,8 @@ def test_a_valid_job_id_is_accepted(job_id: str) -> None:
         ("a:b:c:d", "':'"),
         ("wait", "queue's own keys"),
         ("stalled-check", "queue's own keys"),
+        ("de:a:b", "queue's own keys"),
+        ("metrics:completed:data", "queue's own keys"),
         ("x" * 256, "256 characters"),
         ("a\x00", "control"),
         (17, "must be a non-empty string"),
