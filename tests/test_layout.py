@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,3 +83,27 @@ def test_lock_files_contain_no_package_index_url() -> None:
     # A mirror's address in a lock file makes the install fail on a machine that cannot reach the mirror.
     assert "://" not in (ROOT / "requirements-dev.lock").read_text()
     assert '"resolved"' not in (ROOT / "tests/interop/package-lock.json").read_text()
+
+
+LOADERS = {"cloudpickle", "dill", "marshal", "pickle", "shelve", "yaml"}
+SUSPICIOUS = re.compile(rf"import.*\b({'|'.join(LOADERS)})\b|(?<![.\w])(eval|exec|compile)\(|shell=")
+
+
+def test_only_one_module_can_run_code_from_data() -> None:
+    """A pickle runs code when it is loaded, so only the module whose callers verify signatures may load one."""
+    found = set()
+    for path in package_files():
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if SUSPICIOUS.search(text) else ():
+            match node:
+                case ast.Import(names=names) if LOADERS & {alias.name.partition(".")[0] for alias in names}:
+                    found.add(relative_name(path))
+                case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in LOADERS:
+                    found.add(relative_name(path))
+                case ast.Call(func=ast.Name(id="eval" | "exec" | "compile")):
+                    found.add(relative_name(path))
+                case ast.keyword(arg="shell", value=ast.Constant(value=True)):
+                    found.add(relative_name(path))
+                case _:
+                    pass
+    assert found == {"bulltask/payloads/pickling.py"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -10,9 +11,10 @@ from typing import Any, Final
 import click
 
 from bulltask.app import App
+from bulltask.cli.terminal import in_one_line
 from bulltask.config.config import Config
-from bulltask.errors import BrokerAuthError
-from bulltask.jobs.names import bullmq_name, name_in_app
+from bulltask.errors import BrokerAuthError, InvalidNameError
+from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
 from bulltask.queue import Job
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
@@ -113,7 +115,8 @@ def find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = 
 
 def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
     """Return the error for a job id that exists in several queues."""
-    return click.UsageError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one with --queue")
+    names = ", ".join(map(in_one_line, queues))  # any client with access to Redis may have chosen them
+    return click.UsageError(f"several queues have a job {job_id!r}: {names}; choose one with --queue")
 
 
 def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
@@ -161,8 +164,9 @@ def _app_names(bullmq_names: Iterable[str], config: Config) -> list[str]:
     named = []
     for name in bullmq_names:
         bare = name_in_app(name, hash_tag=config.queue_hash_tag)
-        if bullmq_name(bare, hash_tag=config.queue_hash_tag) == name:
-            named.append(bare)
+        with suppress(InvalidNameError):  # another client's, with control characters
+            if bullmq_name(check_queue_name(bare), hash_tag=config.queue_hash_tag) == name:
+                named.append(bare)
     return named
 
 

@@ -45,7 +45,9 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BulltaskError as exc:
-            raise click.ClickException(str(exc)) from exc
+            from bulltask.cli.terminal import safe  # noqa: PLC0415 - only for an error
+
+            raise click.ClickException(safe(str(exc))) from exc
         except ModuleNotFoundError as exc:
             if (extra := _EXTRAS.get((exc.name or "").partition(".")[0])) is None:
                 raise

@@ -10,6 +10,7 @@ import click
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app
 from bulltask.cli.options import app_options
+from bulltask.cli.terminal import echo, in_one_line
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, InvalidNameError, MigrationError
 from bulltask.jobs.names import check_queue_name
@@ -25,6 +26,7 @@ __all__ = ["command"]
 EXIT_REJECTED: Final = 3
 EXIT_SKIPPED: Final = 4
 _MAX_LISTED: Final = 5
+_MAX_CHARS: Final = 2_000
 
 
 @click.command("migrate-bull", short_help="Convert a Bull queue to BullMQ.")
@@ -73,16 +75,16 @@ def command(
     try:
         plan = migration.plan(_progress("read"))
     except MigrationError as exc:
-        click.echo(f"Cannot migrate: {exc}.", err=True)
+        echo(f"Cannot migrate: {exc}.", err=True)
         ctx.exit(EXIT_REJECTED)
     _show_plan(plan, queue, options["limit"])
     if plan.blockers:
-        click.echo("Nothing was changed.")
+        echo("Nothing was changed.")
         ctx.exit(EXIT_REJECTED)
     if plan.layout is QueueLayout.EMPTY:
         return
     if not yes:
-        click.echo("Dry run: nothing was changed. Run the command again with --yes to migrate these jobs.")
+        echo("Dry run: nothing was changed. Run the command again with --yes to migrate these jobs.")
         return
     report = migration.run(plan, _progress("migrated"))
     _show_report(report, plan)
@@ -105,65 +107,65 @@ def _progress(verb: str) -> Callable[[int, int], None]:
         step = max(1_000, total // 10)
         if done // step > shown:
             shown = done // step
-            click.echo(f"{verb} {done:,} of {total:,} jobs", err=True)
+            echo(f"{verb} {done:,} of {total:,} jobs", err=True)
 
     return show
 
 
 def _show_plan(plan: MigrationPlan, queue: str, limit: int | None) -> None:
-    click.echo(f"Bull queue    {plan.source}")
-    click.echo(f"BullMQ queue  {plan.target}{' (the same keys: in place)' if plan.in_place else ''}")
-    click.echo(f"Detected      {plan.layout.value}{', paused' if plan.info.paused else ''}")
+    echo(f"Bull queue    {plan.source}")
+    echo(f"BullMQ queue  {plan.target}{' (the same keys: in place)' if plan.in_place else ''}")
+    echo(f"Detected      {plan.layout.value}{', paused' if plan.info.paused else ''}")
     if plan.layout is QueueLayout.EMPTY:
-        click.echo(f"Nothing to migrate: {plan.source} has no jobs. Is {queue!r} the queue's name in Bull?")
+        echo(f"Nothing to migrate: {plan.source} has no jobs. Is {queue!r} the queue's name in Bull?")
         return
-    click.echo("\n" + "\n".join(f"  {suffix:<10}{plan.info.sizes[suffix]:>12,}" for suffix in JOB_KEYS) + "\n")
+    echo("\n" + "\n".join(f"  {suffix:<10}{plan.info.sizes[suffix]:>12,}" for suffix in JOB_KEYS) + "\n")
     _show_moves(plan.outcome, "would be converted:" if plan.in_place else "would become")
     if limit and limit < plan.outcome.total_moved:
-        click.echo(f"  but at most {limit:,} of them (--limit)")
+        echo(f"  but at most {limit:,} of them (--limit)")
     for repeatable in plan.repeatables:
         outcome = repeatable.problem or f"-> job scheduler {repeatable.scheduler_id!r}"
-        click.echo(f"  repeatable {repeatable.key!r} {outcome}")
+        echo(f"  repeatable {repeatable.key!r} {outcome}")
         if repeatable.manual:
-            click.echo(f"    to create it manually: {repeatable.manual}")
+            echo(f"    to create it manually: {repeatable.manual}")
     if plan.pauses:
-        click.echo("  The target will be paused, because Bull's queue is: resume it when you are ready.")
+        echo("  The target will be paused, because Bull's queue is: resume it when you are ready.")
     _show_skipped(plan.outcome, in_place=plan.in_place)
     for warning in plan.warnings:
-        click.echo(f"Note: {warning}.")
+        echo(f"Note: {in_one_line(warning, _MAX_CHARS)}.")
     for blocker in plan.blockers:
-        click.echo(f"Cannot migrate: {blocker}.", err=True)
+        echo(f"Cannot migrate: {in_one_line(blocker, _MAX_CHARS)}.", err=True)
 
 
 def _show_moves(outcome: MigrationOutcome, verb: str) -> None:
     for state, count in sorted(outcome.moved.items()):
         name = "waiting (were active)" if state == "recovered" else state
-        click.echo(f"  {count:,} {verb} {name}")
+        echo(f"  {count:,} {verb} {name}")
     for note, count in sorted(outcome.notes.items()):
-        click.echo(f"  {count:,} of them {NOTES[note]}")
+        echo(f"  {count:,} of them {NOTES[note]}")
 
 
 def _show_skipped(outcome: MigrationOutcome, *, in_place: bool) -> None:
     for reason, ids in outcome.skipped.items():
         if in_place and reason is SkipReason.BULLMQ:
             continue  # not Bull's jobs
-        shown = ", ".join(ids[:_MAX_LISTED]) + (", …" if len(ids) > _MAX_LISTED else "")
-        click.echo(f"  {len(ids):,} skipped: {reason.value} ({shown})")
+        shown = ", ".join(map(in_one_line, ids[:_MAX_LISTED])) + (", …" if len(ids) > _MAX_LISTED else "")
+        echo(f"  {len(ids):,} skipped: {reason.value} ({shown})")
     for detail in outcome.details:
-        click.echo(f"    {detail}")
+        echo(f"    {in_one_line(detail, _MAX_CHARS)}")
 
 
 def _show_report(report: MigrationReport, plan: MigrationPlan) -> None:
     outcome, before, after = report.outcome, sum(report.before.values()), sum(report.after.values())
-    click.echo(f"Migrated {outcome.total_moved:,} jobs, created {len(report.schedulers)} job schedulers")
+    echo(f"Migrated {outcome.total_moved:,} jobs, created {len(report.schedulers)} job schedulers")
     _show_moves(outcome, "were converted:" if plan.in_place else "became")
     _show_skipped(outcome, in_place=plan.in_place)
     for repeatable in report.repeatables_skipped:
-        click.echo(f"  repeatable {repeatable.key!r} skipped: {repeatable.problem}")
+        echo(f"  repeatable {repeatable.key!r} skipped: {repeatable.problem}")
         if repeatable.manual:
-            click.echo(f"    to create it manually: {repeatable.manual}")
+            echo(f"    to create it manually: {repeatable.manual}")
     if not plan.in_place:
-        click.echo(f"  {plan.source}: {before:,} jobs before, {after:,} after")
-    click.echo(f"  {plan.target}: {report.target_before:,} jobs before, {report.target_after:,} after")
+        echo(f"  {plan.source}: {before:,} jobs before, {after:,} after")
+    echo(f"  {plan.target}: {report.target_before:,} jobs before, {report.target_after:,} after")
     if not plan.in_place and before - after != outcome.total_moved:
-        click.echo("  The numbers differ because another program changed the queue at the same time.")
+        echo("  The numbers differ because another program changed the queue at the same time.")

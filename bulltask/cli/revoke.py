@@ -8,6 +8,7 @@ import click
 
 from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.options import redis_options
+from bulltask.cli.terminal import echo, in_one_line
 from bulltask.errors import JobError
 from bulltask.jobs.states import Revocation
 
@@ -63,9 +64,9 @@ def _revoke(app: App, job_id: str, queue: str | None, *, terminate: bool) -> int
         name = queue or _queue_of(app, job_id)
         outcome = app.queue(name).revoke(job_id, terminate=terminate) if name else Revocation.UNKNOWN
     except JobError as exc:
-        click.echo(f"{job_id}  rejected: {exc}", err=True)
+        echo(f"{in_one_line(job_id)}  rejected: {exc}", err=True)
         return EXIT_REJECTED
-    click.echo(f"{job_id}  {_MESSAGES[outcome]}")
+    echo(f"{in_one_line(job_id)}  {_MESSAGES[outcome]}")
     return _EXITS.get(outcome, 0)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from bulltask.cli.terminal import safe
 from bulltask.embedded.binary import find_binary
 from bulltask.embedded.data_directory import DataDirectory
 from bulltask.embedded.launch import PortTakenError, ServerLog, pick_port
@@ -42,7 +43,7 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     try:
         started = _start(port, DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir), loglevel)
     except PortTakenError:
-        raise click.ClickException(_port_taken(port)) from None
+        raise click.ClickException(safe(_port_taken(port))) from None
     except BrokerUnavailableError as error:
         raise click.ClickException(str(error)) from error
     log = ServerLog(started.data_dir)
@@ -52,7 +53,7 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     )
     _wait_for_end(started)
     if not started.running:
-        raise click.ClickException(f"the server stopped unexpectedly: {log.tail()}")
+        raise click.ClickException(safe(f"the server stopped unexpectedly: {log.tail()}"))
     started.stop()
 
 

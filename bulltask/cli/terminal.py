@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from bulltask.lake.formatting import one_line
+import click
 
-__all__ = ["ago", "as_table", "duration_text", "in_one_line", "safe", "stamp"]
+from bulltask.lake.formatting import CONTROL, one_line
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+__all__ = ["ago", "as_table", "duration_text", "echo", "in_one_line", "safe", "stamp"]
 
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
@@ -36,7 +36,17 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def safe(text: str) -> str:
     """Escape control characters in text from a job, which a terminal would interpret; keep newlines and tabs."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+    return CONTROL.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print text that may contain names from Redis, a server's messages or data of jobs; see :func:`safe`.
+
+    Args:
+        text: The text.
+        err: Print to standard error.
+    """
+    click.echo(safe(text), err=err)
 
 
 def in_one_line(text: str, max_chars: int = 255) -> str:
@@ -64,3 +74,7 @@ def ago(moment: datetime, now: datetime) -> str:
     """Return ``3.0 h ago`` or ``in 12.0 s``."""
     seconds = (now - moment).total_seconds()
     return f"{duration_text(seconds)} ago" if seconds >= 0 else f"in {duration_text(-seconds)}"
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0] if match[0] in "\n\t" else match[0].encode("unicode_escape").decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -9,12 +10,13 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
 
-__all__ = ["ABSENT", "CONTROL", "Unit", "format_value", "one_line", "pluralize", "shorten", "significant"]
+__all__ = ["ABSENT", "CONTROL", "Unit", "format_value", "json_text", "one_line", "pluralize", "shorten", "significant"]
 
 ABSENT: Final = "\N{EN DASH}"
 
-CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-"""Characters that move the cursor, hide text or reverse it. Names of tasks are untrusted: they may contain these."""
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+"""Characters that move the cursor, hide text or reverse it, and surrogates, which cannot be printed. Names of tasks are
+untrusted: they may contain these."""
 
 _MAX_NAME: Final = 120
 _NAME_HEAD, _NAME_TAIL = 70, 49
@@ -50,6 +52,12 @@ def format_value(value: Any, unit: Unit) -> str:
 def one_line(text: str) -> str:
     """Return text with control characters escaped: ``\\n``, ``\\x1b``."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def json_text(value: Any) -> str:
+    """Return indented JSON in which the control characters that JSON allows, but a terminal interprets, are escaped."""
+    lines = json.dumps(value, indent=2, ensure_ascii=False).split("\n")
+    return "\n".join(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in lines)
 
 
 def shorten(name: str) -> str:

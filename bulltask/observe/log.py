@@ -33,8 +33,11 @@ LEVELS = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-# Without this, control characters such as ESC in a job's data could manipulate the operator's terminal.
+# Without this, characters in a job's data could manipulate the operator's terminal (ESC), end the line (U+2028) or
+# reverse the text after them (U+202E).
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_UNSEEN = (0x61C, 0xFEFF, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x206A))
+_CONTROL |= {code: f"\\u{code:04x}" for code in _UNSEEN}
 
 
 def configure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -136,6 +137,14 @@ def test_no_table_contains_control_characters(run: Run, lake: LakeBuilder, kind:
         assert evil in {row["name"] for row in json.loads(output)}
     else:
         assert "\\x1b[31m \\x9b2J \\u202e \\r\\n \\x07" in output.replace("&#91;", "[").replace("&#92;", "\\")
+
+
+def test_a_link_with_the_name_of_the_unfinished_file_is_not_followed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("important")
+    (tmp_path / f".day.html.{os.getpid()}").symlink_to(tmp_path / "victim")
+    assert run("-o", "day.html").exit_code == 0
+    assert (tmp_path / "victim").read_text() == "important"
+    assert (tmp_path / "day.html").read_text().startswith("<!doctype html>")
 
 
 def test_a_concurrency_is_recommended_with_the_reasoning(run: Run) -> None:

@@ -6,10 +6,13 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -147,6 +150,39 @@ def test_names_and_reasons_are_escaped_in_a_page(lake: LakeBuilder) -> None:
     assert "\u202e" not in html(full_report(LakeBuilder(lake.layout.root / "other"), EVIL))
     payload = json.loads(page.scripts[1])
     assert payload["lines"][0]["label"] == EVIL
+
+
+ATTACKS = "<script>document.title='forged'</script><img src=x onerror=\"document.title='forged'\"><!--</script>"
+
+
+def open_in_browser(page: str, directory: Path) -> str:
+    """Return the HTML of a page after a browser has loaded it and run its scripts."""
+    browser = shutil.which("chromium") or pytest.skip("needs chromium")
+    (directory / "page.html").write_text(page)
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-breakpad", "--dump-dom"]
+    return subprocess.run(
+        [browser, *words, f"--user-data-dir={directory}/profile", (directory / "page.html").as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+@pytest.mark.slow
+def test_a_browser_runs_no_script_of_a_name_or_reason(lake: LakeBuilder, tmp_path: Path) -> None:
+    shown = open_in_browser(html(full_report(lake, ATTACKS, ATTACKS.replace("/", "_"), ATTACKS)), tmp_path)
+    assert "<title>Jobs, 22 November 2026</title>" in shown
+    assert "<img" not in shown
+    assert "&lt;img src=x" in shown
+
+
+@pytest.mark.slow
+def test_a_browser_runs_no_foreign_script_even_if_it_is_in_the_page(lake: LakeBuilder, tmp_path: Path) -> None:
+    page = html(full_report(lake)).replace("</main>", f"{ATTACKS}--></main>")
+    assert "<title>Jobs, 22 November 2026</title>" in open_in_browser(page, tmp_path)
+    without_policy = re.sub("<meta http-equiv[^>]*>", "", page)
+    assert "<title>forged</title>" in open_in_browser(without_policy, tmp_path)
 
 
 def test_names_and_reasons_are_escaped_in_markdown(lake: LakeBuilder) -> None:

@@ -334,6 +334,18 @@ def test_control_characters_in_a_job_do_not_reach_the_terminal() -> None:
     assert not set(log.stream.getvalue()) & {"\x1b", "\x9b", "\x07"}
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_no_field_can_forge_a_line_or_hide_text(as_json: bool) -> None:
+    odd = "\u2028b\u202ec\u2066d\u061ce\ufefff"
+    for evil in (f"a\nlevel=error event=forged{odd}", odd):
+        log = Log(json=as_json)
+        log.bus.emit(events.JobRetried(evil, evil, evil, 1.0, evil, "unknown", 1, 0))
+        log.logger.info("odd", value=evil, nested=[evil])
+        lines = log.stream.getvalue().split("\n")
+        assert len(lines) == 3, lines  # the last one is empty
+        assert not set(log.stream.getvalue()) & set("\u2028\u202e\u2066\u061c\ufeff")
+
+
 def fail_with(error: Exception, secret: str = "") -> None:
     raise error
 

@@ -315,3 +315,13 @@ def test_a_queue_without_memory_is_rejected_by_name() -> None:
 def test_a_worker_without_metrics_does_not_load_prometheus(module: str) -> None:
     code = f"import sys, {module}; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_queue_name_can_forge_a_metric() -> None:
+    evil = 'a"} 1\\\nforged_total{x="\u2028\u202e'
+    memory = MetricsMemory([evil], 1)
+    attach_listener(memory, 0).emit(events.JobCompleted("1", evil, "t", 1.0, None))
+    samples = scrape(memory, lambda: {evil: {"wait": 3}})
+    assert {dict(labels)["queue"] for _, labels in samples if "queue" in dict(labels)} == {evil}
+    assert samples["bullmq_queue_length", (("queue", evil), ("state", "wait"))] == 3
+    assert not any(name.startswith("forged") for name, _ in samples)

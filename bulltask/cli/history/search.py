@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 
 from bulltask.cli.options import job_lake_option, time_or_age
 from bulltask.cli.terminal import as_table, duration_text, in_one_line, stamp
+from bulltask.lake.formatting import json_text
 
 if TYPE_CHECKING:
     from bulltask.lake.records import PastJob
@@ -53,7 +53,7 @@ def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filt
 
     page = History(lake).search(limit=limit, cursor=cursor, **filters)
     if as_json:
-        click.echo(json.dumps(to_json(page), indent=2, ensure_ascii=False))
+        click.echo(json_text(to_json(page)))
         return
     if not page.jobs:
         click.echo("No jobs found.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +9,9 @@ import click
 
 from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.options import job_lake_option, redis_options
+from bulltask.cli.terminal import echo
 from bulltask.errors import BrokerError, ConfigError
+from bulltask.lake.formatting import json_text
 
 if TYPE_CHECKING:
     from bulltask.app import App
@@ -45,14 +46,14 @@ def command(
     job = None if no_redis else _in_redis(load_app_or_broker(ctx, options), job_id, queue, lake)
     history = None if lake is None else _in_lake(lake, job_id, queue, job)
     if job is None and history is None:
-        click.echo(_not_found(job_id, queue, lake, searched_redis=not no_redis), err=True)
+        echo(_not_found(job_id, queue, lake, searched_redis=not no_redis), err=True)
         ctx.exit(EXIT_UNKNOWN)
     if options["as_json"]:
-        click.echo(json.dumps(_to_json(job_id, job, history), indent=2, ensure_ascii=False))
+        click.echo(json_text(_to_json(job_id, job, history)))
         return
     from bulltask.cli.job.show_page import page  # noqa: PLC0415 - slow
 
-    click.echo("\n".join(page(job_id, job, history)))
+    echo("\n".join(page(job_id, job, history)))
 
 
 def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> FoundJob | None:
@@ -63,7 +64,7 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> Fo
     except BrokerError as exc:
         if lake is None:
             raise
-        click.echo(f"Redis is not available; showing the lake only: {exc}", err=True)
+        echo(f"Redis is not available; showing the lake only: {exc}", err=True)
         return None
     finally:
         app.close()

@@ -17,7 +17,7 @@ import click
 from bulltask.cli.options import seconds
 from bulltask.cli.pipeline.options import QueueSource, source_of, source_options
 from bulltask.cli.pipeline.status import skipped_queue_lines
-from bulltask.cli.terminal import as_table
+from bulltask.cli.terminal import as_table, echo
 from bulltask.errors import BulltaskError
 from bulltask.lake.status import SkippedQueue
 from bulltask.lake.stream_retention import RetentionNeed, StreamRetention, retention_examples
@@ -110,7 +110,7 @@ def command(
         checks = _to_json(requirements, streams, need, ok=ok)
         click.echo(json.dumps({**checks, "skipped": [asdict(item) for item in skipped]}, indent=2))
     else:
-        click.echo("\n".join([*_lines(requirements, streams, need), *skipped_queue_lines(skipped)]))
+        echo("\n".join([*_lines(requirements, streams, need), *skipped_queue_lines(skipped)]))
     ctx.exit(0 if ok else 1)
 
 

@@ -9,7 +9,7 @@ import click
 
 from bulltask.cli.options import lake_option, redis_options
 from bulltask.cli.pipeline.options import open_session, source_of, spark_options
-from bulltask.cli.terminal import as_table
+from bulltask.cli.terminal import as_table, in_one_line
 from bulltask.lake.formatting import pluralize
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def _show(result: ReplayResult) -> None:
     if result.open_again:
         click.echo(f"Skipped, because they were retried and have not finished: {result.open_again:,}")
     if result.unknown:
-        named = ", ".join(result.unknown_ids) + (", ..." if result.unknown > len(result.unknown_ids) else "")
+        named = ", ".join(map(in_one_line, result.unknown_ids)) + (
+            ", ..." if result.unknown > len(result.unknown_ids) else ""
+        )
         click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {result.unknown:,}, {named}")
     if result.sample:
         heads = ("queue", "job_id", "name", "state", "failed_reason", "data")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from bulltask.cli.options import day, days, lake_option, seconds
+from bulltask.cli.terminal import echo
 from bulltask.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -177,14 +178,17 @@ def _table(report: Report, topic: str, output_format: str) -> str:
 
 def _show(report: Report, text: str, output: Path | None) -> None:
     for alert in report.alerts:
-        click.echo(f"{alert.title}. {alert.text}", err=True)
+        echo(f"{alert.title}. {alert.text}", err=True)
     if output is None or str(output) == "-":
         click.echo(text, nl=False)
         return
     # Readers see the old file or the complete new file, never a partial one.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        unfinished.write_text(text, "utf-8")
+        unfinished.unlink(missing_ok=True)
+        # "x" follows no link: in a directory such as /tmp, another user may have created one with this name.
+        with unfinished.open("x", encoding="utf-8") as file:
+            file.write(text)
         unfinished.replace(output)
     except OSError as exc:
         unfinished.unlink(missing_ok=True)

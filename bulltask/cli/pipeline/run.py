@@ -22,6 +22,7 @@ from bulltask.cli.pipeline.options import (
     source_options,
     spark_options,
 )
+from bulltask.cli.terminal import echo
 from bulltask.lake.formatting import pluralize
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _exit_code(query: Any, lost: int) -> int:
     failure = query.exception()
     if failure is not None:
         text = str(failure)
-        click.echo(f"Error: {_first_line(text)}", err=True)
+        echo(f"Error: {_first_line(text)}", err=True)
         return EXIT_LOST_FAIL if "[BULLTASK_EVENTS_LOST]" in text else 1
     if lost:
         click.echo(f"{pluralize(lost, 'event')} lost: 'bulltask pipeline gaps' lists them", err=True)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from bulltask.cli.options import lake_option
 from bulltask.cli.pipeline.options import source_of, source_options
-from bulltask.cli.terminal import as_table
+from bulltask.cli.terminal import as_table, echo, in_one_line
 from bulltask.errors import LakeError
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.layout import Layout
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from bulltask.lake.status import PipelineStatus, QueueStatus, SkippedQueue
 
 __all__ = ["command", "skipped_queue_lines"]
+
+_REASON_WIDTH: Final = 1_000
 
 
 @click.command("status", short_help="Show how far the lake lags behind the queues.")
@@ -40,7 +42,7 @@ def command(ctx: click.Context, /, *, lake: Path, as_json: bool, **connection: A
     if as_json:
         click.echo(json.dumps(asdict(status), indent=2, default=datetime.isoformat))
     else:
-        click.echo("\n".join(_lines(status)))
+        echo("\n".join(_lines(status)))
 
 
 def _lines(status: PipelineStatus) -> Iterator[str]:
@@ -72,7 +74,7 @@ def skipped_queue_lines(skipped: Sequence[SkippedQueue]) -> Iterator[str]:
     """Yield the lines that list skipped queues."""
     if skipped:
         yield f"\n{pluralize(len(skipped), 'queue')} skipped and not recorded:"
-        yield from (f"  {queue.queue}: {queue.reason}" for queue in skipped)
+        yield from (f"  {in_one_line(queue.queue)}: {in_one_line(queue.reason, _REASON_WIDTH)}" for queue in skipped)
 
 
 def _row(queue: QueueStatus) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from bulltask.lake.formatting import CONTROL, Unit, format_value, one_line
+from bulltask.lake.formatting import Unit, format_value, json_text, one_line
 
 __all__ = ["ReportColumn", "ReportTable", "as_csv", "as_json", "as_markdown", "as_text", "markdown_text"]
 
@@ -107,9 +106,7 @@ def as_json(table: ReportTable) -> str:
     """Return a JSON list of objects, with times in ISO 8601 and money as text."""
     names = [column.name for column in table.columns]
     rows = [dict(zip(names, map(_plain, row), strict=True)) for row in table.rows]
-    lines = json.dumps(rows, indent=2, ensure_ascii=False).split("\n")
-    # json.dumps does not escape some control characters that a terminal would interpret.
-    return "\n".join(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in lines) + "\n"
+    return json_text(rows) + "\n"
 
 
 def as_csv(table: ReportTable) -> str:
