@@ -16,6 +16,7 @@ NODE_CLIENT := tests/interop/node_modules/.package-lock.json
 OFFICIAL := $(patsubst tests/interop/official/requirements-%.txt,$(VENV)/official-%/installed.stamp,\
 	$(wildcard tests/interop/official/requirements-*.txt))
 CELERY := $(VENV)/celery/installed.stamp
+RELEASE := $(VENV)/release/installed.stamp
 ARGS ?=
 TESTS ?= tests
 # Half of the tests wait for processes to exit and locks to expire, so four processes keep two cores busy.
@@ -31,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick lint sync docs bench bench-quick bench-guard mutants clean lock
+.PHONY: help demo demo-spark test test-quick lint sync docs sbom audit release bench bench-quick bench-guard mutants clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -81,6 +82,16 @@ docs: $(VENV)/docs.stamp  ## build the documentation in build/docs; fails on a d
 sync: $(VENV)/dev.stamp  ## generate bulltask/queue/sync from bulltask/queue/aio
 	$(BIN)/python tools/generate_sync.py
 
+sbom: $(VENV)/dev.stamp $(RELEASE)  ## write the list of all components (CycloneDX) to build/bulltask.cdx.json
+	$(BIN)/python tools/sbom.py $(VENV)/release/bin/cyclonedx-py build/bulltask.cdx.json
+
+audit: $(RELEASE)  ## fail if a locked version has a known vulnerability; needs access to pypi.org
+	$(VENV)/release/bin/pip-audit --strict --progress-spinner off --disable-pip --no-deps -r $(LOCK)
+
+release: lint sbom audit  ## build the packages in dist/, after the checks above
+	rm -rf dist
+	$(VENV)/release/bin/python -m build
+
 bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## compare the speed with other frameworks; ARGS="--only bulltask,huey" selects
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
 
@@ -99,6 +110,13 @@ $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/p
 	@echo "make: installing into $(VENV)/bench"
 	test -x $(VENV)/bench/bin/python || $(BIN)/python -m venv $(VENV)/bench
 	$(VENV)/bench/bin/pip install -q -c $(LOCK) -e '.[embedded]' -r benchmarks/requirements.txt
+	@touch $@
+
+# A separate environment, so that the list of components has none of these tools.
+$(RELEASE): tools/requirements-release.txt | $(BIN)/python
+	@echo "make: installing into $(@D)"
+	$(BIN)/python -m venv $(@D)
+	$(call install,$(@D),-r $<)
 	@touch $@
 
 clean:  ## remove all generated files, including .venv
