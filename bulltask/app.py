@@ -82,8 +82,9 @@ class App(
 
     Args:
         name: The app's name, shown in logs.
-        broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for bulltask's embedded server on this
-            machine (for development). The environment variable ``BULLTASK_BROKER_URL`` takes precedence.
+        broker_url: ``redis://``, ``rediss://``, ``redis+cluster://``, ``redis+sentinel://``, ``unix://``, or
+            ``embedded://`` for bulltask's embedded server on this machine (for development). The environment variable
+            ``BULLTASK_BROKER_URL`` takes precedence.
         settings: Any other setting of :mod:`bulltask.config.settings`, or an argument of Celery's constructor:
             ``broker`` is ``broker_url``, ``backend`` is ``result_backend``, ``changes`` is a dictionary of settings,
             ``config_source`` and ``namespace`` are arguments of :meth:`config_from_object`, and an app with

@@ -143,8 +143,9 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
         "broker_connection_retry_on_startup",
     ),
     (
-        "a running job's lock is renewed, so there is no visibility_timeout; use redis_socket_timeout for timeouts and "
-        "prefix for key prefixes",
+        "a running job's lock is renewed, so there is no visibility_timeout; use redis_socket_timeout for timeouts, "
+        "prefix for key prefixes, and broker_url for sentinels: redis+sentinel://host1:26379,host2:26379/master_name, "
+        "with ?sentinel_password=… for sentinel_kwargs",
         "broker_transport_options",
     ),
     (
@@ -182,7 +183,11 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
 
 _REJECTED: Final[Iterable[tuple[str, str]]] = (
     (_ONE_URL, "broker_host broker_port broker_user broker_password broker_vhost broker_read_url broker_write_url"),
-    ("the scheme of broker_url selects the transport: redis://, rediss:// (TLS) or unix://", "broker_transport"),
+    (
+        "the scheme of broker_url selects the transport: redis://, rediss:// (TLS), redis+cluster://, "
+        "redis+sentinel:// or unix://",
+        "broker_transport",
+    ),
     (
         "use a broker_url with TLS, as in rediss://host:6379/0?ssl_cert_reqs=required&ssl_ca_certs=/path/ca.pem",
         "broker_use_ssl",
@@ -253,8 +258,23 @@ def _is(*values: object) -> Callable[[object], bool]:
     return lambda value: value in values
 
 
+_REDIS_BACKENDS: Final = {
+    "",
+    "redis",
+    "rediss",
+    "redis+cluster",
+    "rediss+cluster",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "sentinel",
+    "rpc",
+    "unix",
+    "disabled",
+}
+
+
 def _is_stored_by_the_job(value: object) -> bool:
-    return value is None or str(value).partition(":")[0] in {"", "redis", "rediss", "rpc", "unix", "disabled"}
+    return value is None or str(value).partition(":")[0] in _REDIS_BACKENDS
 
 
 _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (

@@ -17,12 +17,13 @@ from typing import Any, Final
 
 from bulltask.config.annotations import Annotations
 from bulltask.config.names import check_same_meaning, explain, resolve
-from bulltask.config.parsers import Autoscale, url
+from bulltask.config.parsers import Autoscale
 from bulltask.config.payload_settings import check_payload_settings
 from bulltask.config.rate_limits import EVERY_QUEUE, Limits, TaskRate
 from bulltask.config.routes import Routes
 from bulltask.config.secret_keys import SecretKey
 from bulltask.config.secret_settings import SECRET_FILES, wrap_secrets
+from bulltask.config.server_urls import url
 from bulltask.config.settings import SETTINGS
 from bulltask.config.sources import read_config, read_object, read_project_file
 from bulltask.config.urls import SecretUrl, secret_url

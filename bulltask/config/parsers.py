@@ -11,10 +11,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 from bulltask.clock import to_ms, zone_of
-from bulltask.config.urls import TLS_CHOICES, TLS_OPTIONS, SecretUrl, tls_options
 from bulltask.errors import ConfigError, InvalidNameError, did_you_mean
 from bulltask.jobs.names import MAX_NAME, check_queue_name
 from bulltask.jobs.retention import KEEP_ALL, keep_option
@@ -41,17 +39,13 @@ __all__ = [
     "retention",
     "spark_settings",
     "time_zone",
-    "url",
     "worker_name",
     "worker_pool",
 ]
 
-_NUMBER: Final = re.compile(r"\d+", re.ASCII)
-_DATABASE: Final = re.compile(r"(/(\d+/?)?)?", re.ASCII)
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _UNITS_KIB: Final = {"": 1, "K": 1, "M": 1024, "G": 1024 * 1024}
 _MIN_MEMORY_KIB: Final = 16 * 1024
-URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
 BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """Words for true and false."""
 Parse = Callable[[Any, str], Any]
@@ -264,59 +258,6 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
         if not isinstance(item, str | int | float):
             raise ConfigError(f"{key} in {name} must be a string, a number, true or false, not {type(item).__name__}")
     return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in settings.items()}
-
-
-def url(value: Any, name: str) -> SecretUrl:
-    """Return the URL of a server; its password appears neither in messages nor in the value's ``repr``.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
-    value = SecretUrl(value) if isinstance(value, str) else value
-    if not isinstance(value, SecretUrl) or not value.get_secret_value().startswith(URL_SCHEMES):
-        shown = str(value) or "empty" if isinstance(value, SecretUrl) else repr(value)
-        raise ConfigError(f"{name} must start with {', '.join(URL_SCHEMES)}, not {shown}")
-    if value.is_ambiguous:
-        raise ConfigError(
-            f"{name} {value} is invalid: in its user and password, write / as %2F, ? as %3F, # as %23, @ as %40, "
-            "[ as %5B and ] as %5D"
-        )
-    _check_address(value, name)
-    _check_tls(value, name)
-    return value
-
-
-def _check_address(value: SecretUrl, name: str) -> None:
-    """Check host, port and database, because redis-py silently uses database 0 if it cannot read the number."""
-    try:
-        parts = urlsplit(str(value))
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), 0
-    if value.scheme in {"redis", "rediss"}:
-        if port == 0:
-            raise ConfigError(f"{name} must have a host, and a port from 1 to 65535 (default: 6379), not {value}")
-        if not _DATABASE.fullmatch(parts.path):
-            raise ConfigError(
-                f"the database in {name} must be a number, as in redis://host:6379/0 (default: 0), not {value}"
-            )
-    if not all(_NUMBER.fullmatch(number) for number in parse_qs(parts.query, keep_blank_values=True).get("db", ())):
-        raise ConfigError(f"db in {name} must be a database number, not {value}")
-
-
-def _check_tls(value: SecretUrl, name: str) -> None:
-    """Check the TLS options, because a misspelled option would otherwise be ignored silently."""
-    given = tls_options(value)
-    if given and value.scheme != "rediss":
-        raise ConfigError(f"{name} must start with rediss:// to use the TLS option {min(given)}, not {value}")
-    for option in given:
-        if option not in TLS_OPTIONS:
-            raise ConfigError(f"{name} {value} has an unknown option {option}{did_you_mean(option, TLS_OPTIONS)}")
-    for option, allowed in TLS_CHOICES.items():
-        if given.get(option, allowed[0]) not in allowed:
-            raise ConfigError(f"{option} in {name} must be one of {', '.join(allowed)}, not {given[option]!r}")
-    if "ssl_keyfile" in given and "ssl_certfile" not in given:
-        raise ConfigError(f"{name} {value} has ssl_keyfile without ssl_certfile")
 
 
 def jitter_fraction(value: Any, name: str) -> float:

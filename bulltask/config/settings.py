@@ -26,12 +26,12 @@ from bulltask.config.parsers import (
     retention,
     spark_settings,
     time_zone,
-    url,
     worker_name,
 )
 from bulltask.config.payload_settings import PAYLOAD_SETTINGS
 from bulltask.config.rate_limits import rate_limits, task_rate
 from bulltask.config.routes import queue_names, routes
+from bulltask.config.server_urls import url
 from bulltask.config.setting import Setting
 
 __all__ = ["LOG_LEVELS", "SETTINGS", "Setting"]

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
-from urllib.parse import parse_qsl, unquote, urlsplit
+from collections.abc import Callable, Iterable
+from typing import Literal
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 __all__ = [
+    "SENTINEL_OPTIONS",
     "TLS_CHOICES",
     "TLS_OPTIONS",
+    "Address",
+    "Kind",
     "SecretUrl",
+    "options_of",
     "redact_command",
     "redact_text",
     "redact_url",
@@ -29,9 +34,15 @@ _FLAG = re.compile(r"--[a-z-]+=")
 _WORD = re.compile(r"[^\s'\"]{2,}")
 _WITH_OPTIONS = re.compile(r"([^/?#\[\]]*@)?([^/?#@:\[\]]+|\[[^\]@]*\])(:\d+)?(/\d*)?\?\w+=")  # followed by an @
 _PLAIN_HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
+_HOST_AND_PORT = re.compile(r"(?P<host>\[[^\[\]@,]+\]|[^:\[\]@,\s]+)(:(?P<port>\d{1,5}))?", re.ASCII)
 _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC begins a color code
 _URL_IN_JSON = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>\x1b]+")
 
+Kind = Literal["single", "cluster", "sentinel"]
+"""What a broker URL names: one server, nodes of a Redis Cluster, or sentinels that know the server."""
+
+Address = tuple[str, int]
+"""Host and port."""
 
 TLS_OPTIONS = (
     "ssl_ca_certs",
@@ -47,9 +58,14 @@ TLS_OPTIONS = (
 )
 """TLS options of a broker URL, with redis-py's names."""
 
+SENTINEL_OPTIONS = ("sentinel_password", "sentinel_ssl", "sentinel_username")
+"""Options of a URL of sentinels that apply to the connections to them, not to the master."""
+
+_BOOLEANS = ("true", "false", "1", "0", "yes", "no")
 TLS_CHOICES = {
     "ssl_cert_reqs": ("required", "optional", "none"),
-    "ssl_check_hostname": ("true", "false", "1", "0", "yes", "no"),
+    "ssl_check_hostname": _BOOLEANS,
+    "sentinel_ssl": _BOOLEANS,
 }
 """TLS options with a fixed set of values; redis-py treats any other value as true."""
 
@@ -102,11 +118,83 @@ class SecretUrl:
         hidden = self._url[: _userinfo_end(self.scheme, self._url)] if self.has_secret else ""
         return _WORD.sub(lambda word: HIDDEN if word[0] in hidden and word[0] not in self._shown else word[0], text)
 
+    @property
+    def kind(self) -> Kind:
+        """What the URL names, according to its scheme: ``redis+cluster``, ``rediss+sentinel``."""
+        suffix = self.scheme.partition("+")[2]
+        return "cluster" if suffix == "cluster" else "sentinel" if suffix == "sentinel" else "single"
+
+    @property
+    def default_port(self) -> int:
+        """The port of a host without one."""
+        return 26379 if self.kind == "sentinel" else 6379
+
+    @property
+    def path(self) -> str:
+        """The part between the hosts and the options: ``/0``, or ``/mymaster`` in a URL of sentinels."""
+        _, slash, path = self._before_options.partition("/")
+        return slash + path
+
+    @property
+    def hosts(self) -> tuple[Address, ...]:
+        """The hosts and ports, in order; ``localhost`` if the URL of one server has none.
+
+        Raises:
+            ValueError: A part of the list is not a host and a port.
+        """
+        if self.kind == "single":
+            parts = urlsplit(self._shown)
+            return ((parts.hostname or "localhost", parts.port or self.default_port),)
+        userinfo, _, hosts = self._before_options.partition("/")[0].rpartition("@")
+        if "@" in userinfo or "," in userinfo.partition(":")[0]:
+            raise ValueError("it has a second user (in a user or password, write @ as %40 and a comma as %2C)")
+        return tuple(map(self._address, hosts.split(",")))
+
+    @property
+    def master(self) -> str:
+        """The master's name in a URL of sentinels."""
+        return self.path.strip("/").partition("/")[0]
+
     def at(self, host_and_port: str) -> SecretUrl:
-        """Return the same URL with another host and port."""
-        parts = urlsplit(self._url)
-        userinfo, separator, _ = parts.netloc.rpartition("@")
-        return SecretUrl(parts._replace(netloc=f"{userinfo}{separator}{host_and_port}").geturl())
+        """Return the URL of one server: the same user, database and options, with this host and port."""
+        if self.kind == "single":
+            parts = urlsplit(self._url)
+            userinfo, separator, _ = parts.netloc.rpartition("@")
+            return SecretUrl(parts._replace(netloc=f"{userinfo}{separator}{host_and_port}").geturl())
+        userinfo, separator, _ = self._before_options.partition("/")[0].rpartition("@")
+        _, slash, database = self.path.strip("/").partition("/")
+        path = slash + database if self.kind == "sentinel" else ""
+        base, query = self.scheme.partition("+")[0], self._query(lambda name: not name.startswith("sentinel_"))
+        return SecretUrl(f"{base}://{userinfo}{separator}{host_and_port}{path}{query}")
+
+    def sentinel_at(self, host_and_port: str) -> SecretUrl:
+        """Return the URL of one of the sentinels, with their own user and password.
+
+        They use TLS, with the same options, if the master does, unless the option ``sentinel_ssl`` is false.
+        """
+        given = dict(parse_qsl(self._url.partition("?")[2]))
+        user, password = given.get("sentinel_username", ""), given.get("sentinel_password")
+        userinfo = "" if password is None else f"{quote(user, safe='')}:{quote(password, safe='')}@"
+        if self.scheme.startswith("rediss") and given.get("sentinel_ssl", "true") in _BOOLEANS[::2]:
+            query = self._query(lambda name: name.startswith("ssl_"))
+            return SecretUrl(f"rediss://{userinfo}{host_and_port}{query}")
+        return SecretUrl(f"redis://{userinfo}{host_and_port}")
+
+    @property
+    def _before_options(self) -> str:
+        return self._url.partition("://")[2].partition("?")[0]
+
+    def _query(self, has: Callable[[str], bool]) -> str:
+        options = filter(None, self._url.partition("?")[2].split("&"))
+        query = "&".join(option for option in options if has(unquote(option.partition("=")[0])))
+        return f"?{query}" if query else ""
+
+    def _address(self, host_and_port: str) -> Address:
+        match = _HOST_AND_PORT.fullmatch(host_and_port)
+        port = int((match and match["port"]) or self.default_port)
+        if match is None or not 1 <= port <= 65535:
+            raise ValueError(f"{host_and_port!r} is not a host and a port from 1 to 65535")
+        return match["host"].strip("[]"), port
 
     def __str__(self) -> str:
         return self._shown
@@ -128,8 +216,13 @@ def secret_url(url: str | SecretUrl | None) -> SecretUrl | None:
 
 def tls_options(url: SecretUrl) -> dict[str, str]:
     """Return the options of ``url`` that begin with ``ssl_``, known or not, with secrets redacted."""
+    return options_of(url, "ssl_")
+
+
+def options_of(url: SecretUrl, prefix: str) -> dict[str, str]:
+    """Return the options of ``url`` that begin with ``prefix``, known or not, with secrets redacted."""
     pairs = parse_qsl(str(url).partition("?")[2], keep_blank_values=True)
-    return {name: value for name, value in pairs if name.startswith("ssl_")}
+    return {name: value for name, value in pairs if name.startswith(prefix)}
 
 
 def redact_url(url: str) -> str:

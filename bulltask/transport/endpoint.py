@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
@@ -18,7 +17,7 @@ from redis.retry import Retry
 
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
-from bulltask.config.urls import SecretUrl, tls_options
+from bulltask.config.urls import Address, Kind, SecretUrl, tls_options
 from bulltask.errors import BrokerAuthError, ConfigError
 
 __all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline"]
@@ -34,7 +33,8 @@ class Endpoint:
     retries are off, because only the caller knows whether a call may be retried.
 
     Attributes:
-        url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options (including TLS) after a ``?``.
+        url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options (including TLS) after a ``?``; for a
+            cluster or sentinels, such as ``redis+cluster://``, the endpoint of one server is returned by :meth:`at`.
         connect_timeout_ms: Timeout for connecting.
         command_timeout_ms: Timeout for a complete reply, or for all replies to a pipeline.
         clustered: Whether the caller routes calls in a Redis Cluster; otherwise a cluster node is rejected.
@@ -73,15 +73,27 @@ class Endpoint:
         )
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
-        parts = urlsplit(str(self.url))
-        return parts.hostname or "localhost", parts.port or 6379
+    def kind(self) -> Kind:
+        """Whether the URL names one server, nodes of a cluster, or sentinels."""
+        return self.url.kind
+
+    @property
+    def seeds(self) -> tuple[Address, ...]:
+        """The hosts and ports in the URL, in order: the server, some nodes of the cluster, or the sentinels."""
+        return self.url.hosts
+
+    @property
+    def address(self) -> Address:
+        """The first host and port."""
+        return self.seeds[0]
 
     def at(self, host: str, port: int) -> Endpoint:
-        """Return the endpoint of another node of the cluster, with the same user, options and timeouts."""
-        netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return replace(self, url=self.url.at(netloc))
+        """Return the endpoint of a node of the cluster, or of a master, with the same user, options and timeouts."""
+        return replace(self, url=self.url.at(_netloc(host, port)))
+
+    def sentinel_at(self, host: str, port: int) -> Endpoint:
+        """Return the endpoint of one of the sentinels, with their user and password."""
+        return replace(self, url=self.url.sentinel_at(_netloc(host, port)))
 
     def for_cluster(self) -> Endpoint:
         """Return the endpoint for a caller that routes calls in a cluster."""
@@ -136,6 +148,10 @@ class Endpoint:
             raise ConfigError(f"Invalid broker_url {self.safe_url}: {message}") from exc.with_traceback(None)
         _check_files(self.url)
         return connection
+
+
+def _netloc(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 _SLACK_S = 0.01  # changing a socket's timeout costs a system call

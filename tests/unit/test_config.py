@@ -288,8 +288,23 @@ def test_a_worker_name_must_be_a_valid_connection_name() -> None:
         conf(worker_name="mail 1")
 
 
-@pytest.mark.parametrize("url", ["redis://h", "rediss://:pw@h:1/2", "unix:///tmp/r.sock", "embedded://"])
-def test_a_broker_url_may_have_one_of_four_schemes(url: str) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "rediss://:pw@h:1/2",
+        "unix:///tmp/r.sock",
+        "embedded://",
+        "redis+cluster://h",
+        "redis+cluster://me:pw@h:1,[::1]:2,h3/0",
+        "rediss+cluster://h:1,h:2?ssl_ca_certs=a.pem",
+        "redis+sentinel://h/mymaster",
+        "redis+sentinel://:pw@h:1,h2/my-master.1?db=2&sentinel_username=me&sentinel_password=pw",
+        "redis+sentinel://h/mymaster/2",
+        "rediss+sentinel://h/mymaster?ssl_ca_certs=a.pem&sentinel_ssl=false",
+    ],
+)
+def test_a_broker_url_may_have_one_of_these_forms(url: str) -> None:
     assert config(broker_url=url).broker_url == url
 
 
@@ -306,6 +321,12 @@ def test_a_broker_url_may_contain_tls_options() -> None:
         ("rediss://h?ssl_cert_reqs=maybe", "ssl_cert_reqs in broker_url must be one of required, optional, none"),
         ("rediss://h?ssl_check_hostname=off", "ssl_check_hostname in broker_url must be one of true, false"),
         ("rediss://h?ssl_keyfile=b.key", "has ssl_keyfile without ssl_certfile"),
+        ("redis+cluster://h?ssl_ca_certs=a.pem", r"must start with rediss\+cluster:// to use .* ssl_ca_certs"),
+        ("redis+sentinel://h/m?sentinel_ssl=true", r"must start with rediss\+sentinel:// to use .* sentinel_ssl"),
+        ("rediss+sentinel://h/m?sentinel_ssl=maybe", "sentinel_ssl in broker_url must be one of true, false"),
+        ("redis+sentinel://h/m?sentinel_pasword=pw", "unknown option sentinel_pasword; did you mean 'sentinel_pass"),
+        ("redis+sentinel://h/m?sentinel_username=me", "has sentinel_username without sentinel_password"),
+        ("redis+cluster://h?sentinel_password=pw", "unknown option sentinel_password"),
     ],
 )
 def test_a_tls_option_without_effect_is_rejected(url: str, message: str) -> None:
@@ -331,6 +352,26 @@ def test_a_tls_option_without_effect_is_rejected(url: str, message: str) -> None
         ("redis://h:99999/0", "must have a host, and a port from 1 to 65535"),
         ("redis://[::1/0", "must have a host, and a port from 1 to 65535"),
         ("", "must start with redis://.*, not empty"),
+        ("redis+cluster://h:1,h:2/1", "must have no database: a cluster has only database 0"),
+        ("redis+cluster://h?db=1", "must have no database: a cluster has only database 0"),
+        ("redis+cluster://", r"must list hosts separated by commas, as in redis\+cluster://host1:6379,host2,"),
+        ("redis+cluster://h:1,", "'' is not a host and a port from 1 to 65535"),
+        ("redis+cluster://h:1,h:0", "'h:0' is not a host and a port from 1 to 65535"),
+        ("redis+cluster://h:1;h:2", "'h:1;h:2' is not a host and a port"),
+        ("redis+cluster://me:pw@h:1,me:pw@h:2", r"it has a second user .*write @ as %40"),
+        ("redis+sentinel://h:port/m", r"as in redis\+sentinel://host1:26379,host2, .*'h:port' is not a host"),
+        ("redis+sentinel://h:1,h2", r"name of the master .*, as in redis\+sentinel://h:1/mymaster\?db=0, not"),
+        ("redis+sentinel://h/", "must contain the name of the master that the sentinels monitor"),
+        ("redis+sentinel://h/m/shop", "must contain the name of the master that the sentinels monitor"),
+        ("redis+sentinel://h/m?db=shop", "must be a database number"),
+        (
+            "sentinel://h1:26379/0;sentinel://h2:26379/0",
+            r"has Celery's form; write redis\+sentinel://h1:26379,h2:26379/MASTER\?db=0, where MASTER is the",
+        ),
+        (
+            "sentinel://:p;w@h:1;sentinel://:p;w@h:2",
+            r"write redis\+sentinel://user:password@host1:26379,host2:26379/MAS",
+        ),
     ],
 )
 def test_a_broker_url_with_an_invalid_database_or_port_is_rejected(url: str, message: str) -> None:

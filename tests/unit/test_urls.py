@@ -15,6 +15,7 @@ from bulltask.config.config import Settings
 from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_url
 from bulltask.errors import ConfigError
 from bulltask.queue import Queue
+from bulltask.transport.endpoint import Endpoint
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,48 @@ def test_an_ambiguous_url_is_rejected_without_showing_its_password(url: str, amb
         with pytest.raises(ConfigError, match=r"write / as %2F") as caught:
             Settings({"broker_url": url})
         assert "pw" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "hosts", "node"),
+    [
+        ("redis://:a,b@H:1/2?db=3", "single", (("h", 1),), "redis://:a,b@new:7/2?db=3"),
+        ("redis://", "single", (("localhost", 6379),), "redis://new:7"),
+        (
+            "rediss+cluster://me:p,w@a:1,[::1]:2,c/0?ssl_ca_certs=a.pem",
+            "cluster",
+            (("a", 1), ("::1", 2), ("c", 6379)),
+            "rediss://me:p,w@new:7?ssl_ca_certs=a.pem",
+        ),
+        (
+            "redis+sentinel://:p%40w@a,[::2]/mymaster/4?sentinel_username=me&client_name=b&sentinel_password=q",
+            "sentinel",
+            (("a", 26379), ("::2", 26379)),
+            "redis://:p%40w@new:7/4?client_name=b",
+        ),
+        ("rediss+sentinel://a/m?db=2", "sentinel", (("a", 26379),), "rediss://new:7?db=2"),
+    ],
+)
+def test_a_url_names_hosts_and_becomes_the_url_of_one_server(url: str, kind: str, hosts: object, node: str) -> None:
+    secret = SecretUrl(url)
+    assert (secret.kind, secret.hosts) == (kind, hosts)
+    assert secret.at("new:7") == node
+    endpoint = Endpoint(url, 1, 2)
+    assert (endpoint.kind, endpoint.seeds, endpoint.at("::1", 7).url) == (kind, hosts, secret.at("[::1]:7"))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentinel"),
+    [
+        ("redis+sentinel://:pw@a/m?db=2", "redis://b:9"),
+        ("redis+sentinel://:pw@a/m?sentinel_username=m%40&sentinel_password=p%2Fw", "redis://m%40:p%2Fw@b:9"),
+        ("rediss+sentinel://:pw@a/m?sentinel_password=q&ssl_ca_certs=a.pem", "rediss://:q@b:9?ssl_ca_certs=a.pem"),
+        ("rediss+sentinel://a/m?sentinel_ssl=false&ssl_ca_certs=a.pem", "redis://b:9"),
+    ],
+)
+def test_sentinels_have_their_own_user_and_password_and_the_masters_tls(options: str, sentinel: str) -> None:
+    assert SecretUrl(options).master == "m"
+    assert SecretUrl(options).sentinel_at("b:9") == sentinel
 
 
 @pytest.mark.parametrize("make", [lambda url: App("shop", url), lambda url: Queue("mail", url)])

@@ -18,7 +18,8 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal, TypeVar, cast
 
 from bulltask.config.config import Config
-from bulltask.config.parsers import Parse, choice, flag, integer, optional, parse_names, plain_text, url
+from bulltask.config.parsers import Parse, choice, flag, integer, optional, parse_names, plain_text
+from bulltask.config.server_urls import url
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
 from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
