@@ -197,10 +197,13 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
     Attributes:
         refused: The host refused the connection, because nothing is listening on the port; a quick retry is cheap.
         wrong_protocol: Whether a server replied, but not in Redis' protocol.
+        node: The node of a Redis Cluster that is unreachable (``host:port``), while others may not be; ``None`` for a
+            single server, or if no node replied.
     """
 
     refused = False
     wrong_protocol = False
+    node: str | None = None
 
 
 class BrokerAuthError(BrokerError):

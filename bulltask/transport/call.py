@@ -19,7 +19,17 @@ from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.lua.loader import Script
 from bulltask.value_class import value_class
 
-__all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call", "to_msgpack"]
+__all__ = [
+    "Arg",
+    "Call",
+    "EverywhereCall",
+    "PackedCall",
+    "as_is",
+    "command",
+    "packed_with_bodies",
+    "script_call",
+    "to_msgpack",
+]
 
 # hiredis's type stub declares wrong types for the words and the result.
 _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
@@ -82,6 +92,44 @@ class Call(Generic[R_co]):
         """Return the bytes to send when the server does not have the script: ``EVAL`` runs and caches it."""
         assert self.script is not None
         return _pack((self.script.by_body, self.script.body, *self.args))
+
+
+class EverywhereCall(Call[R]):
+    """A call without keys that a cluster makes on every node that has slots. On a single server, it is a normal call.
+
+    Args:
+        call: The call.
+        merge: Returns the result, given the results of all nodes.
+    """
+
+    __slots__ = ("merge",)
+
+    def __init__(self, call: Call[R], merge: Callable[[list[R]], R]) -> None:
+        super().__init__(call.args, call.parse_reply)
+        self.merge = merge
+
+
+class PackedCall(Call[Any]):
+    """A call that another process has packed. Its result is the raw reply.
+
+    Args:
+        packed: The bytes of a script call, or of a command whose first argument is its key.
+
+    Attributes:
+        args: The words up to the first key, by which the call is routed in a cluster.
+    """
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        # *COUNT $LENGTH EVALSHA $LENGTH SHA $LENGTH KEY-COUNT $LENGTH KEY …, each on a line
+        words = packed.split(b"\r\n", 9)[2:9:2]
+        super().__init__(tuple(word.decode("utf-8", ON_SURROGATE) for word in words), as_is)
+        self._packed = packed
+
+    def packed(self) -> bytes:
+        """Return the bytes to send."""
+        return self._packed
 
 
 def _pack(words: tuple[Arg, ...]) -> bytes:

@@ -7,16 +7,30 @@ queue with a hash tag (``bull:{emails}:…``) are in one slot.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from redis.crc import key_slot
 
 from bulltask.errors import BrokerError, BrokerNotReadyError
-from bulltask.transport.call import Call, command
+from bulltask.lua.loader import Script
+from bulltask.transport.call import Arg, Call, PackedCall, command
+from bulltask.transport.keys import guard_key
 
-__all__ = ["CROSS_SLOT", "Address", "RoutedCall", "SlotMap", "SlotRedirectError", "route_calls", "slot_of", "slots"]
+__all__ = [
+    "CROSS_SLOT",
+    "Address",
+    "RoutedCall",
+    "SlotMap",
+    "SlotRedirectError",
+    "guarded",
+    "route_calls",
+    "slot_of",
+    "slot_of_key",
+    "slots",
+]
 
 Address = tuple[str, int]
 """Host and port of a node."""
@@ -26,9 +40,22 @@ CROSS_SLOT: Final = (
     "default: queue 'emails' is BullMQ's '{emails}'), or a prefix with a hash tag for all queues ('{bull}')"
 )
 
-_NO_KEY: Final = frozenset("ASKING CLIENT CLUSTER CONFIG DBSIZE EXEC HELLO INFO MULTI PING SCAN SCRIPT TIME".split())
+_NO_KEY: Final = (
+    "ASKING CLIENT CLUSTER CONFIG DBSIZE DISCARD EXEC FLUSHALL FLUSHDB HELLO INFO MULTI PING SCAN SCRIPT TIME UNWATCH"
+)
+_POSITIONS: Final[Mapping[Arg, int]] = {
+    "MEMORY": 2,
+    "OBJECT": 2,
+    "XINFO": 2,
+    **dict.fromkeys(_NO_KEY.split(), 0),
+}
+"""The position of the first key, where it is not 1; 0 for commands without keys."""
 _SCRIPTS: Final = frozenset("EVAL EVALSHA EVAL_RO EVALSHA_RO".split())
-_SUBCOMMANDS: Final = frozenset("MEMORY OBJECT XINFO".split())
+_KEY_COUNT: Final = 2  # the position of a script's number of keys
+_CACHED_KEYS: Final = 1_000
+
+_UNGUARDED: Final = frozenset({"lastIdOfRange", "pageAfter"})
+"""Scripts that access only their single declared key, so that readers can continue while a slot moves."""
 
 
 class SlotRedirectError(BrokerError):
@@ -55,11 +82,13 @@ class RoutedCall:
         positions: The positions of the calls among all calls.
         slot: The slot of their keys; ``None`` if they have no keys.
         ask: The node that the slot is being moved to, and that already has the key.
+        node: The node, for a call that is made on every node.
     """
 
     positions: tuple[int, ...]
     slot: int | None
     ask: Address | None = None
+    node: Address | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,37 +153,102 @@ def _address(entry: Sequence[Any], node: Address) -> Address:
 def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
     """Group calls; ``MULTI``, ``EXEC`` and the calls between them stay together.
 
+    ``WATCH`` stays together with the calls behind it: what they read must not change until the transaction.
+
     Raises:
         BrokerError: Calls that belong together have keys in several slots.
     """
     group: list[int] = []
+    last = len(calls) - 1
     for position, call in enumerate(calls):
         group.append(position)
-        in_transaction = calls[group[0]].args[0] == "MULTI"
-        if not in_transaction or call.args[0] == "EXEC":
+        match calls[group[0]].args[0]:
+            case "MULTI":
+                is_complete = call.args[0] == "EXEC"
+            case "WATCH":
+                is_complete = position == last
+            case _:
+                is_complete = True
+        if is_complete:
             yield RoutedCall(tuple(group), slot_of([calls[member] for member in group]))
             group = []
 
 
 def slot_of(calls: Sequence[Call[Any]]) -> int | None:
-    """Return the slot that contains all of the calls' keys; ``None`` if they have no keys.
+    """Return the slot of the calls' keys; ``None`` if they have no keys.
+
+    Only the first key of each call is considered. If others are in another slot, the server rejects the call.
 
     Raises:
-        BrokerError: The keys are in several slots.
+        BrokerError: The calls' keys are in several slots.
     """
-    keys = [key for call in calls for key in _keys(call)]
-    key_slots = {key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}
-    if len(key_slots) > 1:
-        raise BrokerError(f"the keys {keys[0]} and others are in several slots of the Redis Cluster. {CROSS_SLOT}")
-    return key_slots.pop() if key_slots else None
+    first: int | None = None
+    for call in calls:
+        if (key := _first_key(call)) is None:
+            continue
+        slot = slot_of_key(key)
+        if first is not None and slot != first:
+            raise BrokerError(
+                f"the key {_text(key)} and others are in several slots of the Redis Cluster. {CROSS_SLOT}"
+            )
+        first = slot
+    return first
 
 
-def _keys(call: Call[Any]) -> Sequence[str]:
+@lru_cache(maxsize=_CACHED_KEYS)
+def slot_of_key(key: Arg) -> int:
+    """Return the slot of a key."""
+    return key_slot(key if isinstance(key, bytes) else _text(key).encode("utf-8", "surrogateescape"))
+
+
+def guarded(call: Call[Any]) -> Call[Any]:
+    """Return a script call with one more key, the guard key, so that it does not run while its slot moves.
+
+    Redis checks only the keys that a call declares. BullMQ's scripts also access keys that they do not declare; while a
+    slot moves, these may be on the other node. A script would then see a job as missing, or fail half-way and leave
+    what it has written. The guard key never exists, so one declared key is always missing: until the move is complete,
+    the node replies ``TRYAGAIN`` or ``ASK``, and the new node replies ``TRYAGAIN``. Scripts ignore surplus keys.
+
+    A key without a hash tag has no guard, because the other keys of its queue are in other slots anyway.
+    """
     if call.script is not None:
-        return [str(key) for key in call.args[1 : call.script.key_count + 1]]
-    name = call.args[0]
-    if name in _NO_KEY:
-        return ()
+        count = call.script.key_count
+        if not count or call.script.name in _UNGUARDED or (guard := _guard(call.args[1])) is None:
+            return call
+        args = (count + 1, *call.args[1 : count + 1], guard, *call.args[count + 1 :])
+        return Call(args, call.parse_reply, _with_one_more_key(call.script))
+    if call.args[0] in _SCRIPTS and not isinstance(call, PackedCall):
+        count = int(call.args[_KEY_COUNT])
+        end = _KEY_COUNT + count + 1
+        if not count or (guard := _guard(call.args[_KEY_COUNT + 1])) is None:
+            return call
+        args = (*call.args[:_KEY_COUNT], count + 1, *call.args[_KEY_COUNT + 1 : end], guard, *call.args[end:])
+        return Call(args, call.parse_reply)
+    return call
+
+
+@cache
+def _with_one_more_key(script: Script) -> Script:
+    return replace(script, key_count=script.key_count + 1)
+
+
+@lru_cache(maxsize=_CACHED_KEYS)
+def _guard(key: Arg) -> str | None:
+    return guard_key(_text(key))
+
+
+def _first_key(call: Call[Any]) -> Arg | None:
+    args = call.args
+    if call.script is not None:
+        return args[1] if call.script.key_count else None
+    name = args[0]
     if name in _SCRIPTS:
-        return [str(key) for key in call.args[3 : int(call.args[2]) + 3]]
-    return [str(call.args[2 if name in _SUBCOMMANDS else 1])]
+        return args[_KEY_COUNT + 1] if int(args[_KEY_COUNT]) else None
+    if name == "XREAD":
+        return args[args.index("STREAMS") + 1]
+    position = _POSITIONS.get(name, 1)
+    return args[position] if position else None
+
+
+def _text(key: Arg) -> str:
+    return key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else str(key)

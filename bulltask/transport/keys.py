@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-__all__ = ["BullKeys", "QueueKeys", "beat_queues", "saved_group"]
+__all__ = ["BullKeys", "QueueKeys", "beat_queues", "guard_key", "saved_group"]
 
 _BULLTASK_ROOT: Final = "bulltask"
 
@@ -18,6 +18,19 @@ def beat_queues(prefix: str, app: str) -> str:
 def saved_group(prefix: str, group_id: str) -> str:
     """Return the key of a saved group result: the addresses of its members."""
     return f"{_BULLTASK_ROOT}:group:{prefix}:{group_id}"
+
+
+def guard_key(key: str) -> str | None:
+    """Return a key in the same slot of a Redis Cluster that never exists; ``None`` if ``key`` has no hash tag.
+
+    It starts as ``key`` does, so that a user who may access ``key`` may access it, too.
+    """
+    start = key.find("{")
+    end = key.find("}", start + 1)
+    if start < 0 or end <= start + 1:
+        return None
+    colon = key.find(":", end)
+    return f"{key if colon < 0 else key[:colon]}::guard"  # no job has an id that starts with a colon
 
 
 class QueueKeys:

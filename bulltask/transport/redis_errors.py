@@ -28,10 +28,13 @@ __all__ = [
     "ERROR_REPLIES",
     "cluster_node_error",
     "connection_error",
+    "is_no_cluster",
     "is_noscript",
     "is_transient_in_cluster",
+    "is_try_again",
     "is_wrong_type",
     "lost_reply",
+    "no_cluster_error",
     "reply_error",
     "sentinel_error",
     "visible_cause",
@@ -44,7 +47,7 @@ the reply was not in Redis' protocol: a proxy's error page, or another program o
 ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
 """The server's error replies as redis-py raises them; redis-py defines ``BusyLoadingError`` as a connection error."""
 
-_NOT_READY: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "NOREPLICAS")
+_NOT_READY: Final = tuple("LOADING READONLY MASTERDOWN CLUSTERDOWN TRYAGAIN MISCONF BUSY NOREPLICAS UNBLOCKED".split())
 _NOT_READY_KINDS: Final = (
     exceptions.BusyLoadingError,
     exceptions.ReadOnlyError,
@@ -53,7 +56,13 @@ _NOT_READY_KINDS: Final = (
     exceptions.TryAgainError,
 )
 _AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
-_TRANSIENT_KINDS: Final = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.MasterDownError)
+_TRANSIENT_KINDS: Final = (
+    exceptions.TryAgainError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.ReadOnlyError,
+)
+_TRANSIENT: Final = ("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "UNBLOCKED")
 _CODES: Final[Mapping[type, str]] = {exceptions.MovedError: "MOVED ", exceptions.AskError: "ASK "}
 _REDIRECT: Final = re.compile(r"(?P<code>MOVED|ASK) (?P<slot>\d+) (?P<host>.*):(?P<port>\d+)")
 _NO_DATABASE: Final = ("DB index is out of range", "SELECT is not allowed in cluster mode")
@@ -126,9 +135,19 @@ def _handshake_error(message: str) -> BrokerAuthError:
 
 def cluster_node_error(url: str) -> BrokerConfigError:
     """Return the error for a node of a cluster when the caller does not route calls."""
+    scheme, _, rest = url.partition("://")
+    nodes = "redis+cluster://host:port" if scheme == "unix" else f"{scheme}+cluster://{re.split('[/?]', rest)[0]}"
     return BrokerConfigError(
-        f"Redis at {url} is a node of a Redis Cluster, which workers, senders, queues and results do not support yet "
-        "(Spark's reads and writes do). Set broker_url to a server that is not part of a cluster"
+        f"Redis at {url} is a node of a Redis Cluster. Set broker_url to {nodes}, so that each call goes to the node "
+        "that has its keys; more nodes can be added after a comma"
+    )
+
+
+def no_cluster_error(url: str) -> BrokerConfigError:
+    """Return the error for a server that is not part of a cluster, although its URL says so."""
+    return BrokerConfigError(
+        f"Redis at {url} is not a node of a Redis Cluster. For a single server, start broker_url with redis:// (with "
+        "TLS rediss://)"
     )
 
 
@@ -193,8 +212,8 @@ def _redirect(exc: exceptions.RedisError, url: str) -> SlotRedirectError | None:
     if match is None:
         return None
     error = SlotRedirectError(
-        f"Redis at {url} is a node of a cluster, and {match['host']}:{match['port']} has this key; only Spark's reads "
-        "and writes support clusters"
+        f"Redis at {url} is a node of a cluster, and {match['host']}:{match['port']} has this key. Use "
+        "redis+cluster:// in broker_url"
     )
     error.slot, error.host, error.port = int(match["slot"]), match["host"], int(match["port"])
     error.moving = match["code"] == "ASK"
@@ -202,6 +221,23 @@ def _redirect(exc: exceptions.RedisError, url: str) -> SlotRedirectError | None:
 
 
 def is_transient_in_cluster(error: BrokerError) -> bool:
-    """Return True for errors that end when a slot has been moved or a replica becomes primary; nothing was executed."""
+    """Return True for errors that end when a slot has been moved or a replica has become the primary.
+
+    The call was not executed: a node that became a replica rejects a script's first write (``READONLY``), and ends a
+    blocked call (``UNBLOCKED``).
+    """
     cause = error.__cause__
-    return isinstance(cause, _TRANSIENT_KINDS) or str(cause).startswith(("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"))
+    return isinstance(cause, _TRANSIENT_KINDS) or str(cause).startswith(_TRANSIENT)
+
+
+def is_no_cluster(error: BrokerError) -> bool:
+    """Return True for the reply to ``CLUSTER`` of a server that is not part of a cluster."""
+    return "cluster support disabled" in str(error)
+
+
+def is_try_again(error: object) -> bool:
+    """Return True for an error of a call that has only some of its keys on the node, because their slot is moving."""
+    if not isinstance(error, BrokerError):
+        return False
+    cause = error.__cause__
+    return isinstance(cause, exceptions.TryAgainError) or str(cause).startswith("TRYAGAIN")

@@ -10,14 +10,25 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     MovedError,
+    ReadOnlyError,
     ResponseError,
     TryAgainError,
 )
 
 from bulltask.errors import BrokerError, BrokerNotReadyError
-from bulltask.transport.call import Call, command
-from bulltask.transport.cluster_slots import RoutedCall, SlotMap, SlotRedirectError, route_calls, slot_of, slots
-from bulltask.transport.keys import QueueKeys
+from bulltask.lua import loader
+from bulltask.transport.call import Call, PackedCall, command, script_call
+from bulltask.transport.cluster_slots import (
+    RoutedCall,
+    SlotMap,
+    SlotRedirectError,
+    guarded,
+    route_calls,
+    slot_of,
+    slot_of_key,
+    slots,
+)
+from bulltask.transport.keys import QueueKeys, guard_key
 from bulltask.transport.redis_errors import is_transient_in_cluster, reply_error
 from bulltask.transport.scripts.stream import last_id_of_range
 from bulltask.transport.transaction import atomic
@@ -38,14 +49,21 @@ def test_all_keys_of_a_queue_with_a_hash_tag_are_in_one_slot() -> None:
         command("XINFO", "STREAM", MAIL.events),
         command("EVALSHA", "sha", 1, MAIL.events, "argument"),
         command("EVAL_RO", "body", 2, MAIL.events, MAIL.wait, NEWS.wait),  # the last key is an argument
+        command("EVALSHA", "sha", "1", MAIL.events.encode()),
+        command("XREAD", "COUNT", 5, "BLOCK", 10, "STREAMS", MAIL.events, "$"),
+        command("BZPOPMIN", MAIL.marker, MAIL.probe, "1.000"),
         last_id_of_range(MAIL, "0-0", "+", 5),
+        PackedCall(last_id_of_range(MAIL, "0-0", "+", 5).packed()),
+        PackedCall(command("HSET", MAIL.job("1"), "stalled", 1).packed()),
     ],
 )
 def test_the_slot_of_every_kind_of_call_is_found(call: Call[Any]) -> None:
     assert slot_of([call]) == SLOT
 
 
-@pytest.mark.parametrize("args", [("SCAN", "0"), ("INFO",), ("EVAL", "return 1", 0)])
+@pytest.mark.parametrize(
+    "args", [("SCAN", "0"), ("INFO",), ("EVAL", "return 1", 0), ("UNWATCH",), ("DISCARD",), ("FLUSHDB", "SYNC")]
+)
 def test_calls_without_keys_have_no_slot(args: tuple[str, ...]) -> None:
     assert slot_of([command(*args)]) is None
 
@@ -62,10 +80,46 @@ def test_the_calls_of_a_transaction_are_routed_together() -> None:
     ]
 
 
+def test_watch_and_the_calls_behind_it_are_routed_together() -> None:
+    watched: list[Call[Any]] = [command("EXISTS", NEWS.wait), command("WATCH", MAIL.wait), command("GET", MAIL.wait)]
+    assert list(route_calls(watched)) == [RoutedCall((0,), OTHER), RoutedCall((1, 2), SLOT)]
+
+
+@pytest.mark.parametrize("prefix", ["bull", "shop", "{bull}", "a{b}c"])
+@pytest.mark.parametrize("name", ["{mail}", "mail{shop}"])
+def test_the_guard_key_is_in_the_slot_of_its_queue_and_under_its_prefix(prefix: str, name: str) -> None:
+    keys = QueueKeys(prefix, name)
+    for key in (keys.wait, keys.base, keys.job("1"), keys.revoked, keys.bulltask_base):
+        guard = guard_key(key)
+        assert guard is not None
+        assert guard != key
+        assert slot_of_key(guard) == slot_of_key(key)
+        assert guard.startswith((f"{prefix}:", f"bulltask:{prefix}:" if prefix != "bull" else "bulltask:"))
+    assert guard_key("bull:mail:wait") is None
+
+
+def test_a_script_gets_the_guard_key_behind_its_own_keys() -> None:
+    call = script_call(loader.official_script("getRateLimitTtl"), (MAIL.limiter, MAIL.meta), (7,), int)
+    guard = guard_key(MAIL.meta)
+    assert guarded(call).packed().count(b"$") == 7
+    assert guarded(call).args == (3, MAIL.limiter, MAIL.meta, guard, 7)
+    assert guarded(call).keys == (MAIL.limiter, MAIL.meta, guard)
+    assert guarded(call).argv == (7,)
+    assert guarded(call).parse_reply is int
+    plain: Call[Any] = command("EVAL", "body", 1, MAIL.limiter, 7)
+    assert guarded(plain).args == ("EVAL", "body", 2, MAIL.limiter, guard, 7)
+
+
+def test_calls_that_access_only_their_declared_keys_have_no_guard() -> None:
+    packed = PackedCall(command("EVALSHA", "sha", 1, MAIL.limiter).packed())
+    for call in (last_id_of_range(MAIL, "0-0", "+", 5), command("GET", MAIL.wait), command("INFO"), packed):
+        assert guarded(call) is call
+
+
 def test_a_transaction_across_slots_is_rejected_with_advice() -> None:
     untagged = QueueKeys("bull", "mail")
     calls = atomic([command("EXISTS", untagged.wait), command("EXISTS", untagged.events)], "server")
-    with pytest.raises(BrokerError, match=r"bull:mail:wait and others .* \(queue_hash_tag=True"):
+    with pytest.raises(BrokerError, match=r"bull:mail:events and others .* \(queue_hash_tag=True"):
         list(route_calls(calls))
 
 
@@ -107,11 +161,19 @@ def test_redirects_are_read_from_errors_of_all_redis_py_versions(cause: Response
 
 
 @pytest.mark.parametrize(
-    "cause", [TryAgainError("Multiple keys"), ResponseError("TRYAGAIN Multiple keys"), ClusterDownError("is down")]
+    "cause",
+    [
+        TryAgainError("Multiple keys"),
+        ResponseError("TRYAGAIN Multiple keys"),
+        ClusterDownError("is down"),
+        ReadOnlyError("You can't write against a read only replica."),
+        ResponseError("UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"),
+    ],
 )
 def test_transient_cluster_errors_are_recognized(cause: ResponseError) -> None:
     error = reply_error(cause, "redis://server")
     error.__cause__ = cause
+    assert isinstance(error, BrokerNotReadyError)
     assert is_transient_in_cluster(error)
     other = reply_error(BusyLoadingError("loading"), "redis://server")
     other.__cause__ = BusyLoadingError("loading")
