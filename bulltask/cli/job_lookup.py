@@ -17,7 +17,7 @@ from bulltask.errors import BrokerAuthError, InvalidNameError
 from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
 from bulltask.queue import Job
 from bulltask.transport.call import command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.scripts.queue import scan_queues, worker_queues
 
 __all__ = ["FoundJob", "ambiguous", "find_job", "queues_with_job"]
@@ -131,19 +131,19 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[
         return _with_job(client, app, job_id, sorted(others))
 
 
-def _with_job(client: Client, app: App, job_id: str, queues: list[str]) -> list[str]:
+def _with_job(client: SyncClient, app: App, job_id: str, queues: list[str]) -> list[str]:
     calls = [command("EXISTS", app.broker.keys(queue).job(job_id), parse_reply=bool) for queue in queues]
     return [queue for queue, exists in zip(queues, client.run_many(calls), strict=True) if exists] if calls else []
 
 
-def _worker_queues(client: Client, config: Config) -> set[str]:
+def _worker_queues(client: SyncClient, config: Config) -> set[str]:
     try:
         return client.run(worker_queues(config.prefix))
     except BrokerAuthError:  # CLIENT LIST is forbidden
         return set()
 
 
-def _scan_queues(client: Client, config: Config) -> set[str]:
+def _scan_queues(client: SyncClient, config: Config) -> set[str]:
     """Return all queues under the prefix. Redis has no list of them, so its keys are scanned, up to a limit."""
     cursor, queues = "0", set[str]()
     for _ in range(MAX_PAGES):

@@ -9,7 +9,7 @@ from bulltask.errors import BrokerAuthError
 from bulltask.migrate.bull_job import BullJob
 from bulltask.migrate.detection import JOB_KEYS, QueueInfo
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import BullKeys, QueueKeys
 from bulltask.transport.scripts.bull import ScoredIds, in_same_slot, key_type, page_of, read_hash, size_of
 from bulltask.transport.scripts.flow import is_cluster
@@ -42,7 +42,7 @@ def key_type_of(info: QueueInfo, suffix: str) -> str:
     return info.types[suffix] if info.types[suffix] == "set" else _KINDS.get(suffix, "zset")
 
 
-def across_slots(client: Client, source: BullKeys, target: QueueKeys) -> bool:
+def across_slots(client: SyncClient, source: BullKeys, target: QueueKeys) -> bool:
     """Return whether the server is a Redis Cluster and no script can access both queues."""
     if in_same_slot(source, target):
         return False
@@ -52,7 +52,7 @@ def across_slots(client: Client, source: BullKeys, target: QueueKeys) -> bool:
         return False
 
 
-def inspect_queue(client: Client, keys: BullKeys) -> QueueInfo:
+def inspect_queue(client: SyncClient, keys: BullKeys) -> QueueInfo:
     """Return what is known about a queue without reading its jobs."""
     key_types = client.run_many([key_type(keys.base + suffix) for suffix in _TYPED])
     types = dict(zip(_TYPED, key_types, strict=True))
@@ -69,7 +69,7 @@ def inspect_queue(client: Client, keys: BullKeys) -> QueueInfo:
     )
 
 
-def iter_jobs(client: Client, keys: BullKeys, info: QueueInfo) -> Iterator[tuple[str, list[BullJob]]]:
+def iter_jobs(client: SyncClient, keys: BullKeys, info: QueueInfo) -> Iterator[tuple[str, list[BullJob]]]:
     """Iterate over all jobs; yield each page of jobs with the suffix of its key."""
     for suffix in JOB_KEYS:
         first = 0
@@ -79,7 +79,7 @@ def iter_jobs(client: Client, keys: BullKeys, info: QueueInfo) -> Iterator[tuple
             first += len(page)
 
 
-def read_jobs(client: Client, keys: BullKeys, suffix: str, page: ScoredIds) -> list[BullJob]:
+def read_jobs(client: SyncClient, keys: BullKeys, suffix: str, page: ScoredIds) -> list[BullJob]:
     """Read jobs by id; a job without a hash has no fields."""
     calls: list[Call[Any]] = [read_hash(keys.job(job_id)) for job_id, _ in page]
     calls += [command("EXISTS", keys.lock(job_id), parse_reply=bool) for job_id, _ in page]
@@ -91,19 +91,19 @@ def read_jobs(client: Client, keys: BullKeys, suffix: str, page: ScoredIds) -> l
     ]
 
 
-def count_target(client: Client, keys: QueueKeys) -> int:
+def count_target(client: SyncClient, keys: QueueKeys) -> int:
     """Return the number of jobs in the target queue."""
     return sum(client.run(get_counts(keys, _STATES)).values())
 
 
-def _repeats(client: Client, keys: BullKeys) -> list[tuple[str, int]]:
+def _repeats(client: SyncClient, keys: BullKeys) -> list[tuple[str, int]]:
     """Return Bull's repeatable jobs, which have no hash, unlike BullMQ's schedulers in the same sorted set."""
     rows = client.run(list_schedulers(keys, 0, -1, asc=True))
     hashes = client.run_many([command("EXISTS", keys.scheduler(key), parse_reply=bool) for key, _ in rows])
     return [row for row, is_scheduler in zip(rows, hashes, strict=True) if not is_scheduler]
 
 
-def _workers(client: Client, keys: BullKeys) -> Sequence[str] | None:
+def _workers(client: SyncClient, keys: BullKeys) -> Sequence[str] | None:
     """Return the workers, recognized by the names of their connections; senders' connections have no name."""
     name = keys.client_name()
     try:

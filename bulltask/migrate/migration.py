@@ -18,7 +18,7 @@ from bulltask.migrate.repeatables import BullRepeatables
 from bulltask.queue.bulk import set_paused
 from bulltask.queue.sync.queue import Queue
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import BullKeys
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts.add import write_queue_meta
@@ -118,12 +118,12 @@ class BullMigration:
             )
 
     @contextmanager
-    def _client(self) -> Iterator[Client]:
+    def _client(self) -> Iterator[SyncClient]:
         with self._context.broker.pool.client() as client:
             client.connect()  # connecting sets the clock
             yield client
 
-    def _prepare(self, client: Client, plan: MigrationPlan) -> None:
+    def _prepare(self, client: SyncClient, plan: MigrationPlan) -> None:
         client.run_many(write_queue_meta(self.target, PROTOCOL_VERSION, self._context.broker.config.max_events))
         if plan.in_place and plan.info.paused:
             # Bull before 3.10 stores the pause only under a separate key.
@@ -132,7 +132,7 @@ class BullMigration:
             self._context.run(set_paused(self._context, paused=True))
 
     def _schedulers(
-        self, client: Client, plan: MigrationPlan, outcome: MigrationOutcome
+        self, client: SyncClient, plan: MigrationPlan, outcome: MigrationOutcome
     ) -> tuple[list[str], list[BullRepeatable]]:
         """Convert the repeatable jobs; return the ids of the schedulers, and the skipped jobs."""
         scheduler_ids, skipped = list[str](), list[BullRepeatable]()
@@ -158,7 +158,9 @@ class BullMigration:
                 outcome.moved["delayed"] += 1
         return scheduler_ids, skipped
 
-    def _move(self, client: Client, plan: MigrationPlan, outcome: MigrationOutcome, on_progress: OnProgress) -> None:
+    def _move(
+        self, client: SyncClient, plan: MigrationPlan, outcome: MigrationOutcome, on_progress: OnProgress
+    ) -> None:
         check = JobCheck(self._options, bull_only=plan.bull_only, outcome=outcome)
         mover = Mover(client, self.source, self.target, check, outcome, in_place=self.in_place)
         info = plan.info
@@ -172,7 +174,7 @@ class BullMigration:
         if self._limit_reached(outcome):
             self._count_skipped(client, check, outcome)
 
-    def _count_skipped(self, client: Client, check: JobCheck, outcome: MigrationOutcome) -> None:
+    def _count_skipped(self, client: SyncClient, check: JobCheck, outcome: MigrationOutcome) -> None:
         """Count the jobs that the mover did not reach because of the limit."""
         outcome.reset_skipped()
         for _, jobs in iter_jobs(client, self.source, inspect_queue(client, self.source)):
@@ -187,7 +189,7 @@ class BullMigration:
         remaining = self._remaining(outcome)
         return remaining is not None and remaining <= 0
 
-    def _clean_up(self, client: Client, outcome: MigrationOutcome) -> None:
+    def _clean_up(self, client: SyncClient, outcome: MigrationOutcome) -> None:
         """Remove keys that only Bull uses, unless it still has jobs that need them.
 
         The id counter stays, and so does Bull's pause after a move: jobs that a forgotten sender still adds wait for

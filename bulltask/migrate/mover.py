@@ -12,7 +12,7 @@ from bulltask.migrate.detection import JOB_KEYS, QueueInfo
 from bulltask.migrate.inspection import PAGE_SIZE, key_type_of, read_jobs
 from bulltask.migrate.outcome import MigrationOutcome, SkipReason
 from bulltask.transport.call import Call
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import BullKeys, QueueKeys
 from bulltask.transport.scripts.bull import (
     JobConversion,
@@ -48,7 +48,7 @@ class Mover:
 
     def __init__(
         self,
-        client: Client,
+        client: SyncClient,
         source: BullKeys,
         target: QueueKeys,
         check: JobCheck,

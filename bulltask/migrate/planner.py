@@ -15,7 +15,7 @@ from bulltask.migrate.outcome import BullRepeatable, MigrationOutcome, Migration
 from bulltask.migrate.repeatables import plan_repeatables
 from bulltask.queue.context import QueueContext
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import BullKeys
 from bulltask.transport.scripts.bull import JobConversion
 from bulltask.transport.scripts.queue import get_meta
@@ -54,7 +54,7 @@ class Planner:
     """
 
     def __init__(
-        self, client: Client, source: BullKeys, target: QueueContext, options: MigrationOptions, *, in_place: bool
+        self, client: SyncClient, source: BullKeys, target: QueueContext, options: MigrationOptions, *, in_place: bool
     ) -> None:
         self._client, self._source, self._context = client, source, target
         self._options, self._in_place = options, in_place

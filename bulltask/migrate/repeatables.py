@@ -15,7 +15,7 @@ from bulltask.migrate.outcome import BullRepeatable
 from bulltask.schedules.cron import Cron
 from bulltask.schedules.repeat import Repeat, iteration_options, key_digest
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import BullKeys, QueueKeys
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.schedule import Iteration, add_job_scheduler, get_job_scheduler
@@ -37,7 +37,7 @@ class BullRepeatables:
         address: The server's address for error messages.
     """
 
-    client: Client
+    client: SyncClient
     source: BullKeys
     target: QueueKeys
     address: str

@@ -20,7 +20,7 @@ from bulltask.queue.events import KINDS, QueueEvent, lost_events, read_event
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.follow import NEWEST, EventPage, Follower
 from bulltask.transport.operation import run_async, run_sync
 from bulltask.transport.scripts.stream import BEGINNING, LONGEST_BLOCK_MS, Entry, publish
@@ -123,7 +123,7 @@ class EventReader(EventReaderBase):
     """Reads with a connection that one thread at a time uses, and that any thread may close."""
 
     def _set_up(self) -> None:
-        self._client: Client = self._broker.blocking_client(LONGEST_BLOCK_MS, self._name)
+        self._client: SyncClient = self._broker.blocking_client(LONGEST_BLOCK_MS, self._name)
         self._closed = threading.Event()
         self._reading = threading.RLock()
         self._reader = 0

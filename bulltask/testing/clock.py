@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from bulltask.clock import Duration, ServerClock, to_ms, wall_ms
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.client_pool import ClientPool
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.replies import text
 
 __all__ = ["FakeClock"]
@@ -67,7 +68,7 @@ class FakeClock(ServerClock):
                 _expire_earlier(client, ms)
 
 
-def _expire_earlier(client: Client, ms: int) -> None:
+def _expire_earlier(client: SyncClient, ms: int) -> None:
     cursor = "0"
     while True:
         cursor, keys = client.run(_scan(cursor))

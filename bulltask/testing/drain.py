@@ -19,7 +19,7 @@ from bulltask.events import ChildEvent, JobCompleted, JobFailed, JobHeld, JobSta
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.queue.next_iteration import add_next_iteration
 from bulltask.testing.queues import queues_in_redis
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.fetch import FetchOptions, collect_batch, move_to_active
@@ -59,7 +59,7 @@ class Drain:
             workers may run such jobs, for example in Node.js, the rest of the run leaves these queues alone.
     """
 
-    def __init__(self, app: App, client: Client, running: set[JobRef], *, propagate: bool) -> None:
+    def __init__(self, app: App, client: SyncClient, running: set[JobRef], *, propagate: bool) -> None:
         self._app, self._client, self._running, self._propagate = app, client, running, propagate
         self._clock, broker = app.broker.clock, app.broker
         self.events: list[ChildEvent] = []

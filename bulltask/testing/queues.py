@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bulltask.app import App
 from bulltask.jobs.names import name_in_app
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import scan_queues
 
 __all__ = ["queues_in_redis"]
 
 
-def queues_in_redis(app: App, client: Client) -> list[QueueKeys]:
+def queues_in_redis(app: App, client: SyncClient) -> list[QueueKeys]:
     """Return the keys of all queues that an app's workers can process, ordered by name.
 
     A queue whose name in Redis has no braces belongs to another app if ``queue_hash_tag`` is true.

@@ -12,7 +12,7 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerConfigError, BrokerError
+from bulltask.errors import BrokerConfigError, BrokerError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint
@@ -59,11 +59,27 @@ class AsyncClient:
             deadline_ms: Deadline (``mono_ms``), in addition to the endpoint's timeouts.
         """
         replies = await self._exchange([call.packed() for call in calls], deadline_ms)
+        if any(map(redis_errors.is_noscript, replies)):
+            await self._resend(calls, replies, deadline_ms)
+        return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    async def try_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
+        """:meth:`run_many` for independent calls; the result of a failed call is its error.
+
+        Raises:
+            BrokerUnavailableError: The connection broke; it is unknown which calls were executed.
+        """
+        replies = await self._exchange([call.packed() for call in calls], deadline_ms)
+        if any(map(redis_errors.is_noscript, replies)):
+            await self._resend(calls, replies, deadline_ms)
+        return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    async def _resend(self, calls: Sequence[Call[Any]], replies: list[Any], deadline_ms: int | None) -> None:
+        """Resend calls whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
         while missing := [index for index, reply in enumerate(replies) if redis_errors.is_noscript(reply)]:
             again = await self._exchange(packed_with_bodies([calls[index] for index in missing]), deadline_ms)
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
-        return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     async def connect(self, deadline_ms: int | None = None) -> None:
         """Connect now instead of on the first call; ``deadline_ms`` as in :meth:`run_many`."""
@@ -201,6 +217,12 @@ class AsyncClient:
         if isinstance(reply, redis_errors.ERROR_REPLIES):
             raise redis_errors.reply_error(reply, self._endpoint.safe_url) from reply
         return call.parse_reply(reply)
+
+    def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:
+        try:
+            return self._result(call, reply)
+        except BulltaskError as exc:
+            return exc
 
 
 def _seconds(max_ms: int, deadline_ms: int | None) -> float:

@@ -15,7 +15,9 @@ from bulltask.jobs.states import Revocation
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.ports import EagerRunner, ResultReader
 from bulltask.transport.async_client import AsyncClient
-from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.client import Client
+from bulltask.transport.client_pool import ClientPool
+from bulltask.transport.client_types import AnyAsyncClient, SyncClient
 from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
@@ -72,8 +74,8 @@ class Broker:
         endpoint = Endpoint.from_config(config, url)
         self.endpoint = endpoint.for_cluster() if clustered else endpoint
         self.clock = ServerClock() if clock is None else clock
-        self.pool = ClientPool(self.endpoint, self.clock)
-        self._waiters = ClientPool(self.endpoint.blocking(RECHECK_MS), None)
+        self.pool = ClientPool(self.client)
+        self._waiters = ClientPool(lambda: self.blocking_client(RECHECK_MS))
         self._keys: dict[str, QueueKeys] = {}
         self._async_clients = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock))
         async_client = self._async_clients.get
@@ -107,19 +109,19 @@ class Broker:
         """Return the operation that revokes a job. Connect its client first, because it needs the server's time."""
         return revoke(self.keys(queue), job_id, self.config, self.clock.now_ms, terminate=terminate)
 
-    def client(self, name: str | None = None, *, timeout_ms: int | None = None) -> Client:
+    def client(self, name: str | None = None, *, timeout_ms: int | None = None) -> SyncClient:
         """Create a client for a child or a supervisor; ``timeout_ms`` limits all its timeouts."""
         return Client(self.endpoint.within(timeout_ms), self.clock, name)
 
-    def blocking_client(self, block_ms: int, name: str | None = None) -> Client:
+    def blocking_client(self, block_ms: int, name: str | None = None) -> SyncClient:
         """Create a client whose calls may block for up to ``block_ms``."""
         return Client(self.endpoint.blocking(block_ms), None, name)
 
-    def shared_async_client(self) -> AsyncClient:
+    def shared_async_client(self) -> AnyAsyncClient:
         """Return the asyncio client that all tasks of the running loop share."""
         return self._async_clients.get()
 
-    def async_client(self) -> AsyncClient:
+    def async_client(self) -> AnyAsyncClient:
         """Create an asyncio client for the running loop that is not shared."""
         return AsyncClient(self.endpoint, self.clock)
 

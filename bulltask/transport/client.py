@@ -1,12 +1,10 @@
-"""The sync client, which makes one call or pipeline at a time on one connection, and a pool of clients for threads."""
+"""The sync client, which makes one call or pipeline at a time on one connection."""
 
 from __future__ import annotations
 
-import os
 import socket
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import redis
@@ -19,12 +17,13 @@ from bulltask.transport.call import Call, command, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
 
-__all__ = ["Client", "ClientPool"]
+__all__ = ["Client"]
 
 R = TypeVar("R")
 T = TypeVar("T")
 _MULTI: Call[Any] = command("MULTI")
 _DISCARD: Call[Any] = command("DISCARD")
+_CLIENT_ID: Call[int] = command("CLIENT", "ID")
 _NUDGE_AFTER_S = 0.002  # the server's timeout starts a little later than the client's
 _FRESH_MS = 100
 
@@ -32,7 +31,8 @@ _FRESH_MS = 100
 class Client:
     """One connection: makes calls, loads scripts that the server does not have, and sets the clock.
 
-    It is not thread-safe (see :class:`ClientPool`), and a forked process must create a new client.
+    It is not thread-safe (see :class:`~bulltask.transport.client_pool.ClientPool`), and a forked process must create a
+    new client.
 
     Args:
         endpoint: The server.
@@ -46,6 +46,7 @@ class Client:
         self._connection: redis.Connection | None = None
         self._deadline_ms: int | None = None
         self._used_ms = 0
+        self._identified: tuple[redis.Connection | None, int] = (None, 0)
 
     def set_deadline(self, deadline_ms: int | None) -> None:
         """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
@@ -96,6 +97,12 @@ class Client:
             return result, self._try(then, self._exchange([then.packed_with_body()])[0])
         return result, self._try(then, replies[1])
 
+    def wait_many(self, calls: Sequence[Call[Any]], wait_ms: int, nudge: Callable[[], object]) -> list[Any]:
+        """Do as :meth:`wait_then`, but return the result, or the error, of each call."""
+        connection = self._connected()
+        between = self._nudge_when_due(connection, wait_ms, nudge)
+        return self.results(calls, self._round_trip(connection, [call.packed() for call in calls], between))
+
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip and return their results in order.
 
@@ -117,6 +124,14 @@ class Client:
         """
         replies = self._exchange_many(calls, packed)
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def run_everywhere(self, call: Call[R]) -> list[R]:
+        """Make one call, and return its result in a list, because there is only one server."""
+        return [self.run(call)]
+
+    def pack(self, call: Call[Any]) -> bytes:
+        """Return the bytes that :meth:`send_packed` sends for a call."""
+        return call.packed()
 
     def send_packed(self, packed: Sequence[bytes]) -> list[Any]:
         """Make calls that another process has packed, in one round trip; return the raw replies, or errors.
@@ -140,6 +155,63 @@ class Client:
         if end != b"OK":  # DISCARD was rejected, too: later calls would be queued in the transaction
             self.close()
         return replies
+
+    def send(self, packed: Sequence[bytes]) -> None:
+        """Send calls without waiting for the replies, which :meth:`receive` reads before any other call.
+
+        The timeout of the replies starts now. This does not set the clock.
+
+        Raises:
+            BrokerUnavailableError: As in :meth:`try_many`.
+        """
+        connection = self._connection or self._connected()
+        with self._closed_after_error():
+            self._used_ms = now_ms = mono_ms()
+            set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
+            connection.send_packed_command([b"".join(packed)], check_health=False)
+
+    def receive(self, count: int) -> list[Any]:
+        """Read the raw replies to the ``count`` calls that :meth:`send` has sent; an error reply is an exception.
+
+        Raises:
+            BrokerUnavailableError: As in :meth:`try_many`.
+        """
+        with self._closed_after_error():
+            if self._connection is None:
+                raise ConnectionError("it was closed")
+            read = self._connection._parser.read_response  # noqa: SLF001 - as in set_reply_deadline()
+            return [read(disable_decoding=True) for _ in range(count)]
+
+    def results(self, calls: Sequence[Call[Any]], replies: Sequence[Any]) -> list[Any]:
+        """Convert raw replies to the results of :meth:`try_many`; scripts that the server does not have are resent."""
+        final = list(replies)
+        while missing := [
+            index
+            for index, reply in enumerate(final)
+            if redis_errors.is_noscript(reply) and calls[index].script is not None
+        ]:
+            self._resend(missing, calls, final)
+        return [self._try(call, reply) for call, reply in zip(calls, final, strict=True)]
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket, which is readable when a reply arrives; -1 if there is no connection."""
+        sock = _socket_of(self._connection)
+        return -1 if sock is None else sock.fileno()
+
+    def has_reply(self) -> bool:
+        """Return whether :meth:`receive` would return or raise immediately.
+
+        A readable TLS socket may not have a complete record.
+        """
+        return self._connection is None or bool(self._connection.can_read(timeout=0))
+
+    def connection_id(self) -> int:
+        """Return the server's id of this connection, for ``CLIENT UNBLOCK``; raises the errors of :meth:`run`."""
+        connection, identity = self._identified
+        if connection is None or connection is not self._connection:
+            identity = self.run(_CLIENT_ID)
+            self._identified = (self._connection, identity)
+        return identity
 
     @property
     def safe_url(self) -> str:
@@ -196,10 +268,13 @@ class Client:
         """Send calls; resend those whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
         replies = self._exchange([call.packed() for call in calls] if packed is None else packed)
         while missing := [index for index, reply in enumerate(replies) if redis_errors.is_noscript(reply)]:
-            again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
-            for index, reply in zip(missing, again, strict=True):
-                replies[index] = reply
+            self._resend(missing, calls, replies)
         return replies
+
+    def _resend(self, missing: Sequence[int], calls: Sequence[Call[Any]], replies: list[Any]) -> None:
+        again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
+        for index, reply in zip(missing, again, strict=True):
+            replies[index] = reply
 
     def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
         connection = self._connection or self._connected()
@@ -227,6 +302,18 @@ class Client:
         except BaseException:
             # After an interrupt (a time limit, Ctrl-C) between sending and reading, the reply would be read as the
             # reply to the next call.
+            self.close()
+            raise
+
+    @contextmanager
+    def _closed_after_error(self) -> Iterator[None]:
+        """Close the connection after any error or interrupt, as :meth:`_round_trip` does without this call."""
+        try:
+            yield
+        except redis_errors.CONNECTION_ERRORS as exc:
+            self.close()
+            raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
+        except BaseException:
             self.close()
             raise
 
@@ -289,76 +376,3 @@ class Client:
 def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
     sock: socket.socket | None = getattr(connection, "_sock", None)  # redis-py has no public name for it
     return sock
-
-
-class _CheckedOutClient:
-    """Context manager for a pooled client. (``contextlib``'s generator would take 3% of a send's time.)"""
-
-    __slots__ = ("_client", "_return_to_pool")
-
-    def __init__(self, client: Client, return_to_pool: Callable[[Client], None]) -> None:
-        self._client, self._return_to_pool = client, return_to_pool
-
-    def __enter__(self) -> Client:
-        return self._client
-
-    def __exit__(self, *_: object) -> None:
-        self._return_to_pool(self._client)
-
-
-class ClientPool:
-    """Clients for any number of threads. It works after a fork, because a child does not use the parent's clients.
-
-    It has no lock, because a signal handler that sends may have interrupted a send, and would then wait for the lock
-    forever.
-    """
-
-    def __init__(self, endpoint: Endpoint, clock: ServerClock | None, *, limit: int = 10) -> None:
-        self._endpoint, self._clock, self._limit = endpoint, clock, limit
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._idle: deque[Client] = deque()  # append() and pop() are atomic
-
-    def client(self, deadline_ms: int | None = None) -> AbstractContextManager[Client]:
-        """Return a client for a ``with`` statement. At most ``limit`` idle clients are kept.
-
-        Args:
-            deadline_ms: Deadline (``mono_ms``) for all of the client's calls.
-        """
-        return _CheckedOutClient(self._check_out(deadline_ms), self._return)
-
-    def _check_out(self, deadline_ms: int | None) -> Client:
-        if os.getpid() != self._pid:
-            # After a fork the sockets are shared with the parent, so they must not be read, nor shut down.
-            self._reset()
-        try:
-            client = self._idle.pop()
-        except IndexError:
-            client = Client(self._endpoint, self._clock)
-        client.close_if_dead()
-        client.set_deadline(deadline_ms)
-        return client
-
-    def _return(self, client: Client) -> None:
-        if len(self._idle) < self._limit:
-            self._idle.append(client)
-        else:
-            client.close()
-
-    def run(self, call: Call[R]) -> R:
-        """:meth:`Client.run` on a client from the pool."""
-        with self.client() as client:
-            return client.run(call)
-
-    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """:meth:`Client.run_many` on a client from the pool."""
-        with self.client() as client:
-            return client.run_many(calls)
-
-    def close(self) -> None:
-        """Close every idle connection."""
-        idle, self._idle = self._idle, deque()
-        for client in idle:
-            client.close()

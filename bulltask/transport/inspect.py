@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import get_counts
 
@@ -39,7 +39,7 @@ class ServerSettings:
     eviction: str
 
 
-def read_server_settings(client: Client) -> ServerSettings:
+def read_server_settings(client: SyncClient) -> ServerSettings:
     """Read the server's settings from ``INFO``."""
     info = client.run(command("INFO", parse_reply=_info))
     numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdecimal())
@@ -49,13 +49,13 @@ def read_server_settings(client: Client) -> ServerSettings:
     )
 
 
-def queue_lengths(client: Client, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
+def queue_lengths(client: SyncClient, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
     """Count each queue's jobs in each state, in one round trip; keyed by the queue's name in the app."""
     counts = client.run_many([get_counts(keys, STATES) for keys in queues])
     return {keys.queue: lengths for keys, lengths in zip(queues, counts, strict=True)}
 
 
-def count_runnable_jobs(client: Client, queues: Sequence[QueueKeys], now_ms: int) -> int:
+def count_runnable_jobs(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) -> int:
     """Count the jobs that a worker of these queues could run now, in one round trip.
 
     These are the waiting and prioritized jobs, and the delayed jobs that are due (at most 100 of each queue), except
@@ -76,7 +76,7 @@ def count_runnable_jobs(client: Client, queues: Sequence[QueueKeys], now_ms: int
     return sum(sum(lengths) for paused, *lengths in by_queue if not paused)
 
 
-def count_unfinished_jobs(client: Client, keys: QueueKeys) -> int:
+def count_unfinished_jobs(client: SyncClient, keys: QueueKeys) -> int:
     """Count the waiting, paused, prioritized and delayed jobs of a queue, reading exactly these keys."""
     calls: list[Call[Any]] = [
         command("LLEN", keys.wait),
@@ -87,7 +87,7 @@ def count_unfinished_jobs(client: Client, keys: QueueKeys) -> int:
     return sum(client.run_many(calls))
 
 
-def read_queue_version(client: Client, keys: QueueKeys) -> str:
+def read_queue_version(client: SyncClient, keys: QueueKeys) -> str:
     """Read the version of the client that wrote the queue's metadata: ``bullmq:5.62.0``; ``""`` if missing."""
     return client.run(command("HGET", keys.meta, "version", parse_reply=_text))
 

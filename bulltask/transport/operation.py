@@ -10,8 +10,8 @@ from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from bulltask.errors import BulltaskError
-from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
+from bulltask.transport.client_types import AnyAsyncClient
 
 __all__ = ["Operation", "execute", "run_async", "run_sync"]
 
@@ -50,7 +50,7 @@ def run_sync(client: _Runner, operation: Operation[R]) -> R:
         return result
 
 
-async def run_async(client: AsyncClient, operation: Operation[R]) -> R:
+async def run_async(client: AnyAsyncClient, operation: Operation[R]) -> R:
     """:func:`run_sync` for asyncio."""
     try:
         calls = next(operation)

@@ -12,7 +12,7 @@ from bulltask.lua import loader
 from bulltask.lua.loader import Script
 from bulltask.transport.advice import rejected_command, user_of
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 
 __all__ = ["check_permissions", "metrics_commands", "worker_commands", "worker_grants"]
@@ -66,7 +66,7 @@ def worker_grants(prefix: str = "bull") -> list[str]:
     return ["resetkeys", *keys, "resetchannels", "-@all", *(f"+{name}" for name in names)]
 
 
-def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> None:
+def check_permissions(client: SyncClient, keys: QueueKeys, names: Sequence[str]) -> None:
     """Check whether the client's user may run some commands, without executing any. This needs no permissions.
 
     Redis checks permissions when a transaction queues a call, and this transaction is discarded. (``ACL DRYRUN`` checks

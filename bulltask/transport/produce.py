@@ -15,9 +15,9 @@ from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableE
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.options import text_chars
-from bulltask.transport.async_client import AsyncClient
+from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.call import Call
-from bulltask.transport.client import ClientPool
+from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
@@ -57,7 +57,7 @@ class Producer:
     def __init__(
         self,
         pool: ClientPool | ClusterPool,
-        async_client: Callable[[], AsyncClient],
+        async_client: Callable[[], AnyAsyncClient],
         keys: Callable[[str], QueueKeys],
         clock: ServerClock,
         config: Config,

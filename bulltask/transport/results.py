@@ -24,9 +24,9 @@ from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredCall
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.task_waits import warn_of_wait
-from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import command
-from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.client_pool import ClientPool
+from bulltask.transport.client_types import AnyAsyncClient, SyncClient
 from bulltask.transport.keys import QueueKeys, saved_group
 from bulltask.transport.operation import Operation, run_async, run_sync
 from bulltask.transport.replies import text
@@ -74,7 +74,7 @@ class Results:
         self,
         pool: ClientPool,
         waiters: ClientPool,
-        async_client: Callable[[], AsyncClient],
+        async_client: Callable[[], AnyAsyncClient],
         watcher: Callable[[str], StreamWatcher],
         keys: Callable[[str], QueueKeys],
         revocation: Callable[[JobRef, bool], Operation[Revocation]],
@@ -171,7 +171,7 @@ class Results:
                     raise _timed_out(ref, timeout_ms)
 
     def _read_end(
-        self, client: Client, keys: QueueKeys, ref: JobRef, sent_ms: int | None
+        self, client: SyncClient, keys: QueueKeys, ref: JobRef, sent_ms: int | None
     ) -> tuple[str, Finished | None]:
         try:
             cursor, finished = client.run_many([last_id(keys), is_finished(keys, ref.id)])
@@ -186,7 +186,7 @@ class Results:
         return cursor, finished
 
     def _read_until(
-        self, client: Client, keys: QueueKeys, ref: JobRef, cursor: str, deadline_ms: int | None
+        self, client: SyncClient, keys: QueueKeys, ref: JobRef, cursor: str, deadline_ms: int | None
     ) -> Finished | None:
         warn_of_wait(ref)
         recheck_ms = mono_ms() + RECHECK_MS
@@ -259,7 +259,7 @@ class _OutageTolerance:
 class StreamWatcher:
     """Notifies an event loop's tasks when a queue's jobs finish, with one reader for all of them."""
 
-    def __init__(self, keys: QueueKeys, client: AsyncClient) -> None:
+    def __init__(self, keys: QueueKeys, client: AnyAsyncClient) -> None:
         self._keys, self._client = keys, client
         self._waiting: dict[str, set[asyncio.Future[Finished]]] = {}
         self._reader: asyncio.Task[None] | None = None

@@ -15,7 +15,7 @@ from bulltask.app import App
 from bulltask.clock import ServerClock
 from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError, BulltaskError, JobError
 from bulltask.queue.schedulers import put
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute, run_sync
 from bulltask.transport.scripts.schedule import (
@@ -77,7 +77,7 @@ class Beat:
         self,
         app: App,
         entries: Sequence[BeatEntry] | None,
-        client: Client,
+        client: SyncClient,
         clock: ServerClock,
         backoff: ReconnectBackoff,
         logger: FilteringBoundLogger,

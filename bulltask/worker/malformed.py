@@ -7,7 +7,7 @@ from bulltask.config.config import Config
 from bulltask.errors import BrokerError, JobError
 from bulltask.events import Bus, MalformedJobFailed
 from bulltask.jobs.retention import KEEP_ALL
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.move import fail_malformed, malformed_finish, move_to_finished
@@ -25,7 +25,7 @@ class MalformedJobHandler:
         bus: Receives an event for every such job.
     """
 
-    def __init__(self, client: Client, clock: ServerClock, config: Config, bus: Bus) -> None:
+    def __init__(self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus) -> None:
         self._client, self._clock, self._config, self._bus = client, clock, config, bus
         self._keep = config.keep_failed or KEEP_ALL
 

@@ -13,7 +13,7 @@ from bulltask.config.settings import SETTINGS
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, ScriptIntegrityError, did_you_mean
 from bulltask.jobs.names import bullmq_name
 from bulltask.lua import loader
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.inspect import count_unfinished_jobs, read_queue_version, read_server_settings
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.permissions import check_permissions, metrics_commands, worker_commands
@@ -46,7 +46,7 @@ class Preflight:
 
     def __init__(
         self,
-        client: Client,
+        client: SyncClient,
         keys: Sequence[QueueKeys],
         config: Config,
         logger: FilteringBoundLogger,

@@ -19,6 +19,7 @@ from bulltask.testing.wait import wait_until
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
+from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.job import add_log, update_progress
@@ -391,7 +392,7 @@ def test_each_event_loop_has_a_separate_client(broker_url: str, redis_client: re
     broker = Broker(Settings({}, {}).freeze(), broker_url)
     before = len(redis_client.client_list())
 
-    async def work(text: str) -> AsyncClient:
+    async def work(text: str) -> AnyAsyncClient:
         client = broker.shared_async_client()
         assert client is broker.shared_async_client()
         assert await client.run(echo(text)) == text

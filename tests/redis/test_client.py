@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,8 @@ from bulltask.errors import (
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
 from bulltask.transport.call import Call, command, script_call
-from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.client import Client
+from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.job import add_log, update_progress
@@ -56,7 +58,7 @@ def client(broker_url: str) -> Iterator[Client]:
 
 @pytest.fixture
 def pool(broker_url: str) -> Iterator[ClientPool]:
-    pool = ClientPool(endpoint(broker_url), ServerClock(), limit=3)
+    pool = ClientPool(lambda: Client(endpoint(broker_url), ServerClock()), limit=3)
     yield pool
     pool.close()
 
@@ -361,6 +363,54 @@ def test_a_call_behind_a_blocking_one_runs_when_that_one_ends(broker_url: str, c
     waiter.close()
 
 
+def test_several_clients_can_wait_at_the_same_time_and_be_unblocked(broker_url: str, client: Client) -> None:
+    waiters = [Client(endpoint(broker_url).blocking(10_000), None) for _ in range(2)]
+    poll = select.poll()
+    for number, waiter in enumerate(waiters):
+        assert waiter.connection_id() == waiter.connection_id() == waiter.run(CLIENT_ID)
+        waiter.send([command("BZPOPMIN", f"marker-{number}", 10).packed()])
+        poll.register(waiter.fileno(), select.POLLIN)
+    client.run(command("ZADD", "marker-1", 7, "0"))
+    assert [descriptor for descriptor, _ in poll.poll(10_000)] == [waiters[1].fileno()]
+    assert [waiter.has_reply() for waiter in waiters] == [False, True]
+    assert waiters[1].receive(1) == [[b"marker-1", b"0", b"7"]]
+    assert client.run(command("CLIENT", "UNBLOCK", waiters[0].connection_id())) == 1
+    assert waiters[0].receive(1) == [None]
+    for waiter in waiters:
+        first = waiter.connection_id()
+        waiter.close()
+        assert waiter.fileno() == -1
+        assert waiter.has_reply()
+        with pytest.raises(BrokerUnavailableError, match="was closed"):
+            waiter.receive(1)
+        assert waiter.connection_id() != first
+        waiter.close()
+
+
+def test_the_results_of_sent_calls_are_parsed_and_unknown_scripts_are_resent(client: Client) -> None:
+    client.run(command("SCRIPT", "FLUSH"))
+    calls: list[Call[Any]] = [echo("é"), get_counts(KEYS, ["wait"]), command("LPOP")]
+    client.send([call.packed() for call in calls])
+    text, counts, error = client.results(calls, client.receive(3))
+    assert (text, counts) == ("é", {"wait": 0})
+    assert isinstance(error, BrokerError)
+
+
+def test_an_interrupt_between_sending_and_receiving_closes_the_connection(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.send([echo("first").packed()])
+    assert client._connection is not None
+
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client._connection, "_parser", SimpleNamespace(read_response=interrupt, on_disconnect=str))
+    with pytest.raises(KeyboardInterrupt):
+        client.receive(1)
+    assert client.run(echo("second")) == "second"
+
+
 # --- unavailable servers ----------------------------------------------------------------------------------------------
 
 
@@ -440,7 +490,7 @@ def test_a_pool_reuses_its_clients(pool: ClientPool) -> None:
 
 
 def test_the_number_of_idle_clients_is_limited(broker_url: str, redis_client: redis.Redis) -> None:
-    pool = ClientPool(endpoint(broker_url), None, limit=3)
+    pool = ClientPool(lambda: Client(endpoint(broker_url), None), limit=3)
     before = len(redis_client.client_list())
     together = threading.Barrier(8)
 

@@ -14,10 +14,9 @@ import redis
 from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError, JobNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob
-from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import AnyAsyncClient, SyncClient
 from bulltask.transport.operation import run_async, run_sync
 from bulltask.transport.scripts.add import add_job
 from bulltask.transport.scripts.job import update_progress
@@ -35,14 +34,14 @@ def broker(broker_url: str) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def client(broker: Broker) -> Iterator[Client]:
+def client(broker: Broker) -> Iterator[SyncClient]:
     client = broker.client()
     yield client
     client.close()
 
 
 @pytest.fixture
-async def aclient(broker: Broker) -> AsyncIterator[AsyncClient]:
+async def aclient(broker: Broker) -> AsyncIterator[AnyAsyncClient]:
     aclient = broker.async_client()
     yield aclient
     await aclient.close()
@@ -75,7 +74,7 @@ def scripts_flushed_every_20_ms(url: str) -> Iterator[list[int]]:
 
 
 def test_a_transaction_of_unknown_scripts_takes_one_round_trip(
-    broker: Broker, client: Client, redis_client: redis.Redis
+    broker: Broker, client: SyncClient, redis_client: redis.Redis
 ) -> None:
     redis_client.script_flush()
     redis_client.config_resetstat()
@@ -87,7 +86,7 @@ def test_a_transaction_of_unknown_scripts_takes_one_round_trip(
 
 
 def test_no_client_sees_part_of_a_transaction_while_scripts_are_flushed_every_20_ms(
-    broker: Broker, client: Client, redis_client: redis.Redis
+    broker: Broker, client: SyncClient, redis_client: redis.Redis
 ) -> None:
     """A reader polls the number of jobs, which is always a multiple of four."""
     rounds, done, seen = 150, threading.Event(), set[int]()
@@ -114,7 +113,7 @@ def test_no_client_sees_part_of_a_transaction_while_scripts_are_flushed_every_20
 
 
 async def test_tasks_on_a_shared_connection_do_not_mix_their_transactions(
-    broker: Broker, aclient: AsyncClient, redis_client: redis.Redis
+    broker: Broker, aclient: AnyAsyncClient, redis_client: redis.Redis
 ) -> None:
     async def plain(number: int) -> Any:
         return await aclient.run(command("INCR", f"count-{number % 3}"))
@@ -133,7 +132,7 @@ async def test_tasks_on_a_shared_connection_do_not_mix_their_transactions(
 
 
 async def test_cancelling_a_task_in_a_transaction_keeps_the_connection_usable(
-    broker: Broker, aclient: AsyncClient
+    broker: Broker, aclient: AnyAsyncClient
 ) -> None:
     await aclient.connect()
     ids = [f"job-{number}" for number in range(40)]
@@ -147,7 +146,7 @@ async def test_cancelling_a_task_in_a_transaction_keeps_the_connection_usable(
 
 
 def test_an_error_reply_does_not_affect_other_results_of_a_transaction(
-    broker: Broker, client: Client, redis_client: redis.Redis
+    broker: Broker, client: SyncClient, redis_client: redis.Redis
 ) -> None:
     redis_client.set("text", "x")
     gone = update_progress(broker.keys("mail"), "gone", b"1")
@@ -162,7 +161,7 @@ def test_an_error_reply_does_not_affect_other_results_of_a_transaction(
 
 
 def test_a_command_that_cannot_be_queued_aborts_the_transaction(
-    broker: Broker, client: Client, redis_client: redis.Redis
+    broker: Broker, client: SyncClient, redis_client: redis.Redis
 ) -> None:
     with pytest.raises(BrokerError, match="unknown command"):
         run_sync(client, transaction([*adds(broker, "a"), command("NOSUCHCOMMAND"), *adds(broker, "b")], "server-a"))

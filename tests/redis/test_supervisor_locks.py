@@ -210,7 +210,7 @@ def test_a_read_only_or_full_redis_is_reported_once(
         assert worker.lock_ttl_ms(job_id) > 20_000
     finally:
         presence.close()
-    assert not any(client._connection for client in presence._clients)
+    assert not any(client._connection for client in presence._clients)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("event", [RedisReconnected(3, LOCK_MS), RedisRecovered("", 3, LOCK_MS)])

@@ -12,7 +12,8 @@ from bulltask.clock import ServerClock
 from bulltask.errors import BrokerUnavailableError
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.client import Client
+from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.endpoint import Endpoint
 
@@ -83,7 +84,7 @@ def test_a_send_is_repeated_and_then_raises_a_broker_error(proxy: FlakyProxy) ->
 
 
 def test_an_idle_connection_with_unread_bytes_is_not_used_again(proxy: FlakyProxy) -> None:
-    pool = ClientPool(endpoint(proxy), None)
+    pool = ClientPool(lambda: Client(endpoint(proxy), None))
     with pool.client() as client:
         proxy.inject_reply(b"+PONG\r\nHTTP/1.1 408 Request Timeout\r\n\r\n", match="ping")
         assert client.run(PING) == b"PONG"

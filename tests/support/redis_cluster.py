@@ -79,6 +79,11 @@ class Cluster:
         """The URL of one node."""
         return self.servers[0].url
 
+    @property
+    def broker_url(self) -> str:
+        """The broker URL, which names all nodes."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+
     def owner(self, slot: int) -> int:
         """Return the number of the primary that owns a slot, according to the first node that replies."""
         for client in self.clients:

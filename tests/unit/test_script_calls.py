@@ -18,7 +18,8 @@ from bulltask.jobs.options import check_size
 from bulltask.jobs.states import Revocation
 from bulltask.transport.advice import acl_advice
 from bulltask.transport.call import Call
-from bulltask.transport.client import ClientPool
+from bulltask.transport.client import Client
+from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.cluster_slots import CROSS_SLOT
 from bulltask.transport.endpoint import DeadlineParser, Endpoint
 from bulltask.transport.follow import Follower, StreamGap
@@ -176,14 +177,14 @@ def test_waiting_for_a_result_tolerates_an_outage_of_two_recheck_intervals(monke
 def test_a_producer_connects_before_reading_the_servers_clock() -> None:
     clock = SimpleNamespace(now_ms=lambda: 0)
 
-    class Client:
+    class Sender:
         def connect(self) -> None:
             clock.now_ms = lambda: NOW_MS
 
         def run_many(self, calls: list[Call[Any]]) -> list[Any]:
             return ["7" for _ in calls]
 
-    pool: Any = SimpleNamespace(client=lambda _: nullcontext(Client()))
+    pool: Any = SimpleNamespace(client=lambda _: nullcontext(Sender()))
     sleep: Any = None
     fake_clock: Any = clock
     added: list[int] = []
@@ -239,7 +240,7 @@ def test_an_idempotent_add_has_the_keys_and_arguments_of_plain_adds() -> None:
 
 
 def test_a_pool_keeps_ten_idle_clients() -> None:
-    pool = ClientPool(Endpoint("redis://127.0.0.1:1/0", 1_000, 1_000), None)
+    pool = ClientPool(lambda: Client(Endpoint("redis://127.0.0.1:1/0", 1_000, 1_000), None))
     lent = [pool._check_out(None) for _ in range(12)]
     for client in lent:
         pool._return(client)

@@ -9,7 +9,7 @@ import redis
 
 from bulltask import App
 from bulltask.events import Bus, RedisReconnected
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.supervisor import stalled_check
 from bulltask.worker.supervisor.stalled_check import StalledCheck
@@ -25,14 +25,14 @@ def app(broker_url: str) -> Iterator[App]:
 
 
 @pytest.fixture
-def client(app: App) -> Iterator[Client]:
+def client(app: App) -> Iterator[SyncClient]:
     client = app.broker.client()
     yield client
     client.close()
 
 
 def test_a_stalled_check_does_not_prevent_the_next_check_of_the_worker(
-    app: App, client: Client, redis_client: redis.Redis
+    app: App, client: SyncClient, redis_client: redis.Redis
 ) -> None:
     bus, keys = Bus(), app.broker.keys("default")
     check = StalledCheck(app.broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
@@ -43,7 +43,7 @@ def test_a_stalled_check_does_not_prevent_the_next_check_of_the_worker(
 
 
 def test_the_stalled_check_waits_five_seconds_after_a_long_outage(
-    app: App, client: Client, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    app: App, client: SyncClient, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = 1_000
     monkeypatch.setattr(stalled_check, "mono_ms", lambda: now_ms)

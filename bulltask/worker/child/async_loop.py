@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from bulltask.clock import mono_ms
 from bulltask.process import exit_child
-from bulltask.transport.async_client import AsyncClient
+from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.replies import Fetched
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_writer import AsyncOutcomeWriter
@@ -54,7 +54,7 @@ class AsyncLoop:
         block: ChildBlock,
         runner: AttemptRunner,
         settler: Settler,
-        client: Callable[[], AsyncClient],
+        client: Callable[[], AnyAsyncClient],
         backoff: ReconnectBackoff,
         wakeup_pipe: WakeupPipe,
         concurrency: int | None = None,
@@ -68,7 +68,7 @@ class AsyncLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._context = contextvars.Context()
-        self._client: AsyncClient | None = None
+        self._client: AnyAsyncClient | None = None
         self._tasks: dict[asyncio.Task[None], tuple[str, ...]] = {}  # asyncio keeps only weak references to tasks
         self._handed_off = self._closing = False
         self._max_concurrent: dict[Slot, int] = {}
@@ -141,7 +141,7 @@ class AsyncLoop:
         """Return how many jobs are running, including the main thread's."""
         return self._count - len(self._free)
 
-    def client(self) -> AsyncClient:
+    def client(self) -> AnyAsyncClient:
         """Return the loop's client; call it only on the loop."""
         if self._client is None:
             self._client = self._make_client()

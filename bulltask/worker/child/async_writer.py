@@ -8,8 +8,8 @@ from typing import Any
 
 from bulltask.clock import mono_ms
 from bulltask.errors import RECOVERABLE, BrokerError, JobError
-from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
+from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.replies import Fetched
 from bulltask.transport.scripts.move import find_by_token, release_unstarted, renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -29,7 +29,7 @@ class AsyncOutcomeWriter:
         backoff: The backoff of the event loop.
     """
 
-    def __init__(self, settler: Settler, client: Callable[[], AsyncClient], backoff: ReconnectBackoff) -> None:
+    def __init__(self, settler: Settler, client: Callable[[], AnyAsyncClient], backoff: ReconnectBackoff) -> None:
         self._settler, self._client, self._backoff = settler, client, backoff
 
     async def write(

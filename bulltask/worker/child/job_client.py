@@ -15,9 +15,9 @@ from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.job_client import JobCommand
 from bulltask.registry.relatives import origin_of_jobs_sent_by
-from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
+from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.scripts.checkpoint import store_checkpoint
 from bulltask.transport.scripts.flow import child_failure, children_values
 from bulltask.transport.scripts.job import add_log, update_data, update_progress
@@ -35,7 +35,7 @@ class RedisJobClient:
         aclient: Returns the async client of the child's event loop.
     """
 
-    def __init__(self, job: RunningJob, broker: Broker, aclient: Callable[[], AsyncClient]) -> None:
+    def __init__(self, job: RunningJob, broker: Broker, aclient: Callable[[], AnyAsyncClient]) -> None:
         self._job, self._broker, self._aclient = job, broker, aclient
         self._keys, self._pool, self._config = broker.keys(job.queue), broker.pool, broker.config
 

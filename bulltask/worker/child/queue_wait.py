@@ -9,7 +9,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BulltaskError, Interrupt
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.replies import Fetched, text
 from bulltask.worker.child.round_robin import RoundRobin
 from bulltask.worker.wakeup_pipe import WakeupPipe
@@ -43,7 +43,7 @@ class QueueWait:
     def __init__(
         self,
         broker: Broker,
-        client: Client,
+        client: SyncClient,
         round_robin: RoundRobin,
         wakeup_pipe: WakeupPipe,
         may_acquire: Callable[[], bool],
@@ -66,7 +66,7 @@ class QueueWait:
 
         Raises:
             WaitInterrupted: A signal has ended the wait. Redis may have run ``fetch``.
-            BrokerError: As in :meth:`Client.run`.
+            BrokerError: As in :meth:`SyncClient.run`.
         """
         waitable = self._round_robin.waitable()
         if mono_ms() >= self._check_at_ms:

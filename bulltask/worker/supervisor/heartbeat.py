@@ -9,7 +9,7 @@ from bulltask.clock import mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import BrokerError
 from bulltask.events import Bus, HeartbeatFailed, HeartbeatSucceeded, RunningJobLostLock
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import find_by_token, renew_locks
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
@@ -46,7 +46,7 @@ class Heartbeat:
         self,
         queues: Sequence[QueueKeys],
         views: Callable[[], Iterable[SlotView]],
-        client: Client,
+        client: SyncClient,
         config: Config,
         bus: Bus,
         backoff: ReconnectBackoff,

@@ -12,7 +12,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.canvas import with_followers
@@ -73,7 +73,7 @@ class FailureRecorder:
         client, clock, config, bus: As in :class:`~bulltask.worker.supervisor.recovery.Recovery`.
     """
 
-    def __init__(self, client: Client, clock: ServerClock, config: Config, bus: Bus) -> None:
+    def __init__(self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus) -> None:
         self._client, self._clock, self._config, self._bus = client, clock, config, bus
 
     def record_killed(self, keys: QueueKeys, job_id: str, killed_attempt: KilledAttempt) -> None:

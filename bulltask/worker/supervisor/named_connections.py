@@ -8,7 +8,7 @@ from typing import Final
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.worker.broker_backoff import ReconnectBackoff
 
 __all__ = ["SUPERVISOR_TIMEOUT_MS", "NamedConnections"]
@@ -34,7 +34,7 @@ class NamedConnections:
     interval_ms = 1_000
 
     def __init__(self, broker: Broker, queues: Sequence[str], worker_id: str, backoff: ReconnectBackoff) -> None:
-        self._clients: list[Client] = [
+        self._clients: list[SyncClient] = [
             broker.client(broker.keys(queue).client_name(worker_id), timeout_ms=SUPERVISOR_TIMEOUT_MS)
             for queue in queues
         ]

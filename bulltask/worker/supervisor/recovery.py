@@ -12,7 +12,7 @@ from bulltask.config.config import Config
 from bulltask.errors import RECOVERABLE, BrokerError, JobError
 from bulltask.events import Bus, CrashLimitReached, JobRecovered, JobReleased
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import (
     CRASHES,
@@ -106,7 +106,7 @@ class Recovery:
     def __init__(
         self,
         queues: Sequence[QueueKeys],
-        client: Client,
+        client: SyncClient,
         clock: ServerClock,
         config: Config,
         bus: Bus,

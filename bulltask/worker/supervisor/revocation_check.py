@@ -10,7 +10,7 @@ from bulltask.events import Bus, JobRevoked
 from bulltask.jobs.states import Revocation
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import command
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.job import RevocationRequests, revocation_requests
@@ -48,7 +48,7 @@ class RevocationCheck:
         broker: Broker,
         queues: Sequence[QueueKeys],
         cancel_jobs: Callable[[int, Collection[str]], Collection[str]],
-        client: Client,
+        client: SyncClient,
         bus: Bus,
         backoff: ReconnectBackoff,
     ) -> None:

@@ -9,7 +9,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError
 from bulltask.events import Bus, JobStalled, RedisReconnected, RedisRecovered, StalledCheckSkipped
 from bulltask.transport.broker import Broker
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import lock_expiries, move_stalled_jobs_to_wait
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
@@ -44,7 +44,7 @@ class StalledCheck:
         broker: Broker,
         queues: Sequence[QueueKeys],
         has_renewed: Callable[[int], bool],
-        client: Client,
+        client: SyncClient,
         bus: Bus,
         backoff: ReconnectBackoff,
     ) -> None:

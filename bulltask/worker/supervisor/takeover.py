@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, parse_fetched
 from bulltask.transport.scripts.move import release_unstarted
@@ -54,7 +54,7 @@ class Takeover:
         children: Callable[[], Iterable[tuple[ChildBlock, Sequence[Slot]]]],
         control: ControlPage,
         queues: Sequence[QueueKeys],
-        client: Client,
+        client: SyncClient,
         backoff: ReconnectBackoff,
     ) -> None:
         self._children, self._control, self._queues = children, control, queues

@@ -16,7 +16,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.queue import Job, Queue
 from bulltask.queue.next_iteration import add_next_iteration
 from bulltask.transport.call import Call
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.operation import run_sync
 from bulltask.transport.replies import Fetched
 from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
@@ -104,7 +104,7 @@ class WorkerProcessor:
         settings: The app's settings.
     """
 
-    def __init__(self, queue: Queue, client: Client, settings: dict[str, Any]) -> None:
+    def __init__(self, queue: Queue, client: SyncClient, settings: dict[str, Any]) -> None:
         context = queue.context
         self._keys, self._clock, self._client = context.keys, context.broker.clock, client
         self._app = App("differential", context.broker.endpoint.url, **settings)

@@ -16,7 +16,7 @@ from bulltask.lua import loader, wrappers
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
-from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.scripts.add import MAX_JOBS_PER_CALL, IdempotentWrite, add_job, add_jobs_once
 from tests.conftest import ServerFactory
 
@@ -195,7 +195,7 @@ def test_the_add_once_script_contains_bullmqs_script_unchanged(broker: Broker) -
 
 
 def test_the_add_once_script_is_loaded_again_after_a_script_flush(broker: Broker, redis_client: redis.Redis) -> None:
-    client: Client = broker.client()
+    client: SyncClient = broker.client()
     try:
         redis_client.script_flush()
         keys = broker.keys("mail")
