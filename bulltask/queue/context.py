@@ -15,7 +15,6 @@ from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_queue_name
 from bulltask.queue.add_options import AddOptions, build_job, check_options
-from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
@@ -98,7 +97,7 @@ class QueueContext:
 
     async def arun_blocking(self, call: Call[Any], block_ms: int) -> None:
         """:meth:`run_blocking` for asyncio."""
-        client = AsyncClient(self.broker.endpoint.blocking(block_ms))
+        client = self.broker.blocking_async_client(block_ms)
         try:
             await client.run(call)
         finally:

@@ -17,7 +17,6 @@ from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.queue.callbacks import Callback, Callbacks, log_failure
 from bulltask.queue.context import QueueContext
 from bulltask.queue.events import KINDS, QueueEvent, lost_events, read_event
-from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.client_types import SyncClient
@@ -188,7 +187,7 @@ class AsyncEventReader(EventReaderBase):
     """Reads with a connection that belongs to one event loop."""
 
     def _set_up(self) -> None:
-        self._client = AsyncClient(self._broker.endpoint.blocking(LONGEST_BLOCK_MS), None, self._name)
+        self._client = self._broker.blocking_async_client(LONGEST_BLOCK_MS, self._name)
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 

@@ -196,7 +196,7 @@ class FlowSender:
             try:
                 self._facts.cluster = yield from execute(is_cluster())
             except BrokerAuthError:  # the ACL denies INFO: if it is a cluster, adding the flow will fail
-                self._facts.cluster = False
+                self._facts.cluster = self._broker.topology is not None
         if self._facts.cluster:
             raise self._across_slots()
 

@@ -10,21 +10,24 @@ from typing import Generic, TypeVar
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
+from bulltask.errors import BrokerConfigError
 from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.jobs.states import Revocation
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.ports import EagerRunner, ResultReader
 from bulltask.transport.async_client import AsyncClient
+from bulltask.transport.async_cluster import AsyncClusterClient
 from bulltask.transport.client import Client
 from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.client_types import AnyAsyncClient, SyncClient
-from bulltask.transport.cluster import ClusterPool
+from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.keys import QueueKeys, guard_key
 from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
 from bulltask.transport.results import RECHECK_MS, Results, StreamWatcher
 from bulltask.transport.revoke import revoke
+from bulltask.transport.topology import Topology
 
 __all__ = ["Broker"]
 
@@ -50,15 +53,17 @@ class _PerLoop(Generic[T]):
 
 
 class Broker:
-    """An app's connections to the Redis server: its clients, which connect on first use, and the objects that use them.
+    """An app's connections to Redis: its clients, which connect on first use, and the objects that use them.
+
+    Redis is one server, or a cluster, in which every call goes to the node that has its keys.
 
     Args:
         config: The app's settings.
         url: The server; ``config.broker_url`` unless that is ``embedded://``.
-        clustered: Whether the server is a node of a cluster. Currently, only sends are routed to the right node.
         clock: The clock that gives the time of all calls; default: the server's.
 
     Attributes:
+        topology: The nodes of the cluster; ``None`` for a single server.
         eager: Runs jobs when they are sent, in eager mode.
         payloads: Writes and reads arguments and results.
     """
@@ -67,21 +72,20 @@ class Broker:
     producer: Producer
     eager: EagerRunner | None = None
 
-    def __init__(
-        self, config: Config, url: str | SecretUrl, *, clustered: bool = False, clock: ServerClock | None = None
-    ) -> None:
+    def __init__(self, config: Config, url: str | SecretUrl, *, clock: ServerClock | None = None) -> None:
         self.config, self.payloads = config, PayloadCodec(config)
         endpoint = Endpoint.from_config(config, url)
-        self.endpoint = endpoint.for_cluster() if clustered else endpoint
+        is_cluster = endpoint.kind == "cluster"
+        self.endpoint = endpoint.for_cluster() if is_cluster else endpoint
+        self.topology = Topology(endpoint.seeds) if is_cluster else None
         self.clock = ServerClock() if clock is None else clock
         self.pool = ClientPool(self.client)
         self._waiters = ClientPool(lambda: self.blocking_client(RECHECK_MS))
         self._keys: dict[str, QueueKeys] = {}
-        self._async_clients = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock))
+        self._async_clients = _PerLoop(self.async_client)
         async_client = self._async_clients.get
         watchers = _PerLoop[dict[str, StreamWatcher]](dict)
-        self._senders = ClusterPool(self.endpoint, self.clock) if clustered else self.pool
-        self.producer = Producer(self._senders, async_client, self.keys, self.clock, config)
+        self.producer = Producer(self.pool, async_client, self.keys, self.clock, config)
         results = Results(
             self.pool,
             self._waiters,
@@ -98,11 +102,19 @@ class Broker:
 
         Raises:
             InvalidNameError: The name is not a valid queue name.
+            BrokerConfigError: In a cluster, the queue's keys would be on several nodes.
         """
         keys = self._keys.get(queue)
         if keys is None:
             name = bullmq_name(check_queue_name(queue), hash_tag=self.config.queue_hash_tag)
-            keys = self._keys[queue] = QueueKeys(self.config.prefix, name, queue)
+            keys = QueueKeys(self.config.prefix, name, queue)
+            if self.topology is not None and guard_key(keys.base) is None:
+                raise BrokerConfigError(
+                    f"queue {queue}: in a Redis Cluster, all keys of a queue must be in one slot, but {keys.base}* "
+                    "have no hash tag. Set queue_hash_tag=True, the default (Node then uses the name with braces: "
+                    f"'{{{queue}}}'), or prefix='{{bull}}' in every app and Node client"
+                )
+            self._keys[queue] = keys
         return keys
 
     def revocation(self, queue: str, job_id: str, *, terminate: bool) -> Operation[Revocation]:
@@ -111,11 +123,11 @@ class Broker:
 
     def client(self, name: str | None = None, *, timeout_ms: int | None = None) -> SyncClient:
         """Create a client for a child or a supervisor; ``timeout_ms`` limits all its timeouts."""
-        return Client(self.endpoint.within(timeout_ms), self.clock, name)
+        return self._new_client(self.endpoint.within(timeout_ms), self.clock, name)
 
     def blocking_client(self, block_ms: int, name: str | None = None) -> SyncClient:
         """Create a client whose calls may block for up to ``block_ms``."""
-        return Client(self.endpoint.blocking(block_ms), None, name)
+        return self._new_client(self.endpoint.blocking(block_ms), None, name)
 
     def shared_async_client(self) -> AnyAsyncClient:
         """Return the asyncio client that all tasks of the running loop share."""
@@ -123,12 +135,15 @@ class Broker:
 
     def async_client(self) -> AnyAsyncClient:
         """Create an asyncio client for the running loop that is not shared."""
-        return AsyncClient(self.endpoint, self.clock)
+        return self._new_async_client(self.endpoint, self.clock)
+
+    def blocking_async_client(self, block_ms: int, name: str | None = None) -> AnyAsyncClient:
+        """Create an asyncio client whose calls may block for up to ``block_ms``."""
+        return self._new_async_client(self.endpoint.blocking(block_ms), None, name)
 
     def close(self) -> None:
         """Close idle connections. The broker can be used again."""
         self.pool.close()
-        self._senders.close()
         self._waiters.close()
 
     async def aclose(self) -> None:
@@ -139,5 +154,17 @@ class Broker:
 
     def _watcher(self, watchers: dict[str, StreamWatcher], queue: str) -> StreamWatcher:
         if queue not in watchers:
-            watchers[queue] = StreamWatcher(self.keys(queue), AsyncClient(self.endpoint.blocking(RECHECK_MS)))
+            watchers[queue] = StreamWatcher(self.keys(queue), self.blocking_async_client(RECHECK_MS))
         return watchers[queue]
+
+    def _new_client(self, endpoint: Endpoint, clock: ServerClock | None, name: str | None) -> SyncClient:
+        if self.topology is None:
+            return Client(endpoint, clock, name)
+        return ClusterClient(endpoint, clock, name, self.topology)
+
+    def _new_async_client(
+        self, endpoint: Endpoint, clock: ServerClock | None, name: str | None = None
+    ) -> AnyAsyncClient:
+        if self.topology is None:
+            return AsyncClient(endpoint, clock, name)
+        return AsyncClusterClient(endpoint, clock, name, self.topology)

@@ -3,50 +3,74 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
-from bulltask.transport.call import Call, command
+from bulltask.transport.call import Call, EverywhereCall, PackedCall
 from bulltask.transport.client import Client
-from bulltask.transport.cluster_slots import Address, RoutedCall, SlotMap, SlotRedirectError, route_calls, slots
+from bulltask.transport.cluster_rounds import (
+    Backoff,
+    Batch,
+    Rounds,
+    moving_slot_error,
+    name_node,
+    redirect_of,
+    target_of,
+)
+from bulltask.transport.cluster_slots import Address, SlotMap, SlotRedirectError, guarded, slot_of, slots
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.redis_errors import is_transient_in_cluster
+from bulltask.transport.redis_errors import is_no_cluster, is_try_again, no_cluster_error
+from bulltask.transport.server_info import TIME
+from bulltask.transport.topology import Topology
 
-__all__ = ["ClusterClient", "ClusterPool"]
+__all__ = ["ClusterClient"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
-_ASKING: Final[Call[Any]] = command("ASKING")
-_MIN_PAUSE_MS: Final = 10
-_MAX_PAUSE_MS: Final = 500
+_UNREACHABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class ClusterClient:
     """Makes calls to the nodes of a cluster, as ``Client`` makes them to one server.
 
     A call to the wrong node is not executed there, so it is redirected. A call that no node can execute at the moment
-    is retried until the command timeout. If a node is unreachable, an error is raised, because it is unknown whether
-    the node executed the call; the slot map is read again for the next call.
+    is retried until the command timeout. If a node is unreachable, its calls fail, because it is unknown whether the
+    node executed them; the slot map is read again for the next call.
 
-    It is not thread-safe, and must not be used after a fork.
+    It is not thread-safe, and a forked process must create a new client (see
+    :class:`~bulltask.transport.client_pool.ClientPool`).
 
     Args:
-        endpoint: One of the nodes, from which the others are discovered.
-        clock: Set from the nodes; ``None`` for no clock.
+        endpoint: Nodes from which the others are discovered.
+        clock: Set from the first node that has slots, by its address, when connecting and once a minute; ``None`` for
+            no clock.
+        name: The name of the connections in ``CLIENT LIST``. A client with a name does not set the clock, so that only
+            the nodes of its calls show the name.
+        topology: The nodes, if other clients share them.
     """
 
-    def __init__(self, endpoint: Endpoint, clock: ServerClock | None) -> None:
-        self._endpoint, self._clock = endpoint.for_cluster(), clock
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        clock: ServerClock | None,
+        name: str | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        self._endpoint, self._clock, self._name = endpoint.for_cluster(), clock if name is None else None, name
+        self._topology = Topology(endpoint.seeds) if topology is None else topology
+        self._topology_version = 0
         self._clients: dict[Address, Client] = {}
-        self._map: SlotMap | None = None
-        self._moved: dict[int, Address] = {}
+        self._watched: Address | None = None
         self._deadline_ms: int | None = None
+        self._interrupted = threading.Event()
+
+    @property
+    def safe_url(self) -> str:
+        """The cluster's URL without its password."""
+        return self._endpoint.safe_url
 
     def set_deadline(self, deadline_ms: int | None) -> None:
         """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
@@ -55,8 +79,10 @@ class ClusterClient:
             client.set_deadline(deadline_ms)
 
     def connect(self) -> None:
-        """Connect to a node now, which sets the clock; raises the errors of :meth:`run`."""
-        self._client(self._slot_map().address(None)).connect()
+        """Read the slot map and set the clock, unless both are known; raises the errors of :meth:`run`."""
+        self._ensure_map()
+        if self._clock is not None and self._clock.due:
+            self._set_clock(self._clock)
 
     def run(self, call: Call[R]) -> R:
         """Make one call; raises the same errors as ``Client.run``."""
@@ -75,27 +101,82 @@ class ClusterClient:
                 raise result
         return results
 
-    def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:  # noqa: ARG002
         """Make independent calls; the result of a failed call is its error.
 
+        Args:
+            calls: The calls.
+            packed: Ignored: :meth:`pack` returns the same bytes.
+
         Raises:
-            BrokerUnavailableError: A node could not be reached; it is unknown which calls were executed.
+            BrokerUnavailableError: No node replies.
             BrokerError: Calls that belong together have keys in several slots; no call was sent.
         """
-        results: list[Any] = [None] * len(calls)
-        pending, pause_ms = list(route_calls(calls)), _MIN_PAUSE_MS
-        until_ms = mono_ms() + self._endpoint.command_timeout_ms if self._deadline_ms is None else self._deadline_ms
-        while True:
-            pending, must_wait = self._round(calls, pending, results)
-            if not pending:
-                return results
-            # A round that begins after the deadline would report a late reply instead of a moving slot.
-            if mono_ms() + pause_ms * must_wait >= until_ms:
-                self._give_up(pending, results)
-                return results
-            if must_wait:
-                threading.Event().wait(pause_ms / 1000)
-                pause_ms = min(2 * pause_ms, _MAX_PAUSE_MS)
+        self._interrupted.clear()
+        rounds = Rounds(self._topology, calls, self._until_ms(), self.safe_url, self._watched)
+        if self._clock is not None and self._clock.due and calls:
+            self.connect()
+        pause_ms: int | None = 0 if calls else None
+        while pause_ms is not None:
+            if pause_ms and self._interrupted.wait(pause_ms / 1000):
+                raise BrokerUnavailableError(f"a call to the Redis Cluster at {self.safe_url} was interrupted")
+            try:
+                self._ensure_map()
+            except BrokerError as exc:
+                rounds.fail(exc)
+                break
+            batches = rounds.batches()
+            for batch, results in zip(batches, self._exchange(batches), strict=True):
+                rounds.record(batch, results)
+            pause_ms = rounds.pause_ms()
+        self._watched = rounds.watched
+        return rounds.results
+
+    def pack(self, call: Call[Any]) -> bytes:
+        """Return the bytes that :meth:`send_packed` sends for a call."""
+        return guarded(call).packed()
+
+    def send_packed(self, packed: Sequence[bytes]) -> list[Any]:
+        """Make calls that another process has packed (:meth:`pack`); return the raw replies, or errors.
+
+        Raises:
+            BrokerUnavailableError: As in :meth:`try_many`.
+        """
+        return self.try_many([PackedCall(item) for item in packed])
+
+    def wait(self, call: Call[R], wait_ms: int, nudge: Callable[[], object]) -> R:
+        """Make a call that blocks, as ``Client.wait`` does; all of its keys are in one slot.
+
+        If the slot moves during the wait, the wait begins again on the new node.
+        """
+        (reply,) = self._wait([call], wait_ms, nudge)
+        result: R = _result(reply)
+        return result
+
+    def wait_then(
+        self, call: Call[R], then: Call[T], wait_ms: int, nudge: Callable[[], object]
+    ) -> tuple[R, T | BulltaskError]:
+        """Make a call that blocks and one behind it, as ``Client.wait_then`` does; all keys are in one slot."""
+        first, second = self._wait([call, guarded(then)], wait_ms, nudge)
+        if redirect_of(first) is not None and redirect_of(second) is None:
+            # The slot was moved back in between. The second call was made, so its result must not be lost.
+            return call.parse_reply(None), second
+        if redirect_of(second) is not None and not isinstance(first, BulltaskError):
+            second = self.try_many([then])[0]
+        return _result(first), second
+
+    def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
+        """Do as ``Client.dry_run`` on every node, because each has its own permissions; returns all replies.
+
+        Redis checks permissions before it redirects a call, so the calls need not have keys of the node.
+        """
+        replies = [self._use(address, lambda client: client.dry_run(calls)) for address in self._primaries()]
+        return [reply for of_node in replies for reply in of_node or ()] if any(replies) else None
+
+    def run_everywhere(self, call: Call[R]) -> list[R]:
+        """Make a call without keys on every node that has slots; raises the first node's error."""
+        results: list[R] = self.run(EverywhereCall(_as_list(call), lambda parts: [part for (part,) in parts]))
+        return results
 
     def run_at(self, address: Address, call: Call[R]) -> R:
         """Make a call without keys on one node."""
@@ -103,8 +184,8 @@ class ClusterClient:
 
     def nodes(self) -> dict[Address, SlotMap]:
         """Read the slot map of each node that has slots; nodes learn of changes one by one."""
-        self._map = None
-        return {address: self.run_at(address, slots(address)) for address in self._slot_map().primaries()}
+        self._topology.forget()
+        return {address: self.run_at(address, slots(address)) for address in self._primaries()}
 
     def close(self) -> None:
         """Close all connections. A later call opens new ones."""
@@ -116,159 +197,134 @@ class ClusterClient:
         for client in self._clients.values():
             client.close_if_dead()
 
-    def _round(
-        self, calls: Sequence[Call[Any]], pending: Sequence[RoutedCall], results: list[Any]
-    ) -> tuple[list[RoutedCall], bool]:
-        """Make the calls once. Returns the calls to retry, and whether to wait first."""
-        retried: list[RoutedCall] = []
-        must_wait = False
-        for address, group in self._by_node(pending).items():
-            batches = [_calls_of(routed, calls) for routed in group]
-            replies = iter(self._use(address, partial(_send, batches)))
-            for routed in group:
-                outcome = next(replies)
-                for position, result in zip(routed.positions, outcome, strict=True):
-                    results[position] = result
-                if (error := _rerouting_error(outcome)) is not None:
-                    rerouted, wait = self._reroute(routed, error, address)
-                    retried.append(rerouted)
-                    must_wait = must_wait or wait
-        return retried, must_wait
+    def interrupt(self) -> None:
+        """Abort the call that another thread is waiting for; it raises ``BrokerUnavailableError`` immediately."""
+        self._interrupted.set()
+        for client in tuple(self._clients.values()):
+            client.interrupt()
 
-    def _give_up(self, pending: Sequence[RoutedCall], results: list[Any]) -> None:
-        """Turn redirects that are still unresolved into errors with an explanation."""
-        for routed in pending:
-            for position in routed.positions:
-                if isinstance(results[position], SlotRedirectError):
-                    results[position] = BrokerNotReadyError(
-                        f"slot {routed.slot} of the Redis Cluster at {self._endpoint.safe_url} is being moved. Scripts "
-                        "and transactions wait until the move is complete, which has taken longer than the timeout"
-                    )
+    def _exchange(self, batches: Sequence[Batch]) -> Sequence[list[Any] | BrokerError]:
+        """Make the calls of a round: send to all nodes before waiting for the first reply."""
+        if len(batches) == 1:
+            return [self._attempt(batches[0].address, lambda client: client.try_many(batches[0].calls))]
+        try:
+            sent = [self._attempt(batch.address, _send_to(batch)) for batch in batches]
+            return [
+                outcome if isinstance(outcome, BrokerError) else self._attempt(batch.address, _receive_from(batch))
+                for batch, outcome in zip(batches, sent, strict=True)
+            ]
+        except BaseException:
+            # After an interrupt, the replies of the other nodes would be read as the replies to later calls.
+            for batch in batches:
+                self._client(batch.address).close()
+            raise
 
-    def _reroute(self, routed: RoutedCall, error: BrokerError, address: Address) -> tuple[RoutedCall, bool]:
-        """Return the new route for a call that was not executed, and whether to wait before it is retried."""
-        if not isinstance(error, SlotRedirectError):
-            self._map = None
-            return replace(routed, ask=None), True
-        target = (error.host or address[0], error.port)
-        if error.moving:
-            # A transaction cannot be sent with ASKING: it waits until the slot has been moved.
-            is_single = len(routed.positions) == 1
-            return replace(routed, ask=target if is_single else None), not is_single
-        previous, self._moved[error.slot] = self._moved.get(error.slot), target
-        return replace(routed, ask=None), previous is not None  # wait while two nodes redirect to each other
+    def _wait(self, calls: Sequence[Call[Any]], wait_ms: int, nudge: Callable[[], object]) -> list[Any]:
+        """Make a blocking call and one behind it; return the results, or errors.
 
-    def _by_node(self, pending: Sequence[RoutedCall]) -> dict[Address, list[RoutedCall]]:
-        groups: dict[Address, list[RoutedCall]] = {}
-        for routed in pending:
-            moved = None if routed.slot is None else self._moved.get(routed.slot)
-            address = routed.ask or moved or self._slot_map().address(routed.slot)
-            groups.setdefault(address, []).append(routed)
-        return groups
+        Raises:
+            BrokerError: The node is unreachable, or none executes the blocking call within ``wait_ms``.
+        """
+        self._interrupted.clear()
+        until_ms, backoff, slot = mono_ms() + wait_ms, Backoff(), slot_of(calls)
+        while True:
+            self._ensure_map()
+            address = self._topology.address(slot)
+            results = self._use(address, lambda client: client.wait_many(calls, wait_ms, nudge))
+            error = redirect_of(results[0])
+            if error is None or redirect_of(results[-1]) is None:
+                return results
+            if isinstance(error, SlotRedirectError) and not error.moving:
+                self._topology.record_move(error.slot, target_of(error, address))
+            elif not isinstance(error, SlotRedirectError) and not is_try_again(error):
+                self._topology.forget()
+            pause_ms = backoff.pause_ms()
+            if mono_ms() + pause_ms >= until_ms or self._interrupted.wait(pause_ms / 1000):
+                return [moving_slot_error(slot, self.safe_url)] * len(calls)
+
+    def _attempt(self, address: Address, use: Callable[[Client], R]) -> R | BrokerError:
+        try:
+            return use(self._client(address))
+        except BrokerError as exc:
+            return exc
 
     def _use(self, address: Address, use: Callable[[Client], R]) -> R:
         try:
             return use(self._client(address))
         except BrokerUnavailableError as exc:
-            self._map, self._moved = None, {}
-            exc.refused = False  # the node is gone, but another node may replace it
+            self._topology.record_failure(address)
+            name_node(exc, address)
             raise
 
-    def _slot_map(self) -> SlotMap:
-        if self._map is None:
-            self._map, self._moved = self._read_map(), {}
-        return self._map
+    def _primaries(self) -> Sequence[Address]:
+        self._ensure_map()
+        return self._topology.primaries()
+
+    def _ensure_map(self) -> None:
+        if not self._topology.is_known:
+            self._topology.set(self._read_map())
+        if self._topology_version != self._topology.version:
+            self._topology_version = self._topology.version
+            known = self._topology.primaries()
+            for address in [address for address in self._clients if address not in known]:
+                self._clients.pop(address).close()
 
     def _read_map(self) -> SlotMap:
         errors: list[BrokerError] = []
-        for address in dict.fromkeys([*self._clients, self._endpoint.address]):
+        for address in self._topology.candidates():
+            # Not on a connection with a name, which would show the worker of another node's queue on this node.
+            client = self._client(address) if self._name is None else self._new_client(address, None)
             try:
-                return self._client(address).run(slots(address))
-            except (BrokerUnavailableError, BrokerNotReadyError) as exc:
+                return client.run(slots(address))
+            except _UNREACHABLE as exc:
                 errors.append(exc)
+            except BrokerError as exc:
+                raise (no_cluster_error(self.safe_url) if is_no_cluster(exc) else exc) from exc
+            finally:
+                if self._name is not None:
+                    client.close()
         raise errors[-1]
+
+    def _set_clock(self, clock: ServerClock) -> None:
+        """Set the clock from the first node that replies, so that all processes use the same node's time."""
+        errors: list[BrokerError] = []
+        for address in self._topology.by_preference():
+            sent_ms = mono_ms()
+            result = self._attempt(address, lambda client: client.run(TIME))
+            if not isinstance(result, BrokerError):
+                clock.set(result, sent_ms, mono_ms())
+                return
+            self._topology.record_failure(address)
+            errors.append(name_node(result, address))
+        raise errors[-1]
+
+    def _until_ms(self) -> int:
+        return mono_ms() + self._endpoint.command_timeout_ms if self._deadline_ms is None else self._deadline_ms
 
     def _client(self, address: Address) -> Client:
         if (client := self._clients.get(address)) is None:
-            client = self._clients[address] = Client(self._endpoint.at(*address), self._clock)
-            client.set_deadline(self._deadline_ms)
+            client = self._clients[address] = self._new_client(address, self._name)
+        return client
+
+    def _new_client(self, address: Address, name: str | None) -> Client:
+        client = Client(self._endpoint.at(*address), None, name)
+        client.set_deadline(self._deadline_ms)
         return client
 
 
-class ClusterPool:
-    """A pool of cluster clients, like :class:`~bulltask.transport.client.ClientPool` for a single server.
-
-    Args:
-        endpoint: One of the nodes.
-        clock: As in :class:`ClusterClient`.
-    """
-
-    def __init__(self, endpoint: Endpoint, clock: ServerClock | None) -> None:
-        self._endpoint, self._clock = endpoint, clock
-        self._idle: deque[ClusterClient] = deque()
-
-    @contextmanager
-    def client(self, deadline_ms: int | None = None) -> Iterator[ClusterClient]:
-        """Return a client for a ``with`` statement. A second client is needed only if a signal handler interrupts a
-        send.
-
-        Args:
-            deadline_ms: Deadline (``mono_ms``) for all of the client's calls.
-        """
-        try:
-            client = self._idle.pop()
-        except IndexError:
-            client = ClusterClient(self._endpoint, self._clock)
-        client.close_if_dead()
-        client.set_deadline(deadline_ms)
-        try:
-            yield client
-        finally:
-            self._idle.append(client)
-
-    def close(self) -> None:
-        """Close idle connections."""
-        idle, self._idle = self._idle, deque()
-        for client in idle:
-            client.close()
+def _as_list(call: Call[R]) -> Call[list[R]]:
+    return Call(call.args, lambda reply: [call.parse_reply(reply)])
 
 
-def _calls_of(routed: RoutedCall, calls: Sequence[Call[Any]]) -> list[Call[Any]]:
-    """Return the calls to send for a routed call."""
-    selected = [calls[position] for position in routed.positions]
-    if routed.ask is None:
-        return selected
-    # With the body, because if the node did not have the script, the resent call would not follow an ASKING.
-    return [_ASKING, *(_with_body(call) for call in selected)]
+def _send_to(batch: Batch) -> Callable[[Client], None]:
+    return lambda client: client.send([call.packed() for call in batch.calls])
 
 
-def _with_body(call: Call[Any]) -> Call[Any]:
-    if call.script is None:
-        return call
-    return command(call.script.by_body, call.script.body, *call.args, parse_reply=call.parse_reply)
+def _receive_from(batch: Batch) -> Callable[[Client], list[Any]]:
+    return lambda client: client.results(batch.calls, client.receive(len(batch.calls)))
 
 
-def _send(groups: Sequence[Sequence[Call[Any]]], client: Client) -> list[list[Any]]:
-    """Make several groups of calls in one round trip. Returns the results of each group."""
-    results = iter(client.try_many([call for group in groups for call in group]))
-    replies = [[next(results) for _ in group] for group in groups]
-    return [
-        _drop_asking(outcome) if group[0] is _ASKING else outcome
-        for group, outcome in zip(groups, replies, strict=True)
-    ]
-
-
-def _drop_asking(outcome: Sequence[Any]) -> list[Any]:
-    """Return the results without ``ASKING``'s; if the ACL forbids ``ASKING``, its error is each call's result."""
-    asking, *results = outcome
-    return [asking] * len(results) if isinstance(asking, BulltaskError) else results
-
-
-def _rerouting_error(outcome: Sequence[Any]) -> BrokerError | None:
-    """Return the error that prevented calls from being executed, so they must be retried; ``None`` if none did."""
-    for result in outcome:
-        if isinstance(result, SlotRedirectError) or (
-            isinstance(result, BrokerError) and is_transient_in_cluster(result)
-        ):
-            return result
-    return None
+def _result(result: Any) -> Any:
+    if isinstance(result, BulltaskError):
+        raise result
+    return result

@@ -15,10 +15,9 @@ from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableE
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.options import text_chars
-from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client_pool import ClientPool
-from bulltask.transport.cluster import ClusterPool
+from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
 
@@ -47,7 +46,7 @@ class Producer:
     existing job without adding it again. (With ids from Redis' counter, 10 lost replies in 30 sends led to 40 jobs.)
 
     Args:
-        pool: Clients for sync sends, to one server or to a cluster.
+        pool: Clients for sync sends.
         async_client: Returns the running loop's client for async sends.
         keys: Returns a queue's keys by its name in the app.
         clock: The server's time.
@@ -56,7 +55,7 @@ class Producer:
 
     def __init__(
         self,
-        pool: ClientPool | ClusterPool,
+        pool: ClientPool,
         async_client: Callable[[], AnyAsyncClient],
         keys: Callable[[str], QueueKeys],
         clock: ServerClock,

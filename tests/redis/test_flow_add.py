@@ -14,6 +14,7 @@ import redis
 from bulltask import App, BrokerError
 from bulltask.config.config import Settings
 from bulltask.errors import (
+    BrokerConfigError,
     BrokerOutOfMemoryError,
     BrokerUnavailableError,
     ConfigError,
@@ -30,7 +31,7 @@ from bulltask.testing.server import RedisServer
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
 from tests.redis.test_flow_transaction import scripts_flushed_every_20_ms
-from tests.support.cluster_and_sentinel import allow_cluster
+from tests.support.cluster_and_sentinel import routed
 from tests.support.manual_worker import ManualWorker
 from tests.support.sync_facade import SyncFacade
 
@@ -548,7 +549,7 @@ SLOTS = (
 @pytest.mark.parametrize("user", ["", "narrow:secret@"])
 def test_a_flow_across_slots_of_a_cluster_raises_an_error_with_a_solution(cluster_url: str, user: str) -> None:
     url = cluster_url.replace("redis://", f"redis://{user}")
-    with allow_cluster(FlowProducer(url)) as flows, redis.Redis.from_url(cluster_url) as plain:
+    with FlowProducer(routed(url)) as flows, redis.Redis.from_url(cluster_url) as plain:
         plain.execute_command("ACL SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-info")
         for _ in range(2):
             with pytest.raises(ConfigError, match=SLOTS):
@@ -557,7 +558,7 @@ def test_a_flow_across_slots_of_a_cluster_raises_an_error_with_a_solution(cluste
         assert shape(flows.add(job("root", job("a"), job("b")))) == ("root", [("a", []), ("b", [])])
 
     async def main() -> None:
-        async with allow_cluster(AsyncFlowProducer(url)) as aflows:
+        async with AsyncFlowProducer(routed(url)) as aflows:
             with pytest.raises(ConfigError, match=SLOTS):
                 await aflows.add(job("root", job("a", queue="parts"), queue="orders"))
 
@@ -565,7 +566,7 @@ def test_a_flow_across_slots_of_a_cluster_raises_an_error_with_a_solution(cluste
 
 
 def test_a_prefix_with_braces_lets_flows_span_queues_on_a_cluster(cluster_url: str) -> None:
-    with allow_cluster(FlowProducer(cluster_url, prefix="{bull}")) as flows:
+    with FlowProducer(routed(cluster_url), prefix="{bull}") as flows:
         tree = flows.add(job("root", job("a", queue="parts"), queue="orders"))
         assert tree.children[0].job.key == "{bull}:{parts}:a"
         read = flows.get_flow("orders", "root")
@@ -575,7 +576,7 @@ def test_a_prefix_with_braces_lets_flows_span_queues_on_a_cluster(cluster_url: s
 
 def test_a_flow_on_a_cluster_needs_queue_names_with_a_hash_tag(cluster_url: str) -> None:
     with (
-        allow_cluster(FlowProducer(cluster_url, queue_hash_tag=False)) as flows,
-        pytest.raises(ConfigError, match="bull:orders"),
+        FlowProducer(routed(cluster_url), queue_hash_tag=False) as flows,
+        pytest.raises(BrokerConfigError, match="bull:orders"),
     ):
         flows.add(job("root", queue="orders"))

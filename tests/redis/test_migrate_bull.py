@@ -16,7 +16,7 @@ from bulltask.migrate.outcome import MigrationOutcome
 from bulltask.queue import Queue
 from bulltask.transport.keys import BullKeys
 from bulltask.transport.scripts.bull import MoveResult, convert_bull_job, move_bull_job
-from tests.support.cluster_and_sentinel import allow_cluster
+from tests.support.cluster_and_sentinel import routed
 
 pytestmark = pytest.mark.redis
 
@@ -163,7 +163,7 @@ def test_an_in_place_migration_rejects_an_id_prefix(broker_url: str) -> None:
 def test_on_a_cluster_both_queues_must_be_in_one_slot(cluster_url: str) -> None:
     with (
         redis.Redis.from_url(cluster_url, decode_responses=True) as plain,
-        allow_cluster(Queue("mail", cluster_url)) as queue,
+        Queue("mail", routed(cluster_url)) as queue,
     ):
         opts = '{"attempts":1,"delay":0,"timestamp":5}'
         for prefix in ("bull:mail", "old:{mail}"):

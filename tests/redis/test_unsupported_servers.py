@@ -24,7 +24,7 @@ from tests.support.cluster_and_sentinel import sentinel
 pytestmark = pytest.mark.redis
 
 KINDS = {
-    "cluster": r"127\.0\.0\.1:\d+/0 is a node of a Redis Cluster, which workers, senders.* do not support yet",
+    "cluster": r"127\.0\.0\.1:(\d+)/0 is a node of a Redis Cluster\. Set broker_url to redis\+cluster://127\.0\.0\.1:\1,",
     "sentinel": r"127\.0\.0\.1:\d+/0 is a Redis Sentinel, which stores no jobs",
     "sentinel's database": r"127\.0\.0\.1:\d+/1 is a Redis Sentinel, which stores no jobs",
     "database": r"127\.0\.0\.1:\d+/99 has no such database",

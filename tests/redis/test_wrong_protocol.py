@@ -14,7 +14,7 @@ from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.client_pool import ClientPool
-from bulltask.transport.cluster import ClusterPool
+from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
 
 pytestmark = pytest.mark.redis
@@ -93,7 +93,7 @@ def test_an_idle_connection_with_unread_bytes_is_not_used_again(proxy: FlakyProx
 
 
 def test_a_cluster_node_that_replies_in_another_protocol_is_unavailable(proxy: FlakyProxy) -> None:
-    pool = ClusterPool(endpoint(proxy), None)
+    pool = ClientPool(lambda: ClusterClient(endpoint(proxy), None))
     proxy.inject_reply(REPLIES["http"], None)
     with pool.client() as client, pytest.raises(BrokerUnavailableError, match="does not use the Redis protocol"):
         client.run(PING)

@@ -6,20 +6,16 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 
 from bulltask.embedded.binary import find_binary
 from bulltask.embedded.launch import pick_port
-from bulltask.queue import AsyncFlowProducer, FlowProducer, Queue
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from bulltask.transport.broker import Broker
 
-__all__ = ["CLUSTER_NODE", "allow_cluster", "assign_all_slots", "sentinel"]
-
-T = TypeVar("T", Queue, FlowProducer, AsyncFlowProducer)
+__all__ = ["CLUSTER_NODE", "assign_all_slots", "routed", "sentinel"]
 
 CLUSTER_NODE = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
 """Arguments that start a server as a cluster node."""
@@ -32,14 +28,9 @@ def assign_all_slots(server: RedisServer) -> None:
         wait_until(lambda: plain.execute_command("CLUSTER INFO")["cluster_state"] == "ok", what="the cluster")
 
 
-def allow_cluster(producer: T) -> T:
-    """Let a queue or flow producer connect to the cluster node that has its keys, which is otherwise rejected."""
-    context = producer.context if isinstance(producer, Queue) else producer._context
-    config, url = context.broker.config, context.broker.endpoint.url
-    context.broker.close()
-    broker = Broker(config, url, clustered=True)
-    context._broker = lambda: broker
-    return producer
+def routed(url: str) -> str:
+    """Return the broker URL of the cluster to which the node at ``url`` belongs."""
+    return url.replace("redis://", "redis+cluster://", 1).removesuffix("/0")
 
 
 @contextmanager

@@ -13,17 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
 
 from bulltask import embedded
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
+from bulltask.config.urls import SecretUrl
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.scan import ScanStep, scan_all
 from bulltask.transport.scripts.stream import READ_ONLY_SCRIPTS
 from bulltask.transport.server_info import UNKNOWN_SERVER, ServerInfo, server_info
 from bulltask.transport.transaction import atomic
@@ -31,9 +35,6 @@ from bulltask.transport.transaction import atomic
 __all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of", "gc_paused"]
 
 R = TypeVar("R")
-
-ScanStep = Callable[[str], Call[tuple[str, list[str]]]]
-"""A function that returns the call for the next step of a scan, given the cursor."""
 
 CLUSTER_PATIENCE_MS: Final = 60_000
 """How long a cluster may take to replace a node with a replica; with Redis' defaults it takes about 20 seconds."""
@@ -54,8 +55,8 @@ class Connection:
     def __init__(self, config: Config, *, patience_ms: int | None = None) -> None:
         self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url).for_cluster()
         self._patience_ms = patience_ms
-        self._client = Client(self._endpoint, None)
-        self._cluster: ClusterClient | None = None
+        self._cluster = ClusterClient(self._endpoint, None) if self._endpoint.kind == "cluster" else None
+        self._client = self._cluster or Client(self._endpoint, None)
         self._server: ServerInfo | None = None
 
     def __enter__(self) -> Self:
@@ -81,7 +82,7 @@ class Connection:
     def try_atomically(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Run several calls in one transaction; return a call's exception in place of its result."""
 
-        def request(client: Client | ClusterClient) -> list[Any]:
+        def request(client: SyncClient) -> list[Any]:
             results: list[Any] = client.run_many(atomic(list(map(self._adapt, calls)), self._endpoint.safe_url))[-1]
             return results
 
@@ -96,22 +97,8 @@ class Connection:
         return results
 
     def scan_all(self, step: ScanStep) -> set[str]:
-        """Scan all nodes and return the results; each call continues from the cursor that the previous one returned.
-
-        If slots have moved in the meantime, the scan starts again. Keys that are being moved to another node may be
-        missed.
-        """
-
-        def scan(client: Client | ClusterClient) -> set[str]:
-            if isinstance(client, Client):
-                return _scan(step, client.run)
-            names, nodes = set[str](), None
-            while nodes != (nodes := client.nodes()):
-                for address in nodes:
-                    names |= _scan(step, lambda call, node=address: client.run_at(node, call))  # type: ignore[misc]
-            return names
-
-        return self._retry(scan)
+        """Scan all nodes and return the results, as :func:`bulltask.transport.scan.scan_all` does."""
+        return self._retry(lambda client: scan_all(client, step))
 
     def server_info(self) -> ServerInfo:
         """Return what the server reports about itself."""
@@ -135,11 +122,11 @@ class Connection:
                 raise
             except BrokerError:
                 self._server = UNKNOWN_SERVER
-            if self._server.clustered:
+            if self._server.clustered and self._cluster is None:
                 self._cluster = ClusterClient(self._endpoint, None)
         return self._server
 
-    def _retry(self, request: Callable[[Client | ClusterClient], R]) -> R:
+    def _retry(self, request: Callable[[SyncClient], R]) -> R:
         failures, start_ms = 0, mono_ms()
         while True:
             try:
@@ -170,8 +157,8 @@ def broker_of(config: Config) -> Broker:
     """Return a broker for the server or cluster of ``config``; in a cluster it retries long enough for a failover."""
     url = embedded.resolve_url(config.broker_url)
     with Connection(replace(config, broker_url=url)) as connection:
-        clustered = connection.server_info().clustered
-    if clustered:
+        is_cluster = connection.server_info().clustered
+    if is_cluster:
         limit_ms = config.publish_timeout_ms
         config = replace(
             config,
@@ -179,16 +166,13 @@ def broker_of(config: Config) -> Broker:
             publish_timeout_ms=None if limit_ms is None else max(limit_ms, CLUSTER_PATIENCE_MS),
             reconnect_delay_max_ms=min(config.reconnect_delay_max_ms, _MAX_PAUSE_MS),
         )
-    return Broker(config, url, clustered=clustered)
+    return Broker(config, _cluster_url(url) if is_cluster and url.kind == "single" else url)
 
 
-def _scan(step: ScanStep, run: Callable[[Call[tuple[str, list[str]]]], tuple[str, list[str]]]) -> set[str]:
-    names, cursor = set[str](), "0"
-    while True:
-        cursor, page = run(step(cursor))
-        names.update(page)
-        if cursor == "0":
-            return names
+def _cluster_url(url: SecretUrl) -> SecretUrl:
+    """Return the URL for a server that reports that it is a node of a cluster."""
+    parts = urlsplit(url.get_secret_value())
+    return SecretUrl(parts._replace(scheme=f"{parts.scheme}+cluster", path="").geturl())
 
 
 @contextmanager

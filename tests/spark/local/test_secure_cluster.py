@@ -13,7 +13,6 @@ from bulltask.queue import Queue
 from bulltask.spark import enqueue, gather
 from bulltask.spark.acl import READER, WRITER
 from tests.support.certificates import Certificates
-from tests.support.cluster_and_sentinel import allow_cluster
 from tests.support.manual_worker import ManualWorker
 from tests.support.redis_cluster import Cluster
 
@@ -45,7 +44,7 @@ def test_jobs_are_written_enqueued_read_streamed_and_gathered(
     rows.write.format("bulltask").option("url", urls["writer"]).mode("append").save()
     report = enqueue(spark.range(20), queues[0], name="send", data=["id"], url=urls["writer"])
     assert (report.rows, report.added) == (20, 20)
-    with allow_cluster(Queue(queues[0], tls_cluster.url_of(queues[0]))) as queue:
+    with Queue(queues[0], tls_cluster.broker_url) as queue:
         manual_worker = ManualWorker(queue.context.broker, queue.context.broker.keys(queues[0]))
         for number in range(15):  # the first ten are the write's jobs
             manual_worker.complete(number)

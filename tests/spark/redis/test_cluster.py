@@ -19,7 +19,6 @@ from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts.stream import entries_since
-from tests.support.cluster_and_sentinel import allow_cluster
 from tests.support.fake_query import FakeQuery
 from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import add
@@ -47,7 +46,7 @@ def filled(cluster: Cluster, queues: list[str]) -> dict[str, list[str]]:
     """The ids of ten jobs in each queue."""
     ids: dict[str, list[str]] = {}
     for name in queues:
-        with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
+        with Queue(name, cluster.broker_url) as queue:
             ids[name] = add(queue, 10)
     return ids
 
@@ -82,7 +81,7 @@ def test_finished_jobs_are_read_in_parallel(
     read: Callable[..., Any], make_reader: Callable[..., DataSourceReader], cluster: Cluster
 ) -> None:
     name = cluster.queues(1)[2]
-    with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
+    with Queue(name, cluster.broker_url) as queue:
         add(queue, 20)
         manual_worker = ManualWorker(queue.context.broker, queue.context.broker.keys(name))
         finished = {manual_worker.complete({"n": 1}) for _ in range(12)} | {manual_worker.fail() for _ in range(8)}
@@ -129,7 +128,7 @@ def test_a_write_to_queues_on_all_nodes_adds_each_job_once(
 
 def test_gather_returns_the_results_of_jobs(cluster: Cluster, broker_url: str, queues: list[str]) -> None:
     name = queues[3]
-    with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
+    with Queue(name, cluster.broker_url) as queue:
         ids = add(queue, 3)
         manual_worker = ManualWorker(queue.context.broker, queue.context.broker.keys(name))
         manual_worker.complete(5)

@@ -16,7 +16,6 @@ from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts.add import IdempotentWrite
 from bulltask.transport.scripts.queue import state_size
 from tests.support.certificates import Certificates
-from tests.support.cluster_and_sentinel import allow_cluster
 from tests.support.fake_query import FakeQuery
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
@@ -52,7 +51,7 @@ def queues(cluster: Cluster) -> list[str]:
     """A queue with five jobs on each node."""
     names = cluster.queues(1)
     for name in names:
-        with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
+        with Queue(name, cluster.broker_url) as queue:
             add(queue, 5)
     return names
 

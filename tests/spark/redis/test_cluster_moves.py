@@ -29,7 +29,6 @@ from bulltask.transport.scripts.queue import scan_queues, state_size
 from bulltask.transport.scripts.stream import last_id_of_range
 from bulltask.transport.transaction import atomic
 from tests.conftest import FLAVOUR
-from tests.support.cluster_and_sentinel import allow_cluster
 from tests.support.fake_query import FakeQuery
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
@@ -64,7 +63,7 @@ def broker_url(cluster: Cluster) -> str:
 @pytest.fixture
 def ids(cluster: Cluster) -> list[str]:
     """The ids of 30 jobs in the queue ``mail``."""
-    with allow_cluster(Queue("mail", cluster.url_of("mail"))) as queue:
+    with Queue("mail", cluster.broker_url) as queue:
         return add(queue, 30)
 
 
@@ -203,7 +202,7 @@ def test_a_scan_finds_a_queue_that_moves_to_a_node_already_scanned(
 ) -> None:
     first, second, _ = sorted(range(3), key=lambda number: cluster.servers[number].port)
     name = next(queue for queue in cluster.queues(1) if cluster.owner(cluster.slot(queue)) == second)
-    with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
+    with Queue(name, cluster.broker_url) as queue:
         add(queue, 1)
     node_scans = 0
 

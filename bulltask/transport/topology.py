@@ -1,0 +1,80 @@
+"""What the clients of a Redis Cluster know about its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bulltask.transport.cluster_slots import Address, SlotMap
+
+__all__ = ["Topology"]
+
+
+class Topology:
+    """The slot map that the clients of one cluster share, so that each change is learned once.
+
+    It makes no calls: a client reads the map when :attr:`is_known` is false. Any number of threads may use it without
+    a lock, and so may a forked process, because every method makes a single change.
+
+    Args:
+        seeds: The nodes in the URL, from which the others are discovered.
+
+    Attributes:
+        version: The number of slot maps that were read.
+    """
+
+    def __init__(self, seeds: Sequence[Address]) -> None:
+        self._seeds = tuple(seeds)
+        self._map: SlotMap | None = None
+        self._moved: dict[int, Address] = {}
+        self._nodes: tuple[Address, ...] = ()
+        self._failed: Address | None = None
+        self._is_current = False
+        self.version = 0
+
+    @property
+    def is_known(self) -> bool:
+        """False if the map must be read before the next call."""
+        return self._is_current
+
+    def set(self, slot_map: SlotMap) -> None:
+        """Set the map that a node has returned."""
+        self._map, self._moved, self._nodes = slot_map, {}, tuple(slot_map.primaries())
+        self._is_current = True
+        self.version += 1
+
+    def forget(self) -> None:
+        """Read the map again before the next call, because a node has become a replica, or is gone."""
+        self._is_current = False
+
+    def record_move(self, slot: int, address: Address) -> None:
+        """Record the new node of a slot, until the map is read again."""
+        self._moved[slot] = address
+
+    def record_failure(self, address: Address) -> None:
+        """Record that a node is unreachable: another node may have its slots, and the map is not read from it."""
+        self._failed = address
+        self._is_current = False
+
+    def address(self, slot: int | None) -> Address:
+        """Return the node that serves a slot; for ``None``, a node for calls without keys, preferably a reachable one.
+
+        Raises:
+            BrokerNotReadyError: No node serves the slot.
+        """
+        assert self._map is not None
+        if slot is None:
+            return self.by_preference()[0]
+        return self._moved.get(slot) or self._map.address(slot)
+
+    def primaries(self) -> tuple[Address, ...]:
+        """Return all nodes that had slots when the map was read, in the order of their addresses."""
+        return self._nodes
+
+    def by_preference(self) -> list[Address]:
+        """Return :meth:`primaries`, a node that was unreachable last."""
+        return sorted(self._nodes, key=lambda address: address == self._failed)
+
+    def candidates(self) -> list[Address]:
+        """Return the nodes that may know the map, in the order in which to ask them."""
+        known = dict.fromkeys((*self._nodes, *self._moved.values(), *self._seeds))
+        return sorted(known, key=lambda address: address == self._failed)
