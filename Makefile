@@ -32,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick lint sync docs sbom audit release bench bench-quick bench-guard mutants clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies lint sync docs sbom audit release bench bench-quick bench-guard mutants clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -64,6 +64,15 @@ test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, wi
 	$(BIN)/python -m pytest -n 3 --dist loadfile --hypothesis-profile=quick \
 		-m "not (spark or process or interop or bench or slow)" $(addprefix --ignore ,$(SLOW_TESTS)) \
 		$(TESTS) $(ARGS)
+
+TOPOLOGIES ?= cluster sentinel
+test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of queues, flows, workers and faults on a Redis Cluster and with Sentinel
+	@$(COMPILE)
+	@for topology in $(TOPOLOGIES); do \
+		echo "make: BULLTASK_TEST_TOPOLOGY=$$topology"; \
+		BULLTASK_TEST_TOPOLOGY=$$topology $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+			tests/redis tests/process $(ARGS) || failed=1; \
+	done; test -z "$$failed"
 
 lint: $(VENV)/dev.stamp  ## run ruff, mypy and pyright; check import contracts and spelling; find unused code
 	$(BIN)/ruff check .

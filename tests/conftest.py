@@ -30,7 +30,10 @@ from tests.support.containers import ContainerServer, session_server
 from tests.support.distribution import Distribution, sort_longest_first
 from tests.support.fork_server import fork_server
 from tests.support.processes import SESSION_VARIABLE, LeftoverProcesses
+from tests.support.redis_cluster import Cluster
 from tests.support.rerun_command import SEED, pytest_runtest_makereport  # noqa: F401 (the latter is a hook)
+from tests.support.server_clients import client_of
+from tests.support.topologies import TOPOLOGY, deselect_other_tests, parameters
 
 if TYPE_CHECKING:
     from tests.support.postgresql import PostgresServer
@@ -71,8 +74,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests with the marker ``every_topology`` on several topologies."""
+    if found := parameters(metafunc):
+        metafunc.parametrize("broker_url", found, indirect=True)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give all workers of pytest-xdist the same order of tests. Without xdist the order is unchanged."""
+    deselect_other_tests(config, items)
     if hasattr(config, "workerinput"):
         sort_longest_first(items)
 
@@ -171,12 +181,48 @@ def postgres(session_processes: set[int]) -> Iterator[PostgresServer]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def session_cluster(
+    session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    with Cluster.started(tmp_path_factory.mktemp("cluster"), FLAVOUR) as cluster:
+        session_processes.update(server.pid for server in cluster.servers)
+        yield cluster
+
+
 @pytest.fixture
-def broker_url(redis_server: RedisServer | ContainerServer) -> str:
-    """The URL of the session's server, which is empty when the test starts."""
-    with redis.Redis.from_url(redis_server.url) as client:
+def cluster(session_cluster: Cluster) -> Cluster:
+    """A cluster of three nodes, which is empty when the test starts. Keep all nodes running and move slots back."""
+    session_cluster.flush()
+    return session_cluster
+
+
+@pytest.fixture
+def failover_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster for one test: three primaries with a replica each, which replaces its primary after 1.5 s."""
+    with Cluster.started(tmp_path / "failover", FLAVOUR, replicas=1, node_timeout_ms=1_500) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def single_url(request: pytest.FixtureRequest) -> str:
+    """The URL of the session's single server, which is empty when the test starts; for journals."""
+    # Not an argument: tests that use redis_server itself cannot run on other topologies.
+    server: RedisServer | ContainerServer = request.getfixturevalue("redis_server")
+    with redis.Redis.from_url(server.url) as client:
         client.flushall()
-    return redis_server.url
+    return server.url
+
+
+@pytest.fixture
+def broker_url(request: pytest.FixtureRequest) -> str:
+    """The URL of the session's server, or of another topology, which is empty when the test starts."""
+    topology = getattr(request, "param", TOPOLOGY)
+    if topology == "cluster":
+        cluster: Cluster = request.getfixturevalue("cluster")
+        return cluster.broker_url
+    single_url: str = request.getfixturevalue("single_url")
+    return single_url
 
 
 @pytest.fixture
@@ -189,8 +235,8 @@ def app(broker_url: str) -> Iterator[App]:
 
 @pytest.fixture
 def redis_client(broker_url: str) -> Iterator[redis.Redis]:
-    """A client of ``broker_url`` that returns ``str``."""
-    with redis.Redis.from_url(broker_url, decode_responses=True) as client:
+    """A client of ``broker_url`` that returns ``str``; on a cluster a ``redis.RedisCluster``."""
+    with client_of(broker_url, decode_responses=True) as client:
         yield client
 
 

@@ -113,6 +113,7 @@ def calls(harness: WorkerHarness) -> Calls:
     return Calls(harness.app)
 
 
+@pytest.mark.every_topology
 def test_results_flow_through_chains_groups_and_chords(calls: Calls) -> None:
     add, aadd, total, collect = calls.add, calls.aadd, calls.total, calls.collect
     cases: list[tuple[Canvas[Any, Any], Any]] = [
@@ -255,6 +256,7 @@ async def test_a_canvas_is_sent_and_awaited_with_asyncio(calls: Calls) -> None:
     assert await chained.parent == [2, 4]
 
 
+@pytest.mark.every_topology
 def test_an_error_callback_runs_once_with_the_job_that_failed_first(harness: WorkerHarness, calls: Calls) -> None:
     add, boom, note = calls.add, calls.boom, calls.note
     ids = calls.note_id

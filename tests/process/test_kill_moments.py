@@ -146,6 +146,7 @@ def test_a_job_whose_id_is_longer_than_a_slot_keeps_its_lock_and_is_recovered(ha
     assert worker.stop() == 0
 
 
+@pytest.mark.every_topology
 def test_children_killed_at_random_times_lose_no_job_and_repeat_at_most_one_each(
     harness: WorkerHarness, rng: random.Random
 ) -> None:

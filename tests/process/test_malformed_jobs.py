@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import redis
 
 from bulltask.testing.wait import wait_until
 from bulltask.transport.keys import QueueKeys
 from tests.support.malformed_jobs import MalformedJob, malformed_job, store
+from tests.support.server_clients import client_of
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
@@ -73,7 +73,7 @@ class Outcomes:
 def test_every_malformed_job_fails_with_a_reason_and_every_valid_job_completes(
     harness: WorkerHarness, rng: random.Random
 ) -> None:
-    raw = redis.Redis.from_url(harness.url)
+    raw = client_of(harness.url)
     raw.hset(harness.keys.meta, "opts.maxLenEvents", 1_000_000)
     malformed, good = fill(raw, harness.keys, rng)
     settings = {"stalled_interval": 1, "task_unknown": "fail", "lock_duration": 5, "log_level": "warning"}

@@ -96,6 +96,7 @@ def test_a_revoked_sync_task_is_interrupted_and_its_child_continues(harness: Wor
     assert worker.stop() == 0
 
 
+@pytest.mark.every_topology
 def test_a_revoked_async_task_is_cancelled_and_other_async_tasks_are_not(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
     jobs = [harness.app.send_task("arest", kwargs={"seconds": seconds}) for seconds in (60, 3, 3)]

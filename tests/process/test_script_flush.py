@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-import redis
 
 from bulltask import AsyncResult
+from tests.support.server_clients import client_of
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
@@ -25,7 +25,7 @@ def scripts_flushed_every_20_ms(url: str) -> Iterator[Counter[str]]:
     done, counts = threading.Event(), Counter[str]()
 
     def flush() -> None:
-        with redis.Redis.from_url(url) as client:
+        with client_of(url) as client:
             while not done.wait(0.02):
                 client.script_flush()
                 counts["flushes"] += 1

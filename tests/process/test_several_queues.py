@@ -16,6 +16,7 @@ def send(harness: WorkerHarness, queue: str, count: int) -> list[AsyncResult[Non
     return [harness.app.send_task("quick", queue=queue) for _ in range(count)]
 
 
+@pytest.mark.every_topology
 def test_a_full_queue_does_not_starve_another_queue(harness: WorkerHarness) -> None:
     full, few = send(harness, "full", 300), send(harness, "few", 10)
     harness.worker(children=1, options=["-Q", "full,few"])
@@ -42,6 +43,7 @@ def test_a_job_added_to_an_empty_queue_runs_soon_while_another_queue_is_full(har
     full[-1].get(timeout=60)
 
 
+@pytest.mark.every_topology
 def test_a_job_in_any_queue_wakes_an_idle_worker(harness: WorkerHarness) -> None:
     harness.worker(children=1, options=["-Q", "a,b,c"], settings={"drain_delay": 30})
     harness.wait_until_idle(1, queue="a")
@@ -85,6 +87,7 @@ def test_a_manual_rate_limit_stops_only_its_queue_until_it_expires(harness: Work
     assert worker.warnings() == []
 
 
+@pytest.mark.every_topology
 def test_jobs_of_a_paused_queue_run_when_it_is_resumed(harness: WorkerHarness) -> None:
     # As after Node's queue.pause() and queue.resume() of an empty queue.
     harness.redis.hset(harness.keys.meta, "paused", 1)

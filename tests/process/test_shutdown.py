@@ -70,6 +70,7 @@ def test_term_waits_for_running_jobs_and_acquires_no_more(harness: WorkerHarness
     assert harness.start_count(waiting) == 0
 
 
+@pytest.mark.every_topology
 def test_running_jobs_are_released_at_the_shutdown_timeout(harness: WorkerHarness) -> None:
     worker = harness.worker(children=1, settings={"shutdown_timeout": GRACE_S, "max_crashes": 1})
     job = harness.hold()

@@ -42,6 +42,7 @@ def starts_ms(harness: WorkerHarness, jobs: Sequence[AsyncResult[object]]) -> li
     return sorted(entry.ms for entry in harness.journal.all(what="start") if entry.fields["job"] in ids)
 
 
+@pytest.mark.every_topology
 def test_all_workers_share_the_limit_of_a_task_and_do_not_hold_back_others(harness: WorkerHarness) -> None:
     workers = [harness.worker(TASKS, children=2, settings={"loglevel": "debug"}) for _ in range(2)]
     harness.wait_until_idle(4)

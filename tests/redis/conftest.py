@@ -23,7 +23,6 @@ from tests.conftest import FLAVOUR
 from tests.support.cluster_and_sentinel import CLUSTER_NODE, assign_all_slots
 from tests.support.lake import LakeBuilder
 from tests.support.manual_worker import ManualWorker
-from tests.support.redis_cluster import Cluster
 from tests.support.sync_facade import SyncFacade
 
 Run = Callable[..., Result]
@@ -36,22 +35,6 @@ def cluster_node(session_processes: set[int], tmp_path_factory: pytest.TempPathF
         session_processes.add(server.pid)
         assign_all_slots(server)
         yield server
-
-
-@pytest.fixture(scope="session")
-def session_cluster(
-    session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    with Cluster.started(tmp_path_factory.mktemp("cluster"), FLAVOUR) as cluster:
-        session_processes.update(server.pid for server in cluster.servers)
-        yield cluster
-
-
-@pytest.fixture
-def cluster(session_cluster: Cluster) -> Cluster:
-    """A cluster of three nodes, which is empty when the test starts. Keep all nodes running and move slots back."""
-    session_cluster.flush()
-    return session_cluster
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from bulltask.clock import ServerClock, wall_ms
 from bulltask.config.config import Settings
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReadyError, BrokerUnavailableError, JobNotFoundError
 from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
@@ -27,7 +28,7 @@ from bulltask.transport.scripts.queue import get_counts
 from tests.conftest import ServerFactory
 from tests.support.machine_load import scale_to_load
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.one_server]
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 CLIENT_ID: Call[int] = command("CLIENT", "ID")
@@ -45,8 +46,8 @@ async def client(broker_url: str) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.fixture
-def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
         yield proxy
 
 

@@ -76,6 +76,7 @@ def send(app: App, *texts: str) -> list[Any]:
     return [app.send_task("length", (text,)) for text in texts]
 
 
+@pytest.mark.every_topology
 def test_waiting_jobs_run_in_batches_and_each_has_its_own_result(
     app: App, worker: InlineWorker, sizes: list[int]
 ) -> None:

@@ -39,6 +39,7 @@ def reconcile_app(url: str, entries: dict[str, Any], name: str = "shop") -> Chan
         return run_sync(client, reconcile(KEYS, read_entries(app) or [], name, app.now_ms()))
 
 
+@pytest.mark.every_topology
 def test_beat_entries_become_schedulers_with_the_app_name_in_the_template(
     broker_url: str, schedulers: JobSchedulers, redis_client: redis.Redis
 ) -> None:

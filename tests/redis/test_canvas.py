@@ -50,6 +50,7 @@ def stored(client: redis.Redis, job_id: str) -> dict[str, Any]:
     return {name: json.loads(fields[name]) for name in ("data", "opts", "parent") if name in fields}
 
 
+@pytest.mark.every_topology
 def test_a_chord_is_a_parent_whose_children_have_ids_with_their_positions(
     calls: Calls, redis_client: redis.Redis
 ) -> None:
@@ -78,6 +79,7 @@ def test_all_jobs_of_a_fan_out_are_stored_when_it_is_sent(calls: Calls, redis_cl
     assert redis_client.smembers(f"{fan_out}:dependencies") == {f"bull:{{default}}:{result.parent.id}"}
 
 
+@pytest.mark.every_topology
 @pytest.mark.parametrize("ending", ["completed", "failed", "killed", "revoked"])
 def test_followers_are_ready_in_the_step_that_finishes_their_fan_out_job(
     calls: Calls, redis_client: redis.Redis, ending: str

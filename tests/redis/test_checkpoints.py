@@ -24,6 +24,7 @@ from bulltask.registry.checkpoints import Checkpoints
 from bulltask.testing import InlineWorker, use_server
 from bulltask.transport.scripts.checkpoint import store_checkpoint
 from bulltask.transport.scripts.move import CRASHES
+from tests.support.server_clients import client_of
 
 pytestmark = pytest.mark.redis
 
@@ -41,7 +42,7 @@ def app(broker_url: str) -> Iterator[App]:
 
 @pytest.fixture
 def plain(broker_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(broker_url, decode_responses=True) as client:
+    with client_of(broker_url, decode_responses=True) as client:
         yield client
 
 
@@ -186,6 +187,7 @@ def test_a_released_or_delayed_job_continues_at_its_cursor(app: App, worker: Inl
     assert seen == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9]
 
 
+@pytest.mark.every_topology
 def test_self_checkpoint_moves_the_cursor(app: App, worker: InlineWorker) -> None:
     items = Items(2, 5)
 
@@ -410,6 +412,7 @@ def test_a_checkpoint_is_stored_even_if_redis_is_full(app: App, worker: InlineWo
     assert cursors == [2]
 
 
+@pytest.mark.every_topology
 def test_a_step_of_a_chain_continues_at_its_cursor(app: App, worker: InlineWorker) -> None:
     items = Items(2)
 

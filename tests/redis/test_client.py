@@ -28,6 +28,7 @@ from bulltask.errors import (
     JobNotFoundError,
 )
 from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.client import Client
@@ -39,7 +40,7 @@ from bulltask.transport.scripts.queue import get_counts
 from tests.conftest import ServerFactory
 from tests.support.machine_load import scale_to_load
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.one_server]
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 CLIENT_ID: Call[int] = command("CLIENT", "ID")
@@ -64,8 +65,8 @@ def pool(broker_url: str) -> Iterator[ClientPool]:
 
 
 @pytest.fixture
-def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
         yield proxy
 
 

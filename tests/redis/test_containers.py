@@ -123,6 +123,12 @@ def redis_server(request: pytest.FixtureRequest, images: dict[Flavour, str]) -> 
         yield server
 
 
+@pytest.fixture
+def broker_url(redis_server: ContainerServer, broker_url: str) -> str:
+    """The URL of that server; each test that uses it runs on both servers."""
+    return broker_url
+
+
 # Tests of the queue through both of its classes, with manual processing.
 test_a_job_is_added_and_read_back = test_queue_basics.test_a_job_is_added_and_read_back
 test_jobs_are_counted_by_state = test_queue_basics.test_jobs_are_counted_by_state

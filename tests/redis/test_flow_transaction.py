@@ -22,6 +22,7 @@ from bulltask.transport.scripts.add import add_job
 from bulltask.transport.scripts.job import update_progress
 from bulltask.transport.transaction import transaction
 from tests.conftest import ServerFactory
+from tests.support.server_clients import client_of
 
 pytestmark = pytest.mark.redis
 
@@ -59,7 +60,7 @@ def scripts_flushed_every_20_ms(url: str) -> Iterator[list[int]]:
     done, flushes = threading.Event(), [0]
 
     def flush() -> None:
-        with redis.Redis.from_url(url) as plain:
+        with client_of(url) as plain:
             while not done.wait(0.02):
                 plain.script_flush()
                 flushes[0] += 1
@@ -92,7 +93,7 @@ def test_no_client_sees_part_of_a_transaction_while_scripts_are_flushed_every_20
     rounds, done, seen = 150, threading.Event(), set[int]()
 
     def read_counts() -> None:
-        with redis.Redis.from_url(broker.endpoint.url.get_secret_value()) as plain:
+        with client_of(broker.endpoint.url.get_secret_value()) as plain:
             while not done.is_set():
                 seen.add(int(plain.get(broker.keys("mail").id) or 0))
 

@@ -61,6 +61,7 @@ def send(app: App, value: Any = 1, task: str = "note", **options: Any) -> Any:
 # ---- drain -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_drain_runs_the_waiting_jobs_of_all_queues_in_the_calling_thread(app: App, worker: InlineWorker) -> None:
     threads = []
 
@@ -75,6 +76,7 @@ def test_drain_runs_the_waiting_jobs_of_all_queues_in_the_calling_thread(app: Ap
     assert worker.drain() == []
 
 
+@pytest.mark.every_topology
 def test_drain_runs_the_jobs_that_tasks_send_even_to_a_new_queue(
     app: App, worker: InlineWorker, ran: list[Any]
 ) -> None:
@@ -209,6 +211,7 @@ def test_the_exception_of_a_listener_is_a_warning(app: App, worker: InlineWorker
         worker.drain()
 
 
+@pytest.mark.every_topology
 def test_parents_of_a_flow_run_after_their_children(app: App, worker: InlineWorker, ran: list[Any]) -> None:
     children = [FlowJob("note", "parts", {"value": part}) for part in ("a", "b")]
     app.flows().add(FlowJob("note", "default", {"value": "whole"}, children=children))
@@ -225,6 +228,7 @@ def test_the_memory_limit_of_children_does_not_apply_to_the_test(broker_url: str
         assert add.delay().get() == 1
 
 
+@pytest.mark.every_topology
 def test_results_flow_through_a_canvas(app: App, worker: InlineWorker) -> None:
     @app.task
     def add(x: int, y: int) -> int:
@@ -243,6 +247,7 @@ def test_results_flow_through_a_canvas(app: App, worker: InlineWorker) -> None:
 # ---- async -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_async_tasks_share_one_event_loop_in_sync_tests(app: App, worker: InlineWorker) -> None:
     loops = []
 
@@ -329,6 +334,7 @@ def test_run_for_runs_each_job_at_its_time(app: App, worker: InlineWorker, clock
     assert (clock.now_ms() - start) / 1000 == pytest.approx(60, abs=1)
 
 
+@pytest.mark.every_topology
 def test_run_for_runs_the_retries_with_their_backoff(app: App, worker: InlineWorker) -> None:
     @app.task(bind=True, max_retries=3, retry_jitter=False)
     def flaky(self: Context) -> int:
@@ -351,6 +357,7 @@ def test_a_job_expires_when_the_clock_is_advanced(
     assert (result.state, ran) == (JobState.FAILED, [])
 
 
+@pytest.mark.every_topology
 def test_run_for_runs_the_beat_schedule(broker_url: str, app: App) -> None:
     @app.task(name="tick")
     def tick() -> None:
@@ -360,6 +367,7 @@ def test_run_for_runs_the_beat_schedule(broker_url: str, app: App) -> None:
         assert len(w.run_for(3600)) == 6
 
 
+@pytest.mark.every_topology
 def test_deduplication_and_rate_limits_follow_the_clock(
     app: App, worker: InlineWorker, clock: FakeClock, ran: list[Any]
 ) -> None:
@@ -394,6 +402,7 @@ def test_the_clock_follows_a_library_that_replaces_pythons_clock(
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_get_runs_the_job_and_returns_its_result(app: App, worker: InlineWorker, ran: list[Any]) -> None:
     send(app, "before")
     assert send(app, "this").get(timeout=10) == "this"

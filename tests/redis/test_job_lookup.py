@@ -40,6 +40,7 @@ def many_queues(app: App, redis_client: Any) -> Any:
     return redis_client
 
 
+@pytest.mark.one_server
 def test_queues_of_the_lake_and_of_workers_are_searched_before_a_scan(
     many_queues: Any, broker_url: str, lake: LakeBuilder, run: Run
 ) -> None:
@@ -82,6 +83,7 @@ def test_the_scan_of_keys_is_limited_and_the_limit_is_reported(
     assert '{"to": "ada"}' in run("show", "job-of-42", "--queue", "q42").output
 
 
+@pytest.mark.one_server
 def test_connections_with_other_names_are_ignored(app: App, broker_url: str, run: Run) -> None:
     job = app.queue("mail").add("send", {})
     for name in ("bull:not-base64", "bull:", "bull:/w==", "other:bWFpbA=="):
@@ -90,6 +92,7 @@ def test_connections_with_other_names_are_ignored(app: App, broker_url: str, run
             assert run("show", job.id).exit_code == 0
 
 
+@pytest.mark.one_server
 def test_a_user_without_permission_for_client_list_finds_jobs(app: App, broker_url: str, redis_client: Any) -> None:
     job = app.queue("mail").add("send", {})
     redis_client.execute_command("ACL SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-client|list")

@@ -129,6 +129,7 @@ def test_each_state_has_a_predicate(queue: Queue, manual_worker: ManualWorker) -
     assert states(failed) == (JobState.UNKNOWN, set())
 
 
+@pytest.mark.every_topology
 def test_a_failed_job_is_retried(queue: Queue, manual_worker: ManualWorker) -> None:
     job = queue.add("n")
     manual_worker.fail("no stamps")
@@ -225,6 +226,7 @@ def test_a_lock_is_extended_by_its_holder(queue: Queue, manual_worker: ManualWor
         job.extend_lock("manual-worker", 0)
 
 
+@pytest.mark.every_topology
 def test_wait_until_finished_returns_the_result_or_raises(queue: Queue, manual_worker: ManualWorker) -> None:
     good, bad = queue.add("n"), queue.add("n")
     with pytest.raises(ResultTimeoutError):
@@ -248,6 +250,7 @@ class Family:
         return self.queue.add("child", parent=self.parent, **options)
 
 
+@pytest.mark.every_topology
 def test_children_are_read_by_outcome(queue: Queue, manual_worker: ManualWorker) -> None:
     family = Family(queue, manual_worker)
     done, ignored, fatal, pending = (
@@ -376,6 +379,7 @@ def test_remove_unprocessed_children_keeps_active_and_completed_children(
     assert done.is_completed()
 
 
+@pytest.mark.every_topology
 def test_a_job_is_removed_with_or_without_its_children(
     queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:

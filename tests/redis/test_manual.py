@@ -93,6 +93,7 @@ def test_get_next_job_rejects_a_lock_duration_of_zero(queue: Queue) -> None:
         queue.get_next_job("t", lock_duration=0)
 
 
+@pytest.mark.every_topology
 @pytest.mark.parametrize("timeout", [60, None])
 def test_waiting_for_a_job_ends_when_one_is_added(
     queue: Queue, other: Queue, redis_client: redis.Redis, timeout: int | None
@@ -116,6 +117,7 @@ def test_waiting_for_a_job_ends_when_a_delayed_one_is_due(queue: Queue) -> None:
     assert mono_ms() - started_ms < 30_000
 
 
+@pytest.mark.every_topology
 def test_a_wait_that_times_out_restores_the_marker(queue: Queue, redis_client: redis.Redis) -> None:
     queue.add("late", delay=3600)
     marker = redis_client.zrange(f"{queue.qualified_name}:marker", 0, -1, withscores=True)
@@ -154,6 +156,7 @@ def test_the_next_job_is_acquired_only_if_requested(queue: Queue) -> None:
     assert second.is_waiting()
 
 
+@pytest.mark.every_topology
 def test_a_failed_job_is_retried_until_no_attempts_are_left(queue: Queue) -> None:
     added = queue.add("a", attempts=3, backoff={"type": "fixed", "delay": 3600})
     job = acquire(queue)
@@ -307,6 +310,7 @@ def test_delaying_or_releasing_a_job_counts_no_attempt(queue: Queue) -> None:
     assert (added.attempts_made, added.attempts_started) == (0, 2)
 
 
+@pytest.mark.every_topology
 def test_a_job_waits_for_its_children(queue: Queue) -> None:
     parent = queue.add("parent")
     job = acquire(queue, "p")
@@ -341,6 +345,7 @@ def test_the_job_of_a_scheduler_with_a_malformed_rule_is_delayed(queue: Queue, r
     assert added.is_delayed()
 
 
+@pytest.mark.every_topology
 def test_jobs_whose_lock_expired_wait_again(queue: Queue, redis_client: redis.Redis) -> None:
     added, throttle = queue.add("a"), f"{queue.qualified_name}:stalled-check"
     acquire(queue)

@@ -25,6 +25,7 @@ from bulltask.errors import (
 )
 from bulltask.queue import FlowJob, Queue
 from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
 from bulltask.transport import produce
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client
@@ -49,8 +50,8 @@ def app(broker_url: str) -> Iterator[App]:
 
 
 @pytest.fixture
-def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
         yield proxy
 
 
@@ -102,6 +103,7 @@ def server_ms(client: redis.Redis) -> int:
 # --- stored options ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_a_plain_job_is_stored_in_wait_with_exactly_bullmqs_fields(app: App, redis_client: redis.Redis) -> None:
     before = server_ms(redis_client)
     result = send(app)
@@ -136,6 +138,7 @@ def test_a_send_writes_only_bullmqs_keys(app: App, redis_client: redis.Redis) ->
     assert set(redis_client.keys("*")) == {KEYS.wait, KEYS.meta, KEYS.id, KEYS.events, KEYS.marker, KEYS.job(result.id)}
 
 
+@pytest.mark.every_topology
 @pytest.mark.parametrize("options", [{"countdown": 60}, {"countdown": timedelta(minutes=1)}])
 def test_a_countdown_makes_a_delayed_job_due_by_the_servers_time(
     app: App, redis_client: redis.Redis, options: dict[str, Any]
@@ -162,6 +165,7 @@ def test_an_eta_is_stored_exactly_and_a_past_eta_means_no_delay(app: App, redis_
     assert (result.state, past.state) == (JobState.DELAYED, JobState.WAITING)
 
 
+@pytest.mark.every_topology
 def test_jobs_are_ordered_by_priority_and_then_by_order_of_arrival(app: App, redis_client: redis.Redis) -> None:
     ids = [send(app, priority=priority).id for priority in (7, 1, 7, 2**21 - 1)]
     assert scored(redis_client, KEYS.prioritized) == [
@@ -188,6 +192,7 @@ def test_a_delayed_job_keeps_its_priority(app: App, redis_client: redis.Redis) -
     assert stored(redis_client, result.id)["priority"] == "7"
 
 
+@pytest.mark.every_topology
 def test_lifo_puts_a_job_before_the_waiting_jobs(app: App, redis_client: redis.Redis) -> None:
     first, second, urgent = send(app), send(app), send(app, lifo=True)
     # Jobs are acquired from the right.
@@ -258,6 +263,7 @@ def test_job_times_are_server_times_even_if_the_senders_clock_is_wrong(
     assert abs(int(stored(redis_client, result.id)["timestamp"]) - server_ms(redis_client)) < 1_000
 
 
+@pytest.mark.every_topology
 def test_a_custom_id_is_stored_once(app: App, redis_client: redis.Redis) -> None:
     first = send(app, job_id="order-7")
     again = app.send_task("other", kwargs={"y": 2}, job_id="order-7")
@@ -296,6 +302,7 @@ def test_the_keys_of_a_queue_follow_the_settings(
     app.close()
 
 
+@pytest.mark.every_topology
 async def test_asyncio_stores_the_same_jobs(app: App, redis_client: redis.Redis) -> None:
     work = app.task(name="work")(lambda x: None)
     results = [
@@ -594,6 +601,7 @@ def test_a_send_to_a_closed_port_fails_after_its_resends() -> None:
         send(app)
 
 
+@pytest.mark.every_topology
 def test_threads_send_at_the_same_time(app: App, redis_client: redis.Redis) -> None:
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda _: send(app), range(400)))

@@ -13,6 +13,7 @@ from tests.support.manual_worker import ManualWorker
 BASE = "bull:{mail}:"
 
 
+@pytest.mark.every_topology
 def test_a_job_is_added_and_read_back(queue: Queue) -> None:
     sent = queue.add("send", {"to": "ann"}, priority=3, keep_logs=5)
     read = queue.get_job(sent.id)
@@ -48,6 +49,7 @@ def test_add_bulk_adds_nothing_if_one_job_is_invalid(queue: Queue) -> None:
     assert queue.count() == 0
 
 
+@pytest.mark.every_topology
 def test_the_same_id_twice_is_one_job(queue: Queue) -> None:
     assert queue.add("a", 1, job_id="once").id == queue.add("a", 2, job_id="once").id == "once"
     assert [job.data for job in queue.get_jobs()] == [1]
@@ -62,6 +64,7 @@ def test_a_queues_default_options_apply_to_its_jobs(broker_url: str) -> None:
         Queue("mail", broker_url, default_job_options={"tries": 7})  # type: ignore[arg-type]
 
 
+@pytest.mark.every_topology
 def test_jobs_are_counted_by_state(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add_bulk([{"name": "n"}] * 5)
     manual_worker.complete()
@@ -89,6 +92,7 @@ def test_jobs_are_counted_by_state(queue: Queue, manual_worker: ManualWorker) ->
         queue.get_job_counts("wating")
 
 
+@pytest.mark.every_topology
 def test_jobs_of_several_states_are_read_once_each(queue: Queue, manual_worker: ManualWorker) -> None:
     jobs = queue.add_bulk([{"name": "n", "data": number} for number in range(4)])
     manual_worker.complete({"sum": 3})
@@ -103,6 +107,7 @@ def test_jobs_of_several_states_are_read_once_each(queue: Queue, manual_worker: 
     assert ended[0].finished_ms is not None
 
 
+@pytest.mark.every_topology
 def test_drain_removes_waiting_jobs(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add("first")
     manual_worker.complete()
@@ -117,6 +122,7 @@ def test_drain_removes_waiting_jobs(queue: Queue, manual_worker: ManualWorker) -
     assert sorted(job.name for job in queue.get_jobs()) == ["active", "first"]
 
 
+@pytest.mark.every_topology
 def test_clean_removes_old_jobs_of_one_state(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add_bulk([{"name": "n"}] * 6)
     done = [manual_worker.complete() for _ in range(3)]
@@ -142,6 +148,7 @@ def test_clean_stops_exactly_at_its_limit(queue: Queue) -> None:
     assert queue.get_job_counts("delayed") == {"delayed": 500}
 
 
+@pytest.mark.every_topology
 def test_remove_deletes_a_job_that_is_not_active(queue: Queue, manual_worker: ManualWorker) -> None:
     job = queue.add("a")
     assert queue.remove(job.id)
@@ -152,6 +159,7 @@ def test_remove_deletes_a_job_that_is_not_active(queue: Queue, manual_worker: Ma
     assert queue.get_job(active.id) is not None
 
 
+@pytest.mark.every_topology
 def test_obliterate_removes_all_keys(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
     queue.add_bulk([{"name": "n"}] * 5)
     queue.add("late", delay=60)
@@ -165,6 +173,7 @@ def test_obliterate_removes_all_keys(queue: Queue, manual_worker: ManualWorker, 
     assert left == set()
 
 
+@pytest.mark.every_topology
 def test_retry_jobs_retries_all_failed_jobs(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add_bulk([{"name": "n"}] * 5)
     for _ in range(3):
@@ -178,6 +187,7 @@ def test_retry_jobs_retries_all_failed_jobs(queue: Queue, manual_worker: ManualW
         queue.retry_jobs(state="active")
 
 
+@pytest.mark.every_topology
 def test_promote_jobs_promotes_all_delayed_jobs(queue: Queue) -> None:
     queue.add_bulk([{"name": "n", "options": {"delay": 60}}] * 3)
     queue.promote_jobs(count=2)

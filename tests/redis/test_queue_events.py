@@ -26,6 +26,7 @@ from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
 from tests.support.machine_load import scale_to_load
+from tests.support.server_clients import client_of
 
 pytestmark = pytest.mark.redis
 
@@ -202,6 +203,7 @@ def test_every_event_that_bullmqs_scripts_write_has_a_class() -> None:
     assert {name: kind.event for name, kind in KINDS.items()} == {name: name for name in KINDS}
 
 
+@pytest.mark.every_topology
 def test_a_listener_receives_events_added_after_it_was_opened(listen: Listen, redis_client: redis.Redis) -> None:
     add_many(redis_client, 3)
     events = listen()
@@ -224,6 +226,7 @@ def test_a_listener_for_a_queue_that_does_not_exist_yet_receives_its_first_event
     assert abs(added.timestamp_ms - broker.clock.now_ms()) < 5_000
 
 
+@pytest.mark.every_topology
 def test_a_listener_from_the_start_receives_all_remaining_events(listen: Listen, redis_client: redis.Redis) -> None:
     ids = add_many(redis_client, 10)
     redis_client.xtrim(STREAM, 8, approximate=False)
@@ -310,6 +313,7 @@ def test_the_connection_has_the_name_that_bullmq_gives_to_listeners(listen: List
 # ---- callbacks -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_callbacks_receive_their_events_in_order_of_registration(listen: Listen, redis_client: redis.Redis) -> None:
     events, calls = listen(), list[tuple[str, str]]()
     for name, kind, job_id in [
@@ -394,6 +398,7 @@ async def test_coroutine_callbacks_are_awaited_one_after_another(broker: Broker,
         assert calls == ["begins job-0", "ends job-0", "begins job-1", "ends job-1"]
 
 
+@pytest.mark.every_topology
 def test_listen_reads_in_a_thread_until_it_is_closed(broker: Broker, redis_client: redis.Redis) -> None:
     events, calls, done = QueueEvents("mail", broker=lambda: broker), list[str](), threading.Event()
     events.on("stalled", lambda event: calls.append(event.id))
@@ -407,6 +412,7 @@ def test_listen_reads_in_a_thread_until_it_is_closed(broker: Broker, redis_clien
     assert not any(thread.name == "bulltask-events-mail" for thread in threading.enumerate())
 
 
+@pytest.mark.every_topology
 async def test_listen_reads_in_a_task_until_it_is_closed(broker: Broker, redis_client: redis.Redis) -> None:
     events, calls, done = AsyncQueueEvents("mail", broker=lambda: broker), list[str](), asyncio.Event()
     events.on("stalled", lambda event: calls.append(event.id))
@@ -424,6 +430,7 @@ async def test_listen_reads_in_a_task_until_it_is_closed(broker: Broker, redis_c
 # ---- custom events ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_a_published_event_is_received_and_does_not_trim_others(listen: Listen, redis_client: redis.Redis) -> None:
     add_many(redis_client, 2_000)
     events = listen()
@@ -452,6 +459,7 @@ def test_publish_rejects_the_names_of_bullmqs_events(listen: Listen, redis_clien
 # ---- closing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_close_ends_a_blocked_read_immediately(broker: Broker) -> None:
     events, seen = QueueEvents("mail", broker=lambda: broker), list[QueueEvent]()
     events.open()
@@ -468,6 +476,7 @@ def test_close_ends_a_blocked_read_immediately(broker: Broker) -> None:
     events.close()
 
 
+@pytest.mark.every_topology
 async def test_close_ends_a_blocked_read_in_a_task_immediately(broker: Broker) -> None:
     events = AsyncQueueEvents("mail", broker=lambda: broker)
     await events.open()
@@ -486,7 +495,7 @@ async def test_close_ends_a_blocked_read_in_a_task_immediately(broker: Broker) -
 
 
 def blocked(broker: Broker) -> bool:
-    with redis.Redis.from_url(broker.endpoint.url.get_secret_value()) as plain:
+    with client_of(broker.endpoint.url.get_secret_value()) as plain:
         clients: Any = plain.client_list()
     return any("b" in client["flags"] and client["cmd"] == "xread" for client in clients)
 

@@ -96,6 +96,7 @@ def test_metrics_are_read_from_redis(queue: Queue, redis_client: redis.Redis) ->
         queue.get_metrics("active")
 
 
+@pytest.mark.one_server
 def test_connected_workers_and_listeners_are_listed(queue: Queue, broker_url: str) -> None:
     name = queue.context.keys.client_name()
     assert queue.get_workers() == []

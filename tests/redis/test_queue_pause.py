@@ -43,6 +43,7 @@ def test_no_job_is_acquired_from_a_paused_queue(
     assert [event for event in events(redis_client) if event in {"paused", "resumed"}] == ["paused", "resumed"]
 
 
+@pytest.mark.every_topology
 def test_pausing_twice_and_resuming_twice_loses_no_job(queue: Queue, manual_worker: ManualWorker) -> None:
     add(queue, "a")
     queue.pause()
@@ -153,6 +154,7 @@ def test_jobs_that_are_added_during_a_resume_are_kept(
     assert not redis_client.exists(PAUSED)
 
 
+@pytest.mark.every_topology
 def test_resuming_wakes_workers_for_prioritized_and_delayed_jobs(queue: Queue, redis_client: redis.Redis) -> None:
     queue.add("late", delay=3_600)
     queue.pause()

@@ -122,6 +122,7 @@ def test_a_handle_decrypts_the_arguments_of_its_job(broker_url: str) -> None:
     assert pay.delay("4711").kwargs == {"card": "4711"}
 
 
+@pytest.mark.every_topology
 def test_a_saved_group_is_found_by_its_id_in_the_current_app_until_it_is_deleted(
     app: App, worker: InlineWorker
 ) -> None:

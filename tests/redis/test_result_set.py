@@ -30,6 +30,7 @@ def app(broker_url: str) -> Iterator[App]:
         yield app
 
 
+@pytest.mark.every_topology
 def test_a_result_set_waits_for_all_of_its_members(app: App, worker: InlineWorker) -> None:
     double = app.tasks["double"]
     results = ResultSet([double.delay(1), double.delay(2)])

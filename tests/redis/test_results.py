@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -121,6 +120,7 @@ def elapsed(work: Callable[[], object]) -> float:
 # --- jobs that have already finished ----------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_get_returns_immediately_if_the_job_has_finished(app: App, worker: Worker) -> None:
     done, failed = send(app), send(app)
     worker.end({"sum": 3})
@@ -131,6 +131,7 @@ def test_get_returns_immediately_if_the_job_has_finished(app: App, worker: Worke
         failed.get()
 
 
+@pytest.mark.every_topology
 async def test_aget_returns_immediately_if_the_job_has_finished(app: App, worker: Worker) -> None:
     done, failed = send(app), send(app)
     worker.end({"sum": 3})
@@ -167,6 +168,7 @@ def test_an_invalid_return_value_raises_a_decode_error(app: App, worker: Worker,
 # --- jobs that finish while a waiter waits ----------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_a_waiter_is_notified_immediately(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_waiter_is_notified_immediately(
     assert isinstance(second.exception(5), TaskError)
 
 
+@pytest.mark.every_topology
 async def test_an_asyncio_waiter_is_notified_immediately(app: App, worker: Worker, redis_client: redis.Redis) -> None:
     done, failed = send(app), send(app)
     first, second = asyncio.create_task(done.aget(20)), asyncio.create_task(failed.aget(20))
@@ -205,6 +208,7 @@ def test_a_waiter_ignores_the_events_of_other_jobs(
     assert future.result(60) == "mine"
 
 
+@pytest.mark.every_topology
 def test_each_of_many_waiters_gets_the_result_of_its_job(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
@@ -214,6 +218,7 @@ def test_each_of_many_waiters_gets_the_result_of_its_job(
     assert [future.result(60) for future in futures] == [values[result.id] for result in results]
 
 
+@pytest.mark.every_topology
 async def test_many_tasks_share_one_reader(app: App, worker: Worker, redis_client: redis.Redis) -> None:
     results = await app.asend_many([app.task(name="work")(print).s() for _ in range(100)])
     before = len(redis_client.client_list())
@@ -292,6 +297,7 @@ def test_a_constantly_trimmed_stream_does_not_stop_a_waiter(
     assert future.result(60) == "mine"
 
 
+@pytest.mark.every_topology
 def test_get_reads_the_result_of_a_removed_job_from_the_stream(app: App, worker: Worker) -> None:
     done, failed = send(app), send(app)
     worker.end("gone", keep=0)
@@ -302,6 +308,7 @@ def test_get_reads_the_result_of_a_removed_job_from_the_stream(app: App, worker:
         failed.get(timeout=60)
 
 
+@pytest.mark.every_topology
 async def test_aget_reads_the_result_of_a_removed_job_from_the_stream(app: App, worker: Worker) -> None:
     done, failed = send(app), send(app)
     worker.end("gone", keep=0)
@@ -441,11 +448,11 @@ def test_a_connection_that_breaks_during_the_wait_is_replaced(
 
 
 def test_a_waiter_pauses_after_each_lost_connection(
-    app: App, worker: Worker, redis_client: redis.Redis, broker_url: str, threads: ThreadPoolExecutor
+    app: App, worker: Worker, redis_client: redis.Redis, redis_server: RedisServer, threads: ThreadPoolExecutor
 ) -> None:
-    job, address = send(app), urlsplit(broker_url)
-    with FlakyProxy(address.hostname or "", address.port or 0) as proxy:
-        behind = App("results", f"redis://127.0.0.1:{proxy.port}{address.path}")
+    job = send(app)
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
+        behind = App("results", f"redis://127.0.0.1:{proxy.port}/0")
         proxy.drop_replies(4, match="XREAD")
         started = time.monotonic()
         future = threads.submit(behind.result(job.id).get, 60)
@@ -509,6 +516,7 @@ def test_a_result_has_the_state_of_its_job(app: App, worker: Worker, options: di
     assert send(app, **options).state is state
 
 
+@pytest.mark.every_topology
 def test_waiters_in_threads_and_in_an_event_loop_work_at_the_same_time(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:

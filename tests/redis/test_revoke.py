@@ -82,6 +82,7 @@ def test_revoking_a_job_that_is_not_active_fails_it_immediately(
     assert queue.revoke(job_id, terminate=terminate) is Revocation.FINISHED
 
 
+@pytest.mark.every_topology
 def test_a_revoked_job_is_not_retried(queue: Queue, redis_client: Any) -> None:
     job = queue.add("n", attempts=5, backoff=1)
     assert queue.revoke(job.id) is Revocation.REVOKED
@@ -89,6 +90,7 @@ def test_a_revoked_job_is_not_retried(queue: Queue, redis_client: Any) -> None:
     assert [event["event"] for event in events(redis_client, job.id)] == ["added", "waiting", "failed"]
 
 
+@pytest.mark.every_topology
 def test_get_and_aget_raise_task_revoked_error(app: App) -> None:
     job = app.send_task("n", queue="mail")
     other = app.send_task("n", queue="mail")
@@ -107,6 +109,7 @@ def test_get_and_aget_raise_task_revoked_error(app: App) -> None:
     asyncio.run(use())
 
 
+@pytest.mark.every_topology
 def test_revoke_notifies_a_caller_that_is_already_waiting(app: App) -> None:
     job = app.send_task("n", queue="mail")
 
@@ -197,6 +200,7 @@ def test_revoke_frees_the_deduplication_id(queue: Queue) -> None:
     assert queue.get_deduplication_job_id("d") is None
 
 
+@pytest.mark.every_topology
 def test_a_revoked_job_can_be_retried_manually(queue: Queue) -> None:
     job = queue.add("n")
     queue.revoke(job.id, terminate=True)
@@ -271,6 +275,7 @@ def test_a_revoked_child_affects_its_parent_like_a_failed_child(
         assert list(redis_client.hgetall(KEYS.ignored(parent)).values()) == ["revoked"]
 
 
+@pytest.mark.every_topology
 def test_a_child_of_a_revoked_parent_completes_and_the_parent_stays_failed(app: App, redis_client: Any) -> None:
     parent, _ = add_family(app)
     assert app.queue("mail").revoke(parent) == "revoked"
@@ -400,6 +405,7 @@ def test_without_revocation_requests_a_check_is_one_exists_command(
     record_property("microseconds", stats["cmdstat_evalsha"]["usec_per_call"])
 
 
+@pytest.mark.every_topology
 def test_celerys_control_revokes_jobs_of_any_queue_by_their_ids(app: App) -> None:
     @app.task(name="mail", queue="mail")
     def mail() -> None: ...

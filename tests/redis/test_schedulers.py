@@ -64,6 +64,7 @@ def now_ms(jobs: Queue) -> int:
 # --- creating ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_an_interval_starts_immediately_and_its_fields_can_be_read(
     schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis
 ) -> None:
@@ -199,6 +200,7 @@ def test_options_that_a_scheduler_sets_and_unknown_options_are_rejected(schedule
 # --- changing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_an_unchanged_rule_only_updates_the_template(schedulers: JobSchedulers, jobs: Queue) -> None:
     first = not_none(schedulers.upsert("beat", every=3600, start=FAR))
     second = not_none(schedulers.upsert("beat", every=3600, start=FAR, data={"new": True}))
@@ -209,6 +211,7 @@ def test_an_unchanged_rule_only_updates_the_template(schedulers: JobSchedulers, 
     assert job.data == {"new": True}
 
 
+@pytest.mark.every_topology
 def test_a_changed_rule_replaces_the_next_job(schedulers: JobSchedulers, jobs: Queue) -> None:
     first = not_none(schedulers.upsert("beat", cron="0 3 * * *"))
     second = not_none(schedulers.upsert("beat", cron="0 4 * * *"))
@@ -248,6 +251,7 @@ def test_an_interval_whose_next_two_jobs_have_run_is_busy(
 # --- the next job -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_topology
 def test_the_next_job_is_added_once_even_if_it_is_requested_repeatedly(
     schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker
 ) -> None:
@@ -266,6 +270,7 @@ def test_the_next_job_is_added_once_even_if_it_is_requested_repeatedly(
     assert run(call) is None
 
 
+@pytest.mark.every_topology
 def test_intervals_missed_without_a_worker_add_one_job(
     schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker
 ) -> None:
@@ -296,6 +301,7 @@ def test_schedulers_are_listed_in_the_order_of_their_next_jobs(schedulers: JobSc
     assert schedulers.list(5, 9) == []
 
 
+@pytest.mark.every_topology
 def test_removing_a_scheduler_removes_its_next_job(schedulers: JobSchedulers, jobs: Queue) -> None:
     scheduler = not_none(schedulers.upsert("beat", every=60, start=FAR))
     assert schedulers.remove("beat") is True

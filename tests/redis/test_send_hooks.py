@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 
 from bulltask import App, AsyncResult, Middleware, chain, chord
 from bulltask.errors import BrokerUnavailableError, PayloadTooLargeError
@@ -24,6 +23,7 @@ from bulltask.signals import (
 )
 from bulltask.testing import InlineWorker, use_server
 from bulltask.transport.keys import QueueKeys
+from tests.support.server_clients import client_of
 
 pytestmark = pytest.mark.redis
 
@@ -73,7 +73,7 @@ def app(broker_url: str) -> Iterator[App]:
 
 
 def headers(url: str, result: AsyncResult[Any]) -> dict[str, Any]:
-    with redis.Redis.from_url(url) as client:
+    with client_of(url) as client:
         fields: Any = client.hgetall(KEYS.job(result.id))
     return RunningJob.from_hash("mail", result.id, [part for pair in fields.items() for part in pair]).headers
 

@@ -18,6 +18,7 @@ import bulltask
 from bulltask import App
 from bulltask.errors import BrokerUnavailableError
 from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
 from tests.support.machine_load import scale_to_load
@@ -32,8 +33,8 @@ LATE_S = 15.0
 
 
 @pytest.fixture
-def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
         yield proxy
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
-import redis
 
 from bulltask import App
 from bulltask.clock import mono_ms
@@ -37,6 +36,7 @@ from bulltask.worker.supervisor.named_connections import NamedConnections
 from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
 from bulltask.worker.supervisor.stalled_check import StalledCheck
 from bulltask.worker.wakeup_pipe import WakeupPipe
+from tests.support.server_clients import client_of
 
 pytestmark = pytest.mark.redis
 
@@ -53,7 +53,7 @@ class Supervised:
         self.app = App("tested", url, max_stalled_count=1)
         self.queues = ["mail", "sms"]
         self.keys = [self.app.broker.keys(queue) for queue in self.queues]
-        self.client, self.redis = self.app.broker.client(), redis.Redis.from_url(url, decode_responses=True)
+        self.client, self.redis = self.app.broker.client(), client_of(url, decode_responses=True)
         self.emitted: list[Event] = []
         self.bus = Bus()
         self.bus.subscribe(Event, self.emitted.append)
@@ -124,6 +124,7 @@ def on_server(server_factory: Callable[..., RedisServer]) -> Iterator[Callable[.
 # ---- fetched jobs whose reply the child has not read yet ----
 
 
+@pytest.mark.every_topology
 def test_the_lock_of_a_slowly_fetched_job_is_renewed(worker: Supervised) -> None:
     worker.slot.reserve(mono_ms() - LONG_AGO_MS)
     job_id = worker.acquire(worker.slot, 1)
@@ -285,6 +286,7 @@ def test_an_expired_lock_is_reacquired_even_if_redis_is_full(
     assert worker.lock_ttl_ms(job_id) > 20_000
 
 
+@pytest.mark.every_topology
 def test_an_expired_lock_is_not_reacquired_if_the_job_was_released(worker: Supervised) -> None:
     job_id = worker.run(worker.slot)
     worker.expire(job_id)

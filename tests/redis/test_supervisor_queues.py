@@ -47,6 +47,7 @@ def app(broker_url: str) -> Iterator[App]:
     app.close()
 
 
+@pytest.mark.every_topology
 def test_locks_of_one_queue_are_renewed_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
@@ -74,6 +75,7 @@ def test_stalled_jobs_of_one_queue_are_found_while_another_queue_is_broken(
     assert job.get_state() == "waiting"
 
 
+@pytest.mark.every_topology
 def test_jobs_of_a_dead_child_are_recovered_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_child_releases_the_jobs_of_a_lost_reply_while_a_queue_is_broken(
     assert acquired.job.attempts_started == 2
 
 
+@pytest.mark.every_topology
 def test_revoked_jobs_of_one_queue_are_ended_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:

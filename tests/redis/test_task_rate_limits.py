@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -17,7 +16,9 @@ from bulltask.lua import wrappers
 from bulltask.queue import Queue
 from bulltask.testing import FakeClock, InlineWorker, use_server
 from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
 from tests.support.in_process_child import Child
+from tests.support.server_clients import client_of
 
 pytestmark = pytest.mark.redis
 
@@ -81,7 +82,7 @@ def starts(app: App, worker: InlineWorker) -> Starts:
 
 @pytest.fixture
 def server(broker_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(broker_url, decode_responses=True) as server:
+    with client_of(broker_url, decode_responses=True) as server:
         yield server
 
 
@@ -119,6 +120,7 @@ def test_jobs_of_other_tasks_are_not_held(app: App, worker: InlineWorker, starts
     assert starts.values == [0, *(f"other {number}" for number in range(5))]
 
 
+@pytest.mark.every_topology
 def test_each_job_is_held_once(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
     jobs = send(app, 20)
     events = worker.run_for(200)
@@ -255,6 +257,7 @@ def test_waiting_jobs_of_the_task_are_held_together(
     assert server.llen("bull:{default}:wait") == server.llen("bull:{default}:active") == 0
 
 
+@pytest.mark.every_topology
 def test_each_queue_of_a_task_has_its_own_limit(app: App, worker: InlineWorker, starts: Starts) -> None:
     for queue in ("a", "b"):
         for _ in range(2):
@@ -330,8 +333,8 @@ def test_a_limit_leaves_no_keys_behind(app: App, worker: InlineWorker, starts: S
 
 
 @pytest.fixture
-def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", urlsplit(broker_url).port or 6379) as proxy:
+def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
         yield proxy
 
 

@@ -21,7 +21,7 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.preflight import Preflight
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.one_server]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from bulltask import App, JobState
 from bulltask.clock import ServerClock
 from bulltask.errors import BrokerUnavailableError
 from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.client_pool import ClientPool
@@ -29,8 +30,8 @@ PING: Call[Any] = command("PING")
 
 
 @pytest.fixture
-def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
         yield proxy
 
 

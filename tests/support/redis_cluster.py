@@ -84,15 +84,15 @@ class Cluster:
         """The broker URL, which names all nodes."""
         return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
 
+    @property
+    def moves_atomically(self) -> bool:
+        """Whether `move_at_once` can be used: Valkey 9 and newer."""
+        info: Any = self.clients[0].info("server")
+        return int(info.get("valkey_version", "0").partition(".")[0]) >= 9
+
     def owner(self, slot: int) -> int:
         """Return the number of the primary that owns a slot, according to the first node that replies."""
-        for client in self.clients:
-            try:
-                ranges: Any = client.execute_command("CLUSTER", "SLOTS")
-            except redis.ConnectionError:
-                continue
-            return next(self._number(int(row[2][1])) for row in ranges if row[0] <= slot <= row[1])
-        raise AssertionError("no node replied")
+        return self._owners(slot)[0]
 
     def client_of(self, queue: str) -> redis.Redis:
         """Return a connection to the node that owns a queue."""
@@ -136,6 +136,20 @@ class Cluster:
         for number in (to, source):
             self._ask(number, "SETSLOT", slot, "NODE", self.ids[to])
 
+    def move_at_once(self, slot: int, to: int) -> None:
+        """Move a slot with all its keys in one step, and wait until all nodes know: no command is redirected by ASK."""
+        self._ask(self.owner(slot), "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[to])
+        wait_until(lambda: set(self._owners(slot)) == {to}, 30, f"slot {slot} on node {to}")
+
+    def fail_over(self, primary: int) -> int:
+        """Replace a running primary by one of its replicas, and wait until all nodes know; return its number."""
+        replica = next(it for it in range(self._primaries, len(self.servers)) if it % self._primaries == primary)
+        ranges: Any = self.clients[replica].execute_command("CLUSTER", "SLOTS")
+        owned = next(first for first, _, owner, *_ in ranges if self._number(int(owner[1])) == primary)
+        self._ask(replica, "FAILOVER")
+        wait_until(lambda: set(self._owners(owned)) == {replica}, 30, f"the promotion of node {replica}")
+        return replica
+
     def flush(self) -> None:
         """Delete all keys."""
         for client in self.clients[: self._primaries]:
@@ -159,6 +173,17 @@ class Cluster:
         for number in range(self._primaries, len(self.servers)):
             self._ask(number, "REPLICATE", self.ids[number % self._primaries])
         wait_until(self._ready, 30, "a cluster that is ready")
+
+    def _owners(self, slot: int) -> list[int]:
+        """Return the primary that owns a slot, according to each node that replies."""
+        owners: list[int] = []
+        for client in self.clients:
+            try:
+                ranges: Any = client.execute_command("CLUSTER", "SLOTS")
+            except redis.ConnectionError:
+                continue
+            owners.append(next(self._number(int(row[2][1])) for row in ranges if row[0] <= slot <= row[1]))
+        return owners
 
     @property
     def _ports(self) -> Sequence[int]:

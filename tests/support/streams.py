@@ -8,6 +8,8 @@ from typing import Any
 
 import redis
 
+from tests.support.server_clients import client_of
+
 __all__ = ["Entry", "Stream", "server_ms"]
 
 
@@ -38,7 +40,7 @@ class Stream:
 
     def __init__(self, url: str, key: str) -> None:
         # No socket timeout: redis-py's default would end a long wait.
-        self._client = redis.Redis.from_url(url, decode_responses=True, protocol=2, socket_timeout=None)
+        self._client = client_of(url, decode_responses=True, protocol=2, socket_timeout=None)
         self._key, self._last = key, "0-0"
         self.seen: list[Entry] = []
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from bulltask import App, AsyncResult
+from bulltask.jobs.names import bullmq_name
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
 from bulltask.transport.keys import QueueKeys
+from tests.support.server_clients import client_of
 from tests.support.streams import Entry, Stream
 from tests.support.worker import Worker
 
@@ -23,10 +26,10 @@ class WorkerHarness:
     """Starts workers, sends jobs, and reads the queue's events and the tasks' journal.
 
     Args:
-        url: The server for the queues and the journal.
+        url: The single server for the journal, and for the queues unless ``broker_url`` is set.
         directory: The directory for the workers' modules.
         record: Records a name and a value in the test report.
-        broker_url: A separate server for the queues, which the test may disturb.
+        broker_url: The servers for the queues: another topology, or a server that the test may disturb.
 
     Attributes:
         redis: A client for the queues' server.
@@ -45,7 +48,7 @@ class WorkerHarness:
         self._streams: list[Stream] = []
         self._proxies: list[FlakyProxy] = []
         self.keys = self.keys_of("default")
-        self.redis = redis.Redis.from_url(self.url, decode_responses=True, socket_timeout=None)
+        self.redis = client_of(self.url, decode_responses=True, socket_timeout=None)
         self._gates = redis.Redis.from_url(url)
         self.journal = self.stream(url, "journal")
         self.events = self.stream(self.url, self.keys.events)
@@ -54,7 +57,7 @@ class WorkerHarness:
     @staticmethod
     def keys_of(queue: str) -> QueueKeys:
         """Return the keys of a queue."""
-        return QueueKeys("bull", f"{{{queue}}}", queue)
+        return QueueKeys("bull", bullmq_name(queue, hash_tag=True), queue)
 
     def stream(self, url: str, key: str) -> Stream:
         """Read another stream."""
@@ -62,7 +65,9 @@ class WorkerHarness:
         return self._streams[-1]
 
     def proxy(self) -> FlakyProxy:
-        """Start a proxy to the queues' server that can inject errors."""
+        """Start a proxy to the queues' server that can inject errors; skip the test if there are several servers."""
+        if not self.url.startswith("redis://"):
+            pytest.skip("a proxy forwards to one server")
         self._proxies.append(FlakyProxy("127.0.0.1", int(self.url.rpartition(":")[2].partition("/")[0])).start())
         return self._proxies[-1]
 

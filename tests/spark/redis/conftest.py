@@ -11,28 +11,10 @@ import redis
 from pyspark.sql.datasource import DataSourceReader
 
 from bulltask.spark.connector.data_source import BulltaskSource
-from tests.conftest import FLAVOUR
-from tests.support.redis_cluster import Cluster
 
 Rows = list[dict[str, Any]]
 Read = Callable[..., Rows]
 END = "end of the commands of this call"
-
-
-@pytest.fixture(scope="session")
-def session_cluster(
-    session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    with Cluster.started(tmp_path_factory.mktemp("cluster"), FLAVOUR) as cluster:
-        session_processes.update(server.pid for server in cluster.servers)
-        yield cluster
-
-
-@pytest.fixture
-def cluster(session_cluster: Cluster) -> Cluster:
-    """A cluster of three nodes, which is empty when the test starts. Keep all nodes running and move slots back."""
-    session_cluster.flush()
-    return session_cluster
 
 
 @pytest.fixture
