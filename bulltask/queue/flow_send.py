@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from bulltask.errors import (
-    BrokerAuthError,
     BrokerError,
     BulltaskError,
-    ConfigError,
     JobError,
     ParentConflictError,
     ParentNotFoundError,
@@ -19,19 +17,17 @@ from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation, execute
+from bulltask.transport.operation import Operation
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts.add import add_job, write_queue_meta
 from bulltask.transport.scripts.flow import (
     ExistingJob,
     add_dependency,
     existing_job,
-    is_across_slots,
-    is_cluster,
     key_exists,
-    slots_of,
     was_added,
 )
+from bulltask.transport.scripts.one_slot import check_one_slot
 from bulltask.transport.transaction import transaction
 
 __all__ = ["FlowSender", "ServerFacts"]
@@ -44,11 +40,9 @@ class ServerFacts:
     """Facts about the server that a producer caches.
 
     Attributes:
-        cluster: Whether it is a node of a Redis Cluster; ``None``: not known yet.
         queues_with_meta: Queues whose ``meta`` was written.
     """
 
-    cluster: bool | None = None
     queues_with_meta: set[str] = field(default_factory=set)
 
 
@@ -79,12 +73,13 @@ class FlowSender:
         """Add the flows and set each job's ``result``. May be retried after ``BrokerUnavailableError``.
 
         Raises:
-            BrokerConfigError: The server is a node of a Redis Cluster.
+            ConfigError: The queues are in several slots of a Redis Cluster. Nothing was sent.
             ParentNotFoundError, ParentConflictError: A root's parent does not exist, or an existing job belongs to
                 another parent.
             BrokerError: The server returned an error.
         """
-        yield from self._check_slots()
+        if self._broker.topology is not None:
+            check_one_slot((self._keys(planned.job.queue), planned.job) for planned in self._all)
         if (yield from self._check_existing()):
             for planned in self._all:
                 planned.result = planned.job.id
@@ -98,12 +93,7 @@ class FlowSender:
         calls += [self._wait_for(planned, follower) for planned in order for follower in planned.followers]
         calls += self._also
         self._first_attempt_ms = self._first_attempt_ms or now_ms
-        try:
-            results = yield from transaction(calls, self._broker.endpoint.safe_url)
-        except BrokerError as exc:
-            if is_across_slots(exc):
-                raise self._across_slots() from exc
-            raise
+        results = yield from transaction(calls, self._broker.endpoint.safe_url)
         for planned, result in zip(order, results, strict=False):  # the results of the other calls do not matter
             planned.result = result
         self._raise_rejection()
@@ -182,32 +172,11 @@ class FlowSender:
         error = next((it.result for it in rejected if isinstance(it.result, BrokerError)), rejected[0].result)
         assert isinstance(error, BulltaskError)
         if added == 0:
-            raise self._across_slots() if is_across_slots(error) else error
+            raise error
         more = f"{added} of the {len(self._all)} jobs sent with it were added."
         if isinstance(error, JobError):
             raise type(error)(error.job_id, error.queue, more) from error
         raise BrokerError(f"{error}; {more}") from error
-
-    def _check_slots(self) -> Operation[None]:
-        slots = {slot for planned in self._all for slot in slots_of(self._keys(planned.job.queue), planned.job.id)}
-        if len(slots) < 2:
-            return
-        if self._facts.cluster is None:
-            try:
-                self._facts.cluster = yield from execute(is_cluster())
-            except BrokerAuthError:  # the ACL denies INFO: if it is a cluster, adding the flow will fail
-                self._facts.cluster = self._broker.topology is not None
-        if self._facts.cluster:
-            raise self._across_slots()
-
-    def _across_slots(self) -> ConfigError:
-        # For clients that route calls in a cluster; others raise an error when they connect.
-        queues = ", ".join(sorted({self._keys(planned.job.queue).base[:-1] for planned in self._all}))
-        return ConfigError(
-            f"a flow is added in one transaction, which a Redis Cluster allows only within one slot, but the keys of "
-            f"{queues} are in more than one; nothing was added. Set prefix='{{bull}}' in every app and Node client, so "
-            "that all queues share a slot"
-        )
 
     def _wait_for(self, planned: PlannedJob, follower: PlannedJob) -> Call[Any]:
         """Return the call that makes ``follower`` also wait for ``planned``, which is not its child."""

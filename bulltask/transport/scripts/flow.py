@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from redis.crc import key_slot
-from redis.exceptions import ClusterCrossSlotError, MovedError
-
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FAILED_JOB_FIELD, FailedJob
@@ -37,15 +34,12 @@ __all__ = [
     "paginate",
     "remove_child_dependency",
     "remove_unprocessed_children",
-    "slots_of",
     "unsuccessful_children",
     "unsuccessful_page",
 ]
 
 KINDS: Final = ("processed", "unprocessed", "failed", "ignored")
 """States of a child job, in the order in which Node's ``getFlow`` lists them."""
-
-_SCRIPT_ERRORS: Final = ("non local key", "hash to the same slot")
 
 Children = tuple[tuple[str, int], list[str], int]
 """The cursor to continue with (``"0"`` at the end), full keys of child jobs, and their total number."""
@@ -107,17 +101,6 @@ def was_added(keys: QueueKeys, job_id: str, since_ms: int) -> Call[bool]:
 def is_cluster() -> Call[bool]:
     """Return True if the server is a node of a Redis Cluster."""
     return command("INFO", "cluster", parse_reply=lambda reply: b"cluster_enabled:1" in reply)
-
-
-def is_across_slots(error: BaseException) -> bool:
-    """Return True if a cluster rejected a transaction because its keys are in several slots, or on several nodes."""
-    cause = error.__cause__
-    return isinstance(cause, ClusterCrossSlotError | MovedError) or any(part in str(cause) for part in _SCRIPT_ERRORS)
-
-
-def slots_of(keys: QueueKeys, job_id: str) -> set[int]:
-    """Return the cluster slots of the keys that adding a job uses; several if the queue has no hash tag."""
-    return {key_slot(key.encode("utf-8", "surrogateescape")) for key in (keys.wait, keys.meta, keys.job(job_id))}
 
 
 def children(keys: QueueKeys, job_id: str, kind: str, max_children: int, cursor: tuple[str, int]) -> Call[Children]:
