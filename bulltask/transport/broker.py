@@ -85,7 +85,7 @@ class Broker:
         self._async_clients = _PerLoop(self.async_client)
         async_client = self._async_clients.get
         watchers = _PerLoop[dict[str, StreamWatcher]](dict)
-        self.producer = Producer(self.pool, async_client, self.keys, self.clock, config)
+        self.producer = Producer(self.pool, async_client, self.keys, self.clock, config, is_cluster=is_cluster)
         results = Results(
             self.pool,
             self._waiters,

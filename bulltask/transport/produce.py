@@ -20,6 +20,7 @@ from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
+from bulltask.transport.scripts.one_slot import check_one_slot
 
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget"]
 
@@ -51,6 +52,7 @@ class Producer:
         keys: Returns a queue's keys by its name in the app.
         clock: The server's time.
         config: The app's settings.
+        is_cluster: Whether the servers are a Redis Cluster.
     """
 
     def __init__(
@@ -60,8 +62,11 @@ class Producer:
         keys: Callable[[str], QueueKeys],
         clock: ServerClock,
         config: Config,
+        *,
+        is_cluster: bool = False,
     ) -> None:
         self._pool, self._async_client, self._keys, self._clock, self._config = pool, async_client, keys, clock, config
+        self._is_cluster = is_cluster
         self._queues_with_meta: set[str] = set()
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
@@ -70,6 +75,7 @@ class Producer:
         If deduplication finds an existing job, its id is returned instead of the given job's.
 
         Raises:
+            ConfigError: In a Redis Cluster, a job's parent is in another slot. Nothing was sent.
             BrokerError: A round trip failed after all retries, or at its deadline. Jobs of earlier round trips are
                 stored; it is unknown whether the jobs of the failed one are. Sending the same jobs again is safe.
         """
@@ -91,6 +97,7 @@ class Producer:
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
+        self._check_slots(jobs)
         ids: list[str] = []
         for part in _parts(jobs):
             budget = RetryBudget(self._config, part)
@@ -103,6 +110,7 @@ class Producer:
         return ids
 
     def _send(self, jobs: Sequence[NewJob], add: _Add[R]) -> list[R]:
+        self._check_slots(jobs)
         sent: list[R] = []
         for part in _parts(jobs):
             budget = RetryBudget(self._config, part)
@@ -113,6 +121,12 @@ class Producer:
                 except _RETRYABLE as exc:
                     threading.Event().wait(budget.pause_ms(exc) / 1000)
         return sent
+
+    def _check_slots(self, jobs: Sequence[NewJob]) -> None:
+        if self._is_cluster:
+            for job in jobs:
+                if job.parent is not None or job.options.canvas:
+                    check_one_slot([(self._keys(job.queue), job)])
 
     def _send_part(self, part: Sequence[NewJob], deadline_ms: int | None, add: _Add[R]) -> list[R]:
         with self._pool.client(deadline_ms) as client:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from bulltask import App, chain, group
-from bulltask.errors import ConfigError
+from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.job import JobRef
 from bulltask.queue import FlowJob
@@ -85,6 +86,15 @@ def test_a_flow_in_several_slots_of_a_cluster_is_an_error_that_says_what_to_do(c
     assert "new Queue('mail{shop}')" in text
     assert "prefix='{bull}'" in text
     assert first_calls(Broker(APP.config, URL), SEVERAL_SLOTS[flow]()), "a single server has no slots"
+
+
+def test_a_job_whose_parent_is_in_another_slot_is_an_error_and_no_job_is_sent(cluster: Broker) -> None:
+    alone, child = mail.s().job(), mail.s().set(parent={"id": "p", "queue": "other"}).job()
+    for send in (cluster.producer.send, lambda jobs: asyncio.run(cluster.producer.asend(jobs))):
+        with pytest.raises(ConfigError, match=r"bull:mail\{shop\} \(slot \d+\), bull:\{other\}"):
+            send([alone, child])  # without the error, it would fail to connect
+        with pytest.raises(BrokerUnavailableError):
+            send([alone, other.s().job()])
 
 
 def test_a_prefix_with_a_tag_puts_all_queues_into_one_slot() -> None:
