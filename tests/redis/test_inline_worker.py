@@ -213,7 +213,7 @@ def test_the_exception_of_a_listener_is_a_warning(app: App, worker: InlineWorker
 
 @pytest.mark.every_topology
 def test_parents_of_a_flow_run_after_their_children(app: App, worker: InlineWorker, ran: list[Any]) -> None:
-    children = [FlowJob("note", "parts", {"value": part}) for part in ("a", "b")]
+    children = [FlowJob("note", "parts{default}", {"value": part}) for part in ("a", "b")]
     app.flows().add(FlowJob("note", "default", {"value": "whole"}, children=children))
     worker.drain()
     assert ran == ["a", "b", "whole"]

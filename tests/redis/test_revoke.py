@@ -61,7 +61,7 @@ def add_paused_job(queue: Queue) -> str:
 
 def add_waiting_parent(queue: Queue) -> str:
     with FlowProducer(broker=lambda: queue.context.broker) as flows:
-        return flows.add(FlowJob("parent", "mail", {}, {}, [FlowJob("child", "other")])).job.id
+        return flows.add(FlowJob("parent", "mail", {}, {}, [FlowJob("child", "other{mail}")])).job.id
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_retry_jobs_retries_only_jobs_that_failed_before_the_given_time(
 def add_family(app: App, **options: Any) -> tuple[str, str]:
     """Add a parent in the queue ``mail`` that waits for a child in ``other``; return their ids."""
     with app.flows() as flows:
-        leaf = FlowJob("child", "other", {}, options)  # type: ignore[arg-type]
+        leaf = FlowJob("child", "other{mail}", {}, options)  # type: ignore[arg-type]
         node = flows.add(FlowJob("parent", "mail", {}, {}, [leaf]))
     return node.job.id, node.children[0].job.id
 
@@ -267,10 +267,10 @@ def test_a_revoked_child_affects_its_parent_like_a_failed_child(
     app: App, redis_client: Any, flag: str, state: JobState
 ) -> None:
     parent, child = add_family(app, **{flag: True if flag != "attempts" else 3})
-    assert app.queue("other").revoke(child) == "revoked"
+    assert app.queue("other{mail}").revoke(child) == "revoked"
     assert app.queue("mail").get_job_state(parent) is state
     deferred = redis_client.hget(KEYS.job(parent), "defa")
-    assert deferred == (f"child bull:{{other}}:{child} failed" if flag == "fail_parent_on_failure" else None)
+    assert deferred == (f"child bull:other{{mail}}:{child} failed" if flag == "fail_parent_on_failure" else None)
     if flag.startswith(("continue", "ignore")):
         assert list(redis_client.hgetall(KEYS.ignored(parent)).values()) == ["revoked"]
 
@@ -279,7 +279,7 @@ def test_a_revoked_child_affects_its_parent_like_a_failed_child(
 def test_a_child_of_a_revoked_parent_completes_and_the_parent_stays_failed(app: App, redis_client: Any) -> None:
     parent, _ = add_family(app)
     assert app.queue("mail").revoke(parent) == "revoked"
-    other = ManualWorker(app.broker, app.broker.keys("other"))
+    other = ManualWorker(app.broker, app.broker.keys("other{mail}"))
     other.complete("done")
     other.close()
     assert lists_with(redis_client, parent) == ["failed"]
