@@ -65,8 +65,8 @@ test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, wi
 		-m "not (spark or process or interop or bench or slow)" $(addprefix --ignore ,$(SLOW_TESTS)) \
 		$(TESTS) $(ARGS)
 
-TOPOLOGIES ?= cluster sentinel
-test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of queues, flows, workers and faults on a Redis Cluster and with Sentinel
+TOPOLOGIES ?= cluster
+test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of queues, flows, workers and faults on a Redis Cluster
 	@$(COMPILE)
 	@for topology in $(TOPOLOGIES); do \
 		echo "make: BULLTASK_TEST_TOPOLOGY=$$topology"; \

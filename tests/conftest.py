@@ -221,6 +221,8 @@ def broker_url(request: pytest.FixtureRequest) -> str:
     if topology == "cluster":
         cluster: Cluster = request.getfixturevalue("cluster")
         return cluster.broker_url
+    if topology not in {"", "single"}:
+        pytest.fail(f"the tests have no servers for BULLTASK_TEST_TOPOLOGY={topology} yet")
     single_url: str = request.getfixturevalue("single_url")
     return single_url
 
