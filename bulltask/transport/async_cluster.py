@@ -31,7 +31,7 @@ class AsyncClusterClient:
 
     Args:
         endpoint: Nodes from which the others are discovered.
-        clock: Set when connecting and once a minute; ``None`` for no clock.
+        clock: Set when connecting and once a minute, unless there is a name; ``None`` for no clock.
         name: The name of the connections in ``CLIENT LIST``.
         topology: The nodes, if other clients share them.
     """
@@ -43,7 +43,7 @@ class AsyncClusterClient:
         name: str | None = None,
         topology: Topology | None = None,
     ) -> None:
-        self._endpoint, self._clock, self._name = endpoint.for_cluster(), clock, name
+        self._endpoint, self._clock, self._name = endpoint.for_cluster(), clock if name is None else None, name
         self._topology = Topology(endpoint.seeds) if topology is None else topology
         self._topology_version = 0
         self._clients: dict[Address, AsyncClient] = {}
@@ -125,12 +125,19 @@ class AsyncClusterClient:
     async def _read_map(self, deadline_ms: int | None) -> SlotMap:
         errors: list[BrokerError] = []
         for address in self._topology.candidates():
+            # Not on a connection with a name, as in ClusterClient.
+            client = self._client(address) if self._name is None else AsyncClient(self._endpoint.at(*address))
             try:
-                return (await self._client(address).run_many([slots(address)], deadline_ms))[0]  # type: ignore[no-any-return]
+                slot_map: SlotMap = (await client.run_many([slots(address)], deadline_ms))[0]
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
                 errors.append(exc)
             except BrokerError as exc:
                 raise (no_cluster_error(self._endpoint.safe_url) if is_no_cluster(exc) else exc) from exc
+            else:
+                return slot_map
+            finally:
+                if self._name is not None:
+                    await client.close()
         raise errors[-1]
 
     async def _set_clock(self, clock: ServerClock, deadline_ms: int | None) -> None:

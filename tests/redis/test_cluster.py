@@ -211,8 +211,12 @@ def test_all_nodes_make_a_call_for_everywhere(cluster: Cluster, client: ClusterC
 
 async def test_an_asyncio_client_makes_a_call_everywhere(cluster: Cluster) -> None:
     client = AsyncClusterClient(endpoint(cluster), None, "somebody")
+    other = AsyncClusterClient(endpoint(cluster))
+    await client.run(command("EXISTS", KEYS.probe))
+    assert len(await other.run(list_clients("somebody"))) == 1, "it has no connection to other nodes yet"
     await client.run_many([command("EXISTS", keys.probe) for keys in QUEUES])
-    assert len(await client.run(list_clients("somebody"))) == 3
+    assert len(await other.run(list_clients("somebody"))) == 3
+    await other.close()
     await client.close()
 
 

@@ -141,7 +141,7 @@ def test_gather_returns_the_results_of_jobs(cluster: Cluster, broker_url: str, q
 def test_a_queue_without_a_hash_tag_is_rejected_with_advice(
     broker_url: str, make_reader: Callable[..., DataSourceReader]
 ) -> None:
-    with pytest.raises(BrokerError, match=r"one slot .* \(queue_hash_tag=True"):
+    with pytest.raises(BrokerError, match=r"one slot.*queue_hash_tag=True"):
         write(broker_url, ["mail"], 0, 1, queueHashTag="false")
     with pytest.raises(BrokerError, match=r"one slot .* \(queue_hash_tag=True"):
         make_reader(queueHashTag="false", state="wait,active").partitions()

@@ -1,0 +1,72 @@
+"""A replica takes over the slots of a node that has died: sends, results and events continue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask import App
+from bulltask.errors import BrokerUnavailableError
+from bulltask.transport.call import Call, command
+from bulltask.transport.cluster import ClusterClient
+from tests.conftest import FLAVOUR
+from tests.support.redis_cluster import Cluster
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+
+PATIENCE = {"broker_publish_retries": 100, "broker_publish_timeout": 60, "broker_reconnect_delay_max": 1}
+
+
+@pytest.fixture
+def failover_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster for one test: three primaries with a replica each, which replaces its primary after 1.5 s."""
+    with Cluster.started(tmp_path / "failover", FLAVOUR, replicas=1, node_timeout_ms=1_500) as cluster:
+        yield cluster
+
+
+def test_sends_and_results_survive_the_death_of_a_node(failover_cluster: Cluster) -> None:
+    cluster = failover_cluster
+    app = App("shop", cluster.broker_url, **PATIENCE)
+    names = cluster.queues()
+    dead = cluster.owner(cluster.slot(names[0]))
+    for name in names:
+        app.send_task("work", queue=name)
+    client: Any = app.broker.client()
+    assert isinstance(client, ClusterClient)
+    calls: list[Call[Any]] = [command("LLEN", app.broker.keys(name).wait) for name in names]
+    assert client.run_many(calls) == [1, 1, 1]
+    for node in cluster.clients[:3]:  # a failover loses what has not been replicated
+        node.execute_command("WAIT", 1, 10_000)
+    cluster.servers[dead].kill()
+    lost = [result for result in client.try_many(calls) if result != 1]
+    assert len(lost) == 1, "the other nodes reply"
+    assert isinstance(lost[0], BrokerUnavailableError)
+    assert lost[0].node == f"127.0.0.1:{cluster.servers[dead].port}"
+    results = [app.send_task("work", queue=name) for name in names]
+
+    async def main() -> list[Any]:
+        sent = [await app.asend_task("work", queue=name) for name in names]
+        waiting = asyncio.gather(*(result.aget(timeout=60) for result in sent))
+        await asyncio.to_thread(finish_jobs, app, names)
+        values = await waiting
+        await app.aclose()
+        return values
+
+    assert asyncio.run(main()) == [{"ok": True}] * 3
+    assert [result.get(timeout=60) for result in results] == [{"ok": True}] * 3
+    assert client.run_many(calls) == [0, 0, 0]
+    client.close()
+    app.close()
+
+
+def finish_jobs(app: App, names: list[str]) -> None:
+    """Complete three jobs of each queue, as workers do."""
+    for name in names:
+        for _ in range(3):
+            job = app.queue(name).get_next_job("token")
+            assert job is not None
+            job.move_to_completed({"ok": True}, "token", fetch_next=False)
