@@ -56,6 +56,7 @@ class Config:
     command_timeout_ms: int
     publish_retries: int
     publish_timeout_ms: int | None
+    publish_replicas: int
     connection_retries: int | None
     reconnect_delay_ms: int
     reconnect_delay_max_ms: int
@@ -263,7 +264,7 @@ class Settings:
         if self.is_url_from_celery:
             url(self._celery_url, CELERY_URL)
             given["broker_url"] = self._celery_url
-        merged = {row.name: row.default for row in SETTINGS.values()} | given
+        merged = {row.name: row.default for row in SETTINGS.values()} | _patience(given) | given
         parsed = {row.field: row.parse(merged[row.name], row.name) for row in SETTINGS.values()}
         config = Config(**parsed)
         if config.renew_ms >= config.lock_ms:
@@ -281,6 +282,8 @@ class Settings:
             )
         if config.hard_memory_kib and config.hard_memory_kib < (config.max_memory_kib or 0):
             raise ConfigError("worker_hard_memory_limit must not be less than worker_max_memory_per_child")
+        if config.publish_replicas and config.broker_url.kind == "cluster":
+            raise ConfigError("broker_publish_replicas is not available with redis+cluster:// yet; remove the setting")
         config.time_limits.check("the settings", "task_")
         check_payload_settings(config)
         return config
@@ -340,6 +343,14 @@ class Settings:
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *SETTINGS]
+
+
+def _patience(given: Mapping[str, object]) -> dict[str, object]:
+    """Return defaults with which a send outlasts a failover, if the URL names several servers."""
+    address = given.get("broker_url")
+    if not isinstance(address, SecretUrl) or address.kind == "single":
+        return {}
+    return {"broker_publish_retries": 100, "broker_publish_timeout": 60}
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -65,14 +65,23 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "publish_retries",
             integer(0, 100),
             3,
-            "maximum number of retries of a send, if Redis is unavailable or the reply is lost",
+            "maximum number of retries of a send, if Redis is unavailable or the reply is lost; with sentinels or a "
+            "cluster, the default is 100",
         ),
         _S(
             "broker_publish_timeout",
             "publish_timeout_ms",
             optional(duration(1)),
             10,
-            "timeout for a send, including its retries; none: no timeout",
+            "timeout for a send, including its retries; none: no timeout; with sentinels or a cluster, the default is "
+            "60",
+        ),
+        _S(
+            "broker_publish_replicas",
+            "publish_replicas",
+            integer(0, 100),
+            0,
+            "how many replicas must have received the jobs before a send returns (Redis' WAIT); 0: none",
         ),
         _S(
             "broker_connection_max_retries",

@@ -18,7 +18,7 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation
-from bulltask.transport.produce import PROTOCOL_VERSION
+from bulltask.transport.produce import PROTOCOL_VERSION, wait_for_replicas
 from bulltask.transport.scripts.add import add_job, write_queue_meta
 from bulltask.transport.scripts.flow import (
     ExistingJob,
@@ -83,6 +83,7 @@ class FlowSender:
         if (yield from self._check_existing()):
             for planned in self._all:
                 planned.result = planned.job.id
+            yield from self._wait_for_replicas()
             return
         now_ms = self._broker.clock.now_ms()
         order = self._order()
@@ -97,6 +98,11 @@ class FlowSender:
         for planned, result in zip(order, results, strict=False):  # the results of the other calls do not matter
             planned.result = result
         self._raise_rejection()
+        yield from self._wait_for_replicas()
+
+    def _wait_for_replicas(self) -> Operation[None]:
+        if calls := wait_for_replicas(self._broker.config):
+            yield calls
 
     def _check_existing(self) -> Operation[bool]:
         """Check parents and existing jobs; true if an earlier attempt has added the flows."""

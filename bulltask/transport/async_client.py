@@ -12,9 +12,10 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerConfigError, BrokerError, BulltaskError
+from bulltask.errors import BrokerError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, packed_with_bodies
+from bulltask.transport.discovery import MasterLink
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
 
@@ -43,6 +44,7 @@ class AsyncClient:
         self._pending: deque[asyncio.Future[Any]] = deque()
         self._unsent: list[bytes] | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._link = MasterLink(endpoint)
 
     async def run(self, call: Call[R]) -> R:
         """Make one call; raises the same errors as :meth:`bulltask.transport.client.Client.run`."""
@@ -99,14 +101,18 @@ class AsyncClient:
         if self._clock is not None and self._clock.due:
             sent_ms = mono_ms()
             self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], sent_ms)
-        return await self._round_trip(connection, packed, deadline_ms)
+        replies = await self._round_trip(connection, packed, deadline_ms)
+        if self._endpoint.master is not None and await self._link.ais_over(replies):
+            await self._drop(ConnectionError("the server is no longer the master"), only=connection)
+            self._link.raise_if_replaced()
+        return replies
 
     async def _round_trip(
         self, connection: redis.asyncio.Connection, packed: Sequence[bytes], deadline_ms: int | None = None
     ) -> list[Any]:
         if connection is not self._connection:
             exc = ConnectionError("the connection was replaced")
-            raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False)
+            raise redis_errors.connection_error(exc, self._link.url, connecting=False)
         loop = asyncio.get_running_loop()
         waiters: list[asyncio.Future[Any]] = [loop.create_future() for _ in packed]
         # No await between queueing the waiters and the bytes: if another task could send a call in between, each would
@@ -123,7 +129,7 @@ class AsyncClient:
                 return [await waiter for waiter in waiters]
         except (*redis_errors.CONNECTION_ERRORS, TimeoutError) as exc:
             await self._drop(exc, only=connection)
-            raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
+            raise redis_errors.connection_error(exc, self._link.url, connecting=False) from exc
         finally:
             for waiter in waiters:  # after a cancelled or failed exchange; cancel() ignores waiters that are done
                 waiter.cancel()
@@ -150,12 +156,11 @@ class AsyncClient:
         except BrokerError:
             raise
         except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
-            raise redis_errors.connection_error(
-                exc, self._endpoint.safe_url, connecting=True
-            ) from redis_errors.visible_cause(exc)
+            raise self._link.not_connected(exc) from redis_errors.visible_cause(exc)
 
     async def _connect(self, deadline_ms: int | None) -> redis.asyncio.Connection:
-        connection = self._endpoint.async_connection(self._name)
+        endpoint = await self._link.afind_server(self._endpoint, deadline_ms)
+        connection = endpoint.async_connection(self._name)
         try:
             await connection.connect()
         except BaseException:  # including the task's cancellation
@@ -174,7 +179,7 @@ class AsyncClient:
         )
         try:
             check_server(info, self._endpoint)
-        except BrokerConfigError as exc:
+        except BrokerError as exc:
             await self._drop(exc, only=connection)
             raise
         if self._clock is not None:
@@ -215,7 +220,7 @@ class AsyncClient:
 
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, redis_errors.ERROR_REPLIES):
-            raise redis_errors.reply_error(reply, self._endpoint.safe_url) from reply
+            raise redis_errors.reply_error(reply, self._link.url) from reply
         return call.parse_reply(reply)
 
     def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:

@@ -25,7 +25,7 @@ from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys, guard_key
 from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
-from bulltask.transport.results import RECHECK_MS, Results, StreamWatcher
+from bulltask.transport.results import FAILOVER_MS, RECHECK_MS, Results, StreamWatcher
 from bulltask.transport.revoke import revoke
 from bulltask.transport.topology import Topology
 
@@ -95,6 +95,8 @@ class Broker:
             lambda ref, terminate: self.revocation(ref.queue, ref.id, terminate=terminate),
         )
         results.payloads = self.payloads
+        if self.endpoint.kind != "single":
+            results.patience_ms = FAILOVER_MS
         self.results = results
 
     def keys(self, queue: str) -> QueueKeys:

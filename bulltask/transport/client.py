@@ -11,9 +11,10 @@ import redis
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerConfigError, BulltaskError
+from bulltask.errors import BrokerError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, command, packed_with_bodies
+from bulltask.transport.discovery import MasterLink
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
 
@@ -47,6 +48,7 @@ class Client:
         self._deadline_ms: int | None = None
         self._used_ms = 0
         self._identified: tuple[redis.Connection | None, int] = (None, 0)
+        self._link = MasterLink(endpoint)
 
     def set_deadline(self, deadline_ms: int | None) -> None:
         """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
@@ -242,7 +244,7 @@ class Client:
                 is_closed = self._connection.can_read(timeout=0)  # an idle connection is readable only if it was closed
         except redis_errors.CONNECTION_ERRORS:
             is_closed = True
-        if is_closed:
+        if is_closed or self._link.is_replaced():
             self.close()
 
     def interrupt(self) -> None:
@@ -295,15 +297,19 @@ class Client:
                 between()
             # redis-py's connection would raise an error reply; in a pipeline, the other calls have their own replies.
             read = connection._parser.read_response  # noqa: SLF001 - as in set_reply_deadline()
-            return [read(disable_decoding=True) for _ in packed]
+            replies = [read(disable_decoding=True) for _ in packed]
         except redis_errors.CONNECTION_ERRORS as exc:
             self.close()
-            raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
+            raise redis_errors.connection_error(exc, self._link.url, connecting=False) from exc
         except BaseException:
             # After an interrupt (a time limit, Ctrl-C) between sending and reading, the reply would be read as the
             # reply to the next call.
             self.close()
             raise
+        if self._endpoint.master is not None and self._link.is_over(replies):
+            self.close()
+            self._link.raise_if_replaced()
+        return replies
 
     @contextmanager
     def _closed_after_error(self) -> Iterator[None]:
@@ -312,14 +318,14 @@ class Client:
             yield
         except redis_errors.CONNECTION_ERRORS as exc:
             self.close()
-            raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
+            raise redis_errors.connection_error(exc, self._link.url, connecting=False) from exc
         except BaseException:
             self.close()
             raise
 
     def _connected(self) -> redis.Connection:
         if self._connection is None:
-            endpoint = self._endpoint.within(self._remaining_ms())
+            endpoint = self._link.find_server(self._endpoint.within(self._remaining_ms()), self._deadline_ms)
             connection = endpoint.connection(self._name)
             now_ms = mono_ms()
             timeout_ms = endpoint.connect_timeout_ms + endpoint.command_timeout_ms
@@ -328,9 +334,7 @@ class Client:
                 connection.connect()
             except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
                 connection.disconnect()
-                raise redis_errors.connection_error(
-                    exc, self._endpoint.safe_url, connecting=True
-                ) from redis_errors.visible_cause(exc)
+                raise self._link.not_connected(exc) from redis_errors.visible_cause(exc)
             except BaseException:  # an interrupt
                 connection.disconnect()
                 raise
@@ -344,7 +348,7 @@ class Client:
         info, *time = self._round_trip(connection, [call.packed() for call in handshake_calls(self._clock)])
         try:
             check_server(info, self._endpoint)
-        except BrokerConfigError:
+        except BrokerError:
             self.close()
             raise
         if self._clock is not None:
@@ -363,7 +367,7 @@ class Client:
 
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, ResponseError):
-            raise redis_errors.reply_error(reply, self._endpoint.safe_url) from reply
+            raise redis_errors.reply_error(reply, self._link.url) from reply
         return call.parse_reply(reply)
 
     def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import redis
@@ -19,6 +19,7 @@ from bulltask.clock import mono_ms
 from bulltask.config.config import Config
 from bulltask.config.urls import Address, Kind, SecretUrl, tls_options
 from bulltask.errors import BrokerAuthError, ConfigError
+from bulltask.transport.known_master import KnownMaster
 
 __all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline"]
 
@@ -38,17 +39,28 @@ class Endpoint:
         connect_timeout_ms: Timeout for connecting.
         command_timeout_ms: Timeout for a complete reply, or for all replies to a pipeline.
         clustered: Whether the caller routes calls in a Redis Cluster; otherwise a cluster node is rejected.
+        master: What is known about the master, if the URL names sentinels; shared by all endpoints made from this one.
     """
 
     url: SecretUrl
     connect_timeout_ms: int
     command_timeout_ms: int
     clustered: bool
+    master: KnownMaster | None = field(compare=False)
 
     def __init__(
-        self, url: str | SecretUrl, connect_timeout_ms: int, command_timeout_ms: int, clustered: bool = False
+        self,
+        url: str | SecretUrl,
+        connect_timeout_ms: int,
+        command_timeout_ms: int,
+        clustered: bool = False,
+        master: KnownMaster | None = None,
     ) -> None:
-        object.__setattr__(self, "url", SecretUrl(url))
+        url = SecretUrl(url)
+        if master is None and url.kind == "sentinel":
+            master = KnownMaster()
+        object.__setattr__(self, "url", url)
+        object.__setattr__(self, "master", master)
         object.__setattr__(self, "connect_timeout_ms", connect_timeout_ms)
         object.__setattr__(self, "command_timeout_ms", command_timeout_ms)
         object.__setattr__(self, "clustered", clustered)

@@ -15,14 +15,14 @@ from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableE
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.options import text_chars
-from bulltask.transport.call import Call
+from bulltask.transport.call import Call, command
 from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
 from bulltask.transport.scripts.one_slot import check_one_slot
 
-__all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget"]
+__all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget", "wait_for_replicas"]
 
 BULK: Final = 1_000
 """Maximum number of jobs in one round trip."""
@@ -33,6 +33,8 @@ a call's timeout, and Redis' limit for a client's memory."""
 
 PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 """The value of a queue's ``meta.version``, which dashboards show."""
+
+_REPLICATION_MS: Final = 1_000
 
 R = TypeVar("R")
 _Add = Callable[[Sequence[NewJob], int], Sequence[Call[R]]]
@@ -68,6 +70,7 @@ class Producer:
         self._pool, self._async_client, self._keys, self._clock, self._config = pool, async_client, keys, clock, config
         self._is_cluster = is_cluster
         self._queues_with_meta: set[str] = set()
+        self._replication = wait_for_replicas(config)
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Add ``jobs`` in order, up to :data:`BULK` per round trip, and return the ids under which they are stored.
@@ -132,17 +135,17 @@ class Producer:
         with self._pool.client(deadline_ms) as client:
             client.connect()  # connecting sets the clock, whose time the calls contain
             meta_calls, calls = self._meta_calls(part), add(part, self._clock.now_ms())
-            results = client.run_many([*meta_calls, *calls])
+            results = client.run_many([*meta_calls, *calls, *self._replication])
         self._queues_with_meta.update(job.queue for job in part)
-        return results[len(meta_calls) :]
+        return results[len(meta_calls) :][: len(calls)]
 
     async def _asend_part(self, part: Sequence[NewJob], deadline_ms: int | None) -> list[str]:
         client = self._async_client()
         await client.connect(deadline_ms)
         meta_calls, calls = self._meta_calls(part), self._add(part, self._clock.now_ms())
-        results = await client.run_many([*meta_calls, *calls], deadline_ms)
+        results = await client.run_many([*meta_calls, *calls, *self._replication], deadline_ms)
         self._queues_with_meta.update(job.queue for job in part)
-        return results[len(meta_calls) :]
+        return results[len(meta_calls) :][: len(calls)]
 
     def _add(self, part: Sequence[NewJob], now_ms: int) -> list[Call[str]]:
         return [add_job(self._keys(job.queue), job, now_ms) for job in part]
@@ -153,6 +156,28 @@ class Producer:
         for queue in {job.queue for job in part} - self._queues_with_meta:
             calls += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
         return calls
+
+
+def wait_for_replicas(config: Config) -> list[Call[None]]:
+    """Return the call that waits until replicas have received what its connection has written; ``[]`` for none.
+
+    Raises:
+        BrokerNotReadyError: Too few have (when the reply is parsed). The jobs are stored on the server itself.
+    """
+    replicas = config.publish_replicas
+    if not replicas:
+        return []
+    limit_ms = config.publish_timeout_ms or _REPLICATION_MS
+    wait_ms = max(1, min(_REPLICATION_MS, config.command_timeout_ms // 2, limit_ms // 4))
+
+    def parse_reply(reply: Any) -> None:
+        if int(reply) < replicas:
+            raise BrokerNotReadyError(
+                f"only {int(reply)} of {replicas} replicas (broker_publish_replicas) have received the jobs within "
+                f"{wait_ms} ms"
+            )
+
+    return [command("WAIT", replicas, wait_ms, parse_reply=parse_reply)]
 
 
 def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:

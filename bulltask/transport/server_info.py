@@ -21,11 +21,13 @@ class ServerInfo:
         version: The version of Redis or Valkey; ``()`` if unknown.
         clustered: Whether the server is a node of a cluster.
         sentinel: Whether it is a Sentinel.
+        role: ``master`` or ``replica``; ``""`` if unknown.
     """
 
     version: tuple[int, ...] = ()
     clustered: bool = False
     sentinel: bool = False
+    role: str = ""
 
     @property
     def has_read_only_scripts(self) -> bool:
@@ -53,9 +55,11 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
 
     Args:
         reply: The reply to ``HELLO``; an error is accepted, because a proxy may not have the command.
-        endpoint: The server's endpoint, which says whether the caller routes calls in a cluster.
+        endpoint: The server's endpoint, which says whether the caller routes calls in a cluster, or the endpoint of
+            sentinels that reported this server as the master.
 
     Raises:
+        BrokerNotReadyError: The sentinels' reply is outdated: the server is not a master.
         BrokerConfigError: The server is a Sentinel, or a node of a cluster and the caller does not route calls.
     """
     info = _parse(reply)
@@ -63,15 +67,18 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
         raise redis_errors.sentinel_error(endpoint.safe_url)
     if info.clustered and not endpoint.clustered:
         raise redis_errors.cluster_node_error(endpoint.safe_url)
+    if endpoint.master is not None and info.role not in {"", "master"}:
+        endpoint.master.ask_next()
+        raise redis_errors.replica_error(endpoint.safe_url, info.role)
 
 
 def _parse(reply: Any) -> ServerInfo:
     if not isinstance(reply, list):  # an error, or any reply from a proxy
         return UNKNOWN_SERVER
     info = dict(zip(reply[::2], reply[1::2], strict=False))
-    version = info.get(b"version", b"").decode("ascii", "replace")
+    version, role = (info.get(name, b"").decode("ascii", "replace") for name in (b"version", b"role"))
     numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
-    return ServerInfo(numbers, info.get(b"mode") == b"cluster", info.get(b"mode") == b"sentinel")
+    return ServerInfo(numbers, info.get(b"mode") == b"cluster", info.get(b"mode") == b"sentinel", role)
 
 
 def _ms(reply: Any) -> float:

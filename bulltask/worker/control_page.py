@@ -11,7 +11,7 @@ from bulltask.errors import ConfigError
 __all__ = ["ControlPage"]
 
 # Words of the page.
-_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES = range(6)
+_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _MASTER_EPOCH = range(7)
 
 
 class ControlPage:
@@ -57,6 +57,15 @@ class ControlPage:
     @watches.setter
     def watches(self, watches: bool) -> None:
         self._words[_WATCHES] = watches
+
+    @property
+    def master_epoch(self) -> int:
+        """The sentinels' newest configuration epoch, as :class:`bulltask.transport.known_master.KnownMaster` has it."""
+        return self._words[_MASTER_EPOCH]
+
+    def set_master_epoch(self, epoch: int) -> None:
+        """Set :attr:`master_epoch`."""
+        self._words[_MASTER_EPOCH] = epoch
 
     def limit_jobs(self, jobs: int) -> None:
         """Let all children together start at most ``jobs`` jobs; call this before the first child starts.

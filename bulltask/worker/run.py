@@ -46,6 +46,7 @@ from bulltask.worker.supervisor.completion import BurstCheck, MaxJobsCheck
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
 from bulltask.worker.supervisor.loop import Supervisor
+from bulltask.worker.supervisor.master_check import MasterCheck
 from bulltask.worker.supervisor.memory_check import MemoryCheck
 from bulltask.worker.supervisor.named_connections import SUPERVISOR_TIMEOUT_MS, NamedConnections
 from bulltask.worker.supervisor.process_spec import ProcessSpec
@@ -220,6 +221,7 @@ class _Assembly:
             recovery,
             *([] if config.skip_stalled_check else [stalled_check]),
             self.named_connections,
+            *self._master_check(),
             beat,
             self.outbox_process,
             *self._sizing(pool),
@@ -230,6 +232,10 @@ class _Assembly:
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.threads or config.children, url))
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
         return supervisor.run(), supervisor.restarting
+
+    def _master_check(self) -> list[Service]:
+        endpoint = self.broker.endpoint
+        return [] if endpoint.master is None else [MasterCheck(endpoint, endpoint.master, self.slots.control)]
 
     def _sizing(self, pool: ChildPool) -> list[Service]:
         limits, keepalive_ms = self.config.autoscale, self.config.autoscale_keepalive_ms

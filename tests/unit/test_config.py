@@ -84,6 +84,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "command_timeout_ms": 10_000,
         "publish_retries": 3,
         "publish_timeout_ms": 10_000,
+        "publish_replicas": 0,
         "reconnect_delay_ms": 100,
         "reconnect_delay_max_ms": 3_000,
         "connection_retries": None,

@@ -118,6 +118,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "README.md": {},
     "docs/tutorial/first-steps.md": {},
     "docs/how-to/batches.md": {},
+    "docs/how-to/sentinel.md": {},
     "docs/how-to/canvas.md": {},
     "docs/how-to/checkpoints.md": {
         name: FakeLibrary(name)

@@ -1,8 +1,7 @@
 """The options of ``format("bulltask")``, checked before any task starts, including those from SQL.
 
 Spark passes options as strings, and the case of their names does not matter. An unknown name, an invalid value or a
-missing option raises a ``ConfigError`` whose message begins with a code: if an option were silently ignored, the wrong
-rows would be read.
+missing option raises a ``ConfigError`` whose message begins with a code, because ignoring it would read wrong rows.
 
 Options override bulltask's settings in the environment (``BULLTASK_BROKER_URL`` …), because a read may use a replica
 but a write must not. Both are resolved where the query is planned, and the executors get them with the plan.

@@ -1,0 +1,301 @@
+"""Redis Sentinel: asks the sentinels which server is the master.
+
+Every connection to the master begins here. A reply of a sentinel may be outdated; therefore, the client also checks the
+role that the server itself reports (:mod:`bulltask.transport.server_info`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from bulltask.clock import mono_ms
+from bulltask.config.urls import Address
+from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
+from bulltask.transport import redis_errors
+from bulltask.transport.call import Call, as_is
+from bulltask.transport.endpoint import Endpoint, set_reply_deadline
+from bulltask.transport.known_master import KnownMaster
+
+__all__ = ["MasterLink", "check"]
+
+TIMEOUT_MS: Final = 1_000
+"""Timeout for each sentinel, so that one that is down does not delay a connection for long."""
+
+CHECK_TIMEOUT_MS: Final = 500
+"""Timeout for a sentinel that is asked while other work waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """A master as a sentinel reported it.
+
+    Attributes:
+        endpoint: The server.
+        epoch: The configuration epoch; 0 if the sentinel's ACL does not permit reading it.
+    """
+
+    endpoint: Endpoint
+    epoch: int
+
+
+class MasterLink:
+    """A client's link to the master: finds it, and notices that another server has become the master.
+
+    Without sentinels, the server in the URL is always the master.
+
+    Args:
+        endpoint: The client's endpoint.
+
+    Attributes:
+        url: The server, without its password, for errors.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint, self._epoch, self.url = endpoint, 0, endpoint.safe_url
+
+    def find_server(self, endpoint: Endpoint, deadline_ms: int | None) -> Endpoint:
+        """Return the server to connect to.
+
+        Args:
+            endpoint: The client's endpoint, perhaps with shorter timeouts.
+            deadline_ms: Deadline (``mono_ms``), in addition to :data:`TIMEOUT_MS` for each sentinel.
+
+        Raises:
+            BrokerConfigError: The sentinels monitor no master with this name.
+            BrokerAuthError: The sentinels rejected the user or the password.
+            BrokerNotReadyError: The sentinels that replied do not know of the latest failover.
+            BrokerUnavailableError: No sentinel replied.
+        """
+        return endpoint if endpoint.master is None else self._found(resolve(endpoint, deadline_ms))
+
+    async def afind_server(self, endpoint: Endpoint, deadline_ms: int | None) -> Endpoint:
+        """:meth:`find_server` for asyncio."""
+        return endpoint if endpoint.master is None else self._found(await aresolve(endpoint, deadline_ms))
+
+    def not_connected(self, exc: BaseException) -> BrokerError:
+        """Return the error for a server to which no connection was possible; the next search begins elsewhere."""
+        if (known := self._endpoint.master) is None:
+            return redis_errors.connection_error(exc, self.url, connecting=True)
+        known.ask_next()
+        return redis_errors.connection_error(exc, self.url, connecting=True, sentinels=self._endpoint.safe_url)
+
+    def is_replaced(self) -> bool:
+        """Return whether the sentinels have promoted another server since the connection was made."""
+        if (known := self._endpoint.master) is None:
+            return False
+        if known.takes_check():
+            check(self._endpoint)
+        return self._epoch < known.epoch
+
+    def is_over(self, replies: Sequence[object]) -> bool:
+        """Return whether the connection must be closed, because its server is no longer the master."""
+        return self.is_replaced() or any(map(redis_errors.is_demoted, replies))
+
+    async def ais_over(self, replies: Sequence[object]) -> bool:
+        """:meth:`is_over` for asyncio."""
+        if (known := self._endpoint.master) is not None and known.takes_check():
+            await acheck(self._endpoint)
+        return self.is_over(replies)
+
+    def raise_if_replaced(self) -> None:
+        """Raise the error for replies of a server that has been replaced: they are void.
+
+        Raises:
+            BrokerUnavailableError: Another server has become the master.
+        """
+        if self.is_replaced():
+            raise redis_errors.replaced_master(self._endpoint.safe_url)
+
+    def _found(self, master: Master) -> Endpoint:
+        self._epoch, self.url = master.epoch, master.endpoint.safe_url
+        return master.endpoint
+
+
+_Answer = Master | None  # None: the sentinel does not monitor a master with this name
+_Search = Generator[Endpoint, Any, Master]
+"""Yields sentinels; receives the raw replies to the questions, or has a ``BrokerError`` thrown into it."""
+
+
+def resolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Master:
+    """Return the master that the sentinels report; see :meth:`MasterLink.find_server`."""
+    search = _search(endpoint)
+    sentinel = next(search)
+    try:
+        while True:
+            try:
+                replies = _ask(_limited(sentinel, deadline_ms), endpoint.url.master)
+            except BrokerError as exc:
+                sentinel = search.throw(exc)
+            else:
+                sentinel = search.send(replies)
+    except StopIteration as end:
+        master: Master = end.value
+        return master
+
+
+async def aresolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Master:
+    """:func:`resolve` for asyncio."""
+    search = _search(endpoint)
+    sentinel = next(search)
+    try:
+        while True:
+            try:
+                replies = await _aask(_limited(sentinel, deadline_ms), endpoint.url.master)
+            except BrokerError as exc:
+                sentinel = search.throw(exc)
+            else:
+                sentinel = search.send(replies)
+    except StopIteration as end:
+        master: Master = end.value
+        return master
+
+
+def check(endpoint: Endpoint) -> None:
+    """Ask one sentinel for the epoch, another one each time; without a reply, nothing changes."""
+    known, address = _next_sentinel(endpoint)
+    try:
+        replies = _ask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.master)
+        _observe(endpoint, known, address, replies)
+    except BrokerError:
+        known.record_silence(address)
+
+
+async def acheck(endpoint: Endpoint) -> None:
+    """:func:`check` for asyncio."""
+    known, address = _next_sentinel(endpoint)
+    try:
+        replies = await _aask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.master)
+        _observe(endpoint, known, address, replies)
+    except BrokerError:
+        known.record_silence(address)
+
+
+def _next_sentinel(endpoint: Endpoint) -> tuple[KnownMaster, Address]:
+    assert endpoint.master is not None, "only for URLs of sentinels"
+    return endpoint.master, endpoint.master.next_to_check(endpoint.seeds)
+
+
+def _observe(endpoint: Endpoint, known: KnownMaster, address: Address, replies: Sequence[Any]) -> None:
+    if (answer := _parse(endpoint, replies)) is not None:
+        known.observe(answer.epoch, address, len(endpoint.seeds))
+
+
+def _search(endpoint: Endpoint) -> _Search:
+    """Ask the sentinels in order until one knows the master, at the newest epoch that this process knows."""
+    known = endpoint.master
+    assert known is not None, "only for URLs of sentinels"
+    answers: list[_Answer] = []
+    errors: list[BrokerError] = []
+    for address in known.in_order(endpoint.seeds):
+        try:
+            replies = yield endpoint.sentinel_at(*address)
+            answer = _parse(endpoint, replies)
+        except BrokerError as exc:
+            errors.append(exc)
+        else:
+            if answer is not None and answer.epoch >= known.epoch:
+                known.record(answer.epoch)
+                return answer
+            answers.append(answer)
+        known.ask_next()
+    masters = [answer for answer in answers if answer is not None]
+    if masters and len(answers) * 2 > len(endpoint.seeds):
+        # A majority agreed to each failover, so these sentinels were set up again, and count from the beginning.
+        newest = max(masters, key=lambda master: master.epoch)
+        known.record(newest.epoch)
+        return newest
+    raise _not_found(endpoint, masters, answers, errors)
+
+
+def _not_found(
+    endpoint: Endpoint, masters: Sequence[Master], answers: Sequence[_Answer], errors: Sequence[BrokerError]
+) -> BrokerError:
+    url, name = endpoint.safe_url, endpoint.url.master
+    if masters:
+        return BrokerNotReadyError(
+            f"the sentinels of {url} that replied do not know of the latest failover, so their reply is outdated. The "
+            f"others did not reply: {'; '.join(map(str, errors))}"
+        )
+    if answers and not errors:
+        return BrokerConfigError(
+            f"the sentinels of {url} monitor no master named {name!r}. Use the name in `sentinel monitor` of "
+            "sentinel.conf (SENTINEL MASTERS lists the names)"
+        )
+    if auth := next((exc for exc in errors if isinstance(exc, BrokerAuthError)), None):
+        return BrokerAuthError(f"{auth}. For the sentinels, set sentinel_username and sentinel_password in the URL")
+    return BrokerUnavailableError(f"no sentinel of {url} replied: {'; '.join(map(str, errors))}")
+
+
+def _parse(endpoint: Endpoint, replies: Sequence[Any]) -> _Answer:
+    """Return the master in the replies; raise an error reply as a ``BrokerError``."""
+    address, details = replies
+    if isinstance(address, Exception):
+        raise redis_errors.reply_error(address, endpoint.safe_url) from address  # type: ignore[arg-type]
+    if not isinstance(address, list):
+        return None
+    host, port = address
+    epoch = 0
+    if isinstance(details, list):
+        epoch = int(dict(zip(details[::2], details[1::2], strict=False)).get(b"config-epoch", 0))
+    return Master(endpoint.at(host.decode(), int(port)), epoch)
+
+
+def _limited(sentinel: Endpoint, deadline_ms: int | None) -> Endpoint:
+    remaining_ms = TIMEOUT_MS if deadline_ms is None else max(1, min(TIMEOUT_MS, deadline_ms - mono_ms()))
+    return sentinel.within(remaining_ms)
+
+
+def _questions(name: str) -> bytes:
+    # During a failover, only the first reply contains the new master, and only the second one contains the epoch.
+    where, details = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name), ("SENTINEL", "MASTER", name)
+    return Call(where, as_is).packed() + Call(details, as_is).packed()
+
+
+def _ask(sentinel: Endpoint, name: str) -> list[Any]:
+    connection = sentinel.connection(None)
+    now_ms = mono_ms()
+    set_reply_deadline(connection, now_ms + sentinel.command_timeout_ms, now_ms)
+    try:
+        connection.connect()
+        connection.send_packed_command([_questions(name)], check_health=False)
+        read = connection._parser.read_response  # noqa: SLF001 - as in Client
+        return [read(disable_decoding=True) for _ in range(2)]
+    except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
+        raise _sentinel_error(exc, sentinel) from redis_errors.visible_cause(exc)
+    finally:
+        connection.disconnect()
+
+
+async def _aask(sentinel: Endpoint, name: str) -> list[Any]:
+    connection = sentinel.async_connection(None)
+    try:
+        async with asyncio.timeout(sentinel.command_timeout_ms / 1000):
+            await connection.connect()
+            await connection.send_packed_command([_questions(name)], check_health=False)
+            parser: Any = connection._parser  # noqa: SLF001 - as in AsyncClient
+            return [await _read(parser) for _ in range(2)]
+    except (*redis_errors.CONNECTION_ERRORS, TimeoutError, ResponseError) as exc:
+        raise _sentinel_error(exc, sentinel) from redis_errors.visible_cause(exc)
+    finally:
+        with suppress(Exception):
+            await connection.disconnect(nowait=True)
+
+
+async def _read(parser: Any) -> Any:
+    try:
+        return await parser.read_response(disable_decoding=True)
+    except redis_errors.ERROR_REPLIES as exc:
+        return exc
+
+
+def _sentinel_error(exc: BaseException, sentinel: Endpoint) -> BrokerError:
+    error = redis_errors.connection_error(exc, sentinel.safe_url, connecting=False)
+    if isinstance(error, BrokerUnavailableError):
+        return BrokerUnavailableError(f"{sentinel.safe_url}: {str(exc).rstrip('.') or 'no reply in time'}")
+    return error

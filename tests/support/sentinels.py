@@ -1,0 +1,151 @@
+"""A master, a replica and three sentinels: real servers on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+
+from bulltask.embedded.binary import Flavour, find_binary
+from bulltask.embedded.launch import pick_port
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+
+__all__ = ["Sentinels"]
+
+MASTER = "shop.main"
+_QUICK = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+_PASSWORD = "sentinel-secret"
+
+
+class Sentinels:
+    """Two servers, one of which is the master, and the sentinels that monitor it; see `Sentinels.started`.
+
+    Args:
+        servers: The servers.
+        ports: The ports of the sentinels.
+        processes: Their process ids.
+    """
+
+    def __init__(self, servers: Sequence[RedisServer], ports: Sequence[int], processes: Sequence[int]) -> None:
+        self._servers, self._ports, self._processes = servers, ports, processes
+        self._asked = [redis.Redis(port=port, password=_PASSWORD, decode_responses=True) for port in ports]
+
+    @classmethod
+    @contextmanager
+    def started(cls, directory: Path, flavour: Flavour) -> Iterator[Self]:
+        """Start the servers, wait until each sentinel knows the others and the replica, and stop them at the end."""
+        with ExitStack() as stack:
+            master = stack.enter_context(RedisServer.start(directory / "a", flavour=flavour, extra=_QUICK))
+            follow = ("--replicaof", "127.0.0.1", str(master.port))
+            replica = stack.enter_context(RedisServer.start(directory / "b", flavour=flavour, extra=[*_QUICK, *follow]))
+            stack.callback(cls._resume, [master.pid, replica.pid])
+            ports = [pick_port() for _ in range(3)]
+            processes = []
+            for port in ports:
+                process = _start(directory / f"sentinel-{port}", port, master.port, flavour)
+                processes.append(process.pid)
+                stack.callback(process.wait)
+                stack.callback(process.kill)
+            sentinels = cls([master, replica], ports, processes)
+            stack.callback(sentinels.close)
+            sentinels.wait_until_ready()
+            yield sentinels
+
+    @property
+    def url(self) -> str:
+        """The broker URL."""
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        return f"redis+sentinel://{hosts}/{MASTER}?db=0&sentinel_password={_PASSWORD}"
+
+    @property
+    def pids(self) -> set[int]:
+        """The ids of all processes."""
+        return {*self._processes, *(server.pid for server in self._servers)}
+
+    @property
+    def master(self) -> RedisServer:
+        """The server that a majority of the sentinels report as the master."""
+        ports = sorted(self._master_port(sentinel) for sentinel in self._asked)
+        return next(server for server in self._servers if server.port == ports[1])
+
+    def fail_over(self) -> RedisServer:
+        """Make the replica the master while both servers work; return the new master."""
+        old = self.master
+        self._asked[0].execute_command("SENTINEL", "FAILOVER", MASTER)
+        return self.wait_for_failover(old)
+
+    def wait_for_failover(self, old: RedisServer) -> RedisServer:
+        """Wait until a majority of the sentinels report another master than ``old``; return it."""
+        wait_until(lambda: self.master is not old, 60.0, "another master")
+        return self.master
+
+    def stop_replying(self, server: RedisServer) -> None:
+        """Suspend a server, as if the network no longer delivered its packets to anyone."""
+        os.kill(server.pid, signal.SIGSTOP)
+
+    def resume(self, server: RedisServer) -> None:
+        """Continue a suspended server, which does not know what happened meanwhile."""
+        os.kill(server.pid, signal.SIGCONT)
+
+    def repair(self) -> None:
+        """Restart a server that was killed, as a replica, and wait until another failover is possible.
+
+        The sentinels would wait for eight seconds before they make a server a replica.
+        """
+        master = self.master
+        for server in self._servers:
+            if not server.running:
+                server.restart()
+            if server is not master:
+                with redis.Redis(port=server.port) as plain:
+                    plain.execute_command("REPLICAOF", "127.0.0.1", master.port)
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Wait until a failover is possible."""
+        wait_until(lambda: all(map(self._is_ready, self._asked)), 60.0, "the sentinels")
+        with redis.Redis(port=self.master.port) as plain:
+            wait_until(lambda: plain.info("replication")["connected_slaves"] == 1, 60.0, "the replica")
+            plain.wait(1, 10_000)
+
+    def close(self) -> None:
+        """Close the connections to the sentinels."""
+        for sentinel in self._asked:
+            sentinel.close()
+
+    def _is_ready(self, sentinel: Any) -> bool:
+        try:
+            sentinel.execute_command("SENTINEL", "CKQUORUM", MASTER)
+            state = sentinel.sentinel_master(MASTER)
+            replicas = [replica["flags"] for replica in sentinel.sentinel_slaves(MASTER)]
+        except redis.RedisError:
+            return False
+        return (state["flags"], state["num-other-sentinels"], replicas) == ("master", 2, ["slave"])
+
+    @staticmethod
+    def _master_port(sentinel: Any) -> int:
+        return int(sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER)[1])
+
+    @staticmethod
+    def _resume(pids: Sequence[int]) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def _start(directory: Path, port: int, master_port: int, flavour: Flavour) -> subprocess.Popen[bytes]:
+    directory.mkdir(parents=True)
+    file = directory / "sentinel.conf"
+    file.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {directory}\nrequirepass {_PASSWORD}\nsentinel sentinel-pass {_PASSWORD}\n"
+        f"sentinel monitor {MASTER} 127.0.0.1 {master_port} 2\n"
+        f"sentinel down-after-milliseconds {MASTER} 500\nsentinel failover-timeout {MASTER} 3000\n"
+    )
+    return subprocess.Popen([find_binary(flavour).path, file, "--sentinel"], stdout=subprocess.DEVNULL)

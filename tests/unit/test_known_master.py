@@ -1,0 +1,58 @@
+"""Which sentinel is asked next, and which epoch counts, without servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from bulltask.transport import known_master
+from bulltask.transport.known_master import KnownMaster
+
+SENTINELS = ("a", "b", "c")
+
+
+def test_after_a_silent_sentinel_the_next_one_is_asked_first() -> None:
+    known = KnownMaster()
+    assert list(known.in_order(SENTINELS)) == ["a", "b", "c"]
+    known.ask_next()
+    assert list(known.in_order(SENTINELS)) == ["b", "c", "a"]
+
+
+def test_checks_rotate_and_leave_out_silent_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 20_000
+    monkeypatch.setattr(known_master, "mono_ms", lambda: now_ms)
+    known = KnownMaster()
+    assert [known.next_to_check(SENTINELS) for _ in range(4)] == ["b", "c", "a", "b"]
+    known.record_silence("c")
+    assert [known.next_to_check(SENTINELS) for _ in range(3)] == ["a", "b", "a"]
+    now_ms += 10_000
+    assert [known.next_to_check(SENTINELS) for _ in range(3)] == ["b", "c", "a"]
+
+
+def test_a_sentinel_that_missed_a_failover_does_not_change_the_epoch() -> None:
+    known = KnownMaster()
+    known.record(5)
+    for _ in range(3):
+        known.observe(4, "a", 3)
+    assert known.epoch == 5
+    known.observe(6, "b", 3)
+    assert known.epoch == 6
+
+
+def test_the_epoch_begins_again_if_a_majority_of_the_sentinels_say_so() -> None:
+    known = KnownMaster()
+    known.record(5)
+    known.observe(0, "a", 3)
+    known.observe(0, "b", 3)
+    assert known.epoch == 0
+
+
+def test_a_process_asks_a_sentinel_every_5_s_unless_another_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 20_000
+    monkeypatch.setattr(known_master, "mono_ms", lambda: now_ms)
+    known = KnownMaster()
+    assert (known.takes_check(), known.takes_check()) == (True, False)
+    now_ms += 5_000
+    assert known.takes_check()
+    known.follow(lambda: 7)
+    now_ms += 5_000
+    assert (known.takes_check(), known.epoch) == (False, 7)
