@@ -62,8 +62,7 @@
 
 Names of exceptions end in ``Error``; those of interrupts do not. ``TimeLimitExceeded`` has the same name as in Celery.
 
-A message says what happened, to which job or queue, and what to do. The default message of an error is the first
-line of its class's docstring.
+A message says what happened, to which job or queue, and what to do. The default: the first line of the docstring.
 """
 
 from __future__ import annotations
@@ -190,6 +189,8 @@ class InvalidNameError(BulltaskError, ValueError):
 class BrokerError(BulltaskError):
     """Redis, or the connection to it, failed."""
 
+    node: str | None = None  # host:port of the node of a Redis Cluster that failed, if other nodes may be available
+
 
 class BrokerUnavailableError(BrokerError, ConnectionError):
     """Redis cannot be reached, or sends no reply before the timeout.
@@ -197,13 +198,10 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
     Attributes:
         refused: The host refused the connection, because nothing is listening on the port; a quick retry is cheap.
         wrong_protocol: Whether a server replied, but not in Redis' protocol.
-        node: The node of a Redis Cluster that is unreachable (``host:port``), while others may not be; ``None`` for a
-            single server, or if no node replied.
     """
 
     refused = False
     wrong_protocol = False
-    node: str | None = None
 
 
 class BrokerAuthError(BrokerError):

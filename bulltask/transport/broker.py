@@ -27,6 +27,7 @@ from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
 from bulltask.transport.results import FAILOVER_MS, RECHECK_MS, Results, StreamWatcher
 from bulltask.transport.revoke import revoke
+from bulltask.transport.slot_waits import SlotWaits
 from bulltask.transport.topology import Topology
 
 __all__ = ["Broker"]
@@ -130,6 +131,13 @@ class Broker:
     def blocking_client(self, block_ms: int, name: str | None = None) -> SyncClient:
         """Create a client whose calls may block for up to ``block_ms``."""
         return self._new_client(self.endpoint.blocking(block_ms), None, name)
+
+    def slot_waits(self, block_ms: int) -> SlotWaits | None:
+        """Create an object for blocking calls of up to ``block_ms`` in several slots; ``None`` for a single server."""
+        if self.topology is None:
+            return None
+        client = ClusterClient(self.endpoint, None, None, self.topology)
+        return SlotWaits(self.endpoint.blocking(block_ms), self.topology, client)
 
     def shared_async_client(self) -> AnyAsyncClient:
         """Return the asyncio client that all tasks of the running loop share."""

@@ -30,6 +30,9 @@ __all__ = ["ClusterClient"]
 R = TypeVar("R")
 T = TypeVar("T")
 
+_SILENT_MS: Final = 500
+"""A node that fails only after this time would delay the calls to other nodes each time."""
+
 _UNREACHABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
@@ -243,8 +246,15 @@ class ClusterClient:
                 return [moving_slot_error(slot, self.safe_url)] * len(calls)
 
     def _attempt(self, address: Address, use: Callable[[Client], R]) -> R | BrokerError:
+        if self._topology.is_silent(address):
+            return BrokerUnavailableError(f"the node {address[0]}:{address[1]} of {self.safe_url} does not reply")
+        started_ms = mono_ms()
         try:
             return use(self._client(address))
+        except BrokerUnavailableError as exc:
+            if (took_ms := mono_ms() - started_ms) >= _SILENT_MS:
+                self._topology.record_timeout(address, took_ms)
+            return exc
         except BrokerError as exc:
             return exc
 

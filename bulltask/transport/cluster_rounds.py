@@ -210,8 +210,11 @@ class Rounds:
         """Turn replies about a moving slot into errors with an explanation."""
         for routed in self._pending:
             for position in routed.positions:
-                if isinstance(error := self.results[position], SlotRedirectError) or is_try_again(error):
-                    self.results[position] = moving_slot_error(routed.slot, self._url)
+                error = self.results[position]
+                if isinstance(error, SlotRedirectError) or is_try_again(error):
+                    error = moving_slot_error(routed.slot, self._url)
+                if isinstance(error, BrokerError) and self._topology.serves(routed.slot):
+                    self.results[position] = name_node(error, self._topology.address(routed.slot))
 
     def _set(self, routed: RoutedCall, outcome: Sequence[Any]) -> None:
         if routed.node is not None:
@@ -241,10 +244,11 @@ def moving_slot_error(slot: int | None, url: str) -> BrokerNotReadyError:
 
 
 def name_node(error: BrokerError, address: Address) -> BrokerError:
-    """Note in an error which node is unreachable, and return the error."""
+    """Note in an error which node is unreachable or not ready, and return the error."""
+    if isinstance(error, BrokerUnavailableError | BrokerNotReadyError):
+        error.node = f"{address[0]}:{address[1]}"
     if isinstance(error, BrokerUnavailableError):
         error.refused = False  # the node is gone, but another node may replace it
-        error.node = f"{address[0]}:{address[1]}"
     return error
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from bulltask.clock import mono_ms
+from bulltask.errors import BrokerNotReadyError
 from bulltask.transport.cluster_slots import Address, SlotMap
 
 __all__ = ["Topology"]
+
+_MAX_SILENT_MS: Final = 5_000
+"""How long at most a node that did not reply is not tried again."""
 
 
 class Topology:
@@ -29,6 +35,7 @@ class Topology:
         self._nodes: tuple[Address, ...] = ()
         self._failed: Address | None = None
         self._is_current = False
+        self._silent_until_ms: dict[Address, int] = {}
         self.version = 0
 
     @property
@@ -55,6 +62,14 @@ class Topology:
         self._failed = address
         self._is_current = False
 
+    def record_timeout(self, address: Address, took_ms: int) -> None:
+        """Record that a node did not reply for ``took_ms``, so it is not tried again for a while."""
+        self._silent_until_ms[address] = mono_ms() + min(_MAX_SILENT_MS, 2 * took_ms)
+
+    def is_silent(self, address: Address) -> bool:
+        """Whether to fail calls to a node immediately, because each attempt would take a whole timeout."""
+        return self._silent_until_ms.get(address, 0) > mono_ms()
+
     def address(self, slot: int | None) -> Address:
         """Return the node that serves a slot; for ``None``, a node for calls without keys, preferably a reachable one.
 
@@ -65,6 +80,14 @@ class Topology:
         if slot is None:
             return self.by_preference()[0]
         return self._moved.get(slot) or self._map.address(slot)
+
+    def serves(self, slot: int | None) -> bool:
+        """Return whether a node serves a slot."""
+        try:
+            self.address(slot)
+        except BrokerNotReadyError:
+            return False
+        return True
 
     def primaries(self) -> tuple[Address, ...]:
         """Return all nodes that had slots when the map was read, in the order of their addresses."""

@@ -108,7 +108,8 @@ class Beat:
                     self._update(queue, [entry for entry in self._entries if entry.job.queue == queue])
                     self._queues.discard(queue)
         except _RETRYABLE as exc:
-            self._backoff.record_failure(exc)
+            if exc.node is None:  # otherwise, the other nodes of the cluster may be available
+                self._backoff.record_failure(exc)
             return
         self._backoff.reset()
         self._done = True

@@ -145,7 +145,12 @@ class QueueBackoff:
 
     @staticmethod
     def concerns_queue(exc: BrokerError) -> bool:
-        """Whether an error concerns one queue; False if Redis is unreachable, or returns this error for every queue."""
+        """Whether an error concerns one queue; False if Redis is unreachable, or returns this error for every queue.
+
+        An error of one node of a cluster concerns the queues on that node.
+        """
+        if exc.node is not None:
+            return True
         return not (isinstance(exc, _SERVER_ERRORS) or (isinstance(exc, BrokerAuthError) and exc.handshake_failed))
 
     @contextmanager
@@ -170,9 +175,9 @@ class QueueBackoff:
             state.reported.add(str(exc))
             self._bus.emit(RedisErrorReply(self._queues[index].queue, str(exc)))
         state.attempt += 1
-        return reconnect_delay_ms(
-            state.attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=self._config.run_retry_delay_ms
-        )
+        # As for a whole server, a worker resumes soon after another node has replaced one that is unreachable.
+        cap_ms = self._config.run_retry_delay_ms if exc.node is None else MAX_CHEAP_DELAY_MS
+        return reconnect_delay_ms(state.attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=cap_ms)
 
     def reset(self, index: int) -> None:
         """Record that a command for queue ``index`` succeeded."""

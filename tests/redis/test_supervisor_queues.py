@@ -152,7 +152,7 @@ def test_a_child_releases_the_jobs_of_a_lost_reply_while_a_queue_is_broken(
     redis_client.set(keys[0].active, "not a list")
     fetcher = JobFetcher(app.broker, QUEUES, bus, "worker", wakeup_pipe, slots.control)
     try:
-        fetcher.record_lost_call(BrokerUnavailableError("the reply was lost"), slot)
+        fetcher.record_lost_call(BrokerUnavailableError("the reply was lost"), slot, 1)
         acquired = fetcher.acquire(slot)
     finally:
         fetcher.client.close()

@@ -41,6 +41,7 @@ class FakeChild:
             client=lambda: self,
             blocking_client=lambda _: self,
             keys=lambda queue: QueueKeys("bull", f"{{{queue}}}", queue),
+            topology=None,
         )
         self.control = ControlPage(memoryview(bytearray(4096)), None)
         wakeup_pipe: Any = SimpleNamespace(wait=self.pause)

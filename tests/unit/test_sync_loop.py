@@ -56,7 +56,7 @@ class Child:
             raise reply
         return reply
 
-    def record_lost_call(self, _exc: BrokerError, _slot: object) -> None:
+    def record_lost_call(self, _exc: BrokerError, _slot: object, _index: int) -> None:
         self.log.append("lost")
 
     def back_off(self, _exc: BrokerError) -> None:

@@ -89,8 +89,7 @@ class Option:
     doc: str
 
 
-# Parsers for values. For an invalid value, each raises a ConfigError whose message names the option.
-
+# Parsers: for an invalid value, each raises a ConfigError whose message names the option.
 
 def _queue_names(value: Any, name: str) -> tuple[str, ...]:
     """Return unique queue names from ``a,b``, a JSON list if a name contains a comma, or ``*`` for all."""

@@ -23,6 +23,7 @@ from bulltask.worker.child.fetch_options import FetchOptionsCache
 from bulltask.worker.child.outcomes import AcquiredJob
 from bulltask.worker.child.queue_wait import QueueWait, WaitInterrupted
 from bulltask.worker.child.round_robin import RoundRobin
+from bulltask.worker.child.uncertain_slots import UncertainSlots
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.malformed import MalformedJobHandler
 from bulltask.worker.quarantine import max_concurrent
@@ -67,8 +68,10 @@ class JobFetcher:
         self.round_robin = RoundRobin([broker.keys(queue) for queue in queues], self._clock)
         self._queue_backoff = QueueBackoff(self.round_robin.queues, bus, self._config)
         self._malformed = MalformedJobHandler(self.client, self._clock, self._config, bus)
-        self._uncertain: set[Slot] = set()
-        self._queue_wait = QueueWait(broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire)
+        self._uncertain = UncertainSlots(self.client, self.round_robin, self._pause_queue)
+        self._queue_wait = QueueWait(
+            broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire, self._pause_queue
+        )
         self.closing = self._stop_requested = False
 
     @property
@@ -113,7 +116,7 @@ class JobFetcher:
             slot.reserve(mono_ms())
             try:
                 self.client.connect()  # also sets the clock, which decides when delayed jobs are due
-                self._release_uncertain()
+                self._uncertain.release_jobs()
                 # Checked again, because the worker may have been paused while this child connected.
                 acquired = self._poll(slot) if self.may_acquire else None
                 self.backoff.reset()
@@ -125,7 +128,7 @@ class JobFetcher:
             except WaitInterrupted:
                 self._end_wait()
             except BrokerError as exc:
-                self.record_lost_call(exc, slot)
+                self.record_lost_call(exc, slot, 0)  # an error of all queues
                 self.back_off(exc)
         self.free_slot(slot)
         return None
@@ -137,16 +140,25 @@ class JobFetcher:
         else:
             slot.free(mono_ms())
 
-    def record_lost_call(self, exc: BrokerError, slot: Slot) -> None:
-        """Record that a call's reply was lost, so the call may have acquired a job with the slot's token."""
-        if isinstance(exc, BrokerUnavailableError):
-            self.record_uncertain(slot)
-            # If one connection is half-open, the other may be, too, which would cost another timeout.
-            self.disconnect()
+    def record_lost_call(self, exc: BrokerError, slot: Slot, index: int) -> None:
+        """Record that the reply to a call for queue ``index`` was lost.
 
-    def record_uncertain(self, slot: Slot) -> None:
-        """Record that the slot's token may lock a job; it is released before the next job is acquired."""
-        self._uncertain.add(slot)
+        The call may have acquired a job with the slot's token.
+        """
+        if isinstance(exc, BrokerUnavailableError):
+            self.record_uncertain(slot, None if exc.node is None else index)
+            if exc.node is None:
+                # If one connection is half-open, the other may be, too, which would cost another timeout.
+                self.disconnect()
+
+    def record_uncertain(self, slot: Slot, index: int | None = None) -> None:
+        """Record that the slot's token may lock a job; it is released before the next job is acquired.
+
+        Args:
+            slot: The slot.
+            index: The queue that may have the job; ``None`` if any of them may have it.
+        """
+        self._uncertain.add(slot, index)
 
     def disconnect(self) -> None:
         """Close the connections; they are opened again when needed."""
@@ -155,7 +167,9 @@ class JobFetcher:
 
     def release_fetched(self, index: int, slot: Slot, fetched: Fetched | BulltaskError) -> None:
         """Release the job that was fetched in the same round trip as an outcome that could not be written."""
-        if isinstance(fetched, Fetched) and fetched.job_id:
+        if isinstance(fetched, BrokerUnavailableError):
+            self.record_lost_call(fetched, slot, index)
+        elif isinstance(fetched, Fetched) and fetched.job_id:
             self.client.run(move_from_active_to_wait(self.round_robin.queues[index], fetched.job_id, slot.token))
 
     def renew_lock(self, acquired: AcquiredJob) -> bool:
@@ -179,7 +193,7 @@ class JobFetcher:
                     with suppress(JobError):
                         self.client.run(move_from_active_to_wait(keys, job_id, token))
         except BrokerError as error:
-            self.record_lost_call(error, slot)
+            self.record_lost_call(error, slot, index)
         return was_malformed
 
     def back_off(self, exc: BrokerError) -> None:
@@ -211,9 +225,11 @@ class JobFetcher:
             return [] if options[0].limiter is not None else self.client.run(fetch_ahead(keys, options, now_ms))
         except BrokerError as exc:
             for slot in slots:
-                self.record_lost_call(exc, slot)
+                self.record_lost_call(exc, slot, index)
                 if not isinstance(exc, BrokerUnavailableError):
                     self.fail_malformed(index, slot, exc)
+            if exc.node is not None:
+                self._pause_queue(index, exc)
             raise
 
     def release_unstarted(self, jobs: Sequence[AcquiredJob]) -> None:
@@ -227,7 +243,7 @@ class JobFetcher:
             errors = [exc] * len(jobs)
         for job, error in zip(jobs, errors, strict=True):
             if isinstance(error, BrokerError):
-                self.record_lost_call(error, job.slot)
+                self.record_lost_call(error, job.slot, job.queue_index)
             self.free_slot(job.slot)
 
     def wait_for_queue(self, index: int, wait_ms: int) -> bool:
@@ -290,7 +306,7 @@ class JobFetcher:
         try:
             return self.client.run(self._renew_call(keys, slot, job_id))
         except BrokerError:
-            self._uncertain.add(slot)  # released as soon as Redis is available
+            self.record_uncertain(slot)  # released as soon as Redis is available
             return False
 
     def _renew_call(self, keys: QueueKeys, slot: Slot, job_id: str) -> Call[bool]:
@@ -310,6 +326,8 @@ class JobFetcher:
 
     def _poll_queues(self, slot: Slot) -> AcquiredJob | None:
         for index in self.round_robin.candidates():
+            if self._uncertain.may_lock(slot, index):
+                continue  # its token may already lock a job of this queue
             fetched = self._fetch(index, slot)
             if fetched is not None and (acquired := self.acquired(index, slot, fetched)) is not None:
                 return acquired
@@ -322,25 +340,18 @@ class JobFetcher:
             except BrokerError as exc:
                 if not self._queue_backoff.concerns_queue(exc):
                     raise
-                if not self.fail_malformed(index, slot, exc):
-                    self.round_robin.record_error(index, self._queue_backoff.record_failure(index, exc))
+                self.record_lost_call(exc, slot, index)
+                if exc.node is not None or not self.fail_malformed(index, slot, exc):
+                    self._pause_queue(index, exc)
                     return None
             else:
                 self._queue_backoff.reset(index)
                 return fetched
         return None
 
-    def _release_uncertain(self) -> None:
-        """Release the jobs acquired by calls whose replies were lost; they are found by their locks' tokens."""
-        if not self._uncertain:
-            return
-        tokens = [slot.token for slot in self._uncertain]
-        for index, keys in enumerate(self.round_robin.queues):
-            with self._queue_backoff.recording(index):  # the stalled check recovers the jobs of a broken queue
-                for token, job_id in self.client.run(find_by_token(keys, tokens)):
-                    with suppress(JobError):  # the job has since been settled, or acquired by another worker
-                        self.client.run(move_from_active_to_wait(keys, job_id, token))
-        self._uncertain.clear()
+    def _pause_queue(self, index: int, exc: BrokerError) -> None:
+        """Do not poll a queue for a while, because Redis, or its node of a cluster, returned an error."""
+        self.round_robin.record_error(index, self._queue_backoff.record_failure(index, exc))
 
     def _wait(self, slot: Slot) -> AcquiredJob | None:
         """Wait until a queue may have a job; return the job if the wait has fetched it, too."""
@@ -367,7 +378,7 @@ class JobFetcher:
         try:
             fetched = self._queue_wait.wait(fetch_now(keys, self._fetch_options.get(keys, slot.token)))
         except BaseException:
-            self._uncertain.add(slot)  # Redis may have run the fetch
+            self.record_uncertain(slot)  # Redis may have run the fetch
             raise
         if isinstance(fetched, BrokerError):
             self.fail_malformed(0, slot, fetched)
@@ -377,7 +388,7 @@ class JobFetcher:
         """Undo what an interrupted wait may have done: it may have popped a marker, and acquired a job."""
         self.restore_markers()
         with suppress(BrokerError):  # released later, or by the supervisor when this child has exited
-            self._release_uncertain()
+            self._uncertain.release_jobs()
 
     def restore_markers(self) -> None:
         """Add the markers again, because an interrupted wait may have popped one that another worker needs."""

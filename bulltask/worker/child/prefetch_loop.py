@@ -167,7 +167,7 @@ class PrefetchLoop:
                 continue  # its task's rate limit
             outcome, duration_ms = self._outcome(attempt, acquired.slot)
             call = self._writer.call(acquired, outcome, fetch_next=fetching < wanted)
-            item = _EndedJob(acquired, outcome, duration_ms, call, call.packed())
+            item = _EndedJob(acquired, outcome, duration_ms, call, self._fetcher.client.pack(call))
             ended.append(item)
             fetching += item.fetches
             is_stored = acquired.slot.finish(item.packed, mono_ms())
@@ -212,12 +212,12 @@ class PrefetchLoop:
     def _free_slot(self, slot: Slot) -> None:
         """Free a slot that the supervisor has taken over."""
         if slot.state == SlotState.RELEASING:
-            self._fetcher.record_uncertain(slot)
+            self._fetcher.record_uncertain(slot, slot.read().queue_index)
         self._fetcher.free_slot(slot)
 
     def _without_fetch(self, item: _EndedJob) -> _EndedJob:
         call = self._writer.call(item.acquired, item.outcome, fetch_next=False)
-        return item._replace(call=call, packed=call.packed())
+        return item._replace(call=call, packed=self._fetcher.client.pack(call))
 
     def _exchange(self, items: Sequence[_EndedJob]) -> Sequence[Any]:
         """Return the reply to each call, or its error."""

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BulltaskError, Interrupt
+from bulltask.errors import BrokerError, BulltaskError, Interrupt
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
+from bulltask.transport.cluster_slots import slot_of_key
 from bulltask.transport.replies import Fetched, text
+from bulltask.transport.slot_waits import SlotWaits
 from bulltask.worker.child.round_robin import RoundRobin
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
@@ -38,6 +40,7 @@ class QueueWait:
         round_robin: The queues, and when to poll them again.
         wakeup_pipe: Ends early a wait that is not for a marker.
         may_acquire: Returns whether the child may acquire jobs; if not, a wait ends immediately.
+        record_error: Records that a queue, given by its index, cannot be waited for at the moment; for a cluster.
     """
 
     def __init__(
@@ -47,10 +50,17 @@ class QueueWait:
         round_robin: RoundRobin,
         wakeup_pipe: WakeupPipe,
         may_acquire: Callable[[], bool],
+        record_error: Callable[[int, BrokerError], None],
     ) -> None:
         self._client, self._round_robin, self._wakeup_pipe = client, round_robin, wakeup_pipe
         self._may_acquire, self._drain_delay_ms = may_acquire, broker.config.drain_delay_ms
+        self._record_error = record_error
         self._blocking_client = broker.blocking_client(self._drain_delay_ms)
+        # In a cluster, a command with a key, because the same node must receive it.
+        is_cluster = broker.topology is not None
+        self._nudge_call: Call[Any] = command("EXISTS", round_robin.queues[0].probe) if is_cluster else command("PING")
+        self._slots = [slot_of_key(keys.base) for keys in round_robin.queues]
+        self._slot_waits = broker.slot_waits(self._drain_delay_ms) if len(set(self._slots)) > 1 else None
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(round_robin.queues)}
         self._max_wait_ms, self._check_at_ms = self._drain_delay_ms, 0
         self._is_waiting = False
@@ -93,22 +103,25 @@ class QueueWait:
             raise WaitInterrupted
 
     def close(self) -> None:
-        """Close the connection; it is opened again when needed."""
+        """Close the connections; they are opened again when needed."""
         self._blocking_client.close()
+        if self._slot_waits is not None:
+            self._slot_waits.close()
 
     def _pop_marker(
         self, queues: Sequence[int], wait_ms: int, fetch: Call[Fetched] | None
     ) -> tuple[_Marker | None, Fetched | BulltaskError | None]:
-        markers = [self._round_robin.queues[index].marker for index in queues]
         fetched: Fetched | BulltaskError | None = None
         try:
             self._is_waiting = True
             if not self._may_acquire():
                 return None, None
-            call = command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", parse_reply=_read_marker)
-            if fetch is None:
-                popped = self._blocking_client.wait(call, wait_ms, self._nudge)
+            if self._slot_waits is not None:
+                popped = self._pop_in_slots(self._slot_waits, queues, wait_ms)
+            elif fetch is None:
+                popped = self._blocking_client.wait(self._pop_call(queues, wait_ms), wait_ms, self._nudge)
             else:
+                call = self._pop_call(queues, wait_ms)
                 popped, fetched = self._blocking_client.wait_then(call, fetch, wait_ms, self._nudge)
         finally:
             self._is_waiting = False
@@ -116,8 +129,30 @@ class QueueWait:
             self._round_robin.record_marker(self._queues[popped[0]], popped[1])
         return popped, fetched
 
+    def _pop_in_slots(self, slot_waits: SlotWaits, queues: Sequence[int], wait_ms: int) -> _Marker | None:
+        """Pop a marker of queues that are in several slots of a cluster."""
+        indexes: dict[int, list[int]] = {}
+        for index in queues:
+            indexes.setdefault(self._slots[index], []).append(index)
+        results = slot_waits.wait({slot: self._pop_call(own, wait_ms) for slot, own in indexes.items()}, wait_ms)
+        popped: list[_Marker] = []
+        for slot, result in results.items():
+            if isinstance(result, BrokerError):
+                for index in indexes[slot]:
+                    self._record_error(index, result)
+            elif result is not None:
+                popped.append(result)
+        # The child takes one job, so other workers may need the other markers.
+        if len(popped) > 1:
+            self._client.try_many([command("ZADD", text(key), 0, "0") for key, _ in popped[1:]])
+        return popped[0] if popped else None
+
+    def _pop_call(self, queues: Sequence[int], wait_ms: int) -> Call[_Marker | None]:
+        markers = [self._round_robin.queues[index].marker for index in queues]
+        return command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", parse_reply=_read_marker)
+
     def _nudge(self) -> None:
-        self._client.run(command("PING"))
+        self._client.run(self._nudge_call)
 
     def _check_global_concurrency(self) -> None:
         """Check which queues have global concurrency, because a fetch that returns no job does not say why."""

@@ -80,6 +80,10 @@ class RoundRobin:
         self._close(index, pause_ms)
         self._due_at_ms[index] = 0  # a due time in the past would end every wait immediately
 
+    def is_paused(self, index: int) -> bool:
+        """Whether the queue is rate-limited, or in a backoff after an error."""
+        return self._limited_until_ms[index] > mono_ms()
+
     def record_marker(self, index: int, score_ms: float) -> None:
         """Record the queue's marker: a job is waiting now, or one is due at ``score_ms`` (server time)."""
         if score_ms <= self._clock.now_ms():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bulltask.clock import mono_ms
-from bulltask.errors import RECOVERABLE, BrokerError, BulltaskError, JobError
+from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, BulltaskError, JobError
 from bulltask.transport.call import Call
 from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
 from bulltask.worker.child.fetcher import JobFetcher
@@ -116,7 +116,9 @@ class OutcomeWriter:
             raise settled
         if isinstance(fetched, BulltaskError):
             # The outcome is stored. The next fetch raises the same error and handles it.
-            if isinstance(fetched, BrokerError):
+            if isinstance(fetched, BrokerUnavailableError):  # another node of a cluster
+                fetcher.record_lost_call(fetched, slot, index)
+            elif isinstance(fetched, BrokerError):
                 fetcher.fail_malformed(index, slot, fetched)
             return None
         return fetcher.acquired(index, slot, fetched)
@@ -137,7 +139,7 @@ class OutcomeWriter:
     def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob, *, fetch: bool) -> Any:
         match step:
             case BackoffStep():
-                self._fetcher.record_lost_call(step.error, acquired.slot)
+                self._fetcher.record_lost_call(step.error, acquired.slot, acquired.queue_index)
                 self._fetcher.back_off(step.error)
             case WriteStep():
                 fetch = fetch and self._fetcher.may_fetch_next and not step.uncertain

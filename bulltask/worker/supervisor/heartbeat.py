@@ -77,14 +77,16 @@ class Heartbeat:
         self._attempted_ms = mono_ms()
         views_by_queue, unknown = self._locked_slots()
         server_error: BrokerError | None = None
+        is_unavailable = False
         for index, views in enumerate(views_by_queue):
             # After a server error, skip the other queues, because each call may take its whole timeout, which delays
             # the recovery of dead children's jobs.
             error = server_error or self._renew(index, views, unknown)
             if error is not None and not self._queue_backoff.concerns_queue(error):
                 server_error = error
+            is_unavailable = is_unavailable or (error is not None and error.node is not None)
             self._record(index, views, error)
-        self._unavailable = server_error is not None
+        self._unavailable = is_unavailable or server_error is not None
 
     def _locked_slots(self) -> tuple[list[list[SlotView]], list[str]]:
         """Return the slots whose job is known, by queue, and the tokens that may lock an unknown job."""

@@ -39,13 +39,22 @@ class NamedConnections:
             for queue in queues
         ]
         self._backoff = backoff
+        # In a cluster, a command with a key, so that only the node that has the queue shows the connection.
+        self._pings: list[Call[object]] = [
+            command("PING") if broker.topology is None else command("EXISTS", broker.keys(queue).probe)
+            for queue in queues
+        ]
         self._write_probe: Call[object] = command("SET", broker.keys(queues[0]).probe, "", "XX")
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Keep the connections open."""
         try:
-            for client in self._clients:
-                client.run(command("PING"))
+            for client, ping in zip(self._clients, self._pings, strict=True):
+                try:
+                    client.run(ping)
+                except BrokerError as exc:
+                    if exc.node is None:
+                        raise  # otherwise, the other nodes of the cluster may be available
         except BrokerError as exc:
             self._backoff.record_failure(exc)
         else:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import RECOVERABLE, BrokerError, JobError
+from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, JobError
 from bulltask.events import Bus, CrashLimitReached, JobRecovered, JobReleased
 from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
@@ -75,13 +75,18 @@ class _PendingRecovery:
     Attributes:
         queues: Indexes of the queues that may still have some of the jobs.
         concurrent: How many jobs the child was running when it died; some may have been settled since.
-        has_written: Whether the outcomes of the jobs that had ended are written.
+        unwritten: For each token whose job had ended, the call that writes its outcome, until Redis has replied.
     """
 
     dead: JobsOfDeadChild
     queues: set[int]
+    unwritten: Mapping[str, bytes]
     concurrent: int = 0
-    has_written: bool = False
+
+    @property
+    def readable(self) -> set[int]:
+        """The queues whose outcomes are written. In others, jobs that have ended would be released."""
+        return self.queues - {index for index, token, _ in self.dead.jobs if token in self.unwritten}
 
 
 class Recovery:
@@ -126,7 +131,7 @@ class Recovery:
     def recover(self, dead: JobsOfDeadChild) -> None:
         """Recover the jobs of a dead child now, or later if Redis is unavailable."""
         if dead.tokens:
-            self._pending.append(_PendingRecovery(dead, set(range(len(self._queues)))))
+            self._pending.append(_PendingRecovery(dead, set(range(len(self._queues))), dead.outcomes))
             self.tick(mono_ms(), 0)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
@@ -147,7 +152,7 @@ class Recovery:
         tokens = pending.dead.tokens
         self._write_outcomes(pending)
         jobs_by_queue: dict[int, list[tuple[str, str]]] = {}
-        for index in pending.queues:
+        for index in pending.readable:
             known = [(token, job_id) for queue, token, job_id in pending.dead.jobs if queue == index]
             with self._queue_backoff.recording(index):
                 if known:
@@ -168,9 +173,13 @@ class Recovery:
 
     def _write_outcomes(self, pending: _PendingRecovery) -> None:
         """Write the outcomes that the child had stored. After an error reply, the job is released and runs again."""
-        if pending.dead.outcomes and not pending.has_written:
-            self._client.send_packed(list(pending.dead.outcomes.values()))
-        pending.has_written = True
+        tokens, packed = list(pending.unwritten), list(pending.unwritten.values())
+        replies = self._client.send_packed(packed) if packed else ()
+        pending.unwritten = {
+            token: call
+            for token, call, reply in zip(tokens, packed, replies, strict=True)
+            if isinstance(reply, BrokerUnavailableError)  # of one node of a cluster
+        }
 
     def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
         """Settle a job; if its hash is malformed, fail it, so that it does not block other jobs."""

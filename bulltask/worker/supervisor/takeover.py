@@ -105,13 +105,15 @@ class Takeover:
         if not slots:
             return
         try:
-            fetched = next_jobs(self._client.send_packed([slot.outcome for slot in slots]))
+            replies = self._client.send_packed([slot.outcome for slot in slots])
         except BrokerUnavailableError:
             for slot in slots:
                 slot.record_takeover(SlotState.UNCERTAIN, mono_ms())
             raise
         unstarted = []
-        for slot, job in zip(slots, fetched, strict=True):
+        for slot, reply, job in zip(slots, replies, next_jobs(replies), strict=True):
+            if isinstance(reply, BrokerUnavailableError):  # of one node of a cluster
+                slot.record_takeover(SlotState.UNCERTAIN, mono_ms())
             if job is None:
                 continue  # the child makes the call again, and handles the error
             slot.record_takeover(SlotState.WRITTEN, mono_ms())

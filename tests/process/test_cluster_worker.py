@@ -1,0 +1,147 @@
+"""A worker in a Redis Cluster: queues on several nodes, moving slots, and a node that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bulltask import App, AsyncResult
+from bulltask.embedded.binary import Flavour
+from tests.support.redis_cluster import Cluster
+from tests.support.streams import Stream
+from tests.support.worker import Worker
+
+pytestmark = pytest.mark.process
+
+SOURCE = """
+import time
+
+@app.task(name="short")
+def short():
+    time.sleep(0.002)
+
+@app.task(name="ashort")
+async def ashort():
+    pass
+
+@app.task(bind=True, name="counted")
+def counted(self):
+    record("start", job=self.request.id)
+"""
+
+
+@pytest.fixture
+def failover_cluster(tmp_path: Path, redis_flavour: Flavour) -> Iterator[Cluster]:
+    with Cluster.started(tmp_path / "failover", redis_flavour, replicas=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def module_cluster(
+    tmp_path_factory: pytest.TempPathFactory, redis_flavour: Flavour, session_processes: set[int]
+) -> Iterator[Cluster]:
+    with Cluster.started(tmp_path_factory.mktemp("cluster"), redis_flavour) as cluster:
+        session_processes.update(server.pid for server in cluster.servers)
+        yield cluster
+
+
+@pytest.fixture
+def cluster(module_cluster: Cluster) -> Cluster:
+    module_cluster.flush()
+    return module_cluster
+
+
+@pytest.fixture
+def single_url(broker_url: str) -> str:
+    return broker_url
+
+
+@pytest.fixture(scope="session")
+def redis_flavour() -> Flavour:
+    return "redis"
+
+
+class Workers:
+    """Starts workers on a cluster, with a journal on a single server."""
+
+    def __init__(self, cluster: Cluster, journal_url: str, directory: Path) -> None:
+        self.url, self._journal_url, self._directory = cluster.broker_url, journal_url, directory
+        self.app = App("sender", self.url)
+        self.journal = Stream(journal_url, "journal")
+        self._workers: list[Worker] = []
+
+    def start(self, queues: Sequence[str], children: int = 2, **settings: object) -> Worker:
+        merged = {"broker_url": self.url, "worker_concurrency": children, **settings}
+        environ, options = {"JOURNAL_URL": self._journal_url}, ["-Q", ",".join(queues)]
+        directory = self._directory / f"worker-{len(self._workers)}"
+        self._workers.append(Worker(directory, SOURCE, settings=merged, environ=environ, options=options))
+        self._workers[-1].wait_for_line("Worker started")
+        return self._workers[-1]
+
+    def send(self, task: str, queue: str, count: int = 1) -> list[AsyncResult[None]]:
+        return self.app.send_many([self.app.signature(task, queue=queue) for _ in range(count)])
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self.journal.close()
+        self.app.close()
+
+
+@pytest.fixture
+def workers(cluster: Cluster, single_url: str, tmp_path: Path) -> Iterator[Workers]:
+    found = Workers(cluster, single_url, tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_job_on_any_node_wakes_an_idle_worker(cluster: Cluster, workers: Workers) -> None:
+    queues = cluster.queues(each=2)
+    workers.start(queues, children=1, drain_delay=30)
+    for queue in (*queues, *reversed(queues)):
+        for task in ("quick", "ashort"):
+            workers.send(task, queue)[0].get(timeout=20)
+
+
+def test_no_job_is_lost_or_repeated_while_the_slot_of_its_queue_moves(cluster: Cluster, workers: Workers) -> None:
+    moving, other = cluster.queues()[:2]
+    slot = cluster.slot(moving)
+    home = cluster.owner(slot)
+    jobs = workers.send("counted", moving, 300)
+    workers.start([moving, other])
+    workers.journal.wait_for(20, what="start")
+    for to in ((home + 1) % 3, home):
+        cluster.begin_move(slot, to)
+        while cluster.move_keys(slot, to, 100):
+            pass
+        cluster.end_move(slot, to)
+        jobs += workers.send("counted", moving, 50)
+    jobs += workers.send("counted", other, 50)
+    for job in jobs:
+        job.get(timeout=60)
+    assert sorted(entry["job"] for entry in workers.journal.all(what="start")) == sorted(job.id for job in jobs)
+
+
+def test_other_queues_continue_when_a_node_dies_and_its_jobs_run_after_the_failover(
+    failover_cluster: Cluster, single_url: str, tmp_path: Path
+) -> None:
+    cluster, workers = failover_cluster, Workers(failover_cluster, single_url, tmp_path)
+    try:
+        lost, *others = cluster.queues()
+        slot = cluster.slot(lost)
+        number = cluster.owner(slot)
+        jobs = workers.send("counted", lost, 200)
+        assert cluster.clients[number].wait(1, 10_000) == 1  # the replica has them
+        workers.start([lost, *others])
+        workers.journal.wait_for(20, what="start")
+        cluster.servers[number].kill()
+        for queue in others:
+            for job in workers.send("counted", queue, 20):
+                job.get(timeout=20)
+        cluster.clients[number + 3].execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+        for job in jobs:
+            job.get(timeout=60)
+    finally:
+        workers.close()
