@@ -245,13 +245,14 @@ class Results:
 
 
 class _OutageTolerance:
-    """Decides how long a waiter tolerates an outage: before its first read, not at all; then ``patience_ms``.
+    """Decides how long a waiter tolerates an outage: ``patience_ms``.
 
-    By default, at least five seconds: the next read is due after :data:`RECHECK_MS`, and may fail for that long again.
+    By default, before its first read, not at all; then at least five seconds: the next read is due after
+    :data:`RECHECK_MS`, and may fail for that long again.
     """
 
     def __init__(self, patience_ms: int | None = None) -> None:
-        self._patience_ms, self._until_ms = patience_ms, 0
+        self._patience_ms, self._until_ms = patience_ms, 0 if patience_ms is None else mono_ms() + patience_ms
 
     def record_success(self) -> None:
         """Record that Redis replied."""

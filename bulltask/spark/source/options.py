@@ -91,6 +91,7 @@ class Option:
 
 # Parsers: for an invalid value, each raises a ConfigError whose message names the option.
 
+
 def _queue_names(value: Any, name: str) -> tuple[str, ...]:
     """Return unique queue names from ``a,b``, a JSON list if a name contains a comma, or ``*`` for all."""
     text = value.strip() if isinstance(value, str) else value
