@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
-__all__ = ["CancelReason", "ProcessState", "RetireReason", "SlotState"]
+__all__ = ["HAS_JOB", "CancelReason", "ProcessState", "RetireReason", "SlotState"]
 
 
 class SlotState(IntEnum):
@@ -19,6 +20,10 @@ class SlotState(IntEnum):
     WRITTEN = 6  # the supervisor has written the outcome, because the child's next job takes too long
     UNCERTAIN = 7  # the supervisor has received no reply to that call
     RELEASING = 8  # the supervisor is releasing the job that the token locks, or has received no reply to that call
+
+
+HAS_JOB: Final = frozenset(SlotState) - {SlotState.FREE, SlotState.RESERVED, SlotState.WRITTEN, SlotState.RELEASING}
+"""The states of a slot that has a job. After a takeover, another worker may have acquired the job."""
 
 
 class CancelReason(IntEnum):

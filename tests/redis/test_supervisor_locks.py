@@ -29,7 +29,7 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.slot import Slot
 from bulltask.worker.slots import Slots
-from bulltask.worker.states import CancelReason
+from bulltask.worker.states import CancelReason, SlotState
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.killed_attempts import KilledAttempt
 from bulltask.worker.supervisor.named_connections import NamedConnections
@@ -294,6 +294,25 @@ def test_an_expired_lock_is_not_reacquired_if_the_job_was_released(worker: Super
     assert [event.job_id for event in worker.events(JobStalled)] == [job_id]
     assert not worker.client.run(renew_lock(worker.keys[0], job_id, worker.slot.token, LOCK_MS))
     assert worker.lock_ttl_ms(job_id) == -2
+
+
+@pytest.mark.parametrize("state", [SlotState.WRITTEN, SlotState.RELEASING])
+def test_the_lock_of_a_job_that_was_taken_over_is_not_reacquired(worker: Supervised, state: SlotState) -> None:
+    """The child's next job may take hours. Meanwhile, another worker has acquired the first one and lost its lock."""
+    job_id = worker.run(worker.slot)
+    worker.slot.record_takeover(state, mono_ms() - LONG_AGO_MS)
+    worker.expire(job_id)
+    worker.heartbeat.tick(0, 0)
+    assert worker.lock_ttl_ms(job_id) == -2
+    worker.check.tick(0, 0)
+    assert [event.job_id for event in worker.events(JobStalled)] == [job_id]
+
+
+def test_the_lock_of_a_job_that_was_perhaps_not_released_is_renewed(worker: Supervised) -> None:
+    job_id = worker.run(worker.slot)
+    worker.slot.record_takeover(SlotState.RELEASING, mono_ms() - LONG_AGO_MS)
+    worker.heartbeat.tick(0, 0)
+    assert worker.lock_ttl_ms(job_id) > 20_000
 
 
 def test_jobs_of_a_child_that_died_in_an_outage_are_released_immediately(

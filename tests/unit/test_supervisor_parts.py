@@ -243,6 +243,22 @@ def test_a_reserved_slot_keeps_the_job_id_of_its_previous_job() -> None:
     assert dead.jobs == ((0, active.token, "7"),)
 
 
+def test_the_jobs_of_a_dead_child_do_not_include_those_that_were_taken_over() -> None:
+    nothing: Any = None
+    slots = Slots(1, 3)
+    pool = ChildPool(slots, fork, nothing, Bus(), 1)
+    assert pool.start_missing() is None
+    written, releasing, active = slots.children[0].slots()
+    for slot in (written, releasing, active):
+        slot.activate(0, "7", 1)
+    written.record_takeover(SlotState.WRITTEN, 2)
+    releasing.record_takeover(SlotState.RELEASING, 2)
+    dead = pool._remove_dead(0, pool._children[0], 9)
+    assert dead.jobs == ((0, active.token, "7"),)
+    assert dead.tokens == (written.token, releasing.token, active.token)
+    assert dead.unstarted == {releasing.token}
+
+
 def test_an_unacknowledged_request_is_sent_again_after_increasing_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, notified = SimpleNamespace(ms=1_000), list[int]()
     (slot,) = Slots(1, 1).children[0].slots()

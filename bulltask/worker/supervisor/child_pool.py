@@ -13,7 +13,7 @@ from bulltask.clock import mono_ms
 from bulltask.events import Bus, ChildDied, ChildExited, ChildKilled, ChildStarted
 from bulltask.worker.slot import Slot, SlotView
 from bulltask.worker.slots import ChildBlock, Slots
-from bulltask.worker.states import CancelReason, ProcessState, RetireReason, SlotState
+from bulltask.worker.states import HAS_JOB, CancelReason, ProcessState, RetireReason, SlotState
 from bulltask.worker.supervisor.killed_attempts import KilledAttempt
 from bulltask.worker.supervisor.launch import Launcher
 from bulltask.worker.supervisor.recovery import JobsOfDeadChild
@@ -279,8 +279,8 @@ class ChildPool:
         views = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in views)
         running = frozenset(view.token for view in views if view.state is SlotState.ACTIVE)
-        # A reserved slot still contains the id of its previous job.
-        with_job = [view for view in views if view.job_id and view.state is not SlotState.RESERVED]
+        # Other slots still contain the id of their previous job, which another worker may have acquired.
+        with_job = [view for view in views if view.job_id and view.state in HAS_JOB]
         jobs = tuple((view.queue_index, view.token, view.job_id) for view in with_job)
         exited = status == 0 and block.run_state is ProcessState.CLOSED  # a task that calls os._exit(0) is a crash
         killed_attempts = {

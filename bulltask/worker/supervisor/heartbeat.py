@@ -14,14 +14,13 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import find_by_token, renew_locks
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.slot import SlotView
-from bulltask.worker.states import SlotState
+from bulltask.worker.states import HAS_JOB, SlotState
 
 __all__ = ["Heartbeat"]
 
 _RETRY_MS: Final = 500
 """Interval between attempts to renew the locks during and after an outage."""
 
-_HAS_JOB: Final = set(SlotState) - {SlotState.FREE, SlotState.RESERVED}
 _MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING, SlotState.UNCERTAIN, SlotState.RELEASING}
 
 
@@ -94,9 +93,9 @@ class Heartbeat:
         unknown, attempts, now_ms = [], set(), mono_ms()
         for view in self._views():
             attempts.add((view.token, view.attempt))
-            if view.state in _HAS_JOB and view.job_id:
+            if view.state in HAS_JOB and view.job_id:
                 views_by_queue[view.queue_index].append(view)
-            elif view.state in _HAS_JOB:
+            elif view.state in HAS_JOB:
                 unknown.append(view.token)
             # A child that holds the GIL may not have read the reply to its fetch yet.
             if view.state in _MAY_HAVE_FETCHED and now_ms - view.since_ms >= self._interval_ms:
