@@ -32,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies lint sync docs sbom audit release bench bench-quick bench-guard mutants clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies lint sync docs sbom audit release bench bench-quick bench-guard model mutants clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -111,6 +111,9 @@ bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_C
 bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask is much slower than Celery or BullMQ's scripts, compared with the recorded run
 	$(BIN)/python benchmarks/guard.py
 
+model: $(VENV)/dev.stamp  ## check the model of the worker protocol, for two minutes; needs spin and gcc
+	$(BIN)/python -m tests.model
+
 mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs, for an hour or two; ARGS="--resume" continues
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
 
@@ -171,6 +174,7 @@ $(BIN)/python:
 externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(VENV)/django-6/installed.stamp $(CELERY) $(if $(CI),$(VENV)/connect/installed.stamp)
 	@command -v npm >/dev/null || echo "make: no Node.js (18 or newer, with npm): the interop tests need it"
 	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests that start Redis need it (the others use the embedded Valkey)"
+	@command -v spin >/dev/null || echo "make: no spin: the tests that check the model of the worker protocol need it, and gcc"
 	@command -v podman >/dev/null || test -S /var/run/docker.sock || echo "make: no container engine (podman and crun, or Docker): the tests that run servers in containers need one"
 	@test ! -d tests/spark || command -v java >/dev/null || echo "make: no Java (a JRE, 17 or newer): the Spark tests need it"
 
