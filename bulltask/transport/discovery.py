@@ -18,6 +18,7 @@ from bulltask.clock import mono_ms
 from bulltask.config.urls import Address
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.transport import redis_errors
+from bulltask.transport.advice import tls_hint
 from bulltask.transport.call import Call, as_is
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
 from bulltask.transport.known_master import KnownMaster
@@ -228,7 +229,10 @@ def _not_found(
             "sentinel.conf (SENTINEL MASTERS lists the names)"
         )
     if auth := next((exc for exc in errors if isinstance(exc, BrokerAuthError)), None):
-        return BrokerAuthError(f"{auth}. For the sentinels, set sentinel_username and sentinel_password in the URL")
+        advice = (
+            "" if "TLS" in str(auth) else ". For the sentinels, set sentinel_username and sentinel_password in the URL"
+        )
+        return BrokerAuthError(f"{auth}{advice}")
     return BrokerUnavailableError(f"no sentinel of {url} replied: {'; '.join(map(str, errors))}")
 
 
@@ -297,5 +301,6 @@ async def _read(parser: Any) -> Any:
 def _sentinel_error(exc: BaseException, sentinel: Endpoint) -> BrokerError:
     error = redis_errors.connection_error(exc, sentinel.safe_url, connecting=False)
     if isinstance(error, BrokerUnavailableError):
-        return BrokerUnavailableError(f"{sentinel.safe_url}: {str(exc).rstrip('.') or 'no reply in time'}")
+        text = str(exc).rstrip(".") or "no reply in time"
+        return BrokerUnavailableError(f"{sentinel.safe_url}: {text}{tls_hint(exc, sentinel.safe_url)}")
     return error
