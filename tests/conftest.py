@@ -21,8 +21,9 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from bulltask import App
-from bulltask.embedded.binary import Flavour
+from bulltask.embedded.binary import Flavour, ServerBinary, find_binary, read_version
 from bulltask.registry.shared import SHARED
+from bulltask.testing import server as testing_server
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.support.certificates import Certificates, TlsServer
@@ -50,7 +51,19 @@ settings.register_profile("busy", deadline=None, print_blob=True, suppress_healt
 settings.register_profile("quick", settings.get_profile("busy"), max_examples=20)
 settings.load_profile("busy")
 
-FLAVOUR = cast("Flavour", os.environ.get("BULLTASK_TEST_SERVER", "valkey"))  # "redis": redis-server on PATH
+SERVER = os.environ.get("BULLTASK_TEST_SERVER", "valkey")  # "redis": redis-server on PATH; or the path of a program
+PROGRAM = read_version(Path(SERVER)) if os.sep in SERVER else None
+if PROGRAM is not None:
+    SERVER = PROGRAM.flavour
+
+
+def _find_binary(flavour: Flavour | None = None) -> ServerBinary:
+    """Find a server program as ``find_binary`` does, but the one that the environment names first."""
+    return PROGRAM if PROGRAM is not None and flavour in {None, SERVER} else find_binary(flavour)
+
+
+testing_server.find_binary = _find_binary  # type: ignore[attr-defined]
+FLAVOUR = cast("Flavour", SERVER)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -160,7 +173,9 @@ def redis_server(
     session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RedisServer | ContainerServer]:
     """The in-memory server of this test session, one for each xdist worker. Do not stop it."""
-    with session_server(tmp_path_factory.mktemp("redis"), FLAVOUR) as server:
+    directory = tmp_path_factory.mktemp("redis")
+    start = session_server(directory, FLAVOUR) if PROGRAM is None else RedisServer.start(directory, flavour=FLAVOUR)
+    with start as server:
         if isinstance(server, RedisServer):
             session_processes.add(server.pid)
         yield server

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # imported late, so that --help is fast
 __all__ = ["main", "run_for"]
 
 COMMANDS: Final = {
+    "acl": "bulltask.cli.acl",
     "gen-ts": "bulltask.cli.gen_ts",
     "history": "bulltask.cli.history",
     "job": "bulltask.cli.job",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bulltask.config.annotations import Annotations
+from bulltask.config.credentials import Credentials
 from bulltask.config.names import check_same_meaning, explain, resolve
 from bulltask.config.parsers import Autoscale
 from bulltask.config.payload_settings import check_payload_settings
@@ -50,6 +51,7 @@ class Config:
     """The parsed, immutable settings of an app and its workers; :meth:`Settings.freeze` returns them."""
 
     broker_url: SecretUrl
+    credentials: Credentials | None
     prefix: str
     queue_hash_tag: bool
     connect_timeout_ms: int
@@ -284,6 +286,11 @@ class Settings:
             raise ConfigError("worker_hard_memory_limit must not be less than worker_max_memory_per_child")
         if config.publish_replicas and config.broker_url.kind == "cluster":
             raise ConfigError("broker_publish_replicas is not available with redis+cluster:// yet; remove the setting")
+        if config.credentials and config.broker_url.has_password:
+            raise ConfigError(
+                f"broker_url {config.broker_url} contains a password, but broker_credential_provider is set: remove "
+                "one of them"
+            )
         config.time_limits.check("the settings", "task_")
         check_payload_settings(config)
         return config

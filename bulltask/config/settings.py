@@ -11,6 +11,7 @@ from typing import Final
 
 from bulltask.config.annotations import parse_annotations
 from bulltask.config.child_settings import CHILD_SETTINGS
+from bulltask.config.credentials import credential_provider
 from bulltask.config.parsers import (
     choice,
     duration,
@@ -44,6 +45,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     row.name: row
     for row in (
         _S("broker_url", "broker_url", url, "redis://localhost:6379/0", "URL of the Redis or Valkey server"),
+        _S(
+            "broker_credential_provider",
+            "credentials",
+            optional(credential_provider),
+            None,
+            "where the Redis password (and user) come from at each connect, instead of broker_url: an object with "
+            "get_credentials(), as in redis-py, a function, or the file of a password; none: broker_url",
+        ),
         _S("prefix", "prefix", plain_text, "bull", "prefix of all Redis keys, as in BullMQ"),
         _S(
             "queue_hash_tag",

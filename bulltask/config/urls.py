@@ -196,6 +196,22 @@ class SecretUrl:
             raise ValueError(f"{host_and_port!r} is not a host and a port from 1 to 65535")
         return match["host"].strip("[]"), port
 
+    @property
+    def user(self) -> str:
+        """The user, ``""`` if there is none."""
+        return unquote(urlsplit(self._url).username or "")
+
+    @property
+    def has_password(self) -> bool:
+        """True if the URL has a password of Redis."""
+        parts = urlsplit(self._url)
+        return bool(parts.password) or "password" in dict(parse_qsl(parts.query))
+
+    def without_user(self) -> SecretUrl:
+        """Return the same URL without user and password."""
+        parts = urlsplit(self._url)
+        return SecretUrl(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+
     def __str__(self) -> str:
         return self._shown
 

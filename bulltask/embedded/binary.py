@@ -14,7 +14,7 @@ from typing import Literal
 
 from bulltask.errors import BrokerUnavailableError
 
-__all__ = ["Flavour", "ServerBinary", "find_binary"]
+__all__ = ["Flavour", "ServerBinary", "find_binary", "read_version"]
 
 Flavour = Literal["redis", "valkey"]
 
@@ -70,7 +70,7 @@ def find_binary(flavour: Flavour | None = None) -> ServerBinary:
     """
     rejected: list[str] = []
     for path in _candidates():
-        binary = _read_version(path)
+        binary = read_version(path)
         if binary is None:
             rejected.append(f"{path} does not start")
         elif binary.version < MIN_VERSION:
@@ -115,7 +115,8 @@ def _path_from_wheel_finder() -> Path | None:
         return None
 
 
-def _read_version(path: Path) -> ServerBinary | None:
+def read_version(path: Path) -> ServerBinary | None:
+    """Return the program at ``path``; ``None`` if it does not start, or is not a server."""
     if not os.access(path, os.X_OK):
         return None
     try:

@@ -6,38 +6,11 @@ for ``%R~`` and for scripts that run read-only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from bulltask.transport.grants import Grants
+
 __all__ = ["READER", "WRITER", "Grants"]
-
-_CLUSTER: Final = ("cluster|slots", "asking")
-
-
-@dataclass(frozen=True, slots=True)
-class Grants:
-    """The grants of a Redis user.
-
-    Attributes:
-        access: The prefix of key patterns: ``~`` for full access, ``%R~`` for reading.
-        commands: The names of Redis commands, with a subcommand if only that is needed.
-    """
-
-    access: str
-    commands: tuple[str, ...]
-
-    def rules(self, prefix: str = "bull", *, cluster: bool = False) -> list[str]:
-        """Return the rules for ``ACL SETUSER name on >password …``.
-
-        Args:
-            prefix: The setting ``prefix``.
-            cluster: Whether the servers are a cluster. Each node needs the user.
-        """
-        bulltask_keys = "bulltask:*" if prefix == "bull" else f"bulltask:{prefix}:*"
-        keys = [f"{self.access}{prefix}:*", f"{self.access}{bulltask_keys}"]
-        allowed = (*self.commands, *(_CLUSTER if cluster else ()))
-        return ["resetkeys", *keys, "resetchannels", "-@all", *(f"+{name}" for name in allowed)]
-
 
 READER: Final = Grants(
     "%R~",

@@ -6,10 +6,16 @@ import re
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["acl_advice", "rejected_command", "tls_advice", "tls_hint", "user_of"]
+__all__ = ["acl_advice", "password_advice", "rejected_command", "tls_advice", "tls_hint", "user_of"]
 
 _COMMAND: Final = re.compile(r"no permissions to run the '([^']+)' command")
 _KEYS: Final = re.compile(r"permissions to access (a key|one of the keys)|can't access at least one of the keys")
+_WRONG_PASSWORD: Final = re.compile(r"WRONGPASS|invalid (username-password pair|password)")
+_NO_PASSWORD: Final = re.compile(
+    r"NOAUTH|^Authentication required|HELLO must be called with the client already authenti"
+)
+_PASSWORD_UNUSED: Final = re.compile(r"AUTH.* called without any password configured")
+_SOURCES: Final = "broker_url (redis://user:password@host) or, for passwords that change, broker_credential_provider"
 _IN_SCRIPT: Final = re.compile(r"user executing the script can't run")
 
 _CONNECTION_ENDED: Final = "reset by peer|closed by|EOF occurred|broken pipe"
@@ -64,8 +70,27 @@ def acl_advice(text: str, url: str) -> str:
     if _IN_SCRIPT.search(text):
         return (
             ". The user also needs permission for the commands inside scripts: grant all that it needs "
-            "(bulltask.spark.acl, or docs/how-to/spark.md)"
+            "(bulltask.spark.acl for Spark; `bulltask acl ROLE` for other programs)"
         )
+    return ""
+
+
+def password_advice(text: str, url: str) -> str:
+    """Return the advice for a missing or wrong password; ``""`` for any other error.
+
+    Args:
+        text: The server's message.
+        url: The server, without its password.
+    """
+    if _NO_PASSWORD.search(text):
+        return f". Add the user and password to {_SOURCES}"
+    if _WRONG_PASSWORD.search(text):
+        return (
+            f". Check the user and password in {_SOURCES}. On the server, ACL GETUSER {user_of(url)} shows whether the "
+            "user exists and is on"
+        )
+    if _PASSWORD_UNUSED.search(text):
+        return ". The server needs no password: remove it from broker_url"
     return ""
 
 

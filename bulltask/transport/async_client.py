@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import redis.asyncio
-from redis.exceptions import ResponseError
+from redis.exceptions import AuthenticationError, ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerError, BulltaskError
+from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, packed_with_bodies
 from bulltask.transport.discovery import MasterLink
@@ -45,6 +45,8 @@ class AsyncClient:
         self._unsent: list[bytes] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._link = MasterLink(endpoint)
+        self._authenticate_ms: int | None = None
+        self._authenticating = False
 
     async def run(self, call: Call[R]) -> R:
         """Make one call; raises the same errors as :meth:`bulltask.transport.client.Client.run`."""
@@ -98,6 +100,8 @@ class AsyncClient:
 
     async def _exchange(self, packed: Sequence[bytes], deadline_ms: int | None = None) -> list[Any]:
         connection = await self._connected(deadline_ms)
+        if self._authenticate_ms is not None and mono_ms() >= self._authenticate_ms:
+            connection = await self._authenticate_again(connection, deadline_ms)
         if self._clock is not None and self._clock.due:
             sent_ms = mono_ms()
             self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], sent_ms)
@@ -106,6 +110,20 @@ class AsyncClient:
             await self._drop(ConnectionError("the server is no longer the master"), only=connection)
             self._link.raise_if_replaced()
         return replies
+
+    async def _authenticate_again(
+        self, connection: redis.asyncio.Connection, deadline_ms: int | None
+    ) -> redis.asyncio.Connection:
+        """Authenticate with current credentials, as the sync client does; return the connection to use."""
+        self._authenticate_ms = self._endpoint.next_authentication_ms()
+        with suppress(BrokerError):
+            call = await self._endpoint.authentication().acall()
+            self._authenticating = True
+            try:
+                await self._round_trip(connection, [call.packed()], deadline_ms)
+            finally:
+                self._authenticating = False
+        return await self._connected(deadline_ms)
 
     async def _round_trip(
         self, connection: redis.asyncio.Connection, packed: Sequence[bytes], deadline_ms: int | None = None
@@ -166,7 +184,7 @@ class AsyncClient:
         except BaseException:  # including the task's cancellation
             await _abort(connection)
             raise
-        self._connection = connection
+        self._connection, self._authenticate_ms = connection, self._endpoint.next_authentication_ms()
         self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
         await self._handshake(connection, deadline_ms)
         return connection
@@ -174,9 +192,12 @@ class AsyncClient:
     async def _handshake(self, connection: redis.asyncio.Connection, deadline_ms: int | None) -> None:
         """Check whether the server is usable, and set the clock, in one round trip."""
         sent_ms = mono_ms()
-        info, *time = await self._round_trip(
-            connection, [call.packed() for call in handshake_calls(self._clock)], deadline_ms
-        )
+        try:
+            info, *time = await self._round_trip(
+                connection, [call.packed() for call in handshake_calls(self._clock)], deadline_ms
+            )
+        except BrokerUnavailableError as exc:
+            raise redis_errors.handshake_failure(exc, self._endpoint.safe_url) from exc.__cause__
         try:
             check_server(info, self._endpoint)
         except BrokerError as exc:
@@ -195,6 +216,10 @@ class AsyncClient:
                     reply: Any = await parser.read_response(disable_decoding=True)
                 except redis_errors.ERROR_REPLIES as exc:  # the reply to one call, not the end of the connection
                     reply = exc
+                except AuthenticationError as exc:
+                    if not self._authenticating:
+                        raise
+                    reply = exc  # the connection is still authenticated with the previous credentials
                 waiter = self._pending.popleft()
                 if not waiter.done():
                     waiter.set_result(reply)

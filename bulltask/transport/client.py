@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import AuthenticationError, ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerError, BulltaskError
+from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, command, packed_with_bodies
 from bulltask.transport.discovery import MasterLink
@@ -46,6 +46,7 @@ class Client:
         self._endpoint, self._clock, self._name = endpoint, clock, name
         self._connection: redis.Connection | None = None
         self._deadline_ms: int | None = None
+        self._authenticate_ms: int | None = None
         self._used_ms = 0
         self._identified: tuple[redis.Connection | None, int] = (None, 0)
         self._link = MasterLink(endpoint)
@@ -279,7 +280,8 @@ class Client:
             replies[index] = reply
 
     def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
-        connection = self._connection or self._connected()
+        if (connection := self._connection) is None or self._authenticate_ms is not None:
+            connection = self._connected()
         if self._clock is not None and self._clock.due:
             sent_ms = mono_ms()
             self._set_clock(self._clock, self._round_trip(connection, [TIME.packed()])[0], sent_ms)
@@ -339,13 +341,33 @@ class Client:
                 connection.disconnect()
                 raise
             self._connection = connection
+            self._authenticate_ms = endpoint.next_authentication_ms()
             self._handshake(connection)
-        return self._connection
+        elif self._authenticate_ms is not None and mono_ms() >= self._authenticate_ms:
+            self._authenticate_again(self._connection)
+        return self._connected() if self._connection is None else self._connection
+
+    def _authenticate_again(self, connection: redis.Connection) -> None:
+        """Authenticate with current credentials, before the server closes the connection because they have expired."""
+        self._authenticate_ms, now_ms = self._endpoint.next_authentication_ms(), mono_ms()
+        try:
+            set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
+            connection.send_packed_command([self._endpoint.authentication().call().packed()], check_health=False)
+            connection._parser.read_response(disable_decoding=True)  # noqa: SLF001 - as in _round_trip()
+        except (AuthenticationError, BrokerError):
+            return  # the server may not know a new password yet; the connection remains authenticated as before
+        except BaseException as exc:
+            self.close()
+            if not isinstance(exc, redis_errors.CONNECTION_ERRORS):
+                raise
 
     def _handshake(self, connection: redis.Connection) -> None:
         """Check whether the server is usable, and set the clock, in one round trip."""
         sent_ms = mono_ms()
-        info, *time = self._round_trip(connection, [call.packed() for call in handshake_calls(self._clock)])
+        try:
+            info, *time = self._round_trip(connection, [call.packed() for call in handshake_calls(self._clock)])
+        except BrokerUnavailableError as exc:
+            raise redis_errors.handshake_failure(exc, self._endpoint.safe_url) from exc.__cause__
         try:
             check_server(info, self._endpoint)
         except BrokerError:

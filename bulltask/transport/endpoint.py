@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -17,9 +18,12 @@ from redis.retry import Retry
 
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
+from bulltask.config.credentials import Credentials
 from bulltask.config.urls import Address, Kind, SecretUrl, tls_options
 from bulltask.errors import BrokerAuthError, ConfigError
 from bulltask.transport.known_master import KnownMaster
+from bulltask.transport import authentication
+from bulltask.transport.authentication import Authentication
 
 __all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline"]
 
@@ -40,6 +44,7 @@ class Endpoint:
         command_timeout_ms: Timeout for a complete reply, or for all replies to a pipeline.
         clustered: Whether the caller routes calls in a Redis Cluster; otherwise a cluster node is rejected.
         master: What is known about the master, if the URL names sentinels; shared by all endpoints made from this one.
+        credentials: Where the password, and perhaps the user, come from instead of the URL.
     """
 
     url: SecretUrl
@@ -47,6 +52,7 @@ class Endpoint:
     command_timeout_ms: int
     clustered: bool
     master: KnownMaster | None = field(compare=False)
+    credentials: Credentials | None
 
     def __init__(
         self,
@@ -55,6 +61,7 @@ class Endpoint:
         command_timeout_ms: int,
         clustered: bool = False,
         master: KnownMaster | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         url = SecretUrl(url)
         if master is None and url.kind == "sentinel":
@@ -64,11 +71,12 @@ class Endpoint:
         object.__setattr__(self, "connect_timeout_ms", connect_timeout_ms)
         object.__setattr__(self, "command_timeout_ms", command_timeout_ms)
         object.__setattr__(self, "clustered", clustered)
+        object.__setattr__(self, "credentials", credentials)
 
     @classmethod
     def from_config(cls, config: Config, url: str | SecretUrl) -> Endpoint:
         """Return the endpoint at ``url`` with the timeouts of ``config``."""
-        return cls(url, config.connect_timeout_ms, config.command_timeout_ms)
+        return cls(url, config.connect_timeout_ms, config.command_timeout_ms, credentials=config.credentials)
 
     def blocking(self, block_ms: int) -> Endpoint:
         """Return the endpoint with timeouts for calls that block for up to ``block_ms``."""
@@ -116,6 +124,15 @@ class Endpoint:
         """The URL without its password."""
         return str(self.url)
 
+    def authentication(self) -> Authentication:
+        """Return the reader of ``credentials``, which must not be ``None``."""
+        assert self.credentials is not None
+        return Authentication(self.credentials, self.url.user)
+
+    def next_authentication_ms(self) -> int | None:
+        """Return when a connection that authenticates now should do so again (``mono_ms``); ``None``: never."""
+        return None if self.credentials is None else mono_ms() + authentication.REAUTHENTICATE_MS
+
     def connection(self, name: str | None) -> redis.Connection:
         """Create a connection that is not connected yet; ``CLIENT LIST`` shows its ``name``."""
         options = self._options(name) | {"retry": Retry(NoBackoff(), 0), "parser_class": DeadlineParser}
@@ -133,7 +150,7 @@ class Endpoint:
     def _options(self, name: str | None) -> dict[str, Any]:
         options: dict[str, Any] = {
             "client_name": name,
-            "protocol": 2,
+            **_NO_DRIVER_INFO,
             "health_check_interval": 0,
             "socket_connect_timeout": self.connect_timeout_ms / 1000,
             "socket_timeout": self.command_timeout_ms / 1000,
@@ -142,6 +159,8 @@ class Endpoint:
             options["socket_keepalive"] = True
         if self.url.scheme == "rediss":
             options |= _tls_defaults(self.url)
+        if self.credentials is not None:
+            options["credential_provider"] = self.authentication()
         return options
 
     def _create(self, pool: Any, options: dict[str, Any]) -> Any:
@@ -151,8 +170,11 @@ class Endpoint:
             ConfigError: The URL has an invalid port or option.
             BrokerAuthError: A file in the URL does not exist or cannot be read.
         """
+        url = self.url if self.credentials is None else self.url.without_user()
         try:
-            connection = pool.from_url(self.url.get_secret_value(), **options).make_connection()
+            connections = pool.from_url(url.get_secret_value(), **options)
+            connections.connection_kwargs["protocol"] = 2  # even if the URL says otherwise: replies are parsed as RESP2
+            connection = connections.make_connection()
         except (ValueError, TypeError, RedisError) as exc:
             # redis-py passes options as arguments and raises TypeError for unknown ones. Its message and its frames may
             # contain the password.
@@ -166,6 +188,18 @@ def _netloc(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _without_driver_info() -> dict[str, None]:
+    """Return options that keep redis-py from sending ``CLIENT SETINFO`` on each connect.
+
+    Redis 7.0 does not accept permissions (ACL) for this command, because it does not know it, so users without it would
+    fill the log of denied commands.
+    """
+    known = inspect.signature(redis.connection.AbstractConnection.__init__).parameters
+    names = ("driver_info",) if "driver_info" in known else ("lib_name", "lib_version")
+    return dict.fromkeys(names)
+
+
+_NO_DRIVER_INFO: Final = _without_driver_info()
 _SLACK_S = 0.01  # changing a socket's timeout costs a system call
 
 

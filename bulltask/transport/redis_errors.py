@@ -20,7 +20,7 @@ from bulltask.errors import (
     BrokerOutOfMemoryError,
     BrokerUnavailableError,
 )
-from bulltask.transport.advice import acl_advice, tls_advice, tls_hint
+from bulltask.transport.advice import acl_advice, password_advice, tls_advice, tls_hint
 from bulltask.transport.cluster_slots import CROSS_SLOT, SlotRedirectError
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "cluster_node_error",
     "connection_error",
     "is_demoted",
+    "handshake_failure",
     "is_no_cluster",
     "is_noscript",
     "is_transient_in_cluster",
@@ -126,11 +127,24 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool, sentinel
     return error
 
 
+def handshake_failure(error: BrokerUnavailableError, url: str) -> BrokerError:
+    """Return the error for a connection that was lost before the server's first reply, with advice.
+
+    Args:
+        error: The error for a lost connection, whose cause is the driver's exception.
+        url: The server, without its password.
+    """
+    return connection_error(error.__cause__ or error, url, connecting=True)
+
+
 def _error_while_connecting(exc: BaseException, url: str) -> BrokerError | None:
     """Return the error for an error reply to the handshake; ``None`` for any other exception."""
     text = str(exc)
     if isinstance(exc, exceptions.AuthenticationError | exceptions.NoPermissionError):
-        return _handshake_error(f"authentication with Redis at {url} failed: {text}")
+        if text.startswith("HELLO must be called"):  # after NOAUTH, the rest explains how to authenticate with HELLO
+            text = "Authentication required"
+        advice = acl_advice(text, url) or password_advice(text, url)
+        return _handshake_error(f"authentication with Redis at {url} failed: {text.rstrip('.')}{advice}")
     if isinstance(exc, exceptions.BusyLoadingError):
         return BrokerNotReadyError(f"Redis at {url} is still loading its data: {text}")
     if "max number of clients" in text:
@@ -223,7 +237,8 @@ def reply_error(exc: exceptions.RedisError, url: str) -> BrokerError:
         or text.startswith(_AUTH)
         or _IN_EXEC in text
     ):
-        return BrokerAuthError(f"Redis at {url} rejected a command: {text}{acl_advice(text, url)}")
+        advice = acl_advice(text, url) or password_advice(text, url)
+        return BrokerAuthError(f"Redis at {url} rejected a command: {text.rstrip('.')}{advice}")
     if isinstance(exc, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReadyError(f"Redis at {url} cannot execute commands right now: {text}")
     if (error := _redirect(exc, url)) is not None:

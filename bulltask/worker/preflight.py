@@ -14,9 +14,10 @@ from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, Scr
 from bulltask.jobs.names import bullmq_name
 from bulltask.lua import loader
 from bulltask.transport.client_types import SyncClient
+from bulltask.transport.grants import metrics_commands, worker_commands
 from bulltask.transport.inspect import count_unfinished_jobs, read_queue_version, read_server_settings
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.permissions import check_permissions, metrics_commands, worker_commands
+from bulltask.transport.permissions import check_permissions
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts.add import write_queue_meta
 from bulltask.worker.broker_backoff import ReconnectBackoff

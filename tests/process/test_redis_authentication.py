@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from bulltask.testing.server import RedisServer
-from bulltask.transport.permissions import worker_grants
+from bulltask.transport.grants import role_grants
 from bulltask.worker.exit_codes import ExitCode
 from tests.support.machine_load import scale_to_load
 from tests.support.worker import Worker
@@ -87,6 +87,10 @@ def fails():
 @app.task(name="waits")
 async def waits():
     return 1
+
+@app.task(name="limited", rate_limit="50/s")
+def limited():
+    pass
 """
 
 
@@ -95,7 +99,7 @@ def test_a_user_with_the_documented_permissions_can_run_a_worker(
 ) -> None:
     server = server_factory()
     harness = harness_on(server.url)
-    harness.redis.execute_command("ACL SETUSER", "worker", "on", ">secret", *worker_grants())
+    harness.redis.execute_command("ACL SETUSER", "worker", "on", ">secret", *role_grants(["worker"]).rules())
     url = f"redis://worker:secret@127.0.0.1:{server.port}/0"
     settings = {"broker_url": url, "stalled_interval": 1, "lock_duration": 1, "result_expires": 60}
     worker = harness.worker(TASKS, children=1, settings=settings)
@@ -103,7 +107,7 @@ def test_a_user_with_the_documented_permissions_can_run_a_worker(
     held, late = harness.hold(), harness.app.send_task("quick", countdown=0.5)
     harness.wait_for_start(held)
     harness.open_gate()
-    results = [held, late, *(harness.app.send_task(name) for name in ("quick", "waits", "quick"))]
+    results = [held, late, *(harness.app.send_task(name) for name in ("waits", *["limited"] * 3))]
     for result in results:
         result.get(timeout=60)
     with pytest.raises(OSError, match="no"):

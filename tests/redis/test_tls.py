@@ -129,6 +129,32 @@ def test_a_certificate_may_have_its_key_in_the_same_file(
     assert ping(f"rediss://localhost:{tls_server.port}/0?{query}") == b"PONG"
 
 
+async def test_new_connections_use_certificates_that_were_renewed_on_disk(
+    tls_server: TlsServer, certificates: Certificates, tmp_path: Path
+) -> None:
+    def renew(name: str) -> None:
+        for suffix in ("pem", "key"):
+            (tmp_path / f"current.{suffix}").write_bytes(certificates.file(f"{name}.{suffix}").read_bytes())
+
+    renew("client")
+    pair = f"{CERT}={tmp_path}/current.pem&{KEY}={tmp_path}/current.key"
+    url = f"rediss://localhost:{tls_server.port}/0?{CA}={certificates.authority}&{pair}"
+    client, shared = Client(endpoint(url), None), AsyncClient(endpoint(url))
+    assert client.run(command("PING")) == await shared.run(command("PING")) == b"PONG"
+    renew("stranger")
+    assert client.run(command("PING")) == await shared.run(command("PING")) == b"PONG", "open connections stay open"
+    client.close()
+    await shared.close()
+    with pytest.raises(BrokerError, match="ssl_certfile"):
+        client.run(command("PING"))
+    with pytest.raises(BrokerError, match="ssl_certfile"):
+        await shared.run(command("PING"))
+    renew("client")
+    assert client.run(command("PING")) == await shared.run(command("PING")) == b"PONG"
+    client.close()
+    await shared.close()
+
+
 def test_certificate_checks_can_be_disabled(tls_server: TlsServer, certificates: Certificates) -> None:
     pair = f"ssl_certfile={certificates.file('client.pem')}&ssl_keyfile={certificates.file('client.key')}"
     assert ping(f"rediss://127.1:{tls_server.port}/0?{pair}&ssl_cert_reqs=none") == b"PONG"

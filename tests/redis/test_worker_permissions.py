@@ -13,8 +13,8 @@ import structlog
 from bulltask import App
 from bulltask.events.bus import Bus
 from bulltask.lua import loader
-from bulltask.transport import permissions
-from bulltask.transport.permissions import metrics_commands, worker_commands, worker_grants
+from bulltask.transport import grants
+from bulltask.transport.grants import metrics_commands, role_grants, worker_commands
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -90,12 +90,16 @@ def test_a_worker_starts_even_if_transactions_are_forbidden(
 
 
 def test_the_commands_are_read_from_the_scripts() -> None:
-    assert {"zremrangebyscore", "lpush", "rpush", "xadd", "hincrby", "bzpopmin"} <= set(worker_commands())
-    assert {script.name for script in loader.all_scripts()} >= permissions._NOT_FOR_WORKERS
+    assert {"zremrangebyscore", "lpush", "rpush", "xadd", "hincrby", "bzpopmin", "expire", "zrank"} <= set(
+        worker_commands()
+    )
+    assert {
+        script.name for script in loader.all_scripts()
+    } >= grants._NOT_FOR_WORKERS | grants._READERS | grants._SENDERS
 
 
 def test_the_keys_of_another_prefix_suffice_for_its_schedules(broker_url: str, acl: Any) -> None:
-    acl(*worker_grants("shop"))
+    acl(*role_grants(["worker"]).rules("shop"))
     schedule = {"nightly": {"task": "work", "schedule": 3600}}
     app = App("shop", broker_url.replace("://", "://worker:secret@"), prefix="shop", beat_schedule=schedule)
     with app.broker.pool.client() as client:
@@ -110,4 +114,4 @@ def test_the_keys_of_another_prefix_suffice_for_its_schedules(broker_url: str, a
 
 def test_the_documentation_lists_the_commands() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "workers.md").read_text()
-    assert f"ACL SETUSER worker on >password {' '.join(worker_grants())}\n" in page
+    assert f"ACL SETUSER worker on >PASSWORD {' '.join(role_grants(['worker']).rules())}\n" in page

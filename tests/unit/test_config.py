@@ -78,6 +78,7 @@ def wrong_messages(names: Iterable[str], values: Sequence[object], pattern: str)
 def test_settings_have_the_documented_defaults() -> None:
     assert dataclasses.asdict(config(worker_concurrency=2)) == {
         "broker_url": "redis://localhost:6379/0",
+        "credentials": None,
         "prefix": "bull",
         "queue_hash_tag": True,
         "connect_timeout_ms": 5_000,

@@ -1,0 +1,76 @@
+"""``bulltask acl``: print the permissions that a Redis user needs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import click
+
+from bulltask.cli.app_loader import load_app_or_broker
+from bulltask.cli.options import redis_options
+from bulltask.config.config import Config
+from bulltask.config.urls import SecretUrl
+from bulltask.jobs.names import bullmq_name, check_queue_name
+from bulltask.transport.grants import ROLES, role_grants
+from bulltask.transport.keys import QueueKeys
+
+__all__ = ["command"]
+
+_FORMS: Final = {
+    "setuser": "ACL SETUSER {user} on >PASSWORD {rules}",
+    "file": "user {user} on >PASSWORD {rules}",
+    "rules": "on {rules}",
+}
+_EPILOG: Final = "\b\nRoles:\n" + "\n".join(f"  {role:9}{text}" for role, text in ROLES.items())
+
+
+@click.command("acl", short_help="Print the permissions that a Redis user needs.", epilog=_EPILOG)
+@click.argument("roles", metavar="ROLE...", nargs=-1, required=True, type=click.Choice(list(ROLES)))
+@redis_options
+@click.option("-q", "--queue", "queues", multiple=True, help="Only this queue; may be repeated.  [default: all]")
+@click.option("--user", help="The user's name.  [default: the first role]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(_FORMS)),
+    default="setuser",
+    show_default=True,
+    help="setuser: a command for redis-cli; file: a line of users.acl; rules: without user and password, such as "
+    "the access string of ElastiCache.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    roles: tuple[str, ...],
+    queues: tuple[str, ...],
+    user: str | None,
+    form: str,
+    **options: Any,
+) -> None:
+    """Print the fewest permissions (ACL) with which a Redis user can do what its ROLEs say.
+
+    The prefix, and whether the servers are a cluster, come from the app (-A) or the options. The command does not
+    connect to Redis. Replace PASSWORD before you use the line.
+    """
+    app = load_app_or_broker(ctx, options)
+    config = app.conf.freeze()
+    rules = role_grants(roles).rules(
+        config.prefix, cluster=config.broker_url.scheme.endswith("+cluster"), queues=_keys(queues, config)
+    )
+    if _database(config.broker_url):
+        rules.append("+select")
+    click.echo(_FORMS[form].format(user=user or roles[0], rules=" ".join(rules)))
+
+
+def _keys(queues: tuple[str, ...], config: Config) -> list[QueueKeys]:
+    names = [bullmq_name(check_queue_name(queue), hash_tag=config.queue_hash_tag) for queue in queues]
+    return [QueueKeys(config.prefix, name) for name in names]
+
+
+def _database(url: SecretUrl) -> bool:
+    """Whether connections use a database other than 0, so that they need ``SELECT``."""
+    parts = urlsplit(str(url))
+    return parts.path.strip("/") not in {"", "0"} if url.scheme in {"redis", "rediss"} else "db=" in parts.query

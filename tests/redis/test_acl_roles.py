@@ -1,0 +1,291 @@
+"""``bulltask acl`` prints the fewest permissions with which a Redis user can do what its roles say."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from bulltask import App, GroupResult, chord
+from bulltask.cli.main import main
+from bulltask.errors import BrokerAuthError, JobNotFoundError, ResultTimeoutError
+from bulltask.queue import FlowJob, FlowProducer, Queue
+from bulltask.queue.flow_once import add_flow_once
+from bulltask.queue.flow_plan import plan
+from bulltask.transport.grants import CLUSTER, ROLES, role_grants
+from bulltask.transport.operation import run_sync
+from bulltask.transport.scripts.add import IdempotentWrite
+from tests.conftest import ServerFactory
+from tests.support.manual_worker import ManualWorker
+from tests.support.queue_contents import add
+
+pytestmark = pytest.mark.redis
+
+ROOT: Final = Path(__file__).parents[2]
+MakeUser = Callable[..., str]
+ALWAYS_ALLOWED: Final = {"auth", "hello"}
+
+
+def acl(*args: str) -> list[str]:
+    """Return the words that ``bulltask acl`` prints."""
+    done = CliRunner().invoke(main, ["acl", *args], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output.split()
+
+
+@pytest.fixture
+def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
+    """Create a user with the permissions that the command prints; return a URL with its credentials."""
+    name = f"acl-{secrets.token_hex(4)}"
+
+    def make(*args: str) -> str:
+        redis_client.acl_deluser(name)
+        words = acl("--user", name, *args)
+        assert redis_client.execute_command(*(">secret" if word == ">PASSWORD" else word for word in words))
+        return broker_url.replace("redis://", f"redis://{name}:secret@")
+
+    yield make
+    redis_client.acl_deluser(name)
+
+
+def calls_of(client: redis.Redis, work: Callable[..., None], *args: Any) -> set[str]:
+    """Run ``work`` and return the commands that the server executed meanwhile, also those called by scripts."""
+    client.script_flush()
+    client.config_resetstat()
+    work(*args)
+    stats: Any = client.info("commandstats")
+    own = {"config|resetstat", "script|flush"}
+    rejected = {name for name, numbers in stats.items() if numbers["rejected_calls"]}
+    assert not rejected
+    return {name.removeprefix("cmdstat_") for name in stats} - own - ALWAYS_ALLOWED
+
+
+def send_everything(url: str, removed: str) -> None:
+    """Send jobs of every kind, canvases, flows and the rows of an outbox, and wait for results."""
+    app = App("shop", url, task_default_queue="mail")
+    with pytest.raises(JobNotFoundError):
+        app.AsyncResult(removed).get(timeout=1)
+    add_task = app.task(name="add")(lambda x, y: x + y)
+    queue = app.queue("mail")
+    for options in JOB_OPTIONS:
+        queue.add("send", {}, **options)
+    result = add_task.delay(1, 2)
+    with pytest.raises(ResultTimeoutError):
+        result.get(timeout=0.1)
+    assert result.state == "PENDING"
+    group: Any = chord([add_task.s(1, 1), add_task.s(2, 2)])(add_task.s(3))
+    group.state  # noqa: B018 - reads the state
+    saved = GroupResult("saved", [result])
+    saved.save()
+    assert GroupResult.restore("saved", app) is not None
+    saved.delete()
+    with FlowProducer(url) as flows:
+        flows.add(flow("done"))
+    tree, single = plan([flow("new"), FlowJob("send", "mail")], None, {}, app.config)
+    app.broker.producer.send_once([single.job], IdempotentWrite("w1", 60_000))
+    with app.broker.pool.client() as client:
+        client.connect()
+        run_sync(client, add_flow_once([tree], app.broker, "w2", 60_000))
+    app.close()
+
+
+JOB_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"lifo": True},
+    {"delay": 60},
+    {"priority": 3},
+    {"deduplication": {"id": "once"}},
+    {"deduplication": {"id": "late", "replace": True, "ttl": 60}, "delay": 60},
+    {"deduplication": {"id": "late", "replace": True, "ttl": 60}, "delay": 60},
+]
+
+
+def flow(child_id: str) -> FlowJob:
+    return FlowJob(
+        "report", "mail", children=[FlowJob("part", "mail", options={"job_id": child_id}), FlowJob("part", "other")]
+    )
+
+
+def read_everything(url: str, ids: list[str]) -> None:  # noqa: PLR0915 - one line for each method
+    """Read queues, jobs, flows, results, schedules and events."""
+    app = App("shop", url, task_default_queue="mail")
+    queue = app.queue("mail")
+    assert sum(queue.get_job_counts().values()) > 5
+    queue.get_counts_per_priority([1, 2, 3])
+    queue.get_summary()
+    for ascending in (True, False):
+        assert len(list(queue.iter_jobs(["completed", "failed", "wait"], asc=ascending))) == 3
+    job = queue.get_job(ids[0])
+    assert job is not None
+    job.get_state()
+    queue.get_job_state(ids[-2])
+    job.get_logs()
+    job.get_dependencies()
+    job.get_dependencies_count()
+    job.get_children_values()
+    job.get_failed_children()
+    for kind in ("processed", "pending"):
+        queue.get_dependencies(ids[-1], kind)
+    queue.get_metrics("completed")
+    queue.get_workers()
+    queue.get_meta()
+    queue.is_paused()
+    queue.is_maxed()
+    queue.get_rate_limit_ttl()
+    queue.get_global_concurrency()
+    queue.get_global_rate_limit()
+    queue.get_deduplication_job_id("once")
+    queue.export_prometheus_metrics()
+    queue.schedulers.list()
+    queue.schedulers.get("hourly")
+    queue.schedulers.count()
+    FlowProducer(url).get_flow("mail", ids[-1])
+    with app.events("mail", start="0") as events:
+        assert events.next(timeout=1)
+    app.AsyncResult(ids[0]).get(timeout=1)
+    with pytest.raises(JobNotFoundError):
+        app.AsyncResult(ids[1]).get(timeout=1)
+    shown = CliRunner().invoke(main, ["-b", url, "job", "show", ids[0]])
+    assert shown.exit_code == 0, shown.output
+    app.close()
+
+
+@pytest.fixture
+def job_ids(broker_url: str) -> Iterator[list[str]]:
+    """Add jobs in several states and a schedule; return the ids of the jobs, the first of which is completed."""
+    with Queue("mail", broker_url) as queue:
+        ids = add(queue, 5)
+        worker = ManualWorker(queue.context.broker, queue.context.keys)
+        worker.complete({"sum": 3})
+        worker.fail()
+        add(queue, 1, delay=60)
+        add(queue, 1, priority=3)
+        queue.add_job_log(ids[0], "line")
+        queue.remove(ids[1])
+        queue.schedulers.upsert("hourly", name="send", every=3_600)
+        with FlowProducer(broker_url) as flows:
+            parent = flows.add(FlowJob("report", "mail", children=[FlowJob("part", "mail"), FlowJob("part", "mail")]))
+        while worker.acquire() not in [child.job.id for child in parent.children]:
+            pass
+        worker.finish(parent.children[0].job.id, 1)
+        worker.close()
+        yield [*ids, parent.job.id]
+
+
+def test_a_sender_needs_exactly_its_commands(user: MakeUser, redis_client: redis.Redis, broker_url: str) -> None:
+    with Queue("mail", broker_url) as queue:
+        queue.set_global_concurrency(5)
+        queue.add("part", job_id="done")
+        removed = queue.add("part", priority=1)
+        removed.remove()
+        worker = ManualWorker(queue.context.broker, queue.context.keys)
+        worker.complete()
+        worker.close()
+    calls = calls_of(redis_client, send_everything, user("sender"), removed.id)
+    only_if_a_job_is_removed_while_its_sender_waits = {"xrange"}
+    assert calls | only_if_a_job_is_removed_while_its_sender_waits == set(role_grants(["sender"]).commands)
+
+
+def test_a_reader_needs_exactly_its_commands(user: MakeUser, redis_client: redis.Redis, job_ids: list[str]) -> None:
+    assert calls_of(redis_client, read_everything, user("reader"), job_ids) == set(role_grants(["reader"]).commands)
+
+
+def test_a_reader_can_change_nothing(user: MakeUser, redis_client: redis.Redis, job_ids: list[str]) -> None:
+    before = redis_client.hgetall("bull:{mail}:meta"), redis_client.keys()
+    with Queue("mail", user("reader")) as queue:
+        changes: list[Callable[[], object]] = [
+            lambda: queue.add("send"),
+            lambda: queue.remove(job_ids[0]),
+            queue.pause,
+            lambda: queue.obliterate(force=True),
+            lambda: queue.set_global_concurrency(1),
+            lambda: queue.schedulers.remove("hourly"),
+        ]
+        for change in changes:
+            with pytest.raises(BrokerAuthError):
+                change()
+    assert (redis_client.hgetall("bull:{mail}:meta"), redis_client.keys()) == before
+
+
+def test_a_manager_may_run_every_command_in_the_code_and_nothing_else() -> None:
+    sources = [
+        path.read_text()
+        for path in (ROOT / "bulltask").rglob("*.py")
+        if not {"spark", "testing"} & set(path.parts) and path.name not in {"cluster.py", "cluster_slots.py"}
+    ]
+    calls = re.compile(r'\bcommand\(\s*"([A-Z]+)"(?:, "([A-Z]+)")?')
+    found = {match for text in sources for match in calls.findall(text)}
+    direct = {f"{name}|{more}".lower() if name in {"CLIENT", "XINFO"} else name.lower() for name, more in found}
+    allowed = set(role_grants(["manager"]).commands)
+    only_spark = {"sscan"}
+    assert direct - ALWAYS_ALLOWED - only_spark <= allowed | set(CLUSTER)
+    for role in ROLES:
+        assert set(role_grants([role]).commands) <= allowed
+
+
+def test_a_user_of_one_queue_has_no_access_to_others(user: MakeUser) -> None:
+    url = user("manager", "--queue", "mail")
+    with Queue("mail", url) as queue:
+        queue.add("send")
+        queue.pause()
+        assert queue.count() == 1
+    with Queue("reports", url) as other, pytest.raises(BrokerAuthError, match="Grant the keys"):
+        other.add("send")
+
+
+def test_a_prefix_has_the_keys_of_groups_and_of_beat_schedules(user: MakeUser) -> None:
+    app = App("shop", user("sender", "--prefix", "shop"), prefix="shop")
+    group = GroupResult("saved", [app.send_task("add")])
+    group.save()
+    assert GroupResult.restore("saved", app) is not None
+    app.close()
+    assert "~bulltask:beat:shop:*" in acl("worker", "--prefix", "shop")
+
+
+def test_a_database_other_than_0_needs_select(user: MakeUser, broker_url: str) -> None:
+    url = user("manager", "-b", broker_url.removesuffix("/0") + "/3").removesuffix("/0") + "/3"
+    with Queue("mail", url) as queue:
+        queue.add("send")
+    assert "+select" not in acl("manager", "-b", "redis://host")
+
+
+def test_special_characters_in_names_match_only_themselves(user: MakeUser) -> None:
+    url = user("manager", "--queue", "a*b")
+    with Queue("a*b", url) as queue:
+        queue.add("send")
+    with Queue("acb", url) as other, pytest.raises(BrokerAuthError):
+        other.add("send")
+
+
+def test_the_line_has_several_forms() -> None:
+    rules = role_grants(["worker"]).rules()
+    assert acl("worker") == ["ACL", "SETUSER", "worker", "on", ">PASSWORD", *rules]
+    assert acl("worker", "--format", "file", "--user", "w1") == ["user", "w1", "on", ">PASSWORD", *rules]
+    assert acl("worker", "--format", "rules") == ["on", *rules]
+    assert acl("worker", "sender") == ["ACL", "SETUSER", "worker", "on", ">PASSWORD", *_union("worker", "sender")]
+
+
+def _union(*roles: str) -> list[str]:
+    return role_grants(roles).rules()
+
+
+@pytest.mark.parametrize("form", ["setuser", "file"])
+def test_redis_accepts_the_permissions_of_all_roles(server_factory: ServerFactory, form: str, tmp_path: Path) -> None:
+    lines = [" ".join(acl(role, "--format", form)) for role in ROLES]
+    if form == "file":
+        path = tmp_path / "users.acl"
+        path.write_text("user default on nopass ~* &* +@all\n" + "".join(f"{line}\n" for line in lines))
+        server = server_factory(flavour="redis", extra=["--aclfile", str(path)])
+    else:
+        server = server_factory(flavour="redis")
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        if form == "setuser":
+            for line in lines:
+                client.execute_command(*line.split())
+        assert set(client.acl_users()) == {"default", *ROLES}
