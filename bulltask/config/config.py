@@ -284,13 +284,7 @@ class Settings:
             )
         if config.hard_memory_kib and config.hard_memory_kib < (config.max_memory_kib or 0):
             raise ConfigError("worker_hard_memory_limit must not be less than worker_max_memory_per_child")
-        if config.publish_replicas and config.broker_url.kind == "cluster":
-            raise ConfigError("broker_publish_replicas is not available with redis+cluster:// yet; remove the setting")
-        if config.credentials and config.broker_url.has_password:
-            raise ConfigError(
-                f"broker_url {config.broker_url} contains a password, but broker_credential_provider is set: remove "
-                "one of them"
-            )
+        _check_broker(config)
         config.time_limits.check("the settings", "task_")
         check_payload_settings(config)
         return config
@@ -350,6 +344,16 @@ class Settings:
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *SETTINGS]
+
+
+def _check_broker(config: Config) -> None:
+    if config.publish_replicas and config.broker_url.kind == "cluster":
+        raise ConfigError("broker_publish_replicas is not available with redis+cluster:// yet; remove the setting")
+    if config.credentials and config.broker_url.has_password:
+        raise ConfigError(
+            f"broker_url {config.broker_url} contains a password, but broker_credential_provider is set: remove "
+            "one of them"
+        )
 
 
 def _patience(given: Mapping[str, object]) -> dict[str, object]:

@@ -69,17 +69,9 @@ class Client:
         return self._result(call, reply)
 
     def wait(self, call: Call[R], wait_ms: int, nudge: Callable[[], object]) -> R:
-        """Make a call that blocks for up to ``wait_ms``, to the millisecond.
+        """Make a call that blocks for up to ``wait_ms``, to the millisecond; arguments and errors as in ``SyncClient``.
 
         Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
-
-        Args:
-            call: The blocking command, with the timeout ``wait_ms``.
-            wait_ms: Maximum wait.
-            nudge: Sends a command on another connection.
-
-        Raises:
-            BrokerError: As in :meth:`run`.
         """
         connection = self._connected()
         between = self._nudge_when_due(connection, wait_ms, nudge)

@@ -21,9 +21,9 @@ from bulltask.config.config import Config
 from bulltask.config.credentials import Credentials
 from bulltask.config.urls import Address, Kind, SecretUrl, tls_options
 from bulltask.errors import BrokerAuthError, ConfigError
-from bulltask.transport.known_master import KnownMaster
 from bulltask.transport import authentication
 from bulltask.transport.authentication import Authentication
+from bulltask.transport.known_master import KnownMaster
 
 __all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline"]
 

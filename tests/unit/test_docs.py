@@ -119,6 +119,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/tutorial/first-steps.md": {},
     "docs/how-to/batches.md": {},
     "docs/how-to/sentinel.md": {},
+    "docs/how-to/cluster.md": {},
     "docs/how-to/canvas.md": {},
     "docs/how-to/checkpoints.md": {
         name: FakeLibrary(name)
