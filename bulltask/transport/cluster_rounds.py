@@ -74,7 +74,8 @@ class Rounds:
 
     A call to the wrong node is not executed there, so it is redirected. A call that no node can execute at the moment
     is retried until the deadline. If a node is unreachable, this is the result of its calls, because it is unknown
-    whether the node has executed them.
+    whether the node has executed them. If it refused the connection, nothing was sent, so a node that has replaced it
+    gets the calls.
 
     Args:
         topology: The nodes.
@@ -94,6 +95,7 @@ class Rounds:
         self._topology, self._calls, self._until_ms, self._url = topology, [*map(guarded, calls)], until_ms, url
         self._pending = list(route_calls(self._calls))
         self._redirected: set[int | None] = set()
+        self._refused: set[Address] = set()
         self._backoff, self._must_wait, self._has_sent = Backoff(), False, False
         self._parts: dict[int, list[Any]] = {}
         self.results: list[Any] = [None] * len(calls)
@@ -115,6 +117,8 @@ class Rounds:
                 self._set(routed, [exc] * len(routed.positions))
                 self._retry(routed, wait=True)
                 continue
+            if address in self._refused:
+                continue  # no other node has replaced it: the error remains the result
             if self._name(routed) == "MULTI" and self.watched not in {None, address}:
                 self._abort_watched(routed)
                 continue
@@ -125,10 +129,7 @@ class Rounds:
         """Record the results of a batch, or the error of its node."""
         self._has_sent = True
         if isinstance(results, BrokerError):
-            if isinstance(results, BrokerUnavailableError):
-                self._topology.record_failure(batch.address)
-            for routed in batch.routed:
-                self._set(routed, [name_node(results, batch.address)] * len(routed.positions))
+            self._record_error(batch, results)
             return
         for routed, outcome in batch.outcomes(results):
             self._set(routed, outcome)
@@ -137,6 +138,18 @@ class Rounds:
                 self._record_watch(routed, outcome, batch.address)
             else:
                 self._reroute(routed, error, batch.address)
+
+    def _record_error(self, batch: Batch, error: BrokerError) -> None:
+        was_sent = True
+        if isinstance(error, BrokerUnavailableError):
+            self._topology.record_failure(batch.address)
+            if error.refused:
+                self._refused.add(batch.address)
+                was_sent = False
+        for routed in batch.routed:
+            self._set(routed, [name_node(error, batch.address)] * len(routed.positions))
+            if not was_sent and routed.node is None:
+                self._retry(replace(routed, ask=None), wait=False)
 
     def fail(self, error: BrokerError) -> None:
         """Let all calls that are still to be made fail with this error.

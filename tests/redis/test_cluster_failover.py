@@ -38,7 +38,8 @@ def test_sends_and_results_survive_the_death_of_a_node(failover_cluster: Cluster
     client: Any = app.broker.client()
     assert isinstance(client, ClusterClient)
     calls: list[Call[Any]] = [command("LLEN", app.broker.keys(name).wait) for name in names]
-    assert client.run_many(calls) == [1, 1, 1]
+    idle = ClusterClient(app.broker.endpoint, None)
+    assert client.run_many(calls) == idle.run_many(calls) == [1, 1, 1]
     for node in cluster.clients[:3]:  # a failover loses what has not been replicated
         node.execute_command("WAIT", 1, 10_000)
     cluster.servers[dead].kill()
@@ -59,7 +60,10 @@ def test_sends_and_results_survive_the_death_of_a_node(failover_cluster: Cluster
     assert asyncio.run(main()) == [{"ok": True}] * 3
     assert [result.get(timeout=60) for result in results] == [{"ok": True}] * 3
     assert client.run_many(calls) == [0, 0, 0]
+    idle.close_if_dead()  # as a pool does
+    assert idle.run_many(calls) == [0, 0, 0], "a client that was idle learns of the new node without an error"
     client.close()
+    idle.close()
     app.close()
 
 

@@ -142,3 +142,40 @@ def test_an_error_before_any_call_is_raised_and_later_it_is_the_result_of_the_ca
     rounds.fail(error)
     assert rounds.results == ["value", error]
     assert rounds.pause_ms() is None
+
+
+def test_calls_for_a_node_that_refuses_the_connection_go_to_the_node_that_has_replaced_it() -> None:
+    topology = Topology([NODES[0]])
+    rounds = Rounds(topology, [command("GET", "{mail}")], mono_ms() + 10_000, "redis+cluster://server")
+    topology.set(MAP)
+    (batch,) = rounds.batches()
+    rounds.record(batch, refused())
+    assert rounds.pause_ms() == 0
+    assert not topology.is_known
+    topology.set(SlotMap((0,), (16_383,), (NODES[2],)))
+    (batch,) = rounds.batches()
+    assert batch.address == NODES[2]
+    rounds.record(batch, ["value"])
+    assert rounds.pause_ms() is None
+    assert rounds.results == ["value"]
+
+
+def test_a_node_that_refuses_the_connection_and_is_not_replaced_is_an_error() -> None:
+    topology = Topology([NODES[0]])
+    rounds = Rounds(topology, [command("GET", "{mail}")], mono_ms() + 10_000, "redis+cluster://server")
+    topology.set(MAP)
+    (batch,) = rounds.batches()
+    rounds.record(batch, refused())
+    topology.set(MAP)
+    assert rounds.batches() == []
+    assert rounds.pause_ms() is None
+    (error,) = rounds.results
+    assert isinstance(error, BrokerUnavailableError)
+    assert error.node == "a:1"
+    assert not error.refused, "a caller should not give up immediately: a replica may take over"
+
+
+def refused() -> BrokerUnavailableError:
+    error = BrokerUnavailableError("connection refused")
+    error.refused = True
+    return error
