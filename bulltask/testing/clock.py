@@ -10,10 +10,12 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.replies import text
+from bulltask.transport.scan import scan_all
 
 __all__ = ["FakeClock"]
 
 _LOCK: Final = ":lock"
+_PAGE_SIZE: Final = 1_000
 
 
 class FakeClock(ServerClock):
@@ -69,20 +71,15 @@ class FakeClock(ServerClock):
 
 
 def _expire_earlier(client: SyncClient, ms: int) -> None:
-    cursor = "0"
-    while True:
-        cursor, keys = client.run(_scan(cursor))
-        expirable = [key for key in keys if not key.endswith(_LOCK)]
-        left = client.run_many([command("PTTL", key) for key in expirable])
-        expiring = [(key, ttl) for key, ttl in zip(expirable, left, strict=True) if ttl > 0]
-        if expiring:
-            client.run_many([command("PEXPIRE", key, ttl - ms) for key, ttl in expiring])
-        if cursor == "0":
-            return
+    keys = sorted(key for key in scan_all(client, _scan) if not key.endswith(_LOCK))
+    for start in range(0, len(keys), _PAGE_SIZE):
+        page = keys[start : start + _PAGE_SIZE]
+        left = client.run_many([command("PTTL", key) for key in page])
+        client.run_many([command("PEXPIRE", key, ttl - ms) for key, ttl in zip(page, left, strict=True) if ttl > 0])
 
 
 def _scan(cursor: str) -> Call[tuple[str, list[str]]]:
     def parse_reply(reply: Any) -> tuple[str, list[str]]:
         return text(reply[0]), [text(key) for key in reply[1]]
 
-    return command("SCAN", cursor, "COUNT", 1_000, "TYPE", "string", parse_reply=parse_reply)
+    return command("SCAN", cursor, "COUNT", _PAGE_SIZE, "TYPE", "string", parse_reply=parse_reply)

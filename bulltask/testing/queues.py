@@ -6,6 +6,7 @@ from bulltask.app import App
 from bulltask.jobs.names import name_in_app
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scan import scan_all
 from bulltask.transport.scripts.queue import scan_queues
 
 __all__ = ["queues_in_redis"]
@@ -16,12 +17,7 @@ def queues_in_redis(app: App, client: SyncClient) -> list[QueueKeys]:
 
     A queue whose name in Redis has no braces belongs to another app if ``queue_hash_tag`` is true.
     """
-    cursor, names = "0", set[str]()
-    while True:
-        cursor, page = client.run(scan_queues(app.config.prefix, cursor))
-        names.update(page)
-        if cursor == "0":
-            break
+    names = scan_all(client, lambda cursor: scan_queues(app.config.prefix, cursor))
     hash_tag = app.config.queue_hash_tag
     own = {name_in_app(name, hash_tag=hash_tag) for name in names if "{" in name or not hash_tag}
     return [app.broker.keys(name) for name in sorted(own)]
