@@ -128,7 +128,7 @@ def test_revoking_checks_that_a_hash_is_malformed_before_it_fails_the_job() -> N
     [
         ("NOPERM User app has no permissions to run the 'evalsha' command", "ACL SETUSER app +evalsha"),
         ("No permissions to access a key", "ACL SETUSER app ~bull:*"),
-        ("The user executing the script can't run this command or subcommand", "docs/how-to/spark.md"),
+        ("The user executing the script can't run this command or subcommand", "`bulltask acl ROLE`"),
     ],
 )
 def test_an_acl_error_names_the_permission_to_grant(error: str, text: str) -> None:
