@@ -32,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies lint sync docs sbom audit release bench bench-quick bench-guard model mutants clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos kill-matrix clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -116,6 +116,17 @@ model: $(VENV)/dev.stamp  ## check the model of the worker protocol, for two min
 
 mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs, for an hour or two; ARGS="--resume" continues
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
+
+# Each part is a target of its own and fails if a guarantee is broken. A new part (fuzzing, a short soak test) goes here.
+CHAOS_PARTS = kill-matrix model
+REPETITIONS ?= 3
+
+chaos: $(CHAOS_PARTS)  ## kill workers and senders at every step, and check the model; REPETITIONS=3 SEED=1 sets the run
+
+kill-matrix: $(VENV)/dev.stamp
+	@$(COMPILE)
+	$(BIN)/python -m tests.chaos --write --repetitions $(REPETITIONS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(BIN)/python docs/guarantees_table.py
 
 # A separate environment, so that Celery and its dependencies do not conflict with the development tools.
 $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/python

@@ -28,6 +28,7 @@ FIRST = (
     "Spark's session",
     "JVMs of clusters",
     "JVMs of examples",
+    "tests/chaos/",
     "tests/process/",
     "tests/interop/",
     "tests/spark/",

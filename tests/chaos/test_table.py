@@ -1,0 +1,21 @@
+"""The table in ``explanation/guarantees.md`` is the one that the measurements give."""
+
+from __future__ import annotations
+
+import json
+import runpy
+
+from tests.support.programs import ROOT
+
+
+def test_the_guarantees_page_shows_the_measurements_of_the_kill_matrix() -> None:
+    script = runpy.run_path(str(ROOT / "docs/guarantees_table.py"))
+    page, results = script["PAGE"].read_text(), json.loads(script["RESULTS"].read_text())
+    expected = script["replace_table"](page, script["table"](results))
+    assert page == expected, "run: .venv/bin/python docs/guarantees_table.py"
+
+
+def test_the_measured_run_lost_no_job() -> None:
+    results = json.loads((ROOT / "tests/chaos/results.json").read_text())
+    assert results["lost"] == 0
+    assert results["faults"] >= 500
