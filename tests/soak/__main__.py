@@ -1,7 +1,8 @@
 """Inject faults under load: ``.venv/bin/python -m tests.soak --minutes 8 --seed 1``. Needs redis-server.
 
-Prints how long workers were idle after each fault, and the states of all acknowledged jobs. The exit code is 0 if no
-job is lost or finished twice, no supervisor crashed, and no worker or queue was idle for longer than 5 s.
+Prints how long workers were idle after each fault, the states of all acknowledged jobs, and the resources of the
+workers' processes. The exit code is 0 if no job is lost or finished twice, no supervisor crashed, no worker or queue
+was idle for longer than 5 s, and after a warm-up the memory, open files and threads of no process have grown.
 """
 
 from __future__ import annotations
@@ -74,27 +75,34 @@ def report_faults(found: list[Idle], repeated_ms: list[int]) -> None:
 
 
 def report_jobs(env: SoakEnvironment, found: Audit) -> None:
-    """Print the states of the jobs, and memory and open files of the supervisors."""
-    click.echo(f"\nacknowledged jobs: {len(env.acknowledged.jobs)}, final states: {dict(found.states)}")
+    """Print the states of the jobs, and the resources of the processes."""
+    kinds = Counter(sent.kind for sent in env.acknowledged.jobs.values())
+    click.echo(f"\nkinds of jobs: {dict(sorted(kinds.items()))}")
+    click.echo(f"acknowledged jobs: {len(env.acknowledged.jobs)}, final states: {dict(found.states)}")
     click.echo(f"sends that raised: {dict(env.acknowledged.failed)}")
     click.echo(f"attempts of a job: {dict(sorted(found.attempts.items()))} (those of Node.js are not counted)")
     click.echo(f"unexpected failures: {dict(found.reasons)}")
     for kind, states in sorted(found.malformed.items()):
         click.echo(f"malformed: {kind:40} {dict(states)}")
-    for pid, samples in env.fleet.samples.items():
-        first, last = samples[min(2, len(samples) - 1)], samples[-1]
-        click.echo(
-            f"supervisor {pid}: {len(samples) * 5} s, {first.memory_mb:.1f} to {last.memory_mb:.1f} MB, "
-            f"{first.files} to {last.files} open files"
-        )
+    for line in env.fleet.resources.growth()[0]:
+        click.echo(line)
+
+
+def add_problems(env: SoakEnvironment, found: Audit) -> None:
+    """Stop the workers, and add the problems of processes and sends."""
+    found.problems["workers that did not stop"] += env.fleet.stop()
+    found.problems["sends that raised no BulltaskError"] += env.acknowledged.unexpected
+    found.problems["supervisors that crashed"] += env.fleet.deaths
+    found.problems["zombies"] += env.fleet.resources.zombies
+    found.problems["processes that have grown"] += env.fleet.resources.growth()[1]
 
 
 @click.command(help=__doc__)
 @click.option("--minutes", default=8.0, show_default=True)
 @click.option("--seed", type=int, help="Seed of the random generators; random by default.")
-@click.option("--rate", default=12.0, show_default=True, help="Calls per second.")
+@click.option("--rate", default=50.0, show_default=True, help="Calls per second: half of what two cores can run.")
 @click.option("--workers", default=3, show_default=True)
-@click.option("--every", default=8.0, show_default=True, help="Seconds between the starts of two faults.")
+@click.option("--every", default=10.0, show_default=True, help="Seconds between the starts of two faults.")
 @click.option("--only", multiple=True, type=click.Choice(sorted(FAULTS)))
 @click.option("--without", multiple=True, type=click.Choice(sorted(FAULTS)))
 @click.option(
@@ -125,9 +133,7 @@ def main(
         env.stop_sending()
         wait_for_outcomes(env, 120)
         found, repeated_ms = audit(env), repeated_attempts(env)
-        found.problems["workers that did not stop"] += env.fleet.stop()
-        found.problems["sends that raised no BulltaskError"] += env.acknowledged.unexpected
-        found.problems["supervisors that crashed"] += env.fleet.deaths
+        add_problems(env, found)
     leftovers = LeftoverProcesses(session_id, directory)
     left = leftovers.find(fork_server.pids)
     leftovers.end(set(left))

@@ -96,7 +96,8 @@ class SoakEnvironment:
         urls = [self.proxied_url] * (workers - 1) + [self.url]
         self.fleet = Fleet(directory, urls, journal.url, SETTINGS, session_id)
         self._stack.callback(self.fleet.close)
-        self._producer = Producer(self._sender, self.acknowledged, rate, random.Random(seed + 1))
+        rng, database = random.Random(seed + 1), directory / "outbox.db"
+        self._producer = Producer(self._sender, self.acknowledged, rate, rng, database)
         self._node = NodeLoad(enter(NodeBridge.to(self.url)), self.acknowledged) if shutil.which("node") else None
         for queue in QUEUES:  # the audit reads all events
             self.redis.hset(self.keys(queue).meta, "opts.maxLenEvents", 5_000_000)
@@ -113,6 +114,7 @@ class SoakEnvironment:
         """Stop sending; jobs that were sent continue."""
         self.stopped_ms = now_ms()
         self._producer.stop()
+        self._producer.send_remaining_rows()
         if self._node is not None:
             self._node.stop()
         self.direct.queue("main").schedulers.remove("soak")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.soak.resources import Resources
 from tests.soak.tasks import QUEUES, TASKS
 from tests.support.processes import SESSION_VARIABLE
 from tests.support.worker import Worker
 
-__all__ = ["CHILDREN", "Fleet", "Sample", "probe_queue"]
+__all__ = ["CHILDREN", "Fleet", "probe_queue"]
 
 CHILDREN = 2
+THREADS_INDEX = 1
+"""The worker that runs sync tasks in two threads of one child, instead of in two children."""
 CHECK_S = 0.2
 SAMPLE_S = 5.0
 
@@ -23,24 +24,6 @@ SAMPLE_S = 5.0
 def probe_queue(index: int) -> str:
     """Return the queue that only the worker with this index consumes."""
     return f"probe-{index}"
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Resident memory in MB and open files of a supervisor at one time."""
-
-    memory_mb: float
-    files: int
-
-    @classmethod
-    def of(cls, pid: int) -> Sample:
-        """Measure a process.
-
-        Raises:
-            OSError: The process does not exist.
-        """
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return cls(pages * os.sysconf("SC_PAGESIZE") / 2**20, sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()))
 
 
 class Fleet:
@@ -55,7 +38,7 @@ class Fleet:
 
     Attributes:
         deaths: Supervisors that exited without being stopped or killed: exit code and end of the log.
-        samples: Memory and open files of each supervisor over time, by process id.
+        resources: Memory, open files and threads of all processes over time.
     """
 
     def __init__(
@@ -65,15 +48,15 @@ class Fleet:
         self._environ = {"JOURNAL_URL": journal_url, SESSION_VARIABLE: session_id}
         self._started, self._lock, self._over = 0, threading.RLock(), threading.Event()
         self.deaths: list[str] = []
-        self.samples: dict[int, list[Sample]] = {}
+        self.resources = Resources()
         self._all: list[Worker] = []
         self.workers = [self._start(index) for index in range(len(urls))]
         self._monitor_thread = threading.Thread(target=self._monitor, name="fleet", daemon=True)
 
     def wait_until_ready(self) -> None:
         """Wait for the first children, and start to monitor the workers."""
-        for worker in self.workers:
-            worker.wait_for_line("Child started", CHILDREN)
+        for index, worker in enumerate(self.workers):
+            worker.wait_for_line("Child started", _children(index))
         self._monitor_thread.start()
 
     def kill(self, index: int) -> None:
@@ -83,7 +66,7 @@ class Fleet:
             self.workers[index].wait()
             self.workers[index] = self._start(index)
             worker = self.workers[index]
-        worker.wait_for_line("Child started", CHILDREN)
+        worker.wait_for_line("Child started", _children(index))
 
     def stop(self) -> list[str]:
         """Stop all workers with TERM; return the problems."""
@@ -113,7 +96,7 @@ class Fleet:
         worker = Worker(
             directory,
             TASKS,
-            options=["-Q", ",".join([*QUEUES, probe_queue(index)])],
+            options=["-Q", ",".join([*QUEUES, probe_queue(index)]), *(["-P", "threads"] * (index == THREADS_INDEX))],
             settings={**self._settings, "broker_url": self._urls[index]},
             environ={**self._environ, "SOAK_WORKER": str(index)},
         )
@@ -130,6 +113,16 @@ class Fleet:
                         end = "\n".join(worker.text[-15:])
                         self.deaths.append(f"worker {index} (process {worker.pid}) exited with {code}:\n{end}")
                         self.workers[index] = self._start(index)
-                    elif checks % int(SAMPLE_S / CHECK_S) == 0:
-                        self.samples.setdefault(worker.pid, []).append(Sample.of(worker.pid))
+                if checks % int(SAMPLE_S / CHECK_S) == 0:
+                    self.resources.record(self._processes())
             checks += 1
+
+    def _processes(self) -> Iterator[tuple[str, int]]:
+        for index, worker in enumerate(self.workers):
+            yield f"supervisor {index}", worker.pid
+            for pid in worker.children:
+                yield f"child of {index}", pid
+
+
+def _children(index: int) -> int:
+    return 1 if index == THREADS_INDEX else CHILDREN

@@ -8,10 +8,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
-from bulltask import App
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from bulltask import App, group
 from bulltask.errors import BulltaskError
+from bulltask.outbox.sqlalchemy import Outbox
 from bulltask.queue import FlowJob
 from tests.interop.node_bridge import NodeBridge, NodeError
 
@@ -46,18 +51,19 @@ class AcknowledgedJobs:
         self.failed: Counter[str] = Counter()
         self.unexpected: list[str] = []
 
-    def send(self, sent: Sent, send: Callable[[], list[str]]) -> None:
-        """Call ``send``, which returns the ids of the acknowledged jobs, and record them or the error."""
+    def send(self, sent: Sent, send: Callable[[], list[str]]) -> list[str]:
+        """Call ``send``; record and return the ids of the acknowledged jobs that it returns, or record the error."""
         try:
             ids = send()
         except (BulltaskError, NodeError, TimeoutError) as exc:
             self.failed[type(exc).__name__] += 1
-            return
+            return []
         except Exception as exc:  # noqa: BLE001 - a send must raise only BulltaskError
             self.unexpected.append(f"{sent.kind}: {exc!r}")
-            return
+            return []
         for job_id in ids:
             self.jobs[job_id] = sent
+        return ids
 
 
 class Producer(threading.Thread):
@@ -68,10 +74,16 @@ class Producer(threading.Thread):
         acknowledged: Records the acknowledged jobs.
         rate: The number of calls per second.
         rng: Chooses the jobs.
+        database: The file of the outbox.
     """
 
-    def __init__(self, app: App, acknowledged: AcknowledgedJobs, rate: float, rng: random.Random) -> None:
+    def __init__(
+        self, app: App, acknowledged: AcknowledgedJobs, rate: float, rng: random.Random, database: Path
+    ) -> None:
         super().__init__(name="producer", daemon=True)
+        self._engine = create_engine(f"sqlite:///{database}")
+        self._outbox = Outbox(app, self._engine)
+        self._outbox.metadata.create_all(self._engine)
         self._app, self._acknowledged, self._pause_s, self._rng = app, acknowledged, 1 / rate, rng
         self._stopped = threading.Event()
         self._calls: list[tuple[int, Callable[[], None]]] = [
@@ -89,6 +101,13 @@ class Producer(threading.Thread):
             (5, lambda: self.send_one("plain", "shared")),
             (2, self._bulk),
             (3, self._flow),
+            (8, self._batched),
+            (4, lambda: self.send_one("limited", "main")),
+            (3, lambda: self.send_one("steps", "main", count=20)),
+            (3, self._chord),
+            (3, lambda: self._revoke(countdown=3)),
+            (2, lambda: self._revoke(ms=200)),
+            (4, self._outbox_row),
         ]
 
     def run(self) -> None:
@@ -101,6 +120,10 @@ class Producer(threading.Thread):
         """Stop sending, and wait for the last reply."""
         self._stopped.set()
         self.join()
+
+    def send_remaining_rows(self) -> None:
+        """Send the rows of the outbox that could not be sent while Redis was unavailable."""
+        self._outbox.relay()
 
     def send_one(
         self,
@@ -136,6 +159,46 @@ class Producer(threading.Thread):
                 return [flows.add(FlowJob("plain", "main", {"ms": 1}, {}, children)).job.id]
 
         self._acknowledged.send(Sent("flow", "main", "completed"), send)
+
+    def _batched(self) -> None:
+        value, sent = self._rng.randrange(100), Sent("batched", "batches", "completed")
+        self._acknowledged.send(
+            sent, lambda: [self._app.send_task("batched", (value,), queue="batches", max_retries=20).id]
+        )
+
+    def _chord(self) -> None:
+        signature = self._app.signature
+        members = group(signature(task, kwargs={"ms": 1}, queue="main", max_retries=20) for task in ("plain", "nap"))
+        chord = members | signature("total", queue="main", max_retries=20)
+        self._acknowledged.send(Sent("chord", "main", "completed"), lambda: [chord.delay().id])
+
+    def _revoke(self, ms: int = 1, **options: Any) -> None:
+        """Send a job and revoke it, before or while it runs; Redis may be unavailable in between."""
+        sent = Sent("revoked", "main", "either")
+        options |= {"queue": "main", "max_retries": 20}
+        for job_id in self._acknowledged.send(
+            sent, lambda: [self._app.send_task("nap", kwargs={"ms": ms}, **options).id]
+        ):
+            self._acknowledged.send(sent, partial(self._revoke_job, job_id))
+
+    def _revoke_job(self, job_id: str) -> list[str]:
+        self._app.queue("main").revoke(job_id, terminate=True)
+        return []
+
+    def _outbox_row(self) -> None:
+        """Commit a job to the outbox, which acknowledges it; then send all rows, unless Redis is unavailable."""
+        sent = Sent("outbox", "main", "completed")
+        self._acknowledged.send(sent, self._commit_row)
+        self._acknowledged.send(sent, self._relay)
+
+    def _commit_row(self) -> list[str]:
+        call = self._app.signature("plain", kwargs={"ms": 1}, queue="main", max_retries=20)
+        with Session(self._engine) as session, session.begin():
+            return [self._outbox.send(session, call).id]
+
+    def _relay(self) -> list[str]:
+        self._outbox.relay()
+        return []
 
 
 class NodeLoad(threading.Thread):

@@ -6,8 +6,8 @@ from typing import Final
 
 __all__ = ["QUEUES", "TASKS"]
 
-QUEUES: Final = ("main", "narrow", "shared")
-"""``narrow`` has a global concurrency; ``shared`` also has a Node.js worker."""
+QUEUES: Final = ("main", "narrow", "shared", "batches")
+"""``narrow`` has a global concurrency; ``shared`` also has a Node.js worker; ``batches`` has a batch task."""
 
 TASKS: Final = '''
 import asyncio
@@ -15,7 +15,7 @@ import ctypes
 import signal
 import time
 
-from bulltask import PermanentError, TransientError
+from bulltask import BatchJob, PermanentError, TransientError
 
 
 def record_start(self):
@@ -55,6 +55,32 @@ async def aflaky(self):
 def broken(self):
     record_start(self)
     raise PermanentError("expected")
+
+
+@app.task(name="batched", batch=10, batch_wait=0.05)
+def batched(jobs: list[BatchJob[int]]) -> list[int]:
+    for job in jobs:
+        record_start(job)
+    time.sleep(0.01)
+    return [2 * job.data for job in jobs]
+
+
+@app.task(bind=True, name="limited", rate_limit="20/s")
+def limited(self):
+    record_start(self)
+
+
+@app.task(bind=True, name="steps", checkpoint=True, checkpoint_interval=0.05)
+def steps(self, count):
+    record_start(self)
+    for _ in self.iterate(range(count)):
+        time.sleep(0.005)
+
+
+@app.task(bind=True, name="total")
+def total(self, numbers):
+    record_start(self)
+    return sum(numbers)
 
 
 @app.task(bind=True, name="forks")

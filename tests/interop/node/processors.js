@@ -1,5 +1,6 @@
 // The processors of the bridge's workers. Each entry receives the arguments of "worker.start" and returns a processor.
 
+import { appendFileSync } from 'node:fs';
 import { appendFile } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Queue, RateLimitError, UnrecoverableError, WaitingChildrenError } from './client.js';
@@ -89,5 +90,14 @@ export const PROCESSORS = {
   record: ({ file }) => async job => {
     await appendFile(file, `${job.id} ${process.pid}\n`);
     return process.pid;
+  },
+
+  // Takes the `ms` of the job's data; before and after that, appends "start" or "end <job id> <process id> <epoch ms>" to `file`.
+  attempt: ({ file }) => async job => {
+    const note = what => appendFileSync(file, `${what} ${job.id} ${process.pid} ${Date.now()}\n`);
+    note('start');
+    await sleep(job.data.ms);
+    note('end');
+    return job.data.ms;
   },
 };

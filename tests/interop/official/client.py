@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -141,6 +142,19 @@ def record(args: dict[str, Any]) -> Processor:
     return run
 
 
+def attempt(args: dict[str, Any]) -> Processor:
+    """Take the ``ms`` of the job's data; before and after, append "start" or "end <job id> <process id> <epoch ms>"."""
+    handle = os.open(args["file"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    async def run(job: Any, _token: str) -> Any:
+        os.write(handle, f"start {job.id} {os.getpid()} {int(time.time() * 1000)}\n".encode())
+        await asyncio.sleep(job.data["ms"] / 1000)
+        os.write(handle, f"end {job.id} {os.getpid()} {int(time.time() * 1000)}\n".encode())
+        return job.data["ms"]
+
+    return run
+
+
 def nan(_: dict[str, Any]) -> Processor:
     async def run(_job: Any, _token: str) -> Any:
         return float("nan")
@@ -151,7 +165,7 @@ def nan(_: dict[str, Any]) -> Processor:
 PROCESSORS = {
     factory.__name__.replace("_", "-"): factory for factory in (echo, fail, fail_n, progress, gather, sleep, block)
 }
-PROCESSORS |= {"record": record, "nan": nan}
+PROCESSORS |= {"attempt": attempt, "record": record, "nan": nan}
 
 
 # ---- operations ------------------------------------------------------------------------------------------------------
