@@ -220,6 +220,8 @@ class AsyncClient:
                     if not self._authenticating:
                         raise
                     reply = exc  # the connection is still authenticated with the previous credentials
+                if not self._pending:
+                    raise ConnectionError("it sent a reply that no call is waiting for")
                 waiter = self._pending.popleft()
                 if not waiter.done():
                     waiter.set_result(reply)
@@ -230,15 +232,21 @@ class AsyncClient:
 
     async def _drop(self, exc: BaseException, only: redis.asyncio.Connection | None = None) -> None:
         if only is not None and only is not self._connection:
+            await _abort(only)
             return  # another task has already replaced the broken connection
+        connection = self._detach(exc)
+        if connection is not None:
+            await _abort(connection)
+
+    def _detach(self, exc: BaseException) -> redis.asyncio.Connection | None:
+        """Fail the waiting calls; return the connection, which is no longer used."""
         connection, self._connection = self._connection, None
         self._unsent = None
         pending, self._pending = self._pending, deque()
         for waiter in pending:
             if not waiter.done():
                 waiter.set_exception(redis_errors.lost_reply(exc))
-        if connection is not None:
-            await _abort(connection)
+        return connection
 
     def _set_clock(self, clock: ServerClock, reply: Any, sent_ms: int) -> None:
         clock.set(self._result(TIME, reply), sent_ms, mono_ms())
@@ -246,7 +254,13 @@ class AsyncClient:
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, redis_errors.ERROR_REPLIES):
             raise redis_errors.reply_error(reply, self._link.url) from reply
-        return call.parse_reply(reply)
+        return redis_errors.parsed(call.parse_reply, reply, self._link.url, self._abandon)
+
+    def _abandon(self) -> None:
+        """Use the connection no longer; its reader then ends and closes it."""
+        connection = self._detach(ConnectionError("a reply belonged to another call"))
+        if connection is not None and (writer := _writer_of(connection)) is not None:
+            writer.transport.abort()
 
     def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:
         try:

@@ -382,7 +382,7 @@ class Client:
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, ResponseError):
             raise redis_errors.reply_error(reply, self._link.url) from reply
-        return call.parse_reply(reply)
+        return redis_errors.parsed(call.parse_reply, reply, self._link.url, self.close)
 
     def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:
         try:

@@ -6,9 +6,9 @@ Every :class:`~bulltask.errors.BrokerError` names the server, without its passwo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from errno import ECONNREFUSED, ENOENT
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from redis import exceptions
 
@@ -19,6 +19,7 @@ from bulltask.errors import (
     BrokerNotReadyError,
     BrokerOutOfMemoryError,
     BrokerUnavailableError,
+    BulltaskError,
 )
 from bulltask.transport.advice import acl_advice, password_advice, tls_advice, tls_hint
 from bulltask.transport.cluster_slots import CROSS_SLOT, SlotRedirectError
@@ -37,6 +38,7 @@ __all__ = [
     "is_wrong_type",
     "lost_reply",
     "no_cluster_error",
+    "parsed",
     "replaced_master",
     "replica_error",
     "reply_error",
@@ -44,12 +46,17 @@ __all__ = [
     "visible_cause",
 ]
 
+R = TypeVar("R")
+
 CONNECTION_ERRORS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
 """Exceptions of connecting, reading or writing, after which the connection is unusable. ``InvalidResponse`` means that
 the reply was not in Redis' protocol: a proxy's error page, or another program on the port."""
 
 ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
 """The server's error replies as redis-py raises them; redis-py defines ``BusyLoadingError`` as a connection error."""
+
+_UNEXPECTED_REPLY: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""Exceptions of reading a reply that is not what the call returns."""
 
 _NOT_READY: Final = tuple("LOADING READONLY MASTERDOWN CLUSTERDOWN TRYAGAIN MISCONF BUSY NOREPLICAS UNBLOCKED".split())
 _NOT_READY_KINDS: Final = (
@@ -204,6 +211,33 @@ def lost_reply(exc: BaseException) -> BaseException:
     """Return a copy of the exception that broke a connection, for one of the calls that were waiting for a reply."""
     kind = exceptions.InvalidResponse if isinstance(exc, exceptions.InvalidResponse) else ConnectionError
     return kind(str(exc))
+
+
+def parsed(parse_reply: Callable[[Any], R], reply: Any, url: str, close: Callable[[], object] = lambda: None) -> R:
+    """Parse a reply; it may be in Redis' protocol, but not what the call returns.
+
+    Args:
+        parse_reply: The call's parser.
+        reply: The reply.
+        url: The server, without its password.
+        close: Closes the connection, because the following replies may belong to other calls, too.
+
+    Raises:
+        BrokerUnavailableError: The parser has raised an unexpected exception.
+        BulltaskError: The parser has raised this error.
+    """
+    try:
+        return parse_reply(reply)
+    except BulltaskError:
+        raise
+    except _UNEXPECTED_REPLY as exc:
+        close()
+        error = BrokerUnavailableError(
+            f"Redis at {url} sent a reply that does not belong to the call ({type(exc).__name__}: {exc}). A proxy may "
+            "have damaged it, or sent the reply to another client's call"
+        )
+        error.wrong_protocol = True
+        raise error from exc
 
 
 def visible_cause(exc: BaseException) -> BaseException | None:

@@ -61,15 +61,25 @@ NO_JOB: Final = Fetched()
 
 
 def parse_fetched(reply: Any) -> Fetched:
-    """Parse the four-element reply of ``moveToActive``, and of ``moveToFinished`` when it fetches the next job."""
+    """Parse the four-element reply of ``moveToActive``, and of ``moveToFinished`` when it fetches the next job.
+
+    Raises:
+        ValueError, TypeError: It is not such a reply.
+    """
     if not isinstance(reply, list):
         return NO_JOB
     fields, job_id, limited_ms, due_ms = reply
     if fields:
+        if not isinstance(job_id, bytes | int) or not _is_hash(fields):
+            raise ValueError(f"not a job: {reply!r:.100}")
         return Fetched(text(job_id), fields)
     if limited_ms or due_ms:
         return Fetched(limited_ms=max(0, int(limited_ms)), due_ms=max(0, int(float(due_ms))))
     return NO_JOB
+
+
+def _is_hash(fields: Any) -> bool:
+    return isinstance(fields, list) and not len(fields) % 2 and set(map(type, fields)) == {bytes}
 
 
 def raise_for(reply: Any, job_id: str, queue: str) -> None:

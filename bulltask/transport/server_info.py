@@ -60,9 +60,10 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
 
     Raises:
         BrokerNotReadyError: The sentinels' reply is outdated: the server is not a master.
+        BrokerUnavailableError: It is not a reply to ``HELLO``.
         BrokerConfigError: The server is a Sentinel, or a node of a cluster and the caller does not route calls.
     """
-    info = _parse(reply)
+    info = redis_errors.parsed(_parse, reply, endpoint.safe_url)
     if info.sentinel:
         raise redis_errors.sentinel_error(endpoint.safe_url)
     if info.clustered and not endpoint.clustered:

@@ -27,6 +27,8 @@ REPLIES = {
     "broken": b"*x\r\n",
 }
 PING: Call[Any] = command("PING")
+LENGTH: Call[int] = command("LLEN", "list", parse_reply=int)
+TO_OTHER_CALLS = pytest.mark.parametrize("reply", [b"*1\r\n:1\r\n", b"$1\r\nx\r\n", b"*-1\r\n"])
 
 
 @pytest.fixture
@@ -71,6 +73,41 @@ async def test_a_reply_in_another_protocol_closes_an_asyncio_connection(proxy: F
     with pytest.raises(BrokerUnavailableError, match="does not use the Redis protocol"):
         await client.run_many([PING, PING])
     assert await client.run(PING) == b"PONG"
+    await app.aclose()
+
+
+@TO_OTHER_CALLS
+def test_a_reply_to_another_call_closes_the_connection(proxy: FlakyProxy, reply: bytes) -> None:
+    client = Client(endpoint(proxy), None)
+    assert client.run(LENGTH) == 0
+    proxy.inject_reply(reply, match="llen")
+    with pytest.raises(BrokerUnavailableError, match=f"{proxy.port}/0 sent a reply that does not belong to the call"):
+        client.run(LENGTH)
+    assert client.run(LENGTH) == 0
+    assert proxy.connections == 2
+    client.close()
+
+
+@TO_OTHER_CALLS
+async def test_a_reply_to_another_call_closes_an_asyncio_connection(proxy: FlakyProxy, reply: bytes) -> None:
+    app = App("sender", proxy_url(proxy), broker_publish_retries=0)
+    client = app.broker.shared_async_client()
+    assert await client.run(LENGTH) == 0
+    proxy.inject_reply(reply, match="llen")
+    with pytest.raises(BrokerUnavailableError, match="sent a reply that does not belong to the call"):
+        await client.run(LENGTH)
+    assert await client.run(LENGTH) == 0
+    assert proxy.connections == 2
+    await app.aclose()
+
+
+async def test_a_reply_that_no_call_waits_for_closes_an_asyncio_connection(proxy: FlakyProxy) -> None:
+    app = App("sender", proxy_url(proxy), broker_publish_retries=0)
+    client = app.broker.shared_async_client()
+    proxy.inject_reply(b"+PONG\r\n+PONG\r\n", match="ping")
+    assert await client.run(PING) == b"PONG"
+    assert await client.run(LENGTH) == 0
+    assert proxy.connections == 2
     await app.aclose()
 
 

@@ -15,7 +15,6 @@ from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 from bulltask.worker.child import fetcher as module
-from bulltask.worker.child import queue_wait
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.slots import Slots
@@ -156,6 +155,7 @@ def test_a_fetch_longer_than_half_the_lock_duration_renews_the_lock(
     assert (child.slot.read().state is SlotState.RESERVED) == (state == "uncertain")
 
 
-def test_a_marker_is_read_as_its_key_and_the_time_of_the_next_job() -> None:
-    assert queue_wait._read_marker([b"bull:{mail}:marker", b"0", b"1700.5"]) == (b"bull:{mail}:marker", 1700.5)
-    assert queue_wait._read_marker(None) is None
+def test_a_marker_is_read_as_its_queue_and_the_time_of_the_next_job() -> None:
+    wait = FakeChild().fetcher._queue_wait
+    assert wait._read_marker([b"bull:{mail}:marker", b"0", b"1700.5"]) == (0, 1700.5)
+    assert wait._read_marker(None) is None

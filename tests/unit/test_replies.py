@@ -75,6 +75,22 @@ def test_the_reply_of_a_fetch_is_parsed(reply: Any, fetched: Fetched) -> None:
 
 
 @pytest.mark.parametrize(
+    "reply",
+    [
+        [],
+        [[b"name"], b"7", 0, 0],
+        [[b"name", [b"t"]], b"7", 0, 0],
+        [[b"name", b"t"], [b"7"], 0, 0],
+        [b"name", b"7", 0, 0],
+        [0, 0, [b"7"], 0],
+    ],
+)
+def test_a_reply_to_another_call_is_no_job(reply: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        parse_fetched(reply)
+
+
+@pytest.mark.parametrize(
     ("raw", "expected"), [(b"7", "7"), (7, "7"), ("7", "7"), (b"\xff", "\udcff"), ("é".encode(), "é")]
 )
 def test_an_id_of_any_bytes_is_decoded_as_text(raw: Any, expected: str) -> None:

@@ -112,6 +112,13 @@ def test_an_outcome_that_redis_rejects_is_left_to_the_child(worker: FakeWorker, 
     assert worker.released == ["4", "3"]
 
 
+def test_after_a_damaged_reply_the_child_knows_that_the_outcome_may_be_written(worker: FakeWorker) -> None:
+    worker.replies[b"call 1"] = [[b"name"], b"9", 0, 0]
+    worker.tick()
+    assert worker.slots[0].state == SlotState.UNCERTAIN
+    assert worker.released == ["4", "3"]
+
+
 def test_after_a_lost_reply_the_child_knows_that_the_outcome_may_be_written(worker: FakeWorker) -> None:
     worker.replies[b"call 1"] = BrokerUnavailableError("gone")
     worker.tick()

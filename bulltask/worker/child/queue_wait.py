@@ -23,8 +23,8 @@ _CONCURRENCY_POLL_MS: Final = 1_000
 _CONCURRENCY_CHECK_MS: Final = 5_000
 """Interval at which a child checks whether a queue has global concurrency."""
 
-_Marker = tuple[bytes, float]
-"""The marker's key, and the time from which there may be a job, in milliseconds."""
+_Marker = tuple[int, float]
+"""The queue's index, and the time from which there may be a job, in milliseconds."""
 
 
 class WaitInterrupted(Interrupt):
@@ -126,7 +126,7 @@ class QueueWait:
         finally:
             self._is_waiting = False
         if popped is not None:
-            self._round_robin.record_marker(self._queues[popped[0]], popped[1])
+            self._round_robin.record_marker(*popped)
         return popped, fetched
 
     def _pop_in_slots(self, slot_waits: SlotWaits, queues: Sequence[int], wait_ms: int) -> _Marker | None:
@@ -144,12 +144,13 @@ class QueueWait:
                 popped.append(result)
         # The child takes one job, so other workers may need the other markers.
         if len(popped) > 1:
-            self._client.try_many([command("ZADD", text(key), 0, "0") for key, _ in popped[1:]])
+            markers = [self._round_robin.queues[index].marker for index, _ in popped[1:]]
+            self._client.try_many([command("ZADD", marker, 0, "0") for marker in markers])
         return popped[0] if popped else None
 
     def _pop_call(self, queues: Sequence[int], wait_ms: int) -> Call[_Marker | None]:
         markers = [self._round_robin.queues[index].marker for index in queues]
-        return command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", parse_reply=_read_marker)
+        return command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", parse_reply=self._read_marker)
 
     def _nudge(self) -> None:
         self._client.run(self._nudge_call)
@@ -163,6 +164,5 @@ class QueueWait:
         self._max_wait_ms = min(drain_ms, _CONCURRENCY_POLL_MS) if has_limit else drain_ms
         self._check_at_ms = mono_ms() + _CONCURRENCY_CHECK_MS
 
-
-def _read_marker(reply: Any) -> _Marker | None:
-    return None if reply is None else (reply[0], float(text(reply[2])))
+    def _read_marker(self, reply: Any) -> _Marker | None:
+        return None if reply is None else (self._queues[reply[0]], float(text(reply[2])))

@@ -17,7 +17,7 @@ from bulltask.worker.slot import Slot
 from bulltask.worker.slots import ChildBlock
 from bulltask.worker.states import SlotState
 
-__all__ = ["LONG_MS", "Takeover", "next_jobs"]
+__all__ = ["LONG_MS", "Takeover", "next_job"]
 
 LONG_MS: Final = 10
 """A job that takes longer than this must not delay those that its child has prefetched."""
@@ -29,12 +29,14 @@ _LINGER_MS: Final = 2_000
 _WAITING: Final = {SlotState.PREFETCHED, SlotState.FINISHED}
 
 
-def next_jobs(replies: Sequence[Any]) -> list[Fetched | None]:
-    """Parse the replies to the calls of stored outcomes: the job that each has fetched; ``None`` for an error reply."""
-    return [
-        None if isinstance(reply, BrokerError) or (isinstance(reply, int) and reply < 0) else parse_fetched(reply)
-        for reply in replies
-    ]
+def next_job(reply: Any) -> Fetched | BrokerError | None:
+    """Return the job that the call of a stored outcome has fetched, an error, or ``None`` for an error code."""
+    if isinstance(reply, BrokerError):
+        return reply
+    try:
+        return None if isinstance(reply, int) and reply < 0 else parse_fetched(reply)
+    except (TypeError, ValueError) as exc:
+        return BrokerUnavailableError(f"Redis sent a reply that does not belong to the call: {exc}")
 
 
 class Takeover:
@@ -111,10 +113,10 @@ class Takeover:
                 slot.record_takeover(SlotState.UNCERTAIN, mono_ms())
             raise
         unstarted = []
-        for slot, reply, job in zip(slots, replies, next_jobs(replies), strict=True):
-            if isinstance(reply, BrokerUnavailableError):  # of one node of a cluster
+        for slot, job in zip(slots, map(next_job, replies), strict=True):
+            if isinstance(job, BrokerUnavailableError):  # of one node of a cluster, or the reply was damaged
                 slot.record_takeover(SlotState.UNCERTAIN, mono_ms())
-            if job is None:
+            if not isinstance(job, Fetched):
                 continue  # the child makes the call again, and handles the error
             slot.record_takeover(SlotState.WRITTEN, mono_ms())
             if job.job_id:
