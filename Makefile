@@ -32,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos kill-matrix clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos kill-matrix fuzz soak soak-short mixed clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -57,7 +57,7 @@ $(VENV)/collected.stamp: $(VENV)/dev.stamp $(if $(PYTHONDONTWRITEBYTECODE),$(she
 	@touch $@
 
 # Directories without fast tests are not even collected: this saves a quarter of the time before the first test.
-SLOW_TESTS = tests/process tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker
+SLOW_TESTS = tests/process tests/fuzz tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker
 
 test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, without Java, Node.js or workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
@@ -117,8 +117,8 @@ model: $(VENV)/dev.stamp  ## check the model of the worker protocol, for two min
 mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs, for an hour or two; ARGS="--resume" continues
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
 
-# Each part is a target of its own and fails if a guarantee is broken. A new part (fuzzing, a short soak test) goes here.
-CHAOS_PARTS = kill-matrix model
+# Each part is a target of its own and fails if a guarantee is broken.
+CHAOS_PARTS = kill-matrix model fuzz soak-short mixed
 REPETITIONS ?= 3
 
 chaos: $(CHAOS_PARTS)  ## kill workers and senders at every step, and check the model; REPETITIONS=3 SEED=1 sets the run
@@ -127,6 +127,21 @@ kill-matrix: $(VENV)/dev.stamp
 	@$(COMPILE)
 	$(BIN)/python -m tests.chaos --write --repetitions $(REPETITIONS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 	$(BIN)/python docs/guarantees_table.py
+
+NODE_IF_NPM = $(if $(shell command -v npm),$(NODE_CLIENT))
+SOAK = nice $(BIN)/python -m tests.soak $(if $(SEED),--seed $(SEED))
+
+fuzz: $(VENV)/dev.stamp $(NODE_IF_NPM)  ## make 10,000 malformed jobs, queues and replies, for some minutes; SEED repeats a run
+	BULLTASK_FUZZ_EXAMPLES=10000 nice $(BIN)/python -m pytest -q -s -p no:cacheprovider $(if $(SEED),--hypothesis-seed=$(SEED)) tests/fuzz
+
+soak: $(VENV)/dev.stamp $(NODE_IF_NPM)  ## run workers under load for 30 minutes, with a fault every 10 s; SEED repeats a run
+	$(SOAK) --minutes 30
+
+soak-short: $(VENV)/dev.stamp $(NODE_IF_NPM)
+	$(SOAK) --minutes 3
+
+mixed: $(VENV)/dev.stamp externals  ## kill workers of bulltask, Node.js and the official Python client while they run 20,000 jobs
+	nice $(BIN)/python -m tests.soak.mixed $(if $(SEED),--seed $(SEED))
 
 # A separate environment, so that Celery and its dependencies do not conflict with the development tools.
 $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/python

@@ -29,6 +29,7 @@ FIRST = (
     "JVMs of clusters",
     "JVMs of examples",
     "tests/chaos/",
+    "tests/fuzz/",
     "tests/process/",
     "tests/interop/",
     "tests/spark/",
