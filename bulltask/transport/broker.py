@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
@@ -33,6 +33,8 @@ from bulltask.transport.topology import Topology
 __all__ = ["Broker"]
 
 T = TypeVar("T")
+_UNBLOCK_MS: Final = 1_000
+"""Timeout for the call that ends a wait, which delays the acquisition of jobs from other nodes."""
 
 
 class _PerLoop(Generic[T]):
@@ -136,7 +138,7 @@ class Broker:
         """Create an object for blocking calls of up to ``block_ms`` in several slots; ``None`` for a single server."""
         if self.topology is None:
             return None
-        client = ClusterClient(self.endpoint, None, None, self.topology)
+        client = ClusterClient(self.endpoint.within(_UNBLOCK_MS), None, None, self.topology)
         return SlotWaits(self.endpoint.blocking(block_ms), self.topology, client)
 
     def shared_async_client(self) -> AnyAsyncClient:

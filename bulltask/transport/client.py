@@ -27,6 +27,7 @@ _DISCARD: Call[Any] = command("DISCARD")
 _CLIENT_ID: Call[int] = command("CLIENT", "ID")
 _NUDGE_AFTER_S = 0.002  # the server's timeout starts a little later than the client's
 _FRESH_MS = 100
+_ARRIVED_MS = 100
 
 
 class Client:
@@ -174,8 +175,10 @@ class Client:
         with self._closed_after_error():
             if self._connection is None:
                 raise ConnectionError("it was closed")
-            read = self._connection._parser.read_response  # noqa: SLF001 - as in set_reply_deadline()
-            return [read(disable_decoding=True) for _ in range(count)]
+            parser, now_ms = self._connection._parser, mono_ms()  # noqa: SLF001 - as in set_reply_deadline()
+            # Another node that hangs may have used up the time, while these replies have arrived.
+            set_reply_deadline(self._connection, max(parser.deadline_ms, now_ms + _ARRIVED_MS), now_ms)
+            return [parser.read_response(disable_decoding=True) for _ in range(count)]
 
     def results(self, calls: Sequence[Call[Any]], replies: Sequence[Any]) -> list[Any]:
         """Convert raw replies to the results of :meth:`try_many`; scripts that the server does not have are resent."""

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
-from bulltask.transport.call import Call, EverywhereCall, PackedCall
+from bulltask.transport.call import Call, EverywhereCall, PackedCall, command
 from bulltask.transport.client import Client
 from bulltask.transport.cluster_rounds import (
     Backoff,
@@ -23,16 +23,14 @@ from bulltask.transport.cluster_slots import Address, SlotMap, SlotRedirectError
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.redis_errors import is_no_cluster, is_try_again, no_cluster_error
 from bulltask.transport.server_info import TIME
-from bulltask.transport.topology import Topology
+from bulltask.transport.topology import PROBE_MS, Topology
 
 __all__ = ["ClusterClient"]
 
 R = TypeVar("R")
 T = TypeVar("T")
 
-_SILENT_MS: Final = 500
-"""A node that fails only after this time would delay the calls to other nodes each time."""
-
+_PING: Final[Call[Any]] = command("PING")
 _UNREACHABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
@@ -246,25 +244,35 @@ class ClusterClient:
                 return [moving_slot_error(slot, self.safe_url)] * len(calls)
 
     def _attempt(self, address: Address, use: Callable[[Client], R]) -> R | BrokerError:
-        if self._topology.is_silent(address):
-            return BrokerUnavailableError(f"the node {address[0]}:{address[1]} of {self.safe_url} does not reply")
-        started_ms = mono_ms()
+        client, started_ms = self._client(address), mono_ms()
         try:
-            return use(self._client(address))
+            if self._topology.was_silent(address):
+                self._probe(address, client)
+            return use(client)
         except BrokerUnavailableError as exc:
-            if (took_ms := mono_ms() - started_ms) >= _SILENT_MS:
-                self._topology.record_timeout(address, took_ms)
+            if not self._topology.is_silent(address):
+                self._topology.record_failure(address, mono_ms() - started_ms)
             return exc
         except BrokerError as exc:
             return exc
 
     def _use(self, address: Address, use: Callable[[Client], R]) -> R:
+        result = self._attempt(address, use)
+        if isinstance(result, BrokerError):
+            raise name_node(result, address)
+        return result
+
+    def _probe(self, address: Address, client: Client) -> None:
+        """Check whether a node that was silent replies; raises ``BrokerUnavailableError`` if it does not."""
+        if self._topology.is_silent(address):
+            raise BrokerUnavailableError(f"the node {address[0]}:{address[1]} of {self.safe_url} does not reply")
+        until_ms = mono_ms() + PROBE_MS
+        client.set_deadline(until_ms if self._deadline_ms is None else min(until_ms, self._deadline_ms))
         try:
-            return use(self._client(address))
-        except BrokerUnavailableError as exc:
-            self._topology.record_failure(address)
-            name_node(exc, address)
-            raise
+            client.run(_PING)
+        finally:
+            client.set_deadline(self._deadline_ms)
+        self._topology.record_reply(address)
 
     def _primaries(self) -> Sequence[Address]:
         self._ensure_map()

@@ -21,6 +21,9 @@ __all__ = ["SlotWaits"]
 
 R = TypeVar("R")
 
+_CONNECT_MS: Final = 1_000
+"""Timeout for a new connection, because the replies of other nodes are not read meanwhile."""
+
 _MAX_REDIRECTS: Final = 3
 """How often a call is redirected during one wait. More often, the nodes disagree, as in the middle of a failover."""
 
@@ -103,12 +106,17 @@ class SlotWaits:
 
     def _begin(self, slot: int, call: Call[R], results: dict[int, R | BrokerError]) -> bool:
         """Send a call; return False, and set its result to the error, if that is not possible."""
+        began_ms = mono_ms()
         try:
             waiter = self._waiter(slot)
-            waiter.identity = waiter.client.connection_id()
+            waiter.client.set_deadline(mono_ms() + _CONNECT_MS)
+            try:
+                waiter.identity = waiter.client.connection_id()
+            finally:
+                waiter.client.set_deadline(None)
             waiter.client.send([call.packed()])
         except BrokerError as exc:
-            results[slot] = self._failed(slot, exc)
+            results[slot] = self._failed(slot, exc, mono_ms() - began_ms)
             return False
         return True
 
@@ -147,17 +155,20 @@ class SlotWaits:
         self._topology.record_move(slot, target_of(result, self._waiters[slot].address))
         return True
 
-    def _failed(self, slot: int, error: BrokerError) -> BrokerError:
+    def _failed(self, slot: int, error: BrokerError, took_ms: int = 0) -> BrokerError:
         """Return the error, with its node; another node may have the slot by now."""
         waiter = self._waiters.get(slot)
         if isinstance(error, BrokerUnavailableError) and waiter is not None:
-            self._topology.record_failure(waiter.address)
+            if not self._topology.is_silent(waiter.address):
+                self._topology.record_failure(waiter.address, took_ms)
             return name_node(error, waiter.address)
         return error
 
     def _waiter(self, slot: int) -> _Waiter:
         """Return the connection to the node that serves the slot."""
         address, waiter = self._topology.address(slot), self._waiters.get(slot)
+        if self._topology.is_silent(address):
+            raise BrokerUnavailableError(f"the node {address[0]}:{address[1]} does not reply")
         if waiter is None or waiter.address != address:
             if waiter is not None:
                 waiter.client.close()

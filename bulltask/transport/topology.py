@@ -9,10 +9,13 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BrokerNotReadyError
 from bulltask.transport.cluster_slots import Address, SlotMap
 
-__all__ = ["Topology"]
+__all__ = ["PROBE_MS", "Topology"]
 
-_MAX_SILENT_MS: Final = 5_000
-"""How long at most a node that did not reply is not tried again."""
+PROBE_MS: Final = 500
+"""Timeout of the first call to a node that was silent."""
+
+_SILENT_MS: Final = 5_000
+"""How long a node that did not reply is not called."""
 
 
 class Topology:
@@ -57,17 +60,29 @@ class Topology:
         """Record the new node of a slot, until the map is read again."""
         self._moved[slot] = address
 
-    def record_failure(self, address: Address) -> None:
-        """Record that a node is unreachable: another node may have its slots, and the map is not read from it."""
+    def record_failure(self, address: Address, took_ms: int = 0) -> None:
+        """Record that a node is unreachable: another node may have its slots, and the map is not read from it.
+
+        Args:
+            address: The node.
+            took_ms: How long this took to notice. A node that hangs is not tried again for a while, because each
+                attempt would take a whole timeout, and delay the calls to other nodes.
+        """
         self._failed = address
         self._is_current = False
+        if took_ms >= PROBE_MS:
+            self._silent_until_ms[address] = mono_ms() + _SILENT_MS
 
-    def record_timeout(self, address: Address, took_ms: int) -> None:
-        """Record that a node did not reply for ``took_ms``, so it is not tried again for a while."""
-        self._silent_until_ms[address] = mono_ms() + min(_MAX_SILENT_MS, 2 * took_ms)
+    def record_reply(self, address: Address) -> None:
+        """Record that a node that was silent has replied."""
+        self._silent_until_ms.pop(address, None)
+
+    def was_silent(self, address: Address) -> bool:
+        """Whether a node did not reply to the last call. Before the next one, ``PING`` it with a short timeout."""
+        return address in self._silent_until_ms
 
     def is_silent(self, address: Address) -> bool:
-        """Whether to fail calls to a node immediately, because each attempt would take a whole timeout."""
+        """Whether not to call a node at the moment, because it did not reply to the last call."""
         return self._silent_until_ms.get(address, 0) > mono_ms()
 
     def address(self, slot: int | None) -> Address:

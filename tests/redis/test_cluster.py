@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,11 +14,12 @@ import redis
 
 from bulltask import App
 from bulltask.clock import ServerClock, mono_ms, wall_ms
-from bulltask.errors import BrokerConfigError, BrokerError, BrokerNotReadyError
+from bulltask.errors import BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.lua import loader, wrappers
 from bulltask.queue import AsyncQueue, Queue, QueueEvents
 from bulltask.queue.events import JobEvent
 from bulltask.testing.wait import wait_until
+from bulltask.transport import topology
 from bulltask.transport.async_cluster import AsyncClusterClient
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.client import Client
@@ -414,3 +416,28 @@ def test_a_queue_without_a_hash_tag_is_rejected(cluster: Cluster, settings: dict
     with Queue("mail", cluster.broker_url, prefix="{bull}", **settings) as queue:
         queue.add("work", {})
         assert queue.get_waiting_count() == 1
+
+
+def test_a_node_that_hangs_does_not_delay_each_call_to_the_other_nodes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topology, "_SILENT_MS", 1_000)
+    client = ClusterClient(endpoint(cluster, timeout_ms=700), None)
+    names = cluster.queues()
+    calls: list[Call[Any]] = [command("LLEN", f"bull:{{{name}}}:wait") for name in names]
+    assert client.try_many(calls) == [0, 0, 0]
+    hung = cluster.servers[cluster.owner(cluster.slot(names[0]))]
+    os.kill(hung.pid, signal.SIGSTOP)
+    began_ms = mono_ms()
+    try:
+        for _ in range(30):
+            lost, *others = client.try_many(calls)
+            assert others == [0, 0]
+            assert isinstance(lost, BrokerUnavailableError)
+            assert lost.node == f"127.0.0.1:{hung.port}"
+        took_ms = mono_ms() - began_ms
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+    assert took_ms < 30 * 700 / 3
+    wait_until(lambda: client.try_many(calls) == [0, 0, 0], 20, "replies of the node that continues")
+    client.close()
