@@ -62,6 +62,11 @@ def _find_binary(flavour: Flavour | None = None) -> ServerBinary:
     return PROGRAM if PROGRAM is not None and flavour in {None, SERVER} else find_binary(flavour)
 
 
+needs_redis_7 = pytest.mark.skipif(
+    PROGRAM is not None and PROGRAM.version < (7, 0, 0), reason=f"{PROGRAM} cannot do this; Redis 7.0 and newer can"
+)
+"""For tests of what bulltask cannot do with Redis 6.2 (docs/reference/servers.md), or that use newer commands."""
+
 testing_server.find_binary = _find_binary  # type: ignore[attr-defined]
 FLAVOUR = cast("Flavour", SERVER)
 

@@ -32,7 +32,7 @@ _WORKER: Final = (
     "scard set zadd zcard zrem"
 ).split()
 _SENDER: Final = (
-    "del eval evalsha exec exists get hmget hsetnx info multi set unwatch watch xrange xread xrevrange"
+    "del eval evalsha exec exists get hmget hsetnx multi set unwatch wait watch xrange xread xrevrange"
 ).split()
 _READER: Final = (
     "client|list client|setname eval evalsha exec exists get hexists hget hgetall hmget llen lrange multi scan "

@@ -81,6 +81,11 @@ _REDIRECT: Final = re.compile(r"(?P<code>MOVED|ASK) (?P<slot>\d+) (?P<host>.*):(
 _NO_DATABASE: Final = ("DB index is out of range", "SELECT is not allowed in cluster mode")
 _NO_SELECT: Final = re.compile(r"unknown command '?select", re.IGNORECASE)
 _IN_EXEC: Final = "because of: NOPERM"
+# Redis 6.2 puts this before the error of a command that a script calls; newer servers put it behind the error.
+_IN_SCRIPT: Final = re.compile(
+    r"Error running script \(call to f_\w+\): @user_script:\d+: "
+    r"(?:@user_script: \d+: )?-?(?P<error>([A-Z]+|The user) .+)"
+)
 
 
 def is_noscript(reply: object) -> bool:
@@ -97,7 +102,7 @@ def is_demoted(reply: object) -> bool:
 
 def is_wrong_type(error: object) -> bool:
     """Return True if a command's key has the wrong type."""
-    return isinstance(error, BrokerError) and str(error.__cause__).startswith("WRONGTYPE")
+    return isinstance(error, BrokerError) and _text(error.__cause__).startswith("WRONGTYPE")
 
 
 def connection_error(exc: BaseException, url: str, *, connecting: bool, sentinels: str = "") -> BrokerError:
@@ -262,7 +267,7 @@ def _is_connection_refused(exc: BaseException) -> bool:
 
 def reply_error(exc: exceptions.RedisError, url: str) -> BrokerError:
     """Return the error for an error reply."""
-    text = str(exc)
+    text = _text(exc)
     # redis-py removes the code from replies for which it has a class, so both class and text are checked.
     if isinstance(exc, exceptions.OutOfMemoryError) or text.startswith("OOM"):
         return BrokerOutOfMemoryError(f"Redis at {url} is out of memory (maxmemory): {text}")
@@ -280,6 +285,12 @@ def reply_error(exc: exceptions.RedisError, url: str) -> BrokerError:
     if isinstance(exc, exceptions.ClusterCrossSlotError) or "non local key in a cluster" in text:
         return BrokerError(f"Redis at {url} rejected a command: {text}. {CROSS_SLOT}")
     return BrokerError(f"Redis at {url} rejected a command: {text}")
+
+
+def _text(exc: object) -> str:
+    """Return the text of an error reply, which begins with the code of the error (if redis-py has not removed it)."""
+    match = _IN_SCRIPT.match(str(exc))
+    return str(exc) if match is None else match["error"]
 
 
 def _redirect(exc: exceptions.RedisError, url: str) -> SlotRedirectError | None:
@@ -303,7 +314,7 @@ def is_transient_in_cluster(error: BrokerError) -> bool:
     blocked call (``UNBLOCKED``).
     """
     cause = error.__cause__
-    return isinstance(cause, _TRANSIENT_KINDS) or str(cause).startswith(_TRANSIENT)
+    return isinstance(cause, _TRANSIENT_KINDS) or _text(cause).startswith(_TRANSIENT)
 
 
 def is_no_cluster(error: BrokerError) -> bool:
@@ -316,4 +327,4 @@ def is_try_again(error: object) -> bool:
     if not isinstance(error, BrokerError):
         return False
     cause = error.__cause__
-    return isinstance(cause, exceptions.TryAgainError) or str(cause).startswith("TRYAGAIN")
+    return isinstance(cause, exceptions.TryAgainError) or _text(cause).startswith("TRYAGAIN")

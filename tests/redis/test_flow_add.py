@@ -528,7 +528,7 @@ def test_a_full_server_adds_no_job_of_a_flow(server_factory: ServerFactory) -> N
     with FlowProducer(server.url) as flows, redis.Redis.from_url(server.url, decode_responses=True) as plain:
         flows.add(job("before"))
         before = set(cast("list[str]", plain.keys("*")))
-        plain.config_set("maxmemory", "1mb")
+        plain.config_set("maxmemory", "1")
         with pytest.raises(BrokerOutOfMemoryError):
             flows.add(job("root", job("a"), job("b", delay=5)))
         plain.config_set("maxmemory", "0")

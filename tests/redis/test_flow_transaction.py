@@ -179,7 +179,7 @@ def test_a_full_server_applies_no_part_of_a_transaction(server_factory: ServerFa
     with redis.Redis.from_url(server.url, decode_responses=True) as plain:
         run_sync(client, transaction(adds(broker, "a"), "server-a"))
         before = set(plain.keys("*"))
-        plain.config_set("maxmemory", "1mb")
+        plain.config_set("maxmemory", "1")
         try:
             errors = run_sync(client, transaction(adds(broker, "b", "c", "d", "e"), "server-a"))
         except BrokerOutOfMemoryError as error:  # Redis refuses to queue, Valkey 9 to write

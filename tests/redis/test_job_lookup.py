@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from bulltask import App
 from bulltask.cli.main import main
+from tests.conftest import needs_redis_7
 from tests.redis.conftest import Run
 from tests.support.lake import LakeBuilder, at
 
@@ -93,6 +94,7 @@ def test_connections_with_other_names_are_ignored(app: App, broker_url: str, run
 
 
 @pytest.mark.one_server
+@needs_redis_7
 def test_a_user_without_permission_for_client_list_finds_jobs(app: App, broker_url: str, redis_client: Any) -> None:
     job = app.queue("mail").add("send", {})
     redis_client.execute_command("ACL SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-client|list")

@@ -17,6 +17,7 @@ from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST, EventPage, Follower, StreamGap
 from bulltask.transport.scripts.stream import BEGINNING, Entry, StreamInfo
+from tests.conftest import needs_redis_7
 from tests.support.streams import server_ms
 
 pytestmark = pytest.mark.redis
@@ -76,6 +77,7 @@ def is_silent(events: QueueEvents) -> bool:
 
 
 class TestDisconnectedListener:
+    @needs_redis_7
     def test_the_number_of_trimmed_events_is_reported(
         self, events: QueueEvents, proxy: FlakyProxy, redis_client: redis.Redis
     ) -> None:
@@ -95,6 +97,7 @@ class TestDisconnectedListener:
         assert receive(events, 10) == later[30:]
         assert is_silent(events)
 
+    @needs_redis_7
     def test_trimming_events_that_were_read_is_not_reported(
         self, events: QueueEvents, proxy: FlakyProxy, redis_client: redis.Redis
     ) -> None:
@@ -109,6 +112,7 @@ class TestDisconnectedListener:
         trim(redis_client, 3)
         assert receive(events, 3) == ids
 
+    @needs_redis_7
     def test_a_fully_trimmed_stream_is_reported(
         self, events: QueueEvents, proxy: FlakyProxy, redis_client: redis.Redis
     ) -> None:
@@ -122,6 +126,7 @@ class TestDisconnectedListener:
         later = add(redis_client, 2)
         assert receive(events, 2) == later
 
+    @needs_redis_7
     def test_a_callback_receives_events_lost(self, events: QueueEvents, redis_client: redis.Redis) -> None:
         counts: list[int | None] = []
         events.on(EventsLost, lambda event: counts.append(event.count))
@@ -132,6 +137,7 @@ class TestDisconnectedListener:
         assert counts == [7, 7]
 
 
+@needs_redis_7
 def test_a_slow_listener_gets_the_number_of_events_that_it_missed(
     events: QueueEvents, redis_client: redis.Redis
 ) -> None:
@@ -176,6 +182,7 @@ class TestStartFromAnId:
         with QueueEvents("mail", start="9999999999998-0", broker=lambda: broker) as events:  # no entry has this id
             assert receive(events, 1) == ["9999999999999-0"]
 
+    @needs_redis_7
     def test_no_gap_is_reported_if_nothing_was_trimmed(self, broker: Broker, redis_client: redis.Redis) -> None:
         ids = add(redis_client, 10)
         with QueueEvents("mail", start="1-1", broker=lambda: broker) as events:
@@ -192,6 +199,7 @@ class TestStartFromAnId:
         with QueueEvents("mail", start="1000-3", broker=lambda: broker) as events:
             assert receive_gap(events).count is None
 
+    @needs_redis_7
     def test_the_size_of_a_gap_after_a_trimmed_id_is_unknown(self, broker: Broker, redis_client: redis.Redis) -> None:
         ids = add(redis_client, 10)
         trim(redis_client, 5)
@@ -206,6 +214,7 @@ class TestStartFromAnId:
             assert receive_gap(events).count == 6
             assert receive(events, 4) == later[6:]
 
+    @needs_redis_7
     def test_a_listener_from_an_id_counts_gaps_after_it_reached_the_end(
         self, broker: Broker, redis_client: redis.Redis
     ) -> None:
@@ -217,6 +226,7 @@ class TestStartFromAnId:
             trim(redis_client, 4)
             assert receive_gap(events).count == 6
 
+    @needs_redis_7
     def test_a_listener_from_the_beginning_reports_only_later_gaps(
         self, broker: Broker, redis_client: redis.Redis
     ) -> None:
@@ -277,6 +287,7 @@ class TestReplacedStream:
         assert receive(events, 4) == later[6:]
 
 
+@needs_redis_7
 async def test_async_queue_events_reports_lost_events(broker: Broker, redis_client: redis.Redis) -> None:
     async with AsyncQueueEvents("mail", broker=lambda: broker) as events:
         add(redis_client, 9)

@@ -401,7 +401,8 @@ def test_without_revocation_requests_a_check_is_one_exists_command(
         "evalsha": 200,
         "exists": 200,
     }
-    assert set(stats) <= {f"cmdstat_{name}" for name in ("evalsha", "exists", "config|resetstat", "info", "time")}
+    others = "config config|resetstat info time".split()  # Redis 6.2 does not count subcommands
+    assert set(stats) <= {f"cmdstat_{name}" for name in ("evalsha", "exists", *others)}
     record_property("microseconds", stats["cmdstat_evalsha"]["usec_per_call"])
 
 

@@ -13,6 +13,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import count_by_score, ids_by_score, list_ids, scan_queues, score_at
 from bulltask.transport.scripts.stream import MAX_RANGE, last_id_of_range, page, stream_info
+from tests.conftest import needs_redis_7
 
 pytestmark = pytest.mark.redis
 
@@ -112,6 +113,7 @@ def test_only_queues_with_the_prefix_are_found(client: Client, redis_client: red
     assert sorted(queues) == ["plain", "{mail}"]
 
 
+@needs_redis_7
 def test_a_stream_reports_its_entries_and_its_counters(client: Client, redis_client: redis.Redis) -> None:
     fill(redis_client, 25)
     redis_client.xtrim(KEYS.events, 12, approximate=False)

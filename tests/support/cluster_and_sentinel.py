@@ -24,7 +24,7 @@ CLUSTER_NODE = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "
 def assign_all_slots(server: RedisServer) -> None:
     """Make the node the whole cluster, so that it executes every command."""
     with redis.Redis.from_url(server.url) as plain:
-        plain.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        plain.execute_command("CLUSTER ADDSLOTS", *range(16_384))
         wait_until(lambda: plain.execute_command("CLUSTER INFO")["cluster_state"] == "ok", what="the cluster")
 
 

@@ -11,6 +11,7 @@ import redis
 
 from bulltask.embedded.binary import Flavour
 from bulltask.embedded.launch import pick_port
+from bulltask.testing import server as testing_server
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.support.certificates import Certificates
@@ -62,7 +63,11 @@ class Cluster:
         with ExitStack() as stack:
             servers, tls_ports = [], list[int]()
             for number in range(3 * (1 + replicas)):
-                settings = {"enabled": "yes", "port": str(pick_port()), "node-timeout": str(node_timeout_ms)}
+                settings = {"enabled": "yes", "node-timeout": str(node_timeout_ms)}
+                # Before Redis 7.0, the port for other nodes is 10,000 more than the port for clients.
+                program = testing_server.find_binary(flavour)  # type: ignore[attr-defined]
+                if program.version >= (7, 0, 0):
+                    settings["port"] = str(pick_port())
                 own = [word for name, value in settings.items() for word in (f"--cluster-{name}", value)]
                 if certificates is not None:
                     tls_ports.append(pick_port())
@@ -165,10 +170,10 @@ class Cluster:
         for number in range(len(self.servers)):
             self._ask(number, "SET-CONFIG-EPOCH", number + 1)
             if number < self._primaries:
-                self._ask(number, "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
+                self._ask(number, "ADDSLOTS", *range(bounds[number], bounds[number + 1]))
         for number in range(1, len(self.servers)):
             bus: Any = self.clients[number].config_get("cluster-port")
-            self._ask(0, "MEET", "127.0.0.1", self._ports[number], bus["cluster-port"])
+            self._ask(0, "MEET", "127.0.0.1", self._ports[number], *bus.values())  # none before Redis 7.0
         wait_until(self._all_know_all, 30, "nodes that know each other")
         for number in range(self._primaries, len(self.servers)):
             self._ask(number, "REPLICATE", self.ids[number % self._primaries])

@@ -12,7 +12,15 @@ import pytest
 from redis.exceptions import ClusterCrossSlotError, InvalidResponse, ResponseError
 
 from bulltask.config.config import Settings
-from bulltask.errors import BrokerError, BrokerUnavailableError, LockMismatchError, PayloadTooLargeError
+from bulltask.errors import (
+    BrokerAuthError,
+    BrokerError,
+    BrokerNotReadyError,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
+    LockMismatchError,
+    PayloadTooLargeError,
+)
 from bulltask.jobs.job import JobOptions, NewJob, RunningJob
 from bulltask.jobs.options import check_size
 from bulltask.jobs.states import Revocation
@@ -25,7 +33,7 @@ from bulltask.transport.endpoint import DeadlineParser, Endpoint
 from bulltask.transport.follow import Follower, StreamGap
 from bulltask.transport.keys import BullKeys, QueueKeys
 from bulltask.transport.produce import Producer, RetryBudget, _parts
-from bulltask.transport.redis_errors import connection_error, reply_error
+from bulltask.transport.redis_errors import connection_error, is_wrong_type, reply_error
 from bulltask.transport.results import RECHECK_MS, _OutageTolerance
 from bulltask.transport.revoke import revoke
 from bulltask.transport.scripts.add import IdempotentWrite, add_job, add_jobs_once
@@ -133,6 +141,32 @@ def test_revoking_checks_that_a_hash_is_malformed_before_it_fails_the_job() -> N
 )
 def test_an_acl_error_names_the_permission_to_grant(error: str, text: str) -> None:
     assert text in acl_advice(error, "redis://app:secret@redis:6379/0")
+
+
+IN_SCRIPT = f"Error running script (call to f_{'0a' * 20}): @user_script:12: "
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        ("@user_script: 12: -OOM command not allowed when used memory > 'maxmemory'.", BrokerOutOfMemoryError, ": OOM"),
+        ("@user_script: 12: -READONLY You can't write against a read only replica.", BrokerNotReadyError, ": READONLY"),
+        ("@user_script: 12: The user executing the script can't run this", BrokerAuthError, "`bulltask acl ROLE`"),
+        ("@user_script: 12: -MISCONF Redis is configured to save", BrokerNotReadyError, ": MISCONF"),
+        ("WRONGTYPE Operation against a key", BrokerError, ": WRONGTYPE"),
+    ],
+)
+def test_an_error_in_a_script_of_redis_6_2_is_the_same_as_outside(error: str, kind: type, text: str) -> None:
+    reply = ResponseError(IN_SCRIPT + error)
+    found = reply_error(reply, "redis://server")
+    found.__cause__ = reply
+    assert (type(found), text in str(found), "user_script" in str(found)) == (kind, True, False), found
+    assert is_wrong_type(found) == ("WRONGTYPE" in error)
+
+
+def test_an_error_of_the_script_itself_keeps_its_line() -> None:
+    text = IN_SCRIPT + "user_script:3: attempt to index a nil value"
+    assert text in str(reply_error(ResponseError(text), "redis://server"))
 
 
 class Socket:
