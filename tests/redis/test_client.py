@@ -406,7 +406,9 @@ def test_an_interrupt_between_sending_and_receiving_closes_the_connection(
     def interrupt(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client._connection, "_parser", SimpleNamespace(read_response=interrupt, on_disconnect=str))
+    monkeypatch.setattr(
+        client._connection, "_parser", SimpleNamespace(read_response=interrupt, on_disconnect=str, deadline_ms=0)
+    )
     with pytest.raises(KeyboardInterrupt):
         client.receive(1)
     assert client.run(echo("second")) == "second"
