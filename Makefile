@@ -65,14 +65,17 @@ test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, wi
 		-m "not (spark or process or interop or bench or slow)" $(addprefix --ignore ,$(SLOW_TESTS)) \
 		$(TESTS) $(ARGS)
 
-TOPOLOGIES ?= cluster
-test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of queues, flows, workers and faults on a Redis Cluster
+TOPOLOGIES ?= cluster sentinel
+test-topologies: TESTS = tests/redis tests/process
+test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of queues, flows, workers and faults on a Redis Cluster and with Redis Sentinel
 	@$(COMPILE)
-	@for topology in $(TOPOLOGIES); do \
+	@mkdir -p build/topologies; rm -f build/topologies/*; cd build/topologies; \
+	for topology in $(TOPOLOGIES); do \
 		echo "make: BULLTASK_TEST_TOPOLOGY=$$topology"; \
-		BULLTASK_TEST_TOPOLOGY=$$topology $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-			tests/redis tests/process $(ARGS) || failed=1; \
-	done; test -z "$$failed"
+		{ cd ../..; BULLTASK_TEST_TOPOLOGY=$$topology $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+			$(TESTS) $(ARGS) || touch build/topologies/failed; } | tee $$topology; \
+	done; \
+	for topology in $(TOPOLOGIES); do echo "make: $$topology: $$(tail -n 1 $$topology | tr -d =)"; done; test ! -e failed
 
 servers: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run 480 tests with each version of Redis and Valkey that PyPI has; ARGS="Redis-6 Valkey-9" selects
 	@$(COMPILE)

@@ -33,6 +33,7 @@ from tests.support.fork_server import fork_server
 from tests.support.processes import SESSION_VARIABLE, LeftoverProcesses
 from tests.support.redis_cluster import Cluster
 from tests.support.rerun_command import SEED, pytest_runtest_makereport  # noqa: F401 (the latter is a hook)
+from tests.support.sentinels import Sentinels
 from tests.support.server_clients import client_of
 from tests.support.topologies import TOPOLOGY, deselect_other_tests, parameters
 
@@ -224,6 +225,16 @@ def failover_cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def session_sentinels(
+    session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sentinels]:
+    # No failover on a busy machine: the tests of failovers start their own servers.
+    with Sentinels.started(tmp_path_factory.mktemp("sentinels"), FLAVOUR, down_after_ms=60_000) as sentinels:
+        session_processes.update(sentinels.pids)
+        yield sentinels
+
+
 @pytest.fixture
 def single_url(request: pytest.FixtureRequest) -> str:
     """The URL of the session's single server, which is empty when the test starts; for journals."""
@@ -241,8 +252,12 @@ def broker_url(request: pytest.FixtureRequest) -> str:
     if topology == "cluster":
         cluster: Cluster = request.getfixturevalue("cluster")
         return cluster.broker_url
+    if topology == "sentinel":
+        sentinels: Sentinels = request.getfixturevalue("session_sentinels")
+        sentinels.flush()
+        return sentinels.url
     if topology not in {"", "single"}:
-        pytest.fail(f"the tests have no servers for BULLTASK_TEST_TOPOLOGY={topology} yet")
+        pytest.fail(f"BULLTASK_TEST_TOPOLOGY={topology}: use single, cluster or sentinel")
     single_url: str = request.getfixturevalue("single_url")
     return single_url
 

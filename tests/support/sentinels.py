@@ -39,8 +39,14 @@ class Sentinels:
 
     @classmethod
     @contextmanager
-    def started(cls, directory: Path, flavour: Flavour) -> Iterator[Self]:
-        """Start the servers, wait until each sentinel knows the others and the replica, and stop them at the end."""
+    def started(cls, directory: Path, flavour: Flavour, down_after_ms: int = 500) -> Iterator[Self]:
+        """Start the servers, wait until each sentinel knows the others and the replica, and stop them at the end.
+
+        Args:
+            directory: The directory for the files of the servers and sentinels.
+            flavour: Redis or Valkey.
+            down_after_ms: After this time without a reply, the sentinels replace the master.
+        """
         with ExitStack() as stack:
             master = stack.enter_context(RedisServer.start(directory / "a", flavour=flavour, extra=_QUICK))
             follow = ("--replicaof", "127.0.0.1", str(master.port))
@@ -49,7 +55,7 @@ class Sentinels:
             ports = [pick_port() for _ in range(3)]
             processes = []
             for port in ports:
-                process = _start(directory / f"sentinel-{port}", port, master.port, flavour)
+                process = _start(directory / f"sentinel-{port}", port, master.port, flavour, down_after_ms)
                 processes.append(process.pid)
                 stack.callback(process.wait)
                 stack.callback(process.kill)
@@ -74,6 +80,11 @@ class Sentinels:
         """The server that a majority of the sentinels report as the master."""
         ports = sorted(self._master_port(sentinel) for sentinel in self._asked)
         return next(server for server in self._servers if server.port == ports[1])
+
+    def flush(self) -> None:
+        """Delete all keys."""
+        with redis.Redis(port=self.master.port) as plain:
+            plain.flushall()
 
     def fail_over(self) -> RedisServer:
         """Make the replica the master while both servers work; return the new master."""
@@ -140,12 +151,14 @@ class Sentinels:
                 os.kill(pid, signal.SIGCONT)
 
 
-def _start(directory: Path, port: int, master_port: int, flavour: Flavour) -> subprocess.Popen[bytes]:
+def _start(
+    directory: Path, port: int, master_port: int, flavour: Flavour, down_after_ms: int
+) -> subprocess.Popen[bytes]:
     directory.mkdir(parents=True)
     file = directory / "sentinel.conf"
     file.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {directory}\nrequirepass {_PASSWORD}\nsentinel sentinel-pass {_PASSWORD}\n"
         f"sentinel monitor {MASTER} 127.0.0.1 {master_port} 2\n"
-        f"sentinel down-after-milliseconds {MASTER} 500\nsentinel failover-timeout {MASTER} 3000\n"
+        f"sentinel down-after-milliseconds {MASTER} {down_after_ms}\nsentinel failover-timeout {MASTER} 3000\n"
     )
     return subprocess.Popen([find_binary(flavour).path, file, "--sentinel"], stdout=subprocess.DEVNULL)

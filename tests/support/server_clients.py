@@ -17,7 +17,8 @@ def client_of(url: str, **options: Any) -> redis.Redis:
     """Return a client for a broker URL.
 
     Args:
-        url: ``redis://``, ``redis+cluster://HOST:PORT,…`` or ``redis+sentinel://HOST:PORT,…/PRIMARY``.
+        url: ``redis://``, ``redis+cluster://HOST:PORT,…`` or ``redis+sentinel://HOST:PORT,…/PRIMARY``,
+            optionally with ``sentinel_password``.
         options: Options of ``redis.Redis``.
 
     Returns:
@@ -30,10 +31,15 @@ def client_of(url: str, **options: Any) -> redis.Redis:
         return cast("redis.Redis", _ClusterClient(startup_nodes=nodes, **_credentials(url), **options))
     if scheme == "redis+sentinel":
         parts = urlsplit(url)
-        database = int(parse_qs(parts.query).get("db", ["0"])[0])
-        sentinels = Sentinel(_hosts(url), socket_timeout=10)
-        primary: redis.Redis = sentinels.master_for(parts.path.strip("/"), db=database, **_credentials(url), **options)
-        return primary
+        more = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        asked = Sentinel(_hosts(url), sentinel_kwargs={"password": more.get("sentinel_password"), "socket_timeout": 10})
+        try:
+            host, port = asked.discover_master(parts.path.strip("/"))
+        finally:
+            for sentinel in asked.sentinels:
+                sentinel.close()
+        # Not master_for(): it would ask the sentinels again for each connection, and close none of theirs.
+        return redis.Redis(host, port, db=int(more.get("db", 0)), **_credentials(url), **options)
     return redis.Redis.from_url(url, **options)
 
 
