@@ -28,11 +28,12 @@ STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritize
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Properties of the server that a worker checks.
+    """Properties of the server that a worker checks; in a cluster, those of the worst node.
 
     Attributes:
-        version: The Redis version that the server is compatible with.
+        version: The Redis version that the server is compatible with; the lowest of a cluster's nodes.
         eviction: The server's ``maxmemory_policy``; any policy other than ``noeviction`` may delete jobs silently.
+            ``noeviction`` only if all nodes have it.
     """
 
     version: tuple[int, ...]
@@ -40,13 +41,10 @@ class ServerSettings:
 
 
 def read_server_settings(client: SyncClient) -> ServerSettings:
-    """Read the server's settings from ``INFO``."""
-    info = client.run(command("INFO", parse_reply=_info))
-    numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdecimal())
-    return ServerSettings(
-        version=numbers,
-        eviction=info.get("maxmemory_policy", "noeviction"),
-    )
+    """Read the server's settings from ``INFO``; in a cluster, those of every node that has slots."""
+    nodes = client.run_everywhere(command("INFO", parse_reply=_settings))
+    eviction = next((node.eviction for node in nodes if node.eviction != "noeviction"), "noeviction")
+    return ServerSettings(min(node.version for node in nodes), eviction)
 
 
 def queue_lengths(client: SyncClient, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
@@ -96,6 +94,8 @@ def _text(reply: Any) -> str:
     return "" if reply is None else reply.decode("utf-8", "replace")
 
 
-def _info(reply: Any) -> dict[str, str]:
+def _settings(reply: Any) -> ServerSettings:
     lines = reply.decode("utf-8", "replace").splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line)
+    info = dict(line.split(":", 1) for line in lines if ":" in line)
+    numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdecimal())
+    return ServerSettings(numbers, info.get("maxmemory_policy", "noeviction"))

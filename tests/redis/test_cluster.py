@@ -28,6 +28,7 @@ from bulltask.transport.client_types import SyncClient
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.cluster_slots import guarded
 from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.inspect import read_server_settings
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import get_counts, is_maxed, list_clients
 from bulltask.transport.transaction import atomic
@@ -441,3 +442,17 @@ def test_a_node_that_hangs_does_not_delay_each_call_to_the_other_nodes(
     assert took_ms < 30 * 700 / 3
     wait_until(lambda: client.try_many(calls) == [0, 0, 0], 20, "replies of the node that continues")
     client.close()
+
+
+def test_the_settings_of_all_nodes_are_read(cluster: Cluster, client: ClusterClient) -> None:
+    assert read_server_settings(client).eviction == "noeviction"
+    for node in cluster.clients:
+        node.config_set("maxmemory-policy", "allkeys-lru")
+        assert read_server_settings(client).eviction == "allkeys-lru"
+        node.config_set("maxmemory-policy", "noeviction")
+
+
+def test_a_cluster_is_as_old_as_its_oldest_node(client: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = [b"redis_version:7.2.4", b"redis_version:6.0.16", b"redis_version:8.0.1"]
+    monkeypatch.setattr(client, "run_everywhere", lambda call: [call.parse_reply(version) for version in versions])
+    assert read_server_settings(client).version == (6, 0, 16)
