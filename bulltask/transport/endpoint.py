@@ -112,8 +112,8 @@ class Endpoint:
         return replace(self, url=self.url.at(_netloc(host, port)))
 
     def sentinel_at(self, host: str, port: int) -> Endpoint:
-        """Return the endpoint of one of the sentinels, with their user and password."""
-        return replace(self, url=self.url.sentinel_at(_netloc(host, port)))
+        """Return the endpoint of one of the sentinels, with their user and password, which are always in the URL."""
+        return replace(self, url=self.url.sentinel_at(_netloc(host, port)), credentials=None)
 
     def for_cluster(self) -> Endpoint:
         """Return the endpoint for a caller that routes calls in a cluster."""

@@ -90,6 +90,19 @@ async def test_clients_use_the_new_master_after_a_failover(sentinels: Sentinels)
     await app.aclose()
 
 
+async def test_a_credential_provider_is_for_the_master_and_the_url_has_the_password_of_the_sentinels(
+    sentinels: Sentinels,
+) -> None:
+    with redis.Redis(port=sentinels.master.port) as plain:
+        plain.execute_command("ACL SETUSER", "sender", "on", ">first", "~*", "&*", "+@all")
+        app = App("shop", sentinels.url, broker_credential_provider=lambda: ("sender", "first"))
+        app.send_task("add")
+        await app.asend_task("add")
+        await app.aclose()
+        app.close()
+        plain.execute_command("ACL DELUSER", "sender")
+
+
 def test_a_send_fails_if_too_few_replicas_have_received_the_job(sentinels: Sentinels) -> None:
     settings: Any = {"broker_publish_timeout": 1, "broker_publish_retries": 1}
     with Queue("mail", sentinels.url, broker_publish_replicas=2, **settings) as queue:
