@@ -15,6 +15,7 @@ from typing import Any, Final
 from redis.crc import key_slot
 
 from bulltask.errors import BrokerError, BrokerNotReadyError
+from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.lua.loader import Script
 from bulltask.transport.call import Arg, Call, PackedCall, command
 from bulltask.transport.keys import guard_key
@@ -198,7 +199,7 @@ def slot_of(calls: Sequence[Call[Any]]) -> int | None:
 @lru_cache(maxsize=_CACHED_KEYS)
 def slot_of_key(key: Arg) -> int:
     """Return the slot of a key."""
-    return key_slot(key if isinstance(key, bytes) else _text(key).encode("utf-8", "surrogateescape"))
+    return key_slot(key if isinstance(key, bytes) else _text(key).encode("utf-8", ON_SURROGATE))
 
 
 def guarded(call: Call[Any]) -> Call[Any]:

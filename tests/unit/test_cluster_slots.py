@@ -61,6 +61,12 @@ def test_the_slot_of_every_kind_of_call_is_found(call: Call[Any]) -> None:
     assert slot_of([call]) == SLOT
 
 
+def test_a_key_that_is_not_utf_8_has_the_slot_of_the_bytes_that_are_sent() -> None:
+    assert slot_of_key("bull:{mail}:de:a\ud800") == SLOT
+    assert slot_of_key("bull:{\ud800}:wait") == slot_of_key("bull:{\ufffd}:wait")
+    assert slot_of_key("bull:{\udcff}:wait") == slot_of_key(b"bull:{\xff}:wait")
+
+
 @pytest.mark.parametrize(
     "args", [("SCAN", "0"), ("INFO",), ("EVAL", "return 1", 0), ("UNWATCH",), ("DISCARD",), ("FLUSHDB", "SYNC")]
 )
