@@ -18,6 +18,7 @@ from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
 from bulltask.queue import Job
 from bulltask.transport.call import command
 from bulltask.transport.client_types import SyncClient
+from bulltask.transport.scan import scan_up_to
 from bulltask.transport.scripts.queue import scan_queues, worker_queues
 
 __all__ = ["FoundJob", "ambiguous", "find_job", "queues_with_job"]
@@ -26,7 +27,7 @@ MAX_LOG_LINES: Final = 1_000
 """How many of the newest lines of a job's log are read."""
 
 MAX_PAGES: Final = 1_000
-"""How many pages, of a thousand keys each, are scanned for queue names: about a second of Redis' time."""
+"""How many pages, of a thousand keys each, are scanned for queue names on each server: a second of its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ def find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = 
         app: The app whose Redis is searched.
         job_id: The job's id.
         queue: The job's queue. Without it, known queues are searched first: ``known``, the app's, and those that
-            workers process; then all queues with a key among the first million keys that ``SCAN`` returns.
+            workers process; then all queues with a key among the first million keys that ``SCAN`` returns, on each
+            node of a cluster.
         known: Further names of queues.
 
     Raises:
@@ -145,17 +147,13 @@ def _worker_queues(client: SyncClient, config: Config) -> set[str]:
 
 def _scan_queues(client: SyncClient, config: Config) -> set[str]:
     """Return all queues under the prefix. Redis has no list of them, so its keys are scanned, up to a limit."""
-    cursor, queues = "0", set[str]()
-    for _ in range(MAX_PAGES):
-        cursor, names = client.run(scan_queues(config.prefix, cursor))
-        queues.update(names)
-        if cursor == "0":
-            return queues
-    click.echo(
-        f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned for queue names, so there may be more "
-        "queues: choose one with --queue",
-        err=True,
-    )
+    queues, is_complete = scan_up_to(client, lambda cursor: scan_queues(config.prefix, cursor), MAX_PAGES)
+    if not is_complete:
+        click.echo(
+            f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned for queue names, so there may be "
+            "more queues: choose one with --queue",
+            err=True,
+        )
     return queues
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 
 from bulltask import App
+from bulltask.cli.main import main
 from bulltask.clock import ServerClock, mono_ms, wall_ms
 from bulltask.errors import BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.lua import loader, wrappers
@@ -456,3 +458,11 @@ def test_a_cluster_is_as_old_as_its_oldest_node(client: ClusterClient, monkeypat
     versions = [b"redis_version:7.2.4", b"redis_version:6.0.16", b"redis_version:8.0.1"]
     monkeypatch.setattr(client, "run_everywhere", lambda call: [call.parse_reply(version) for version in versions])
     assert read_server_settings(client).version == (6, 0, 16)
+
+
+def test_jobs_on_all_nodes_are_found_without_their_queue(cluster: Cluster) -> None:
+    for name in cluster.queues():
+        with Queue(name, cluster.broker_url) as queue:
+            job = queue.add("send")
+        shown = CliRunner().invoke(main, ["-b", cluster.broker_url, "job", "show", job.id])
+        assert f"queue {name}" in shown.output
