@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import click
 
@@ -73,4 +73,5 @@ def _keys(queues: tuple[str, ...], config: Config) -> list[QueueKeys]:
 def _database(url: SecretUrl) -> bool:
     """Whether connections use a database other than 0, so that they need ``SELECT``."""
     parts = urlsplit(str(url))
-    return parts.path.strip("/") not in {"", "0"} if url.scheme in {"redis", "rediss"} else "db=" in parts.query
+    in_path = parts.path.strip("/") if url.scheme in {"redis", "rediss"} else ""
+    return (dict(parse_qsl(parts.query)).get("db") or in_path or "0") != "0"
