@@ -158,6 +158,7 @@ def test_a_removed_child_is_omitted(
     assert shape(flows.get_flow("q", "root")) == ("root", leaf("b"))
 
 
+@pytest.mark.one_server
 def test_children_are_found_whatever_the_format_of_their_keys(
     flows: FlowProducer, broker_url: str, redis_client: redis.Redis
 ) -> None:

@@ -149,11 +149,11 @@ async def test_cancelling_a_task_in_a_transaction_keeps_the_connection_usable(
 def test_an_error_reply_does_not_affect_other_results_of_a_transaction(
     broker: Broker, client: SyncClient, redis_client: redis.Redis
 ) -> None:
-    redis_client.set("text", "x")
+    redis_client.set("{mail}", "x")
     gone = update_progress(broker.keys("mail"), "gone", b"1")
     results = run_sync(
         client,
-        transaction([*adds(broker, "a"), gone, command("LPUSH", "text", "y"), command("GET", "text")], "server-b"),
+        transaction([*adds(broker, "a"), gone, command("LPUSH", "{mail}", "y"), command("GET", "{mail}")], "server-b"),
     )
     assert (results[0], results[3]) == ("a", b"x")
     assert isinstance(results[1], JobNotFoundError)
@@ -165,7 +165,10 @@ def test_a_command_that_cannot_be_queued_aborts_the_transaction(
     broker: Broker, client: SyncClient, redis_client: redis.Redis
 ) -> None:
     with pytest.raises(BrokerError, match="unknown command"):
-        run_sync(client, transaction([*adds(broker, "a"), command("NOSUCHCOMMAND"), *adds(broker, "b")], "server-a"))
+        run_sync(
+            client,
+            transaction([*adds(broker, "a"), command("NOSUCHCOMMAND", "{mail}"), *adds(broker, "b")], "server-a"),
+        )
     assert redis_client.keys("*") == []
     assert run_sync(client, transaction(adds(broker, "c"), "server-a")) == ["c"], (
         "the connection is out of the transaction"

@@ -117,6 +117,7 @@ def test_a_name_that_is_not_utf_8_can_be_printed(command: Command, redis_client:
     check(command("job", "show", "evil", "--queue", "mail", "--json"), code=0)
 
 
+@pytest.mark.one_server
 def test_a_migration_prints_no_control_characters(command: Command, redis_client: redis.Redis) -> None:
     fields: dict[Any, Any] = {"name": EVIL, "data": "{", "opts": "{}", "timestamp": 1, "delay": 0, "attemptsMade": 0}
     for job_id in (f"1{EVIL}\nforged", f"2{EVIL}"):

@@ -186,7 +186,7 @@ def test_show_suggests_a_name_for_a_misspelled_queue(lake: LakeBuilder, run: Run
     assert "no data for queue 'mial'; did you mean 'mail'?" in shown.output
 
 
-@pytest.mark.parametrize("hash_tag", [True, False])
+@pytest.mark.parametrize("hash_tag", [True, pytest.param(False, marks=pytest.mark.one_server)])
 def test_show_needs_the_queue_if_several_queues_have_the_id(
     broker_url: str, run: Run, redis_client: Any, hash_tag: bool
 ) -> None:
@@ -201,6 +201,7 @@ def test_show_needs_the_queue_if_several_queues_have_the_id(
     assert '{"queue": "reports"}' in run("show", "same", "--queue", "reports", *with_tag).output
 
 
+@pytest.mark.one_server
 def test_show_ignores_queues_without_the_hash_tag_by_default(broker_url: str, run: Run) -> None:
     for hash_tag in (True, False):
         app = App("sender", broker_url, queue_hash_tag=hash_tag)

@@ -403,6 +403,7 @@ def test_a_child_of_a_missing_parent_is_rejected(queue: Queue) -> None:
         queue.add("child", parent={"id": "missing", "queue": "mail"})
 
 
+@pytest.mark.one_server
 def test_a_parents_queue_may_be_given_with_or_without_the_hash_tag(queue: Queue, broker_url: str) -> None:
     with Queue("orders", broker_url) as orders:
         parent = orders.add("parent")

@@ -18,7 +18,7 @@ from bulltask.transport.keys import BullKeys
 from bulltask.transport.scripts.bull import MoveResult, convert_bull_job, move_bull_job
 from tests.support.cluster_and_sentinel import routed
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.one_server]  # Bull's queues have no hash tag
 
 ADDED_MS, DUE_MS = 1_500_000_000_000, 4_000_000_000_000
 TRACE = 'Error: no "x"\\n    at file.js:1'

@@ -286,7 +286,7 @@ def test_unicode_is_stored_unchanged(app: App, redis_client: redis.Redis) -> Non
     ("settings", "queue", "base"),
     [
         ({}, "emails", "bull:{emails}:"),
-        ({"queue_hash_tag": False}, "emails", "bull:emails:"),
+        pytest.param({"queue_hash_tag": False}, "emails", "bull:emails:", marks=pytest.mark.one_server),
         ({}, "{all}-emails", "bull:{all}-emails:"),
         ({"prefix": "shop"}, "emails", "shop:{emails}:"),
         ({"prefix": "{shop}", "queue_hash_tag": False}, "emails", "{shop}:emails:"),
@@ -375,6 +375,7 @@ def test_connecting_takes_two_calls_and_each_send_one_round_trip(
     assert round_trips == [1, 1]
 
 
+@pytest.mark.one_server
 def test_jobs_of_several_queues_share_a_round_trip(app: App, redis_client: redis.Redis, round_trips: list[int]) -> None:
     send(app)
     round_trips.clear()

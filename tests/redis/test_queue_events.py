@@ -286,13 +286,13 @@ def test_invalid_utf_8_does_not_stop_a_listener(listen: Listen, redis_client: re
 
 
 async def test_a_listener_needs_no_app(broker_url: str, redis_client: redis.Redis) -> None:
-    with QueueEvents("mail", broker_url, prefix="shop", queue_hash_tag=False) as events:
-        entry_id = redis_client.xadd("shop:mail:events", {"event": "drained"})
+    with QueueEvents("mail", broker_url, prefix="{shop}", queue_hash_tag=False) as events:
+        entry_id = redis_client.xadd("{shop}:mail:events", {"event": "drained"})
         assert events.next(5) == types.Drained(str(entry_id), "mail")
-    async with AsyncQueueEvents("mail", broker_url, start="0", prefix="shop", queue_hash_tag=False) as aevents:
+    async with AsyncQueueEvents("mail", broker_url, start="0", prefix="{shop}", queue_hash_tag=False) as aevents:
         assert await aevents.next(5) == types.Drained(str(entry_id), "mail")
         await aevents.publish("paid")
-    assert redis_client.xlen("shop:mail:events") == 2
+    assert redis_client.xlen("{shop}:mail:events") == 2
 
 
 @pytest.mark.parametrize("start", ["", "now", "-1", "1-", "1-2-3", "$1", 0, None])

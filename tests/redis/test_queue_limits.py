@@ -139,9 +139,9 @@ def test_a_queue_has_a_name_and_a_qualified_name(queue: Queue) -> None:
 
 
 def test_prefix_and_hash_tag_settings_determine_a_queues_keys(broker_url: str, redis_client: redis.Redis) -> None:
-    with Queue("mail", broker_url, prefix="shop", queue_hash_tag=False) as queue:
+    with Queue("mail", broker_url, prefix="{shop}", queue_hash_tag=False) as queue:
         job = queue.add("n")
-        assert redis_client.hget(f"shop:mail:{job.id}", "name") == "n"
+        assert redis_client.hget(f"{{shop}}:mail:{job.id}", "name") == "n"
 
 
 def test_the_queues_of_an_app_share_its_connections(broker_url: str) -> None:

@@ -388,6 +388,7 @@ def test_both_revocation_scripts_contain_bullmqs_script_unchanged() -> None:
         assert script.key_count == 14 + loader.bulltask_script(name).key_count
 
 
+@pytest.mark.one_server
 def test_without_revocation_requests_a_check_is_one_exists_command(
     app: App, client: Client, redis_client: Any, record_property: Callable[[str, object], None]
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_missing_id_or_server_is_an_error(revoke: Revoke) -> None:
     assert unreachable.output.startswith("Error: ")
 
 
+@pytest.mark.one_server
 def test_revoke_uses_the_broker_url_and_the_hash_tag_setting_of_the_app(
     broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ def test_each_way_to_send_follows_the_routes(broker_url: str) -> None:
 
 
 def test_a_canvas_follows_the_routes_of_its_tasks(broker_url: str) -> None:
-    app = App("shop", broker_url, task_routes={"pack": "packing", "order": "orders"}, set_as_current=False)
+    app = App("shop", broker_url, task_routes={"pack": "packing{shop}", "order": "orders{shop}"}, set_as_current=False)
 
     @app.task(name="order")
     def order(total: int) -> int:
@@ -49,7 +49,7 @@ def test_a_canvas_follows_the_routes_of_its_tasks(broker_url: str) -> None:
     @app.task(name="pack")
     def pack(total: int) -> None: ...
 
-    assert (order.s(1) | pack.s()).apply_async().queue == "packing"
-    assert order.map([1, 2]).apply_async().queue == "orders"
-    assert app.queue("orders").get_waiting_count() == 2
+    assert (order.s(1) | pack.s()).apply_async().queue == "packing{shop}"
+    assert order.map([1, 2]).apply_async().queue == "orders{shop}"
+    assert app.queue("orders{shop}").get_waiting_count() == 2
     app.close()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 
-from bulltask.transport.client import Client
-from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scan import scan_all
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import count_by_score, ids_by_score, list_ids, scan_queues, score_at
 from bulltask.transport.scripts.stream import MAX_RANGE, last_id_of_range, page, stream_info
@@ -18,13 +16,6 @@ from tests.conftest import needs_redis_7
 pytestmark = pytest.mark.redis
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
-
-
-@pytest.fixture
-def client(broker_url: str) -> Iterator[Client]:
-    client = Client(Endpoint(broker_url, 5_000, 10_000), None)
-    yield client
-    client.close()
 
 
 def fill(redis_client: redis.Redis, count: int, *, per_millisecond: int = 10) -> list[str]:
@@ -37,7 +28,7 @@ def fill(redis_client: redis.Redis, count: int, *, per_millisecond: int = 10) ->
 
 @pytest.mark.parametrize("max_entries", [1, 499, 500, 501, 1_000, 1_499])
 def test_a_stream_range_has_at_most_the_requested_number_of_entries(
-    client: Client, redis_client: redis.Redis, max_entries: int
+    client: SyncClient, redis_client: redis.Redis, max_entries: int
 ) -> None:
     ids = fill(redis_client, 1_500)
 
@@ -46,7 +37,7 @@ def test_a_stream_range_has_at_most_the_requested_number_of_entries(
     assert (end.last, end.count) == (ids[max_entries - 1], max_entries)
 
 
-def test_a_stream_range_excludes_its_start_and_includes_its_end(client: Client, redis_client: redis.Redis) -> None:
+def test_a_stream_range_excludes_its_start_and_includes_its_end(client: SyncClient, redis_client: redis.Redis) -> None:
     fill(redis_client, 1_500)
 
     bounded = client.run(last_id_of_range(KEYS, "2-4", "3-1", 100))
@@ -58,11 +49,11 @@ def test_a_stream_range_excludes_its_start_and_includes_its_end(client: Client, 
     assert (nothing.last, nothing.count) == ("", 0)
 
 
-def test_a_range_of_an_empty_stream_is_empty(client: Client) -> None:
+def test_a_range_of_an_empty_stream_is_empty(client: SyncClient) -> None:
     assert client.run(last_id_of_range(KEYS, "0-0", "+", 5)).count == 0
 
 
-def test_a_call_reads_a_limited_number_of_entries(client: Client, redis_client: redis.Redis) -> None:
+def test_a_call_reads_a_limited_number_of_entries(client: SyncClient, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, MAX_RANGE + 10)
 
     end = client.run(last_id_of_range(KEYS, "0-0", "+", MAX_RANGE + 10))
@@ -70,7 +61,7 @@ def test_a_call_reads_a_limited_number_of_entries(client: Client, redis_client: 
     assert (end.last, end.count) == (ids[MAX_RANGE - 1], MAX_RANGE)
 
 
-def test_pages_of_a_stream_have_no_gap_and_no_overlap(client: Client, redis_client: redis.Redis) -> None:
+def test_pages_of_a_stream_have_no_gap_and_no_overlap(client: SyncClient, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25)
     read: list[str] = []
 
@@ -80,7 +71,7 @@ def test_pages_of_a_stream_have_no_gap_and_no_overlap(client: Client, redis_clie
     assert read == ids[:21]
 
 
-def test_score_ranges_count_and_list_the_same_jobs(client: Client, redis_client: redis.Redis) -> None:
+def test_score_ranges_count_and_list_the_same_jobs(client: SyncClient, redis_client: redis.Redis) -> None:
     redis_client.zadd(KEYS.completed, {"a": 1, "b": 2, "c": 2, "d": 1760010061025, "e": 2**53})
 
     assert client.run(score_at(KEYS, "completed", 3)) == "1760010061025"
@@ -89,7 +80,7 @@ def test_score_ranges_count_and_list_the_same_jobs(client: Client, redis_client:
     assert client.run(count_by_score(KEYS, "completed", "(2", "+inf")) == 2
 
 
-def test_job_fields_and_list_ids_are_returned_unchanged(client: Client, redis_client: redis.Redis) -> None:
+def test_job_fields_and_list_ids_are_returned_unchanged(client: SyncClient, redis_client: redis.Redis) -> None:
     redis_client.hset(KEYS.job("1"), mapping={"name": "send", "data": "{}"})
     redis_client.rpush(KEYS.wait, "1", "2")
 
@@ -98,23 +89,17 @@ def test_job_fields_and_list_ids_are_returned_unchanged(client: Client, redis_cl
     assert client.run(job_fields(KEYS, "2", ("name", "atm"))) == [None, None]
 
 
-def test_only_queues_with_the_prefix_are_found(client: Client, redis_client: redis.Redis) -> None:
+def test_only_queues_with_the_prefix_are_found(client: SyncClient, redis_client: redis.Redis) -> None:
     for key in ("b*d:{mail}:meta", "b*d:plain:meta", "bad:{other}:meta", "b*d:{mail}:de:meta", "b*d::meta"):
         redis_client.hset(key, "opts.maxLenEvents", 10)
-    queues: list[str] = []
-    cursor = "0"
 
-    while True:
-        cursor, names = client.run(scan_queues("b*d", cursor))
-        queues += names
-        if cursor == "0":
-            break
+    queues = scan_all(client, lambda cursor: scan_queues("b*d", cursor))
 
     assert sorted(queues) == ["plain", "{mail}"]
 
 
 @needs_redis_7
-def test_a_stream_reports_its_entries_and_its_counters(client: Client, redis_client: redis.Redis) -> None:
+def test_a_stream_reports_its_entries_and_its_counters(client: SyncClient, redis_client: redis.Redis) -> None:
     fill(redis_client, 25)
     redis_client.xtrim(KEYS.events, 12, approximate=False)
     trimmed = client.run(stream_info(KEYS))

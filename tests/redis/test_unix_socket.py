@@ -46,4 +46,4 @@ async def test_a_unix_socket_works_with_a_user_and_a_database() -> None:
 
 @pytest.mark.parametrize("version", [2, 3])
 async def test_the_url_of_another_client_may_choose_a_version_of_the_protocol(broker_url: str, version: int) -> None:
-    await use(f"{broker_url}?protocol={version}")
+    await use(f"{broker_url}{'&' if '?' in broker_url else '?'}protocol={version}")

@@ -24,7 +24,9 @@ from bulltask.queue import (
 from bulltask.queue.flow_plan import FlowNode
 from bulltask.queue.job_fields import JobFields
 from bulltask.result import AsyncResult
+from bulltask.transport.call import command
 from tests.interop.differential.state import State, dump
+from tests.support.server_clients import client_of
 from tests.support.sync_facade import SyncFacade
 
 __all__ = ["HOUR_MS", "START_MS", "ApiForm", "AwaitedResult", "Signal"]
@@ -45,7 +47,7 @@ class ApiForm:
     def __init__(self, url: str, runner: asyncio.Runner | None) -> None:
         self.name = "q-sync" if runner is None else "q-async"
         self._runner, self._opened = runner, list[Any]()
-        settings: Any = {"queue_hash_tag": False, "lock_duration": 300, "stalled_interval": 100}
+        settings: Any = {"lock_duration": 300, "stalled_interval": 100}
         options: Any = {"attempts": 2, "backoff": None, "remove_on_complete": False}
         kind: Any = Queue if runner is None else AsyncQueue
         self.queue = cast("Queue", self._plain(kind(self.name, url, default_job_options=options, **settings)))
@@ -54,7 +56,7 @@ class ApiForm:
         setattr(self.broker.clock, "now_ms", lambda: self.now_ms)  # noqa: B010 - all users of the clock share it
         flows: Any = FlowProducer if runner is None else AsyncFlowProducer
         self.flows = cast("FlowProducer", self._plain(flows(broker=lambda: self.broker)))
-        self.redis: redis.Redis = redis.Redis.from_url(url, decode_responses=True)
+        self.redis: redis.Redis = client_of(url, decode_responses=True)
         self.base = f"{self.queue.qualified_name}:"
 
     def _plain(self, target: Any) -> Any:
@@ -128,7 +130,7 @@ class ApiForm:
     def connect_worker(self, name: str) -> None:
         """Open a connection with a worker's client name."""
         self._opened.append(self.broker.client(self.queue.context.keys.client_name(name)))
-        self._opened[-1].connect()
+        self._opened[-1].run(command("EXISTS", self.key("meta")))  # in a cluster, connects to the queue's node
 
     def key(self, name: str) -> str:
         """Return a key of the queue."""

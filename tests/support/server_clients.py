@@ -23,7 +23,8 @@ def client_of(url: str, **options: Any) -> redis.Redis:
 
     Returns:
         A client with the methods of ``redis.Redis``, also for a cluster. There, methods that concern one server
-        (``info``, ``config_set``) skip the test, and ``client_list`` returns the connections to all primaries.
+        (``info``, ``config_set``) skip the test, ``client_list`` returns the connections to all primaries, and users
+        are created and deleted on all of them.
     """
     scheme = url.partition("://")[0]
     if scheme == "redis+cluster":
@@ -54,6 +55,16 @@ class _ClusterClient(redis.RedisCluster):
         """Return the number of keys on all primaries."""
         return super().dbsize(target_nodes=redis.RedisCluster.PRIMARIES)
 
+    def acl_deluser(self, *users: str, **_: Any) -> Any:
+        """Delete users on all primaries."""
+        return super().acl_deluser(*users, target_nodes=redis.RedisCluster.PRIMARIES)
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Execute a command; create users on all primaries."""
+        if args[0] == "ACL SETUSER" or args[:2] == ("ACL", "SETUSER"):
+            return super().execute_command("ACL SETUSER", *args[1 + (args[0] == "ACL") :], target_nodes="primaries")
+        return super().execute_command(*args, **options)
+
     def client_list(self, *_: Any, **__: Any) -> Any:
         """Return the connections to all primaries; each id begins with the address of the node, so it is unique."""
         lists: Any = super().client_list(target_nodes=redis.RedisCluster.PRIMARIES)
@@ -64,7 +75,7 @@ def _skip(*_: Any, **__: Any) -> Any:
     pytest.skip("the test concerns one server")
 
 
-for _name in "acl_deluser acl_log client_kill_filter config_resetstat config_set info monitor replicaof".split():
+for _name in "acl_log client_kill_filter config_resetstat config_set info monitor replicaof".split():
     setattr(_ClusterClient, _name, _skip)
 
 
