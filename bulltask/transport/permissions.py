@@ -13,7 +13,7 @@ from bulltask.transport.keys import QueueKeys
 
 __all__ = ["check_permissions"]
 
-_MAX_WORDS: Final = 5
+_MAX_ARGUMENTS: Final = 4
 
 
 def check_permissions(client: SyncClient, keys: QueueKeys, names: Sequence[str]) -> None:
@@ -26,13 +26,13 @@ def check_permissions(client: SyncClient, keys: QueueKeys, names: Sequence[str])
     Args:
         client: Makes the calls.
         keys: A queue; it is not changed.
-        names: The commands.
+        names: The commands, with a subcommand if only that is needed (``client|id``).
 
     Raises:
         BrokerAuthError: Some of the commands are forbidden; the message names them all.
         BrokerError: As in ``Client.run``.
     """
-    calls = [_test_call(name, count, keys) for name in names for count in range(1, _MAX_WORDS + 1)]
+    calls = [_test_call(name, count, keys) for name in names for count in range(_MAX_ARGUMENTS + 1)]
     replies = client.dry_run(calls) or []
     forbidden = dict.fromkeys(name for reply in replies if (name := rejected_command(str(reply))))
     if forbidden:
@@ -41,8 +41,9 @@ def check_permissions(client: SyncClient, keys: QueueKeys, names: Sequence[str])
             f"Redis user {user!r} at {url} lacks permission for {count} command{'s' * (count != 1)} that workers need, "
             f"directly or in scripts: {', '.join(forbidden)}. Grant them: ACL SETUSER {user} "
             + " ".join(f"+{name}" for name in forbidden)
+            + (", on every node of the cluster" if "+cluster://" in url else "")
         )
 
 
 def _test_call(name: str, count: int, keys: QueueKeys) -> Call[Any]:
-    return command(name, *[keys.meta] * count)
+    return command(*name.split("|"), *[keys.meta] * count)

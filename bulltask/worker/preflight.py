@@ -14,7 +14,7 @@ from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, Scr
 from bulltask.jobs.names import bullmq_name
 from bulltask.lua import loader
 from bulltask.transport.client_types import SyncClient
-from bulltask.transport.grants import metrics_commands, worker_commands
+from bulltask.transport.grants import CLUSTER, metrics_commands, worker_commands
 from bulltask.transport.inspect import count_unfinished_jobs, read_queue_version, read_server_settings
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.permissions import check_permissions
@@ -96,6 +96,8 @@ class Preflight:
                 maxmemory_policy=server.eviction,
             )
         needed = worker_commands() + (() if self._config.metrics_port is None else metrics_commands())
+        if self._config.broker_url.kind == "cluster":
+            needed += CLUSTER
         check_permissions(self._client, self._keys[0], needed)
         for queue in self._keys:
             self._client.run_many(write_queue_meta(queue, PROTOCOL_VERSION, self._config.max_events))

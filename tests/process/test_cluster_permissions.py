@@ -13,6 +13,7 @@ from bulltask import App
 from bulltask.cli.main import main
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.transport.grants import CLUSTER
+from bulltask.worker.exit_codes import ExitCode
 from tests.support.redis_cluster import Cluster
 from tests.support.worker import Worker
 
@@ -141,6 +142,19 @@ def test_a_user_that_one_node_lacks_is_reported(
     url = user("limited", "worker")
     cluster.clients[2].acl_deluser("limited")
     worker = start(url, cluster.queues())
-    assert worker.wait() == 4
+    assert worker.wait() == ExitCode.BROKER_UNUSABLE
     (error,) = worker.warnings()
     assert f":{cluster.servers[2].port}" in error["error"]
+
+
+def test_permissions_that_one_node_lacks_are_reported(
+    cluster: Cluster, user: Callable[..., str], start: Callable[..., Worker]
+) -> None:
+    url = user("limited", "worker")
+    forbidden = [f"-{name}" for name in CLUSTER if name != "cluster|slots"]
+    cluster.clients[2].execute_command("ACL SETUSER", "limited", *forbidden)
+    worker = start(url, cluster.queues())
+    assert worker.wait() == ExitCode.BROKER_UNUSABLE
+    (error,) = worker.warnings()
+    advice = "ACL SETUSER limited +asking +client|id +client|unblock, on every node of the cluster"
+    assert error["error"].endswith(f"Grant them: {advice}")
