@@ -27,6 +27,7 @@ from tests.support.queue_contents import add
 
 pytestmark = pytest.mark.redis
 
+on_a_cluster = pytest.mark.parametrize("broker_url", [pytest.param("cluster", id=pytest.HIDDEN_PARAM)], indirect=True)
 ROOT: Final = Path(__file__).parents[2]
 MakeUser = Callable[..., str]
 ALWAYS_ALLOWED: Final = {"auth", "hello"}
@@ -108,7 +109,9 @@ JOB_OPTIONS: list[dict[str, Any]] = [
 
 def flow(child_id: str) -> FlowJob:
     return FlowJob(
-        "report", "mail", children=[FlowJob("part", "mail", options={"job_id": child_id}), FlowJob("part", "other")]
+        "report",
+        "mail",
+        children=[FlowJob("part", "mail", options={"job_id": child_id}), FlowJob("part", "other{mail}")],
     )
 
 
@@ -157,6 +160,20 @@ def read_everything(url: str, ids: list[str]) -> None:  # noqa: PLR0915 - one li
 
 
 @pytest.fixture
+def removed_id(broker_url: str) -> Iterator[str]:
+    """Finish the job ``done`` and remove another one; return its id."""
+    with Queue("mail", broker_url) as queue:
+        queue.set_global_concurrency(5)
+        queue.add("part", job_id="done")
+        removed = queue.add("part", priority=1)
+        removed.remove()
+        worker = ManualWorker(queue.context.broker, queue.context.keys)
+        worker.complete()
+        worker.close()
+        yield removed.id
+
+
+@pytest.fixture
 def job_ids(broker_url: str) -> Iterator[list[str]]:
     """Add jobs in several states and a schedule; return the ids of the jobs, the first of which is completed."""
     with Queue("mail", broker_url) as queue:
@@ -180,16 +197,8 @@ def job_ids(broker_url: str) -> Iterator[list[str]]:
 
 @needs_redis_7
 @pytest.mark.one_server
-def test_a_sender_needs_exactly_its_commands(user: MakeUser, redis_client: redis.Redis, broker_url: str) -> None:
-    with Queue("mail", broker_url) as queue:
-        queue.set_global_concurrency(5)
-        queue.add("part", job_id="done")
-        removed = queue.add("part", priority=1)
-        removed.remove()
-        worker = ManualWorker(queue.context.broker, queue.context.keys)
-        worker.complete()
-        worker.close()
-    calls = calls_of(redis_client, send_everything, user("sender"), removed.id)
+def test_a_sender_needs_exactly_its_commands(user: MakeUser, redis_client: redis.Redis, removed_id: str) -> None:
+    calls = calls_of(redis_client, send_everything, user("sender"), removed_id)
     only_if_a_job_is_removed_while_its_sender_waits, only_for_broker_publish_replicas = {"xrange"}, {"wait"}
     needed = calls | only_if_a_job_is_removed_while_its_sender_waits | only_for_broker_publish_replicas
     assert needed == set(role_grants(["sender"]).commands)
@@ -199,6 +208,16 @@ def test_a_sender_needs_exactly_its_commands(user: MakeUser, redis_client: redis
 @pytest.mark.one_server
 def test_a_reader_needs_exactly_its_commands(user: MakeUser, redis_client: redis.Redis, job_ids: list[str]) -> None:
     assert calls_of(redis_client, read_everything, user("reader"), job_ids) == set(role_grants(["reader"]).commands)
+
+
+@on_a_cluster
+def test_in_a_cluster_a_sender_needs_no_other_commands(user: MakeUser, removed_id: str) -> None:
+    send_everything(user("sender"), removed_id)
+
+
+@on_a_cluster
+def test_in_a_cluster_a_reader_needs_no_other_commands(user: MakeUser, job_ids: list[str]) -> None:
+    read_everything(user("reader"), job_ids)
 
 
 def test_a_reader_can_change_nothing(user: MakeUser, redis_client: redis.Redis, job_ids: list[str]) -> None:
