@@ -18,8 +18,8 @@ Topology = Literal["single", "cluster", "sentinel"]
 TOPOLOGY = cast("Topology | Literal['']", os.environ.get("BULLTASK_TEST_TOPOLOGY", ""))
 """The topology of all tests, from ``BULLTASK_TEST_TOPOLOGY``; ``""``: one server, and more for some tests."""
 
-ADDED: Final[tuple[Topology, ...]] = ()
-"""The topologies on which tests with the marker ``every_topology`` also run. Add those that bulltask supports."""
+ADDED: Final[tuple[Topology, ...]] = ("cluster", "sentinel")
+"""The topologies on which tests with the marker ``every_topology`` also run."""
 
 
 def parameters(metafunc: pytest.Metafunc) -> list[object]:
