@@ -248,6 +248,17 @@ def test_a_retention_limit_that_is_not_a_number_removes_nothing(
     assert redis_client.hget(keys.job("job"), "returnvalue") == '"done"'
 
 
+@pytest.mark.parametrize("attempts_made", [2**53 - 1, 2**53])
+def test_a_job_with_a_huge_number_of_attempts_whose_outcome_cannot_be_stored_is_not_lost(
+    keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any, attempts_made: int
+) -> None:
+    redis_client.rpush(f"{keys.base}de:once", "not an id")
+    put("job", atm=attempts_made, deid="once", opts='{"de": {"id": "once"}}')
+    assert child.run_waiting() == 1
+    assert events_of(emitted, JobCompleted) == []
+    assert redis_client.zrange(keys.failed, 0, -1) == ["job"]
+
+
 def test_promoting_a_malformed_delayed_job_loses_no_other_job(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:

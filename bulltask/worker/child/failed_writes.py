@@ -21,7 +21,7 @@ from bulltask.errors import (
     PendingChildrenError,
 )
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.numbers import MAX_NUMBER, counter
+from bulltask.jobs.numbers import counter
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.child.outcomes import (
@@ -150,9 +150,10 @@ class FailedWriteHandler:
         """Return the call that checks whether Redis executed a write whose reply was lost.
 
         Redis executed it if the attempt was counted, or if the job no longer exists and its retention permits removal.
-        Otherwise the lock has expired and another worker has the job, or Redis has lost its data.
+        Otherwise the lock has expired and another worker has the job, or Redis has lost its data. Counts above
+        ``MAX_NUMBER`` cannot be compared, so such a write is assumed not to have been executed.
         """
-        expected, may_be_removed = min(acquired.job.attempts_made + 1, MAX_NUMBER), self._may_be_removed(acquired.job)
+        expected, may_be_removed = acquired.job.attempts_made + 1, self._may_be_removed(acquired.job)
 
         def parse_reply(reply: Any) -> bool:
             name, attempts_made = reply
