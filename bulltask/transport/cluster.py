@@ -231,7 +231,7 @@ class ClusterClient:
         while True:
             self._ensure_map()
             address = self._topology.address(slot)
-            results = self._use(address, lambda client: client.wait_many(calls, wait_ms, nudge))
+            results = self._use(address, lambda client: client.wait_many(calls, wait_ms, nudge), blocks=True)
             error = redirect_of(results[0])
             if error is None or redirect_of(results[-1]) is None:
                 return results
@@ -243,7 +243,7 @@ class ClusterClient:
             if mono_ms() + pause_ms >= until_ms or self._interrupted.wait(pause_ms / 1000):
                 return [moving_slot_error(slot, self.safe_url)] * len(calls)
 
-    def _attempt(self, address: Address, use: Callable[[Client], R]) -> R | BrokerError:
+    def _attempt(self, address: Address, use: Callable[[Client], R], *, blocks: bool = False) -> R | BrokerError:
         client, started_ms = self._client(address), mono_ms()
         try:
             if self._topology.was_silent(address):
@@ -251,13 +251,14 @@ class ClusterClient:
             return use(client)
         except BrokerUnavailableError as exc:
             if not self._topology.is_silent(address):
-                self._topology.record_failure(address, mono_ms() - started_ms)
+                # That a blocking call took long does not mean that the node hangs.
+                self._topology.record_failure(address, 0 if blocks else mono_ms() - started_ms)
             return exc
         except BrokerError as exc:
             return exc
 
-    def _use(self, address: Address, use: Callable[[Client], R]) -> R:
-        result = self._attempt(address, use)
+    def _use(self, address: Address, use: Callable[[Client], R], *, blocks: bool = False) -> R:
+        result = self._attempt(address, use, blocks=blocks)
         if isinstance(result, BrokerError):
             raise name_node(result, address)
         return result

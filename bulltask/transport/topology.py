@@ -109,10 +109,13 @@ class Topology:
         return self._nodes
 
     def by_preference(self) -> list[Address]:
-        """Return :meth:`primaries`, a node that was unreachable last."""
-        return sorted(self._nodes, key=lambda address: address == self._failed)
+        """Return :meth:`primaries`, nodes that were unreachable last."""
+        return sorted(self._nodes, key=self._has_failed)
 
     def candidates(self) -> list[Address]:
         """Return the nodes that may know the map, in the order in which to ask them."""
         known = dict.fromkeys((*self._nodes, *self._moved.values(), *self._seeds))
-        return sorted(known, key=lambda address: address == self._failed)
+        return sorted(known, key=self._has_failed)
+
+    def _has_failed(self, address: Address) -> bool:
+        return address == self._failed or address in self._silent_until_ms

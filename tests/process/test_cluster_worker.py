@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from bulltask import App, AsyncResult
+from bulltask.testing.wait import wait_until
+from tests.conftest import FLAVOUR
 from tests.support.redis_cluster import Cluster
 from tests.support.streams import Stream
 from tests.support.worker import Worker
@@ -51,6 +58,10 @@ class Workers:
     def send(self, task: str, queue: str, count: int = 1) -> list[AsyncResult[None]]:
         return self.app.send_many([self.app.signature(task, queue=queue) for _ in range(count)])
 
+    def open_gate(self, times: int = 1) -> None:
+        with redis.Redis.from_url(self._journal_url) as client:
+            client.rpush("gate:gate", *["open"] * times)
+
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
@@ -81,11 +92,29 @@ def test_no_job_is_lost_or_repeated_while_the_slot_of_its_queue_moves(cluster: C
     workers.start([moving, other])
     workers.journal.wait_for(20, what="start")
     for to in ((home + 1) % 3, home):
-        cluster.begin_move(slot, to)
-        while cluster.move_keys(slot, to, 100):
-            pass
-        cluster.end_move(slot, to)
+        move(cluster, slot, to, step=100)
         jobs += workers.send("counted", moving, 50)
+    jobs += workers.send("counted", other, 50)
+    for job in jobs:
+        job.get(timeout=60)
+    assert sorted(entry["job"] for entry in workers.journal.all(what="start")) == sorted(job.id for job in jobs)
+
+
+def test_no_job_is_lost_or_repeated_while_a_node_is_added_and_removed(
+    cluster: Cluster, workers: Workers, tmp_path: Path
+) -> None:
+    queue, other = cluster.queues()[:2]
+    slot = cluster.slot(queue)
+    home = cluster.owner(slot)
+    jobs = workers.send("counted", queue, 200)
+    workers.start([queue, other])
+    workers.journal.wait_for(20, what="start")
+    with cluster.one_more(tmp_path / "node", FLAVOUR) as added:
+        for to in (added, home):
+            move(cluster, slot, to, step=100)
+            jobs += workers.send("counted", queue, 50)
+            cluster.wait_for_owner(slot, to)
+    jobs += workers.send("counted", queue, 50)
     jobs += workers.send("counted", other, 50)
     for job in jobs:
         job.get(timeout=60)
@@ -111,3 +140,58 @@ def test_other_queues_continue_when_a_node_dies_and_its_jobs_run_after_the_failo
             job.get(timeout=60)
     finally:
         workers.close()
+
+
+def test_an_idle_worker_notices_that_the_slot_of_its_queue_has_moved(cluster: Cluster, workers: Workers) -> None:
+    queue, other = cluster.queues()[:2]
+    slot = cluster.slot(queue)
+    home = cluster.owner(slot)
+    for queues in ([queue], [queue, other]):
+        worker = workers.start(queues, children=1, drain_delay=60)
+        workers.send("quick", queue)[0].get(timeout=20)
+        for to in ((home + 1) % 3, home):
+            wait_until(lambda: is_waiting(cluster, queue), 20, "an idle child")
+            move(cluster, slot, to)
+            workers.send("quick", queue)[0].get(timeout=20)
+        assert worker.stop() == 0
+
+
+def test_jobs_run_once_while_another_node_hangs(cluster: Cluster, workers: Workers) -> None:
+    hung, *others = queues = cluster.queues()
+    held = [workers.app.send_task("hold", kwargs={"gate": "gate"}, queue=queue) for queue in queues]
+    settings = {"lock_duration": 5, "stalled_interval": 1}
+    workers.start(queues, children=4, **settings)
+    for job in held:
+        workers.journal.wait_for(what="start", job=job.id)
+    workers.start(queues, children=1, **settings)  # would run jobs whose locks have expired
+    node = cluster.servers[cluster.owner(cluster.slot(hung))]
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        ends, rounds = time.monotonic() + 7, 0
+        while time.monotonic() < ends:
+            for queue in others:
+                workers.send("quick", queue)[0].get(timeout=20)
+            rounds += 1
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+    assert rounds > 1  # children did not wait for the other node
+    workers.send("quick", hung)[0].get(timeout=20)
+    workers.open_gate(times=len(held))
+    for job in held:
+        job.get(timeout=20)
+        assert len(workers.journal.all(what="start", job=job.id)) == 1
+
+
+def move(cluster: Cluster, slot: int, to: int, step: int = 1_000) -> None:
+    """Move a slot key by key."""
+    cluster.begin_move(slot, to)
+    while cluster.move_keys(slot, to, step):
+        pass
+    cluster.end_move(slot, to)
+
+
+def is_waiting(cluster: Cluster, queue: str) -> bool:
+    """Return whether a worker waits for the marker of a queue, which does not exist."""
+    client: Any = cluster.client_of(queue)
+    waiting = any(entry["cmd"] == "bzpopmin" and "b" in entry["flags"] for entry in client.client_list())
+    return waiting and not client.exists(f"bull:{{{queue}}}:marker")

@@ -327,6 +327,21 @@ def test_another_thread_can_interrupt_a_wait(cluster: Cluster, waiter: SyncClien
             waiting.result(5)
 
 
+def test_a_node_that_ends_a_long_wait_with_an_error_is_called_again_immediately(
+    cluster: Cluster, waiter: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topology, "PROBE_MS", 1)
+    node = cluster.clients[cluster.owner(cluster.slot("mail"))]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waiter.wait, pop(9_000), 9_000, lambda: None)
+        wait_until(lambda: blocked(cluster, cluster.owner(cluster.slot("mail"))) == 1, what="the blocked call")
+        clients: Any = node.client_list()
+        node.client_kill_filter(_id=next(client["id"] for client in clients if client["cmd"] == "bzpopmin"))
+        with pytest.raises(BrokerUnavailableError):
+            waiting.result(5)
+    assert waiter.run(command("EXISTS", KEYS.marker)) == 0
+
+
 def blocked(cluster: Cluster, number: int) -> int:
     info: Any = cluster.clients[number].info("clients")
     return int(info["blocked_clients"])

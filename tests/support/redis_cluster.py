@@ -79,6 +79,28 @@ class Cluster:
             cluster._join()
             yield cluster
 
+    @contextmanager
+    def one_more(self, directory: Path, flavour: Flavour) -> Iterator[int]:
+        """Add a primary without slots; yield its number. At the end, when it has no slots, remove it."""
+        port = str(pick_port())
+        settings = ["--cluster-enabled", "yes", "--cluster-port", port, "--cluster-node-timeout", "60000"]
+        settings += ["--cluster-allow-replica-migration", "no"]  # otherwise, it becomes a replica when it has no slots
+        with RedisServer.start(directory, flavour=flavour, extra=settings) as server:
+            number = len(self.servers)
+            self.servers.append(server)
+            self.clients.append(redis.Redis(port=server.port, decode_responses=True))
+            self.ids.append(self._ask(number, "MYID"))
+            self._ask(0, "MEET", "127.0.0.1", server.port, port)
+            wait_until(lambda: self._all_know_all() and self._ready(), 30, "a cluster with one more node")
+            try:
+                yield number
+            finally:
+                self.servers.pop()
+                self.clients.pop().close()
+                for other in range(number):
+                    self._ask(other, "FORGET", self.ids[number])
+                self.ids.pop()
+
     @property
     def url(self) -> str:
         """The URL of one node."""
@@ -141,10 +163,14 @@ class Cluster:
         for number in (to, source):
             self._ask(number, "SETSLOT", slot, "NODE", self.ids[to])
 
+    def wait_for_owner(self, slot: int, owner: int) -> None:
+        """Wait until all nodes know the owner of a slot."""
+        wait_until(lambda: set(self._owners(slot)) == {owner}, 30, f"slot {slot} on node {owner}")
+
     def move_at_once(self, slot: int, to: int) -> None:
         """Move a slot with all its keys in one step, and wait until all nodes know: no command is redirected by ASK."""
         self._ask(self.owner(slot), "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[to])
-        wait_until(lambda: set(self._owners(slot)) == {to}, 30, f"slot {slot} on node {to}")
+        self.wait_for_owner(slot, to)
 
     def fail_over(self, primary: int) -> int:
         """Replace a running primary by one of its replicas, and wait until all nodes know; return its number."""

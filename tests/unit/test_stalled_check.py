@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,7 @@ from bulltask.transport.client_types import SyncClient
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.supervisor import stalled_check
 from bulltask.worker.supervisor.stalled_check import StalledCheck
+from tests.support.redis_cluster import Cluster
 
 pytestmark = pytest.mark.redis
 
@@ -56,3 +59,32 @@ def test_the_stalled_check_waits_five_seconds_after_a_long_outage(
     now_ms += 1
     check.tick(0, 0)
     assert redis_client.exists(keys.stalled_check)
+
+
+@pytest.mark.slow
+def test_the_stalled_check_waits_five_seconds_after_an_outage_of_one_node(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = cluster.queues()[0]
+    node, plain = cluster.servers[cluster.owner(cluster.slot(queue))], cluster.client_of(queue)
+    now_ms = 1_000
+    monkeypatch.setattr(stalled_check, "mono_ms", lambda: now_ms)
+    app = App("tested", cluster.broker_url, redis_socket_timeout=0.3)
+    bus, keys, client = Bus(), app.broker.keys(queue), app.broker.client()
+    check = StalledCheck(app.broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
+    job = app.queue(queue).add("held")
+    check.tick(0, 0)
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        check.tick(0, 0)
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+    plain.lmove(keys.wait, keys.active)
+    plain.sadd(keys.stalled, job.id)  # the last check found it without a lock
+    for waited_ms, is_active in ((0, True), (4_999, True), (1, False)):
+        now_ms += waited_ms
+        plain.delete(keys.stalled_check)
+        check.tick(0, 0)
+        assert (job.get_state() == "active") is is_active
+    client.close()
+    app.close()

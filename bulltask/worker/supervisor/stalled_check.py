@@ -9,6 +9,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError
 from bulltask.events import Bus, JobStalled, RedisReconnected, RedisRecovered, StalledCheckSkipped
 from bulltask.transport.broker import Broker
+from bulltask.transport.call import command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import lock_expiries, move_stalled_jobs_to_wait
@@ -57,6 +58,7 @@ class StalledCheck:
         # a millisecond, and stalled jobs would wait for one more interval.
         self._throttle_ms = self.interval_ms * 9 // 10
         self._has_renewed, self._may_expire_ms, self._not_before_ms = has_renewed, config.lock_ms // 2, 0
+        self._unreachable: set[int] = set()
         bus.subscribe(RedisReconnected, self._wait_for_others)
         bus.subscribe(RedisRecovered, self._wait_for_others)
 
@@ -69,15 +71,30 @@ class StalledCheck:
             return
         try:
             for index in range(len(self._queues)):
-                if self._has_renewed(index):
-                    with self._queue_backoff.recording(index):
-                        self._check(index)
+                if self._has_renewed(index) and mono_ms() >= self._not_before_ms:
+                    self._try_to_check(index)
         except BrokerError as exc:  # do not check the other queues: each call may take its whole timeout
             self._backoff.record_failure(exc)
 
     def _wait_for_others(self, event: RedisReconnected | RedisRecovered) -> None:
         if event.duration_ms >= self._may_expire_ms:
             self._not_before_ms = mono_ms() + _REACQUIRE_MS
+
+    def _try_to_check(self, index: int) -> None:
+        """Check a queue, unless its node of a cluster is available again only now."""
+        try:
+            if index not in self._unreachable:
+                self._check(index)
+                return
+            self._client.run(command("EXISTS", self._queues[index].probe))
+            self._unreachable.discard(index)
+            self._not_before_ms = mono_ms() + _REACQUIRE_MS
+        except BrokerError as exc:
+            if not QueueBackoff.concerns_queue(exc):
+                raise
+            self._queue_backoff.record_failure(index, exc)
+            if exc.node is not None:
+                self._unreachable.add(index)
 
     def _check(self, index: int) -> None:
         keys = self._queues[index]
