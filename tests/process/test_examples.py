@@ -254,6 +254,7 @@ def test_each_task_of_the_flask_example_has_its_own_context_which_is_torn_down(
 
 
 @pytest.mark.interop
+@pytest.mark.one_server
 @pytest.mark.usefixtures("node_client")
 def test_the_node_producer_gets_results_and_errors_from_the_python_worker(servers: dict[str, str]) -> None:
     with running("node", "bulltask worker -A tasks", servers):
@@ -261,6 +262,7 @@ def test_the_node_producer_gets_results_and_errors_from_the_python_worker(server
 
 
 @pytest.mark.interop
+@pytest.mark.one_server
 @pytest.mark.usefixtures("node_client")
 def test_the_python_producer_gets_results_and_errors_from_the_node_worker(servers: dict[str, str]) -> None:
     with running("node", "node worker.js", servers) as worker:
@@ -269,6 +271,7 @@ def test_the_python_producer_gets_results_and_errors_from_the_node_worker(server
 
 
 @pytest.mark.interop
+@pytest.mark.one_server
 @pytest.mark.usefixtures("board_client")
 def test_the_example_board_shows_every_queue_and_its_buttons_work(servers: dict[str, str]) -> None:
     with running("bull-board", "bulltask worker -A tasks", servers):
@@ -292,6 +295,7 @@ def counts(board: httpx.Client) -> dict[str, int]:
 
 
 @pytest.mark.interop
+@pytest.mark.one_server
 @pytest.mark.usefixtures("board_client")
 def test_the_example_board_requires_its_password_and_can_be_read_only(servers: dict[str, str]) -> None:
     with App("looked at", servers["BULLTASK_BROKER_URL"]).queue("mail") as queue:

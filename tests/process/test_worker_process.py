@@ -16,9 +16,7 @@ from bulltask.testing.worker import WorkerProcess
 pytestmark = pytest.mark.process
 
 SHOP = """
-import os
-
-import redis
+import threading
 
 from bulltask import App
 
@@ -32,7 +30,7 @@ def add(x, y):
 
 @app.task(name="hold")
 def hold():
-    redis.Redis.from_url(os.environ["BULLTASK_BROKER_URL"], socket_timeout=None).blpop("gate", 60)
+    threading.Event().wait(60)
 """
 
 
