@@ -121,6 +121,7 @@ def test_a_provider_may_be_named_in_the_environment(
         app.close()
 
 
+@pytest.mark.one_server  # it counts connections
 def test_an_open_connection_authenticates_again_before_its_credentials_expire(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
