@@ -156,6 +156,7 @@ def test_a_job_that_is_revoked_while_its_batch_runs_does_not_stop_the_others(har
     assert worker.stop() == 0
 
 
+@pytest.mark.every_topology
 def test_killing_a_child_loses_no_job_of_its_batch(harness: WorkerHarness) -> None:
     jobs = send(harness, "meet", *map(str, range(10)))
     harness.worker(TASKS, children=1, settings=LONG_LOCK)

@@ -68,6 +68,7 @@ RUNS = {
 }
 
 
+@pytest.mark.every_topology
 @pytest.mark.parametrize("task", ["sync", "async"])
 def test_every_outcome_is_written_even_if_the_lock_has_expired(harness: WorkerHarness, task: str) -> None:
     worker = harness.worker(TASKS, children=1, settings={"lock_duration": 60, "stalled_interval": 600})

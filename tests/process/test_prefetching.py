@@ -71,6 +71,7 @@ def test_short_jobs_that_are_acquired_together_share_round_trips(harness: Worker
     assert reads[16] < 0.7 * reads[0]
 
 
+@pytest.mark.every_topology
 def test_a_job_that_holds_the_gil_delays_no_job_that_its_child_has_prefetched(harness: WorkerHarness) -> None:
     jobs = send(harness, "short", 300)
     long_job = harness.app.send_task("holds_gil", (20,))
@@ -84,6 +85,7 @@ def test_a_job_that_holds_the_gil_delays_no_job_that_its_child_has_prefetched(ha
     worker.send(signal.SIGQUIT)  # without waiting for that job
 
 
+@pytest.mark.every_topology
 def test_the_death_of_a_child_costs_only_the_job_that_was_running(harness: WorkerHarness) -> None:
     jobs = send(harness, "short", 300)
     dead = harness.app.send_task("dies")

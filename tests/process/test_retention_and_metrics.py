@@ -112,6 +112,7 @@ def test_metrics_count_completed_jobs_per_minute(harness: WorkerHarness, method:
     assert found.previous_ms > before_ms
 
 
+@pytest.mark.every_topology
 def test_metrics_count_failed_jobs_separately(harness: WorkerHarness) -> None:
     harness.worker(TASKS, settings={"metrics_max_data_points": 60}, children=1)
     for task in ("fails", "quick", "fails"):

@@ -133,6 +133,7 @@ def test_missed_iterations_add_one_job(harness: WorkerHarness, schedulers: JobSc
     assert schedulers.count() == 1
 
 
+@pytest.mark.every_topology
 def test_a_worker_updates_schedules_of_queues_that_it_does_not_consume(
     harness: WorkerHarness,
 ) -> None:

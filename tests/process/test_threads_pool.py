@@ -176,6 +176,7 @@ def test_a_revoked_job_is_cancelled_in_its_thread(harness: WorkerHarness) -> Non
     assert worker.stop() == ExitCode.OK
 
 
+@pytest.mark.every_topology
 def test_a_shutdown_waits_for_the_threads_and_a_crash_runs_their_jobs_again(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, options=options(3), settings={"max_crashes": 5})
     jobs = [harness.app.send_task("meet", kwargs={"gate": "gate"}) for _ in range(3)]
