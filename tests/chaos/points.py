@@ -155,7 +155,7 @@ def _name_of(packed: bytes) -> str:
     """Return the name of a packed call: its script's, or its command's."""
     words = packed.split(b"\r\n", 4)
     command = words[2].decode().upper()
-    if not command.startswith("EVAL"):
+    if not command.startswith("EVAL") or not words[3]:  # a check of permissions has no arguments
         return command
     size = int(words[3][1:])
     argument = words[4][:size]
