@@ -19,7 +19,7 @@ TOPOLOGY = cast("Topology | Literal['']", os.environ.get("BULLTASK_TEST_TOPOLOGY
 """The topology of all tests, from ``BULLTASK_TEST_TOPOLOGY``; ``""``: one server, and more for some tests."""
 
 ADDED: Final[tuple[Topology, ...]] = ("cluster", "sentinel")
-"""The topologies on which tests with the marker ``every_topology`` also run."""
+"""The topologies on which tests with the marker ``every_topology`` also run; the last one only for tests of workers."""
 
 
 def parameters(metafunc: pytest.Metafunc) -> list[object]:
@@ -31,7 +31,9 @@ def parameters(metafunc: pytest.Metafunc) -> list[object]:
         return []
     if metafunc.definition.get_closest_marker("every_topology") is None:
         return []
-    added = [pytest.param(topology, marks=pytest.mark.slow) for topology in ADDED]
+    # Behind sentinels, calls are those to a single server; what differs is how processes find it, and follow it.
+    topologies = ADDED if metafunc.definition.get_closest_marker("process") else ADDED[:1]
+    added = [pytest.param(topology, marks=pytest.mark.slow) for topology in topologies]
     return [pytest.param("single", id=pytest.HIDDEN_PARAM), *added]
 
 
