@@ -22,6 +22,7 @@ from bulltask.transport.advice import tls_hint
 from bulltask.transport.call import Call, as_is
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
 from bulltask.transport.known_master import KnownMaster
+from bulltask.transport.steps import adrive, drive
 
 __all__ = ["MasterLink", "check"]
 
@@ -125,36 +126,16 @@ _Search = Generator[Endpoint, Any, Master]
 
 def resolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Master:
     """Return the master that the sentinels report; see :meth:`MasterLink.find_server`."""
-    search = _search(endpoint)
-    sentinel = next(search)
-    try:
-        while True:
-            try:
-                replies = _ask(_limited(sentinel, deadline_ms), endpoint.url.master)
-            except BrokerError as exc:
-                sentinel = search.throw(exc)
-            else:
-                sentinel = search.send(replies)
-    except StopIteration as end:
-        master: Master = end.value
-        return master
+    return drive(
+        _search(endpoint), lambda sentinel: _ask(_limited(sentinel, deadline_ms), endpoint.url.master), BrokerError
+    )
 
 
 async def aresolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Master:
     """:func:`resolve` for asyncio."""
-    search = _search(endpoint)
-    sentinel = next(search)
-    try:
-        while True:
-            try:
-                replies = await _aask(_limited(sentinel, deadline_ms), endpoint.url.master)
-            except BrokerError as exc:
-                sentinel = search.throw(exc)
-            else:
-                sentinel = search.send(replies)
-    except StopIteration as end:
-        master: Master = end.value
-        return master
+    return await adrive(
+        _search(endpoint), lambda sentinel: _aask(_limited(sentinel, deadline_ms), endpoint.url.master), BrokerError
+    )
 
 
 def check(endpoint: Endpoint) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from bulltask.errors import BulltaskError
 from bulltask.transport.call import Call
 from bulltask.transport.client_types import AnyAsyncClient
+from bulltask.transport.steps import adrive, drive
 
 __all__ = ["Operation", "execute", "run_async", "run_sync"]
 
@@ -36,31 +36,9 @@ def run_sync(client: _Runner, operation: Operation[R]) -> R:
     Raises:
         BrokerError, JobError: A call's error that the operation did not handle.
     """
-    try:
-        calls = next(operation)
-        while True:
-            try:
-                results = client.run_many(calls)
-            except BulltaskError as exc:
-                calls = operation.throw(exc)
-            else:
-                calls = operation.send(results)
-    except StopIteration as end:
-        result: R = end.value
-        return result
+    return drive(operation, client.run_many)
 
 
 async def run_async(client: AnyAsyncClient, operation: Operation[R]) -> R:
     """:func:`run_sync` for asyncio."""
-    try:
-        calls = next(operation)
-        while True:
-            try:
-                results = await client.run_many(calls)
-            except BulltaskError as exc:
-                calls = operation.throw(exc)
-            else:
-                calls = operation.send(results)
-    except StopIteration as end:
-        result: R = end.value
-        return result
+    return await adrive(operation, client.run_many)

@@ -12,6 +12,7 @@ from bulltask.transport.call import Call
 from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.replies import Fetched
 from bulltask.transport.scripts.move import find_by_token, release_unstarted, renew_lock
+from bulltask.transport.steps import adrive
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
@@ -79,18 +80,8 @@ class AsyncOutcomeWriter:
         return reply if fetch_next and isinstance(reply, Fetched) and reply.job_id else None
 
     async def _execute(self, steps: Settlement, acquired: AcquiredJob) -> Outcome | None:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    result = await self._step(step, acquired)
-                except (BrokerError, JobError) as exc:
-                    step = steps.throw(exc)
-                else:
-                    step = steps.send(result)
-        except StopIteration as end:
-            written: Outcome | None = end.value[0]
-            return written
+        written, _, _ = await adrive(steps, lambda step: self._step(step, acquired), (BrokerError, JobError))
+        return written
 
     async def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob) -> Any:
         match step:

@@ -9,6 +9,7 @@ from typing import Any
 from bulltask.clock import mono_ms
 from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, BulltaskError, JobError
 from bulltask.transport.call import Call
+from bulltask.transport.steps import drive
 from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
@@ -124,17 +125,7 @@ class OutcomeWriter:
         return fetcher.acquired(index, slot, fetched)
 
     def _execute(self, steps: Settlement, acquired: AcquiredJob, *, fetch: bool) -> Any:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    result = self._step(step, acquired, fetch=fetch)
-                except (BrokerError, JobError) as exc:
-                    step = steps.throw(exc)
-                else:
-                    step = steps.send(result)
-        except StopIteration as end:
-            return end.value
+        return drive(steps, lambda step: self._step(step, acquired, fetch=fetch), (BrokerError, JobError))
 
     def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob, *, fetch: bool) -> Any:
         match step:
