@@ -6,6 +6,7 @@ BullMQ's source is included byte for byte, as the body of a local function. The 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -16,6 +17,7 @@ __all__ = [
     "collect_batch",
     "fetch_ahead",
     "fetch_now",
+    "outcome_scripts",
     "release_unstarted",
     "retry_failed",
     "with_checkpoint",
@@ -65,6 +67,30 @@ def fetch_now() -> Script:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     return _combine(bulltask_script("fetchNow"), with_guard("moveToActive", "promotionGuard"), b"fetch")
+
+
+@cache
+def outcome_scripts() -> Mapping[str, Script]:
+    """Return by their hashes the scripts that write the outcomes of prefetched jobs.
+
+    If a child dies before it has written an outcome, its supervisor has the call in packed form, with the script's
+    hash. A server that has been started or promoted since may not have the script.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    """
+    requested = [*map(official_script, ("moveToDelayed", "moveJobFromActiveToWait", "moveToWaitingChildren"))]
+    moves = [
+        *requested,
+        *map(with_checkpoint, requested),
+        with_guard("moveToFinished", "promotionGuard"),
+        with_guard("retryJob", "promotionGuard"),
+        with_finish("finishFanOut"),
+        with_errbacks(),
+    ]
+    for name in ("failMalformed", "finishRevoked"):
+        moves += [with_finish(name), with_finish(name, fan_out=True)]
+    return {script.sha: script for move in moves for script in (move, with_wakeup(move))}
 
 
 @cache

@@ -16,6 +16,7 @@ import msgpack
 
 from bulltask.errors import EncodeError
 from bulltask.jobs.codec import ON_SURROGATE
+from bulltask.lua import wrappers
 from bulltask.lua.loader import Script
 from bulltask.value_class import value_class
 
@@ -88,6 +89,11 @@ class Call(Generic[R_co]):
         names = _packed_names((self.script.by_sha, self.script.sha, *self.args[:first]))
         return b"*%d\r\n%b%b" % (len(self.args) + 2, names, _words(self.args[first:]))
 
+    @property
+    def known_sha(self) -> str | None:
+        """The hash of the script, if :meth:`packed_with_body` knows its source; ``None`` for a plain command."""
+        return None if self.script is None else self.script.sha
+
     def packed_with_body(self) -> bytes:
         """Return the bytes to send when the server does not have the script: ``EVAL`` runs and caches it."""
         assert self.script is not None
@@ -127,9 +133,21 @@ class PackedCall(Call[Any]):
         super().__init__(tuple(word.decode("utf-8", ON_SURROGATE) for word in words), as_is)
         self._packed = packed
 
+    @property
+    def known_sha(self) -> str | None:
+        """The hash of the script, if it is one of :func:`bulltask.lua.wrappers.outcome_scripts`."""
+        sha = str(self.args[1])
+        return sha if sha in wrappers.outcome_scripts() else None
+
     def packed(self) -> bytes:
         """Return the bytes to send."""
         return self._packed
+
+    def packed_with_body(self) -> bytes:
+        """Return the same bytes with ``EVAL`` and the script's source in place of ``EVALSHA`` and its hash."""
+        script = wrappers.outcome_scripts()[str(self.args[1])]
+        count, _, _, _, _, rest = self._packed.split(b"\r\n", 5)
+        return b"%b\r\n%b%b" % (count, _words((script.by_body, script.body)), rest)
 
 
 def _pack(words: tuple[Arg, ...]) -> bytes:
@@ -160,9 +178,10 @@ def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
     seen: set[str] = set()
     packed = []
     for call in calls:
-        assert call.script is not None
-        packed.append(call.packed() if call.script.sha in seen else call.packed_with_body())
-        seen.add(call.script.sha)
+        sha = call.known_sha
+        assert sha is not None
+        packed.append(call.packed() if sha in seen else call.packed_with_body())
+        seen.add(sha)
     return packed
 
 

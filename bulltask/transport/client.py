@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
-from bulltask.transport.call import Call, command, packed_with_bodies
+from bulltask.transport.call import Call, PackedCall, command, packed_with_bodies
 from bulltask.transport.discovery import MasterLink
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
@@ -135,8 +135,7 @@ class Client:
         Raises:
             BrokerUnavailableError: As in :meth:`try_many`.
         """
-        as_it_is: Call[Any] = command("")
-        return [self._try(as_it_is, reply) for reply in self._exchange(packed)]
+        return self.try_many([PackedCall(item) for item in packed], packed)
 
     def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
         """Queue calls in a transaction and discard it; the replies show which calls Redis would reject.
@@ -182,13 +181,7 @@ class Client:
 
     def results(self, calls: Sequence[Call[Any]], replies: Sequence[Any]) -> list[Any]:
         """Convert raw replies to the results of :meth:`try_many`; scripts that the server does not have are resent."""
-        final = list(replies)
-        while missing := [
-            index
-            for index, reply in enumerate(final)
-            if redis_errors.is_noscript(reply) and calls[index].script is not None
-        ]:
-            self._resend(missing, calls, final)
+        final = self._with_missing_scripts(calls, list(replies))
         return [self._try(call, reply) for call, reply in zip(calls, final, strict=True)]
 
     def fileno(self) -> int:
@@ -263,16 +256,16 @@ class Client:
         return nudge_when_due
 
     def _exchange_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
-        """Send calls; resend those whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
         replies = self._exchange([call.packed() for call in calls] if packed is None else packed)
-        while missing := [index for index, reply in enumerate(replies) if redis_errors.is_noscript(reply)]:
-            self._resend(missing, calls, replies)
-        return replies
+        return self._with_missing_scripts(calls, replies)
 
-    def _resend(self, missing: Sequence[int], calls: Sequence[Call[Any]], replies: list[Any]) -> None:
-        again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
-        for index, reply in zip(missing, again, strict=True):
-            replies[index] = reply
+    def _with_missing_scripts(self, calls: Sequence[Call[Any]], replies: list[Any]) -> list[Any]:
+        """Resend calls whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
+        while missing := [index for index, reply in enumerate(replies) if _lacks_script(calls[index], reply)]:
+            again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
+            for index, reply in zip(missing, again, strict=True):
+                replies[index] = reply
+        return replies
 
     def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
         if (connection := self._connection) is None or self._authenticate_ms is not None:
@@ -397,3 +390,7 @@ class Client:
 def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
     sock: socket.socket | None = getattr(connection, "_sock", None)  # redis-py has no public name for it
     return sock
+
+
+def _lacks_script(call: Call[Any], reply: object) -> bool:
+    return redis_errors.is_noscript(reply) and call.known_sha is not None

@@ -33,9 +33,12 @@ from bulltask.testing.wait import wait_until
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.client import Client
 from bulltask.transport.client_pool import ClientPool
+from bulltask.transport.client_types import SyncClient
+from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.job import add_log, update_progress
+from bulltask.transport.scripts.move import retry_job
 from bulltask.transport.scripts.queue import get_counts
 from tests.conftest import ServerFactory
 from tests.support.machine_load import scale_to_load
@@ -184,6 +187,26 @@ def test_scripts_may_be_flushed_in_the_middle_of_a_pipeline(client: Client, redi
     flush: Call[bytes] = command("SCRIPT", "FLUSH")
     assert client.run_many([log, flush, log, flush, log]) == [1, b"OK", 2, b"OK", 3]
     assert redis_client.llen(KEYS.logs("1")) == 3
+
+
+@pytest.mark.parametrize("kind", ["one server", "cluster"])
+def test_an_outcome_that_another_process_has_packed_is_resent_with_its_script(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    client: SyncClient
+    if kind == "cluster":
+        url = request.getfixturevalue("cluster").broker_url
+        client = ClusterClient(Endpoint(url, 2_000, 5_000, clustered=True), ServerClock())
+    else:
+        client = Client(endpoint(request.getfixturevalue("broker_url")), ServerClock())
+    client.run_everywhere(command("SCRIPT", "FLUSH"))
+    retry = retry_job(KEYS, "1", "token", lifo=False, fields=(), now_ms=1)
+    packed = [client.pack(call) for call in (retry, get_counts(KEYS, ["wait"]), retry)]
+    first, unknown, second = client.send_packed(packed)
+    assert first == second == -1  # no such job
+    assert isinstance(unknown, BrokerError)
+    assert "No matching script" in str(unknown)
+    client.close()
 
 
 # --- interrupts -------------------------------------------------------------------------------------------------------

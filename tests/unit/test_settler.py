@@ -13,14 +13,18 @@ from bulltask.config.config import Settings
 from bulltask.events import Bus, Event, JobFailed, JobRetried
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
+from bulltask.lua.wrappers import outcome_scripts
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.outcomes import (
     AcquiredJob,
     CompletedOutcome,
     FailedOutcome,
     Outcome,
+    ReleasedOutcome,
+    RescheduledByTaskOutcome,
     RescheduledByWorkerOutcome,
     RetriedOutcome,
+    WaitingForChildrenOutcome,
 )
 from bulltask.worker.child.settle import Settler
 
@@ -65,12 +69,19 @@ def acquired() -> AcquiredJob:
         (RetriedOutcome(0, "no", "", "transient"), "retryJob"),
         (RetriedOutcome(5, "no", "", "transient"), "moveToDelayed"),
         (RescheduledByWorkerOutcome(5), "moveToDelayed"),
+        (RescheduledByTaskOutcome(5, checkpoint="{}"), "moveWithCheckpoint:moveToDelayed"),
+        (ReleasedOutcome(), "moveJobFromActiveToWait"),
+        (ReleasedOutcome(checkpoint="{}"), "moveWithCheckpoint:moveJobFromActiveToWait"),
+        (WaitingForChildrenOutcome(), "moveToWaitingChildren"),
     ],
 )
 def test_each_outcome_is_written_by_its_script(settler: Settler, outcome: Outcome, script: str) -> None:
     call = settler._call(acquired(), outcome, fetch_next=True)
     assert call.script is not None
     assert call.script.name == script
+    # If the child dies, its supervisor needs the script's source.
+    calls = [settler.call(acquired(), outcome, fetch_next=fetch_next) for fetch_next in (False, True)]
+    assert {call.known_sha for call in calls} <= outcome_scripts().keys()
 
 
 @pytest.mark.parametrize(
