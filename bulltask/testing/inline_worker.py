@@ -55,6 +55,7 @@ class InlineWorker:
         self._app, self._broker, self._lock = app, app.broker, threading.RLock()
         self._loop = TaskLoop()
         self._running: set[JobRef] = set()
+        self._thread = 0
         self._last: Drain | None = None
         app.broker.results = InlineResults(self._results, self)
 
@@ -107,8 +108,8 @@ class InlineWorker:
         await self._arun(self._deadline_ms(timeout_ms), propagate=False, awaited=ref)
 
     def is_running(self, ref: JobRef) -> bool:
-        """Return whether a job is running in this worker."""
-        return ref in self._running
+        """Return whether the calling thread runs this job, so that waiting for its result would never end."""
+        return ref in self._running and self._thread == threading.get_ident()
 
     def unregistered_task(self, queue: str) -> str:
         """Return the name of a task that the last run did not find in the app; ``""`` if all were registered.
@@ -132,6 +133,7 @@ class InlineWorker:
 
     def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
         with self._lock, self._broker.pool.client() as client:  # a thread of the test may wait for a result, too
+            self._thread = threading.get_ident()
             self._last = drain = Drain(self._app, client, self._running, propagate=propagate)
             steps = self._steps(drain, end_ms, awaited)
             with suppress(StopIteration):
@@ -142,6 +144,7 @@ class InlineWorker:
 
     async def _arun(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
         with self._broker.pool.client() as client:
+            self._thread = threading.get_ident()
             self._last = drain = Drain(self._app, client, self._running, propagate=propagate)
             steps = self._steps(drain, end_ms, awaited)
             with suppress(StopIteration):

@@ -453,7 +453,7 @@ def test_get_returns_the_result_of_a_job_that_is_removed_when_it_ends(
     assert send(app, remove_on_complete=True).get() == 1
 
 
-def test_get_in_another_thread_runs_the_job_there(app: App, worker: InlineWorker, ran: list[Any]) -> None:
+def test_get_in_several_threads_returns_the_results(app: App, worker: InlineWorker, ran: list[Any]) -> None:
     values: list[Any] = []
     threads = [threading.Thread(target=lambda: values.append(send(app).get())) for _ in range(3)]
     for thread in threads:
@@ -461,6 +461,24 @@ def test_get_in_another_thread_runs_the_job_there(app: App, worker: InlineWorker
     for thread in threads:
         thread.join()
     assert values == [1, 1, 1]
+
+
+def test_get_waits_for_a_job_that_another_thread_is_running(app: App, worker: InlineWorker) -> None:
+    running, end = threading.Event(), threading.Event()
+
+    @app.task
+    def hold() -> str:
+        running.set()
+        assert end.wait(60)
+        return "ended"
+
+    job = hold.delay()
+    other = threading.Thread(target=job.get)
+    other.start()
+    assert running.wait(60)
+    threading.Timer(0.05, end.set).start()
+    assert job.get() == "ended"
+    other.join()
 
 
 # ---- the sandbox -----------------------------------------------------------------------------------------------------
