@@ -1,4 +1,4 @@
-"""The Celery project in `examples/from_celery` does the same with bulltask, after the changes in its README."""
+"""The Celery project in `examples/from_celery` does the same with bulltask, after each of the changes in its README."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ class Project:
     Args:
         directory: Where to copy it.
         url: The Redis server that it uses.
+        variables: Environment variables.
     """
 
-    def __init__(self, directory: Path, url: str) -> None:
+    def __init__(self, directory: Path, url: str, **variables: str) -> None:
         self.directory, self._url = directory, url
         shutil.copytree(EXAMPLE, directory, ignore=shutil.ignore_patterns("__pycache__", "*.sqlite3"))
         self.environment = os.environ | {"SHOP_DATABASE": str(directory / "shop.sqlite3"), "PYTHONUNBUFFERED": "1"}
         self.environment.pop("PYTHONPATH", None)
+        self.environment |= variables
 
     def files(self) -> dict[str, list[str]]:
         """Return the lines of its modules."""
@@ -60,7 +62,7 @@ class Project:
         settings = self.directory / "shop/settings.py"
         settings.write_text(settings.read_text().replace("redis://localhost:6379/0", self._url))
 
-    def change_one_line(self) -> None:
+    def change_two_lines(self) -> None:
         """Make the change in the README, with the test's server."""
         file, old = self.directory, ""
         for line in re.findall(r"^```diff\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)[0].splitlines():
@@ -125,30 +127,47 @@ def changed_lines(before: dict[str, list[str]], after: dict[str, list[str]]) -> 
     return changed
 
 
-def test_a_celery_project_has_the_same_outcomes_after_one_line_and_its_imports_are_changed(
+def broken_celery(directory: Path) -> str:
+    """Create a package that cannot be imported, under Celery's name; return the directory."""
+    (directory / "celery").mkdir(parents=True)
+    (directory / "celery/__init__.py").write_text("raise AssertionError('Celery was imported')")
+    return str(directory)
+
+
+def test_a_celery_project_has_the_same_outcomes_after_two_lines_and_after_all_its_imports_are_changed(
     broker_url: str, tmp_path: Path
 ) -> None:
     python = with_celery()
-    original, moved = Project(tmp_path / "celery", broker_url), Project(tmp_path / "bulltask", broker_url)
+    original, moved = Project(tmp_path / "celery", broker_url), Project(tmp_path / "moved", broker_url)
+    two_lines = Project(
+        tmp_path / "two-lines",
+        broker_url,
+        BULLTASK_PREFIX="two-lines",  # separates it from the other project on this server
+        BULLTASK_WORKER_START_METHOD="spawn",
+        PYTHONPATH=broken_celery(tmp_path / "installed"),
+    )
     files = [original.files()]
     original.change_url()
-    moved.change_one_line()
-    files.append(moved.files())
+    two_lines.change_two_lines()
+    files.append(two_lines.files())
+    moved.change_two_lines()
     moved.change_imports()
     files.append(moved.files())
-    by_hand = changed_lines(files[0], files[1])
-    assert [before for before, _ in by_hand] == ['CELERY_BROKER_URL = "redis://localhost:6379/0"']
+    assert [before for before, _ in changed_lines(files[0], files[1])] == [
+        "from celery import Celery",
+        'CELERY_BROKER_URL = "redis://localhost:6379/0"',
+    ]
     imports = changed_lines(files[1], files[2])
-    assert all(re.match(r"from celery(\.\w+)* import ", before) for before, _ in imports)
+    assert all(re.match(r"from (bulltask\.)?celery(\.\w+)* import ", before) for before, _ in imports)
     assert f"{len(imports)} lines in this project" in README.replace("\n", " ")
-    with ThreadPoolExecutor(2) as threads:  # on one server, as in a migration
-        celery = threads.submit(
-            original.outcomes, "celery", "-A", "shop", "worker", "-Q", QUEUES, "-c", "2", "-B", python=python
-        )
-        bulltask = threads.submit(
-            moved.outcomes, "bulltask", "-A", "shop", "worker", "-Q", QUEUES, "-c", "2", python=sys.executable
-        )
-        assert bulltask.result() == celery.result()
+    arguments = ("-A", "shop", "worker", "-Q", QUEUES)
+    with ThreadPoolExecutor(3) as threads:  # on one server, as in a migration
+        celery = threads.submit(original.outcomes, "celery", *arguments, "-c", "2", "-B", python=python)
+        projects = [
+            threads.submit(project.outcomes, "bulltask", *arguments, "-c", children, python=sys.executable)
+            for project, children in ((two_lines, "1"), (moved, "2"))
+        ]
+        assert [project.result() for project in projects] == [celery.result()] * 2
     situations = [situation for situation, *_ in celery.result()]
     assert len(situations) == len(set(situations)) == 34
     assert not any("timeout" in str(outcome) for outcome in celery.result())
@@ -168,6 +187,7 @@ def test_a_celery_project_has_the_same_outcomes_after_one_line_and_its_imports_a
         ("  import celery  # the app's class", "  import bulltask as celery  # the app's class"),
         ("import celery as c", "import bulltask as c"),
         ("import celery, json", "import bulltask as celery, json"),
+        ("from bulltask.celery import Celery, chain", "from bulltask import Celery, chain"),
         ("from celery_app import app", "from celery_app import app"),
         ("import celery_app", "import celery_app"),
         ("import celery.bin", "import celery.bin"),

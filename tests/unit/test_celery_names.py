@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ import pytest
 import bulltask
 from bulltask import App, Celery, ConfigError, crontab, exceptions, schedule, schedules
 from bulltask.errors import BulltaskError, Interrupt
+from tests.celery_parity.idioms import SETUP, for_bulltask, lines
 
 EXCEPTIONS = """
 AlreadyRegistered AlwaysEagerIgnored BackendError BackendGetMetaError BackendStoreError CDeprecationWarning
@@ -70,3 +75,84 @@ def test_schedule_is_an_interval_and_not_a_module() -> None:
     assert bulltask.schedule is schedule
     with pytest.raises(ConfigError, match="relative intervals are not supported"):
         schedule(30, relative=True)
+
+
+# ---- import celery ---------------------------------------------------------------------------------------------------
+
+COMPARE = """
+import json, sys
+from bulltask.celery import Celery
+
+def outcome(statement):
+    names = {}
+    try:
+        exec(statement, names)
+    except ImportError as exc:
+        return str(exc)
+    return {name: id(value) for name, value in names.items() if name != "__builtins__"}
+
+different = [pair for pair in json.load(sys.stdin) if outcome(pair[0]) != outcome(pair[1])]
+json.dump(different, sys.stdout)
+"""
+"""Runs pairs of imports, and prints those that do not import the same objects."""
+
+FORMS = """
+import celery.exceptions as x
+import celery.signals as x
+from celery import signals, states
+from celery.app import shared_task
+from celery.app.base import Celery
+from celery.app.task import Task
+from celery.result import AsyncResult, EagerResult
+from celery.utils import uuid
+"""
+
+
+def run(program: str, directory: Path, celery: str, stdin: str = "") -> tuple[str, str]:
+    """Run a program in a new process in which Celery is installed; return its output and the last line of its errors.
+
+    Args:
+        program: Its code.
+        directory: Where Celery is installed.
+        celery: The code of Celery.
+        stdin: Its input.
+    """
+    (directory / "celery.py").write_text(celery)
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(directory)!r})\n{program}"]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    return done.stdout, done.stderr.strip().rpartition("\n")[2]
+
+
+def test_after_the_import_of_bulltask_celery_all_imports_of_celery_are_those_of_bulltask(tmp_path: Path) -> None:
+    statements = [part for line in [*SETUP.splitlines(), *lines(), *FORMS.splitlines()] for part in line.split("; ")]
+    imports = sorted({part for part in statements if re.match(r"(from|import) celery\b", part)})
+    assert len(imports) >= 40
+    translated = for_bulltask("\n".join(imports)).splitlines()
+    pairs = json.dumps(list(zip(imports, translated, strict=True)))
+    assert run(COMPARE, tmp_path, "raise AssertionError('Celery was imported')", pairs) == ("[]", "")
+
+
+@pytest.mark.parametrize(
+    ("statement", "missing"),
+    [
+        ("import celery.bootsteps", "celery.bootsteps"),
+        ("from celery import bootsteps", "celery.bootsteps"),
+        ("from celery.bin.base import CeleryCommand", "celery.bin"),
+        ("from celery.utils.log import get_logger", "celery.utils.log.get_logger"),
+        ("from bulltask.celery import Celery, bugreport", "celery.bugreport"),
+    ],
+)
+def test_importing_what_only_celery_has_names_the_guide(statement: str, missing: str, tmp_path: Path) -> None:
+    program = f"import bulltask.celery, celery; assert not hasattr(celery, 'bootsteps')\n{statement}"
+    expected = f"ModuleNotFoundError: bulltask has no equivalent of {missing}: see docs/how-to/coming-from-celery.md"
+    assert run(program, tmp_path, "") == ("", expected)
+
+
+def test_bulltask_does_not_replace_celery_after_it_has_been_imported(tmp_path: Path) -> None:
+    output, error = run("import celery, bulltask.celery", tmp_path, "")
+    assert output == ""
+    assert error == (
+        f"bulltask.errors.ConfigError: bulltask cannot replace Celery, which has already been imported ({tmp_path}/"
+        "celery.py): uninstall Celery, or import bulltask.celery before any module that imports celery; see "
+        "docs/how-to/coming-from-celery.md"
+    )
