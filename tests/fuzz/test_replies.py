@@ -66,7 +66,7 @@ def test_replies_that_redis_never_sends_end_no_process(harness: WorkerHarness, e
         proxy.inject_reply(reply, count, match=match)
         jobs.send()
         with suppress(TimeoutError):
-            proxy.wait_for(lambda proxy: proxy.injected > before, 0.5)
+            proxy.wait_for(lambda proxy: proxy.injected > before, 0.2)
 
     matches = st.sampled_from(["", "", "evalsha", "bzpopmin", "hmget", "lockDuration"])
     make_examples(examples // 20, st.tuples(garbage(), st.integers(1, 3), matches), inject)

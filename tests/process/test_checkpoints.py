@@ -72,7 +72,6 @@ def test_a_job_of_killed_children_continues_at_the_last_stored_cursor(harness: W
     assert [items[index] for index in starts] == cursors[1:]
 
 
-@pytest.mark.every_topology
 def test_term_ends_a_loop_between_two_items_and_another_worker_continues(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=1)
     jobs = [harness.app.send_task(name) for name in ("ararely", "rarely")]

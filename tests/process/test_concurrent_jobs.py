@@ -140,7 +140,6 @@ def test_an_error_or_result_that_cannot_be_serialized_fails_only_its_job(harness
     assert worker.logged("Child died") == []
 
 
-@pytest.mark.every_topology
 def test_all_async_jobs_of_a_killed_child_are_released_and_run_once_more(harness: WorkerHarness) -> None:
     worker = harness.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 5})
     jobs = [harness.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(30)]

@@ -66,7 +66,6 @@ def test_the_job_of_a_killed_child_runs_again_within_a_second(harness: WorkerHar
     assert worker.stop() == 0
 
 
-@pytest.mark.every_topology
 def test_twenty_killed_children_lose_no_job_and_release_each_within_a_second(
     harness: WorkerHarness,
 ) -> None:

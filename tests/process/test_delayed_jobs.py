@@ -42,7 +42,6 @@ def test_delayed_jobs_in_an_idle_queue_run_within_100_ms_of_their_due_time(
     assert {harness.start_count(job) for job in jobs} == {1}
 
 
-@pytest.mark.every_topology
 def test_a_child_that_waits_for_a_delayed_job_runs_one_that_is_due_sooner(harness: WorkerHarness) -> None:
     harness.worker(children=1, settings=LONG_DRAIN_DELAY)
     harness.wait_until_idle(1)

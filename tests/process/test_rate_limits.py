@@ -153,7 +153,6 @@ def test_an_async_child_does_not_spin_on_a_job_that_limits_its_queue(
     assert took_ms >= 1_000
 
 
-@pytest.mark.every_topology
 def test_a_limited_queue_does_not_delay_other_queues(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1, options=["-Q", "default,other"], settings={"limiter": "1000/s"})
     job = harness.app.send_task("busy", kwargs={"duration": 2})

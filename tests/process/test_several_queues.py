@@ -16,7 +16,6 @@ def send(harness: WorkerHarness, queue: str, count: int) -> list[AsyncResult[Non
     return [harness.app.send_task("quick", queue=queue) for _ in range(count)]
 
 
-@pytest.mark.every_topology
 def test_a_full_queue_does_not_starve_another_queue(harness: WorkerHarness) -> None:
     full, few = send(harness, "full", 300), send(harness, "few", 10)
     harness.worker(children=1, options=["-Q", "full,few"])
