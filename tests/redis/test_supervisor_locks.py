@@ -15,6 +15,7 @@ from bulltask.events import (
     HeartbeatFailed,
     HeartbeatSucceeded,
     JobRecovered,
+    JobReleased,
     JobStalled,
     RedisErrorReply,
     RedisReconnected,
@@ -334,6 +335,24 @@ def test_jobs_of_a_child_that_died_in_an_outage_are_released_immediately(
     assert [event.job_id for event in worker.events(JobRecovered)] == [neighbour]
     assert worker.app.queue("sms").get_job_state(neighbour) == "waiting"
     assert worker.app.queue("mail").get_job_state(killed) == "failed"
+
+
+@pytest.mark.parametrize("intentional", [True, False])
+def test_a_job_that_a_dead_childs_call_acquires_late_is_released(worker: Supervised, intentional: bool) -> None:
+    tokens = (worker.slot.token, worker.other.token)
+    worker.recovery.recover(JobsOfDeadChild(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional))
+    assert worker.recovery.pending == 0
+    job_id = worker.acquire(worker.slot, 1)  # the server executes the call after the search
+
+    def released() -> list[str]:
+        worker.recovery.tick(0, 0)
+        return [event.job_id for event in worker.events(JobReleased)]
+
+    wait_until(lambda: released() == [job_id], 10, "the release of the job")
+    job = worker.app.queue("sms").get_job(job_id)
+    assert job is not None
+    assert (job.get_state(), job.attempts_started) == ("waiting", 0)
+    assert worker.redis.zcard(worker.keys[1].marker) == 1
 
 
 def test_a_child_keeps_a_slowly_fetched_job_unless_another_worker_has_it(worker: Supervised) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,6 +27,9 @@ from bulltask.worker.quarantine import should_fail
 from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAttempt
 
 __all__ = ["JobsOfDeadChild", "Recovery"]
+
+_LATE_MS: Final = 500
+"""How long after a dead child's jobs were settled the supervisor searches for more."""
 
 _CRASHES_KEPT_MS: Final = 86_400_000
 """How long Redis keeps the tokens that count a job's crashes."""
@@ -122,6 +125,7 @@ class Recovery:
         self._failures = FailureRecorder(client, clock, config, bus)
         self._malformed = MalformedJobHandler(client, clock, config, bus)
         self._pending: list[_PendingRecovery] = []
+        self._settled: list[tuple[int, tuple[str, ...]]] = []
 
     @property
     def pending(self) -> int:
@@ -136,13 +140,15 @@ class Recovery:
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Recover the remaining jobs."""
-        if not self._pending:
+        if not (self._pending or self._settled):
             return
         try:
             for pending in tuple(self._pending):
                 self._settle(pending)
                 if not pending.queues or mono_ms() - pending.dead.died_ms > self._config.lock_ms:
                     self._pending.remove(pending)
+                    self._settled.append((mono_ms(), pending.dead.tokens))
+            self._release_late_jobs()
         except BrokerError as exc:
             self._backoff.record_failure(exc)
         else:
@@ -167,7 +173,8 @@ class Recovery:
         for index, jobs in jobs_by_queue.items():
             with self._queue_backoff.recording(index):
                 for token, job_id in jobs:
-                    self._try_to_settle(self._queues[index], token, job_id, pending)
+                    with self._settling(self._queues[index], token, job_id):
+                        self._settle_job(self._queues[index], token, job_id, pending)
                 pending.queues.discard(index)
                 self._queue_backoff.reset(index)
 
@@ -181,12 +188,30 @@ class Recovery:
             if isinstance(reply, BrokerUnavailableError)  # of one node of a cluster
         }
 
-    def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
+    def _release_late_jobs(self) -> None:
+        """Search once more for jobs of children whose jobs are settled.
+
+        The server may execute a call that a child has sent after the first search: the two use different connections.
+        A job that such a call acquires would otherwise wait until its lock expires.
+        """
+        due = [settled for settled in self._settled if mono_ms() - settled[0] >= _LATE_MS]
+        if not due:
+            return
+        tokens = [token for _, of_child in due for token in of_child]
+        for index, keys in enumerate(self._queues):
+            with self._queue_backoff.recording(index):
+                for token, job_id in self._client.run(find_by_token(keys, tokens)):
+                    with self._settling(keys, token, job_id):
+                        self._release(keys, token, job_id, release_unstarted)
+        self._settled = self._settled[len(due) :]
+
+    @contextmanager
+    def _settling(self, keys: QueueKeys, token: str, job_id: str) -> Iterator[None]:
         """Settle a job; if its hash is malformed, fail it, so that it does not block other jobs."""
         # JobError: the lock is lost, or the job was settled just before the child died.
         with suppress(JobError):
             try:
-                self._settle_job(keys, token, job_id, pending)
+                yield
             except (JobError, *RECOVERABLE):
                 raise
             except Exception as exc:
@@ -197,6 +222,12 @@ class Recovery:
             # run after this command.
             self._client.run(command("ZADD", keys.marker, 0, "0"))
 
+    def _release(
+        self, keys: QueueKeys, token: str, job_id: str, release: Callable[[QueueKeys, str, str], Call[None]]
+    ) -> None:
+        self._client.run(release(keys, job_id, token))
+        self._bus.emit(JobReleased(job_id, keys.queue, "", "its child process died before the job started"))
+
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
         dead, max_crashes = pending.dead, self._config.max_crashes
         killed_attempt = dead.killed_attempts.get(token)
@@ -204,9 +235,8 @@ class Recovery:
             self._failures.record_killed(keys, job_id, killed_attempt)
             return
         if not dead.may_have_crashed(token, job_id):
-            release = move_from_active_to_wait if dead.has_started(token, job_id) else release_unstarted
-            self._client.run(release(keys, job_id, token))
-            self._bus.emit(JobReleased(job_id, keys.queue, "", "its child process died before the job started"))
+            started = dead.has_started(token, job_id)
+            self._release(keys, token, job_id, move_from_active_to_wait if started else release_unstarted)
             return
         crashes = 0 if dead.intentional else self._count_crash(keys, token, job_id)
         running = token in dead.running
