@@ -221,6 +221,7 @@ class RunningJob:
         replacement: The stored :class:`bulltask.jobs.child_results.Replacement`, ``""`` for none.
         parent_key: Full Redis key of the parent's hash, ``""`` for none.
         checkpoint: The stored :class:`bulltask.jobs.checkpoint.Checkpoint`, ``""`` for none.
+        processed_on_ms: When this attempt was acquired.
     """
 
     queue: str
@@ -239,6 +240,7 @@ class RunningJob:
     replacement: str = ""
     parent_key: str = ""
     checkpoint: str = ""
+    processed_on_ms: int = 0
 
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
@@ -282,6 +284,7 @@ class RunningJob:
             replacement=codec.decode_text(raw[_REPLACEMENT]) if _REPLACEMENT in raw else "",
             parent_key=codec.decode_text(raw[b"parentKey"]) if b"parentKey" in raw else "",
             checkpoint=codec.decode_text(raw[_CHECKPOINT]) if _CHECKPOINT in raw else "",
+            processed_on_ms=read_int(raw, b"processedOn", job_id),
         )
 
     @classmethod

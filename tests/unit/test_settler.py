@@ -84,6 +84,12 @@ def test_each_outcome_is_written_by_its_script(settler: Settler, outcome: Outcom
     assert {call.known_sha for call in calls} <= outcome_scripts().keys()
 
 
+def test_a_job_does_not_finish_before_it_was_acquired(settler: Settler) -> None:
+    job = replace(acquired().job, processed_on_ms=1_004)
+    call = settler.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
+    assert call.argv[1] == 1_004, "the clock of this process says 1,000"
+
+
 @pytest.mark.parametrize(
     "outcome",
     [FailedOutcome("no", "", "permanent", ValueError()), RetriedOutcome(5, "no", "", "transient", ValueError())],

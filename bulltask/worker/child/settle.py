@@ -108,7 +108,9 @@ class Settler:
         return call if fetches else wake_next(acquired.keys, call)
 
     def _call(self, acquired: AcquiredJob, outcome: Outcome, fetch_next: bool) -> Call[Any]:
-        keys, job, token, now_ms = acquired.keys, acquired.job, acquired.slot.token, self._clock.now_ms()
+        keys, job, token = acquired.keys, acquired.job, acquired.slot.token
+        # The server's time may be milliseconds ahead of this estimate; a job must not finish before it was acquired.
+        now_ms = max(self._clock.now_ms(), job.processed_on_ms)
         match outcome:
             case CompletedOutcome():
                 keep = job.keep("removeOnComplete", self._config.keep_completed)
