@@ -125,10 +125,15 @@ mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs,
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
 
 # Each part is a target of its own and fails if a guarantee is broken.
-CHAOS_PARTS = kill-matrix model fuzz soak-short mixed
+CHAOS_PARTS = kill-matrix model fuzz soak-short mixed test-topologies
 REPETITIONS ?= 3
 
-chaos: $(CHAOS_PARTS)  ## kill workers and senders at every step, and check the model; REPETITIONS=3 SEED=1 sets the run
+chaos: $(VENV)/dev.stamp  ## kill workers and senders at every step, check the model, and run all tests on each topology, for about an hour; REPETITIONS=3 SEED=1 sets the run
+	@mkdir -p build/chaos; rm -f build/chaos/*; \
+	for part in $(CHAOS_PARTS); do \
+		{ $(MAKE) --no-print-directory $$part 2>&1 || touch build/chaos/failed; } | tee build/chaos/$$part; \
+	done; \
+	for part in $(CHAOS_PARTS); do echo "make: $$part:"; tail -n 2 build/chaos/$$part; done; test ! -e build/chaos/failed
 
 kill-matrix: $(VENV)/dev.stamp
 	@$(COMPILE)

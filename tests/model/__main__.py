@@ -18,7 +18,8 @@ def main() -> int:
     started = time.monotonic()
     with ThreadPoolExecutor(2) as executor:  # each may use half of the memory and one core
         failures = list(executor.map(_report, (*CORRECT, *WRONG))).count(False)
-    click.echo(f"{failures} unexpected results, {time.monotonic() - started:.0f} s")
+    scenarios = len(CORRECT) + len(WRONG)
+    click.echo(f"{scenarios} scenarios, {failures} unexpected results, {time.monotonic() - started:.0f} s")
     return 1 if failures else 0
 
 

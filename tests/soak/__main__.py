@@ -147,13 +147,16 @@ def main(
     report_faults(idle, repeated_ms)
     report_jobs(env, found)
     count = sum(map(len, found.problems.values()))
-    click.echo(f"\n{count} problems; the logs are in {directory}")
     for what, cases in found.problems.items():
         if not cases:
             continue
         click.echo(f"* {what}: {len(cases)}")
         for case in cases[:MAX_SHOWN]:
             click.echo(f"    {case}")
+    jobs = len(env.acknowledged.jobs)
+    click.echo(
+        f"\n{jobs} jobs, {len(idle)} faults, {count} problems in {minutes:g} minutes; the logs are in {directory}"
+    )
     sys.exit(1 if count else 0)
 
 

@@ -183,17 +183,17 @@ def main(*, jobs: int, seed: int | None, every: float) -> None:
     directory = Path(tempfile.mkdtemp(prefix="bulltask-mixed-"))
     click.echo(f"seed {seed}, {jobs} jobs, files in {directory}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs the cleanup of all processes
-    problems = run(directory, jobs, seed, every)
-    click.echo(f"{len(problems)} problems")
+    began = time.monotonic()
+    problems, counts = run(directory, jobs, seed, every)
     for problem in problems[:MAX_SHOWN]:
         click.echo(f"* {problem}")
+    click.echo(f"{counts}, {len(problems)} problems in {time.monotonic() - began:.0f} s")
     sys.exit(1 if problems else 0)
 
 
-def run(directory: Path, jobs: int, seed: int, every: float) -> list[str]:
-    """Run the jobs while workers are killed; return the problems."""
+def run(directory: Path, jobs: int, seed: int, every: float) -> tuple[list[str], str]:
+    """Run the jobs while workers are killed; return the problems, and a line with counts."""
     file = directory / "attempts"
-    began = time.monotonic()
     with (
         RedisServer.start(directory / "redis") as server,
         redis.Redis.from_url(server.url, decode_responses=True) as client,
@@ -214,9 +214,12 @@ def run(directory: Path, jobs: int, seed: int, every: float) -> list[str]:
             code = fleet.stop()
         finally:
             fleet.close()
+    lost = len(problems)
     problems += report(fleet, file, events["stalled"])
-    click.echo(f"{time.monotonic() - began:.0f} s")
-    return problems + ([f"bulltask's worker exited with {code}"] if code else [])
+    problems += [f"bulltask's worker exited with {code}"] if code else []
+    again = sum(len(found) > 1 for found in read_attempts(file).values())
+    kills = sum(fleet.kills.values())
+    return problems, f"{len(load.ids)} jobs, {kills} kills, {lost} lost, {again} ran more than once"
 
 
 if __name__ == "__main__":
