@@ -39,7 +39,7 @@ def celery_table() -> str:
         effect = "error" if row.rejected else "none" if row.is_redundant(object()) else "warning"
         reason = row.reason
         if row.replacement:
-            effect, reason = "supported", f"as `{row.replacement}`"
+            effect, reason = "supported", f"same as `{row.replacement}`"
         rows.setdefault((effect, reason), []).append(f"`{row.name}`")
     lines = [f"| {', '.join(names)} | {effect} | {reason} |" for (effect, reason), names in rows.items()]
     return "\n".join(["| Celery's setting | effect | why, and what to use |", "|---|---|---|", *lines]) + "\n"

@@ -63,7 +63,7 @@ _NO_PREFETCH = (
 )
 _EAGER = "eager mode does not use Redis; to store results, test with bulltask.testing"
 _CHORD = "canvas (group, chord, chain) does not use a result backend"
-_INTERNAL = "it customises a component of Celery's worker that bulltask does not have"
+_INTERNAL = "it customizes a component of Celery's worker that bulltask does not have"
 
 _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     (

@@ -50,8 +50,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "credentials",
             optional(credential_provider),
             None,
-            "where the Redis password (and user) come from at each connect, instead of broker_url: an object with "
-            "get_credentials(), as in redis-py, a function, or the file of a password; none: broker_url",
+            "where the Redis password (and user) are read from each time a connection is opened, instead of "
+            "broker_url: an object with get_credentials(), as in redis-py, a function, or a file that contains the "
+            "password; none: broker_url",
         ),
         _S("prefix", "prefix", plain_text, "bull", "prefix of all Redis keys, as in BullMQ"),
         _S(
@@ -166,7 +167,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             optional(integer(0, 1_000)),
             None,
             "how many times a task may request a retry, with self.retry() or autoretry_for, if neither the task nor "
-            "the call sets max_retries; none: as task_max_retries, but 3 (Celery's default) if that is 0",
+            "the call sets max_retries; none: same as task_max_retries, but 3 (Celery's default) if that is 0",
         ),
         _S(
             "task_retry_backoff",
