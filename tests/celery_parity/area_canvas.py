@@ -62,7 +62,8 @@ differs(
     lambda p: "dict" if isinstance(p.add.s(1, 2), dict) else "object",
 )
 same(
-    "A signature can be an argument of a task. It arrives as a dictionary, and `signature(…)` makes a signature of it.",
+    "A signature can be an argument of a task. It arrives as a dictionary, and `signature(…)` turns it back into a "
+    "signature.",
     5,
     lambda p: p.get(p.signature(p.get(p.collect.delay(p.add.s(2, 3)))[0], app=p.app)),
 )
@@ -108,7 +109,7 @@ same("Chains can be joined.", 1113, lambda p: p.get((p.add.s(1, 2) | p.add.s(10)
 same("`chain.delay(…)` passes arguments to the first step.", 16, lambda p: p.get((p.add.s(5) | p.add.s(10)).delay(1)))
 same("A chain of twenty steps runs.", 21, lambda p: p.get(p.chain(p.add.s(1, 1), *[p.add.s(1) for _ in range(19)])))
 same("The result has its parent, the result of the step before.", 3, lambda p: parent_of_chain(p).get(timeout=60))
-same("The parent of the first step is empty.", None, lambda p: parent_of_chain(p).parent)
+same("The parent of the first step is `None`.", None, lambda p: parent_of_chain(p).parent)
 same("A failed step fails the chain with its exception.", "ValueError", lambda p: p.get(p.boom.si() | p.add.s(1)))
 same(
     "The steps after a failed one do not run.",
@@ -285,7 +286,11 @@ same(
 )
 same("`chord(header)(body)` sends it.", 6, lambda p: p.get(p.chord([p.add.s(1, 1), p.add.s(2, 2)])(p.total.s())))
 same("`group(…) | task` is a chord.", 6, lambda p: p.get(p.group(p.add.s(1, 1), p.add.s(2, 2)) | p.total.s()))
-same("An immutable body receives nothing.", 3, lambda p: p.get(p.chord([p.add.s(1, 1), p.add.s(2, 2)], p.add.si(1, 2))))
+same(
+    "An immutable body receives no result.",
+    3,
+    lambda p: p.get(p.chord([p.add.s(1, 1), p.add.s(2, 2)], p.add.si(1, 2))),
+)
 same(
     "The body can have arguments of its own.",
     [[2, 4], "x"],
@@ -340,7 +345,7 @@ differs(
 )
 same("A failed member fails the chord with its exception.", "ValueError", lambda p: p.get(failing_chord(p)))
 better(
-    "If a member fails, the error of the body's result is a `ChordError` with the text of the member's exception.",
+    "If a member fails, the error of the body's result is a `ChordError` with the message of the member's exception.",
     ("ChordError", "ValueError"),
     "it is the member's exception, so `except ValueError` catches it",
     lambda p: error_of_body(p),
@@ -418,7 +423,7 @@ differs(
     "the callback is a separate job, whose arguments are JSON; the worker that ran the failed task does not call it",
     lambda p: describes_failure(p),
 )
-same("An immutable error callback receives nothing.", "['failed']", lambda p: on_error(p, p.boom.s()))
+same("An immutable error callback receives no additional arguments.", "['failed']", lambda p: on_error(p, p.boom.s()))
 same(
     "An error callback is not called if the task succeeds.",
     [],
@@ -515,7 +520,7 @@ same(
     lambda p: p.get(p.add.chunks([(n, n) for n in range(5)], 2)()),
 )
 same("A failed call of `map` fails the whole task.", "ValueError", lambda p: p.get(p.boom.map([1, 2])))
-same("`map` of nothing returns an empty list.", [], lambda p: p.get(p.total.map([])))
+same("`map` over an empty list returns an empty list.", [], lambda p: p.get(p.total.map([])))
 same("A step can follow `starmap`.", 10, lambda p: p.get(p.add.starmap([(1, 2), (3, 4)]) | p.total.s()))
 
 # ---- in tasks --------------------------------------------------------------------------------------------------------

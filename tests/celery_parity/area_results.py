@@ -216,8 +216,8 @@ same("`app.AsyncResult(id)` is a handle for any task.", 5, lambda p: p.get(p.app
 
 same("`result.info` of a success is the return value.", 5, lambda p: finished(p).info)
 same("`result.info` of a failure is the exception.", "ValueError", lambda p: type(failed(p).info).__name__)
-same("`result.traceback` of a success is empty.", None, lambda p: finished(p).traceback)
-same("`result.parent` of a single task is empty.", None, lambda p: finished(p).parent)
+same("`result.traceback` of a successful task is `None`.", None, lambda p: finished(p).traceback)
+same("`result.parent` of a single task is `None`.", None, lambda p: finished(p).parent)
 same("Two handles of one task are equal.", True, lambda p: equal(p))
 same("Handles can be members of a set.", 1, lambda p: len(set(both_handles(p))))
 differs(
@@ -234,7 +234,7 @@ same(
     lambda p: abs(datetime.now(UTC) - finished(p).date_done) < timedelta(minutes=1),
 )
 better(
-    "`result.name` and `result.kwargs` are empty, unless `result_extended` is set.",
+    "`result.name` and `result.kwargs` are `None`, unless `result_extended` is set.",
     ([False, None], [True, {"x": 2, "y": 3}]),
     "a job contains its call. `kwargs` has all arguments by name, as they are stored; `args` is usually empty",
     lambda p: [finished(p).name == p.add.name, finished(p).kwargs],

@@ -81,7 +81,7 @@ same(
 )
 same("A revoked task is ready, even if no worker consumes its queue.", True, lambda p: unattended(p))
 better(
-    "`revoke()` returns nothing.",
+    "`revoke()` returns `None`.",
     (None, "revoked"),
     "the caller learns what happened: it returns `revoked`, `running`, `terminating`, `finished` or `unknown`",
     lambda p: (lambda value: None if value is None else str(value))(

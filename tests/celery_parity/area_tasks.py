@@ -166,7 +166,7 @@ same(
     lambda p: p.get(p.dies_once_acknowledged_late.delay(p.key)),
 )
 same("With `track_started=True`, `result.status` of a running task is `STARTED`.", "STARTED", lambda p: started(p))
-same("With `ignore_result=True`, `get` returns nothing.", None, lambda p: p.get(p.ignored.delay(3)))
+same("With `ignore_result=True`, `get` returns `None`.", None, lambda p: p.get(p.ignored.delay(3)))
 same(
     "`retry_kwargs` sets `max_retries` and `countdown` for `autoretry_for`.",
     4,
@@ -195,12 +195,12 @@ same(
 )
 same("Parameters have their defaults.", "hello Ada!", lambda p: p.get(p.greet.delay("Ada")))
 same("Parameters can be keyword-only.", "hi Ada?", lambda p: p.get(p.greet.delay("Ada", "hi", mark="?")))
-same("`*args` arrive.", [1, 2, 3], lambda p: p.get(p.collect.delay(1, 2, 3)))
-same("`**kwargs` arrive.", [[1], {"a": 2}], lambda p: p.get(p.collect.delay(1, a=2)))
+same("`*args` are passed to the task.", [1, 2, 3], lambda p: p.get(p.collect.delay(1, 2, 3)))
+same("`**kwargs` are passed to the task.", [[1], {"a": 2}], lambda p: p.get(p.collect.delay(1, a=2)))
 same("A missing argument raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1))
 same("An extra argument raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, 2, 3))
 same("An unknown keyword raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, z=2))
-same("A task can return nothing.", None, lambda p: p.get(p.nothing.delay()))
+same("A task can return `None`.", None, lambda p: p.get(p.nothing.delay()))
 same("Text arrives as it was sent.", "ünï ☃ \0", lambda p: p.get(p.plain.delay("ünï ☃ \0")))
 same(
     "Lists, dictionaries and numbers arrive as they were sent.",
@@ -356,7 +356,7 @@ def _(p: Any) -> object:
 
 
 same(
-    "An `eta` in the past runs at once.",
+    "A task whose `eta` is in the past runs immediately.",
     5,
     lambda p: p.get(p.add.apply_async((2, 3), eta=datetime(2020, 1, 1, tzinfo=UTC))),
 )
@@ -444,7 +444,7 @@ def _(p: Any) -> object:
 same("`self.request.task` is the task's name.", True, lambda p: p.get(p.request.delay(["task"])) == [p.request.name])
 same("`self.request.retries` is 0 at first.", [0], requested("retries"))
 same("`self.request.called_directly` is false in a worker.", [False], requested("called_directly"))
-same("`headers` arrive in `self.request.headers`.", [{"trace": "7"}], requested("headers", headers={"trace": "7"}))
+same("`headers` are in `self.request.headers`.", [{"trace": "7"}], requested("headers", headers={"trace": "7"}))
 differs(
     "`self.request.args` and `.kwargs` are those of the call.",
     ([[["args", "kwargs"]], {}], [[], {"names": ["args", "kwargs"]}]),
@@ -488,7 +488,7 @@ same(
 )
 
 same(
-    "`self.request.eta` and `.expires` are times in ISO 8601, or empty.",
+    "`self.request.eta` and `.expires` are times in ISO 8601, or `None`.",
     [None, "2090-01-01T00:00:00+00:00"],
     requested("eta", "expires", expires=datetime(2090, 1, 1, tzinfo=UTC)),
 )
