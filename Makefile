@@ -77,7 +77,7 @@ test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of 
 	done; \
 	for topology in $(TOPOLOGIES); do echo "make: $$topology: $$(tail -n 1 $$topology | tr -d =)"; done; test ! -e failed
 
-servers: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run 480 tests with each version of Redis and Valkey that PyPI has; ARGS="Redis-6 Valkey-9" selects
+servers: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run about 480 tests with each version of Redis and Valkey that PyPI has; ARGS="Redis-6 Valkey-9" selects
 	@$(COMPILE)
 	$(BIN)/python tools/servers.py $(ARGS)
 
@@ -143,7 +143,7 @@ kill-matrix: $(VENV)/dev.stamp
 NODE_IF_NPM = $(if $(shell command -v npm),$(NODE_CLIENT))
 SOAK = nice $(BIN)/python -m tests.soak $(if $(SEED),--seed $(SEED))
 
-fuzz: $(VENV)/dev.stamp $(NODE_IF_NPM)  ## make 10,000 malformed jobs, queues and replies, for some minutes; SEED repeats a run
+fuzz: $(VENV)/dev.stamp $(NODE_IF_NPM)  ## generate 10,000 malformed jobs, queues and replies (takes a few minutes); SEED repeats a run
 	BULLTASK_FUZZ_EXAMPLES=10000 nice $(BIN)/python -m pytest -q -s -p no:cacheprovider $(if $(SEED),--hypothesis-seed=$(SEED)) tests/fuzz
 
 soak: $(VENV)/dev.stamp $(NODE_IF_NPM)  ## run workers under load for 30 minutes, with a fault every 10 s; SEED repeats a run

@@ -15,7 +15,7 @@ _LOOPS = 200_000
 
 
 def conditions() -> Conditions:
-    """Return the load, the steal time since the machine started, and the time of a constant loop.
+    """Return the load, the steal time since the machine started, and the time of a fixed calibration loop.
 
     If the loop takes longer in one run than in another, the CPU is slower or shared with others, so the rates of the
     two runs cannot be compared.

@@ -20,8 +20,8 @@ def table(results: dict[str, Any]) -> str:
     """Return the table as Markdown, with a sentence on the run."""
     head = (
         f"Measured with {results['server']}: {results['faults']:,} faults at {results['points']:,} points, and "
-        f"{results['jobs']:,} jobs. {results['lost']:,} jobs were lost. {results['repeated']:,} ran more than once, "
-        "because a fault had interrupted their first attempt. Locks expired after "
+        f"{results['jobs']:,} jobs. {results['lost'] or 'No'} jobs were lost. {results['repeated']:,} ran more than "
+        "once, because a fault had interrupted their first attempt. Locks expired after "
         f"{results['lock_s']} s, and the interval of stalled checks was {results['stalled_s']} s. With the default "
         "settings, both are 30 s, so the times after the death of a supervisor are longer."
     )

@@ -1,4 +1,4 @@
-"""The Taskiq app: a list of jobs without acknowledgements, which is the fastest of its Redis brokers."""
+"""The Taskiq app: a list of jobs without acknowledgments, which is the fastest of its Redis brokers."""
 
 from __future__ import annotations
 
