@@ -142,7 +142,7 @@ def measure(options: argparse.Namespace, directory: Path) -> int:
     spark = session("bench", "local[2]", conf=CONF)
     stop, is_warm = (multiprocessing.get_context("spawn").Event() for _ in range(2))
     with (
-        RedisServer.start(directory / "redis", flavour="redis") as server,
+        RedisServer.start(directory / "redis", flavor="redis") as server,
         redis.Redis.from_url(server.url, decode_responses=True) as client,
     ):
         arguments = (server.url, options.rate, options.max_events, is_warm, stop)

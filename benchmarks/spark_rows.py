@@ -191,7 +191,7 @@ def measure(name: str, count: int, clock: CpuClock, operation: Callable[[], None
 
 def main(count: int, directory: Path) -> None:
     with (
-        RedisServer.start(directory / "redis", flavour="redis") as server,
+        RedisServer.start(directory / "redis", flavor="redis") as server,
         redis.Redis.from_url(server.url, decode_responses=True) as client,
     ):
         spark = bulltask_spark.session("bench", "local[2]", conf={"spark.ui.showConsoleProgress": "false"})

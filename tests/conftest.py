@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from bulltask import App
-from bulltask.embedded.binary import Flavour, ServerBinary, find_binary, read_version
+from bulltask.embedded.binary import Flavor, ServerBinary, find_binary, read_version
 from bulltask.registry.shared import SHARED
 from bulltask.testing import server as testing_server
 from bulltask.testing.server import RedisServer
@@ -55,12 +55,12 @@ settings.load_profile("busy")
 SERVER = os.environ.get("BULLTASK_TEST_SERVER", "valkey")  # "redis": redis-server on PATH; or the path of a program
 PROGRAM = read_version(Path(SERVER)) if os.sep in SERVER else None
 if PROGRAM is not None:
-    SERVER = PROGRAM.flavour
+    SERVER = PROGRAM.flavor
 
 
-def _find_binary(flavour: Flavour | None = None) -> ServerBinary:
+def _find_binary(flavor: Flavor | None = None) -> ServerBinary:
     """Find a server program as ``find_binary`` does, but the one that the environment names first."""
-    return PROGRAM if PROGRAM is not None and flavour in {None, SERVER} else find_binary(flavour)
+    return PROGRAM if PROGRAM is not None and flavor in {None, SERVER} else find_binary(flavor)
 
 
 needs_redis_7 = pytest.mark.skipif(
@@ -69,7 +69,7 @@ needs_redis_7 = pytest.mark.skipif(
 """For tests of what bulltask cannot do with Redis 6.2 (docs/reference/servers.md), or that use newer commands."""
 
 testing_server.find_binary = _find_binary  # type: ignore[attr-defined]
-FLAVOUR = cast("Flavour", SERVER)
+FLAVOR = cast("Flavor", SERVER)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -180,7 +180,7 @@ def redis_server(
 ) -> Iterator[RedisServer | ContainerServer]:
     """The in-memory server of this test session, one for each xdist worker. Do not stop it."""
     directory = tmp_path_factory.mktemp("redis")
-    start = session_server(directory, FLAVOUR) if PROGRAM is None else RedisServer.start(directory, flavour=FLAVOUR)
+    start = session_server(directory, FLAVOR) if PROGRAM is None else RedisServer.start(directory, flavor=FLAVOR)
     with start as server:
         if isinstance(server, RedisServer):
             session_processes.add(server.pid)
@@ -206,7 +206,7 @@ def postgres(session_processes: set[int]) -> Iterator[PostgresServer]:
 def session_cluster(
     session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    with Cluster.started(tmp_path_factory.mktemp("cluster"), FLAVOUR) as cluster:
+    with Cluster.started(tmp_path_factory.mktemp("cluster"), FLAVOR) as cluster:
         session_processes.update(server.pid for server in cluster.servers)
         yield cluster
 
@@ -221,7 +221,7 @@ def cluster(session_cluster: Cluster) -> Cluster:
 @pytest.fixture
 def failover_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster for one test: three primaries with a replica each, which replaces its primary after 1.5 s."""
-    with Cluster.started(tmp_path / "failover", FLAVOUR, replicas=1, node_timeout_ms=1_500) as cluster:
+    with Cluster.started(tmp_path / "failover", FLAVOR, replicas=1, node_timeout_ms=1_500) as cluster:
         yield cluster
 
 
@@ -230,7 +230,7 @@ def session_sentinels(
     session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sentinels]:
     # No failover on a busy machine: the tests of failovers start their own servers.
-    with Sentinels.started(tmp_path_factory.mktemp("sentinels"), FLAVOUR, down_after_ms=60_000) as sentinels:
+    with Sentinels.started(tmp_path_factory.mktemp("sentinels"), FLAVOR, down_after_ms=60_000) as sentinels:
         session_processes.update(sentinels.pids)
         yield sentinels
 
@@ -313,7 +313,7 @@ def server_factory(tmp_path: Path) -> Iterator[ServerFactory]:
 
     def start(**options: Any) -> RedisServer:
         directory = tmp_path / f"server-{len(servers)}"
-        servers.append(RedisServer.start(directory, **{"flavour": FLAVOUR, **options}))
+        servers.append(RedisServer.start(directory, **{"flavor": FLAVOR, **options}))
         return servers[-1]
 
     yield start

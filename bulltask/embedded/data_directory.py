@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 class DataDirectory:
     """The data directories for one name, one for each release series: ``ROOT/valkey-9/NAME``.
 
-    A release series is a flavour and a major version. Each has a separate directory: Redis cannot read Valkey's files.
+    A release series is a flavor and a major version. Each has a separate directory: Redis cannot read Valkey's files.
 
     Attributes:
         root: Absolute path.

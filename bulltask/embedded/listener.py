@@ -33,8 +33,8 @@ def find_listener(port: int) -> Listener:
         info = server_info(port)
         if "redis_version" in info:
             version = info.get("valkey_version") or info["redis_version"]
-            flavour = info.get("server_name", "redis").capitalize()
-            return Listener(f"{flavour} {version}, process {info.get('process_id')} ({info.get('executable')})", True)
+            flavor = info.get("server_name", "redis").capitalize()
+            return Listener(f"{flavor} {version}, process {info.get('process_id')} ({info.get('executable')})", True)
     inodes = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     pid = _owner(inodes) if inodes else None
     return Listener(f"process {pid} ({_command(pid)})" if pid else "another program", False)

@@ -40,7 +40,7 @@ class EmbeddedServer:
     that process is killed; a forked child of that process neither stops the server nor changes its files.
 
     Args:
-        data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavour and
+        data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavor and
             major version (`DataDirectory` separates those).
         port: TCP port on 127.0.0.1; ``None`` chooses a free port.
         binary: The program; ``None`` calls `find_binary`.

@@ -141,11 +141,11 @@ _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignor
 
 
 def _loads(text: str) -> Any:
-    """Decode without the decoder's search for surrounding white space, which is rare."""
+    """Decode without the decoder's search for surrounding whitespace, which is rare."""
     try:
         value, end = _scan(text, 0)
     except (StopIteration, ValueError):
-        value, end = None, -1  # white space, or an error
+        value, end = None, -1  # whitespace, or an error
     return value if end == len(text) else _decoder.decode(text)
 
 

@@ -211,7 +211,7 @@ class RunningJob:
     ``data`` is decoded during the attempt, so that malformed data fails the job like any other error.
 
     Attributes:
-        attempts_made: Earlier attempts that count towards the maximum (BullMQ's ``atm``).
+        attempts_made: Earlier attempts that count toward the maximum (BullMQ's ``atm``).
         attempts_started: Started attempts including this attempt (``ats``); larger than ``attempts_made`` + 1 after a
             stall or a crash.
         deferred_failure: If set, the job must fail with this reason instead of running (``defa``).

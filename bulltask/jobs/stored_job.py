@@ -28,7 +28,7 @@ class StoredJob:
         data: The decoded data; ``None`` if malformed: see ``data_text``.
         opts: The stored options under BullMQ's stored names.
         delay_ms: The job's delay, 0 once it has been promoted.
-        attempts_made: Attempts that count towards the maximum (``atm``).
+        attempts_made: Attempts that count toward the maximum (``atm``).
         attempts_started: Started attempts (``ats``).
         stalled_count: How many times the job has stalled (``stc``).
         processed_by: Id of the worker that last acquired it, or the name of a Node.js worker (``pb``).

@@ -18,7 +18,7 @@ __all__ = ["Choice", "Recommendation", "recommend"]
 
 Row = Mapping[str, Any]
 
-_NEIGHBOURS: Final = 3
+_NEIGHBORS: Final = 3
 """How many lower and higher values are listed next to the recommended concurrency."""
 
 _ASSUMPTIONS: Final = (
@@ -38,12 +38,12 @@ class Choice:
     Attributes:
         concurrency: The number of slots, across all workers.
         in_time: The fraction of attempts, 0 to 1, that start in time; 0 if the queue grows without bound.
-        utilisation: The fraction of slots that are busy, 0 to 1; 1 if the queue grows without bound.
+        utilization: The fraction of slots that are busy, 0 to 1; 1 if the queue grows without bound.
     """
 
     concurrency: int
     in_time: float
-    utilisation: float
+    utilization: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def _by_minute(rows: Iterable[Row], column: str) -> list[Any]:
 
 
 def _choices(load: Load, concurrency: int, max_wait_s: float) -> tuple[Choice, ...]:
-    numbers = range(max(concurrency - _NEIGHBOURS, 1), concurrency + _NEIGHBOURS + 1)
+    numbers = range(max(concurrency - _NEIGHBORS, 1), concurrency + _NEIGHBORS + 1)
     return tuple(Choice(n, 1 - load.late_fraction(n, max_wait_s), min(load.busy_slots / n, 1.0)) for n in numbers)
 
 
@@ -231,11 +231,11 @@ def _explain_choice(choices: tuple[Choice, ...], concurrency: int, max_wait_s: f
     chosen, fewer = by_concurrency[concurrency], by_concurrency.get(concurrency - 1)
     text = (
         f"With {pluralize(concurrency, 'slot')}, {_percent(chosen.in_time)} of the attempts start within"
-        f" {_seconds(max_wait_s)}, and {chosen.utilisation:.0%} of the slots are busy"
+        f" {_seconds(max_wait_s)}, and {chosen.utilization:.0%} of the slots are busy"
     )
     if fewer is not None:
         effect = (
-            "the queue would grow without bound" if fewer.utilisation >= 1 else f"it would be {_percent(fewer.in_time)}"
+            "the queue would grow without bound" if fewer.utilization >= 1 else f"it would be {_percent(fewer.in_time)}"
         )
         text += f"; with {concurrency - 1:,}, {effect}"
     lines = [f"{text} (Erlang C)."]

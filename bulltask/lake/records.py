@@ -149,7 +149,7 @@ class PastEvent:
         delay_until: When a ``delayed`` job is due.
         failed_reason: Why the job failed; only ``failed`` has it.
         return_value: The result of ``completed`` as JSON.
-        attempts_made: The number of attempts that count towards the job's maximum; only in ``retries-exhausted``.
+        attempts_made: The number of attempts that count toward the job's maximum; only in ``retries-exhausted``.
         extra: All other fields as a JSON object.
     """
 
@@ -187,7 +187,7 @@ class PastSnapshot:
         stacktrace_text: The stack traces as a JSON list; :attr:`stacktrace` is the value.
         priority: 1 is the highest; 0 means no priority.
         delay: Its delay in seconds.
-        attempts_made: The number of attempts that count towards its maximum: they completed or failed.
+        attempts_made: The number of attempts that count toward its maximum: they completed or failed.
         attempts_started: The number of attempts that started, with any outcome.
         worker: Id of the worker that ran it last (for a Node.js worker, its name).
         parent_key: Redis key of its parent job.

@@ -6,7 +6,7 @@ read from newest to oldest, with only as many candidates as the page still needs
 
 The latest row usually has the latest end time, too, as after a manual retry. A backfill is the exception: a row that it
 adds today can contain a completion that is earlier than a removal recorded last week. Therefore, a job's rows are
-read from the day on which it was added onwards.
+read from the day on which it was added onward.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ EVENTS: Final = Table(
         delay_until time when the job is due; only in delayed
         failed_reason text why the job failed; only in failed
         return_value text result as JSON; only in completed
-        attempts_made int attempts that count towards the maximum; only in retries-exhausted
+        attempts_made int attempts that count toward the maximum; only in retries-exhausted
         extra text all other fields as a JSON object
         """,
     ),
@@ -158,7 +158,7 @@ SNAPSHOTS: Final = Table(
         priority int priority: 1 is the highest, 0 means none
         processed_at time start of the last attempt, by the worker's clock
         finished_at time end of the last attempt, by the worker's clock
-        attempts_made int attempts that count towards the maximum: they completed or failed
+        attempts_made int attempts that count toward the maximum: they completed or failed
         attempts_started int attempts that started, with any outcome
         stalled_count int number of stalls
         return_value text result as JSON
@@ -317,7 +317,7 @@ CAPACITY_MINUTE: Final = Table(
         busy_slots double mean number of busy slots, that is, of attempts running at the same time
         peak_slots long maximum number of busy slots
         capacity long number of slots: as configured, otherwise the highest peak_slots of the day
-        utilisation double busy_slots / capacity; null without a capacity
+        utilization double busy_slots / capacity; null without a capacity
         wait_p95 long 95th percentile of the wait times of the attempts that started, milliseconds, within 1%
         complete flag true if no gap of the queue overlaps the minute
         """,

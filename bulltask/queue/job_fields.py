@@ -117,7 +117,7 @@ class JobFields:
 
     @property
     def attempts_made(self) -> int:
-        """Its attempts that count towards the maximum: they completed or failed."""
+        """Its attempts that count toward the maximum: they completed or failed."""
         return self._stored.attempts_made
 
     @property

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from bulltask.embedded import EmbeddedServer, find_binary
-from bulltask.embedded.binary import Flavour
+from bulltask.embedded.binary import Flavor
 
 __all__ = ["RedisServer"]
 
@@ -34,7 +34,7 @@ class RedisServer:
         cls,
         directory: Path | str,
         *,
-        flavour: Flavour = "valkey",
+        flavor: Flavor = "valkey",
         appendonly: bool = False,
         extra: Sequence[str] = (),
         port: int | None = None,
@@ -44,7 +44,7 @@ class RedisServer:
 
         Args:
             directory: Directory for its files; each server needs a separate directory.
-            flavour: ``"valkey"`` (the wheel of ``bulltask[embedded]``, else ``PATH``) or ``"redis"`` (``PATH``).
+            flavor: ``"valkey"`` (the wheel of ``bulltask[embedded]``, else ``PATH``) or ``"redis"`` (``PATH``).
             appendonly: Write every change to a file before the reply (``appendfsync always``), so that the data
                 survives `kill`.
             extra: Further arguments, such as ``["--maxmemory", "50mb"]``.
@@ -61,7 +61,7 @@ class RedisServer:
             # With everysec, a server whose disk is busy replies up to two seconds before it writes to the file.
             extra = ["--appendfsync", "always", *extra]
         process = EmbeddedServer(
-            directory, port=port, binary=find_binary(flavour), appendonly=appendonly, password=password, extra=extra
+            directory, port=port, binary=find_binary(flavor), appendonly=appendonly, password=password, extra=extra
         )
         process.start()
         return cls(process)

@@ -206,9 +206,10 @@ def guarded(call: Call[Any]) -> Call[Any]:
     """Return a script call with one more key, the guard key, so that it does not run while its slot moves.
 
     Redis checks only the keys that a call declares. BullMQ's scripts also access keys that they do not declare; while a
-    slot moves, these may be on the other node. A script would then see a job as missing, or fail half-way and leave
-    what it has written. The guard key never exists, so one declared key is always missing: until the move is complete,
-    the node replies ``TRYAGAIN`` or ``ASK``, and the new node replies ``TRYAGAIN``. Scripts ignore surplus keys.
+    slot moves, these may be on the other node. A script would then see a job as missing, or fail partway through and
+    leave what it has written. The guard key never exists, so one declared key is always missing: until the move is
+    complete, the node replies ``TRYAGAIN`` or ``ASK``, and the new node replies ``TRYAGAIN``. Scripts ignore surplus
+    keys.
 
     A key without a hash tag has no guard, because the other keys of its queue are in other slots anyway.
     """

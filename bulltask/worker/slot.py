@@ -172,7 +172,7 @@ class Slot:
         self._words[_CANCEL] = attempt << _REASON_BITS | reason
 
     def acknowledge(self, acknowledged: bool = True) -> None:
-        """Acknowledge the cancel request, or withdraw the acknowledgement, so that the request is sent again."""
+        """Acknowledge the cancel request, or withdraw the acknowledgment, so that the request is sent again."""
         self._words[_ACKNOWLEDGED] = self._words[_CANCEL] if acknowledged else 0
 
     @property

@@ -159,7 +159,7 @@ same(
     ["ValueError", 6],
     lambda p: outcome_and_runs(p, p.retries.delay(p.key, 9, exc="ValueError", max_retries=5)),
 )
-same("`max_retries=None` means no limit.", 8, lambda p: p.get(p.retries_for_ever.delay(8)))
+same("`max_retries=None` means no limit.", 8, lambda p: p.get(p.retries_forever.delay(8)))
 same(
     "With `max_retries=0`, `self.retry(exc=…)` fails the task with that exception.",
     ["ValueError", 1],

@@ -371,7 +371,7 @@ def _define_retries(app: Any) -> dict[str, Any]:
         return self.request.retries
 
     @app.task(bind=True, max_retries=None)
-    def retries_for_ever(self, failures):
+    def retries_forever(self, failures):
         if self.request.retries < failures:
             self.retry(countdown=0)
         return self.request.retries

@@ -30,7 +30,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
         counts: dict[str, Any] = {"added": 60, "finished": 60, "completed": 58, "failed": 2}
         lake.gold("task_minute", [task_minute("10:00", queue=queue, waits=[10], runs=[1000] * 60, **counts)])
         busy = {"added": 60, "finished_or_removed": 60, "busy_slots": 1.0, "peak_slots": 4, "capacity": 4}
-        lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, utilisation=0.25, **busy)])
+        lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, utilization=0.25, **busy)])
         key = {"queue": queue, "name": "=send()", "dt": "2026-11-22"}
         lake.gold(
             "cost_day", [{**key, "jobs": 60, "attempts": 60, "busy_s": 60.0, "wasted_s": 0.0, "cost": Decimal("0.3")}]

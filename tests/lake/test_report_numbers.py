@@ -209,7 +209,7 @@ def test_reasons_after_the_tenth_are_only_counted(lake: LakeBuilder) -> None:
 
 
 def test_a_queues_means_are_computed_across_all_minutes(lake: LakeBuilder) -> None:
-    busy = {"busy_slots": 3.0, "utilisation": 0.75, "capacity": 4, "peak_slots": 5, "wait_p95": 700}
+    busy = {"busy_slots": 3.0, "utilization": 0.75, "capacity": 4, "peak_slots": 5, "wait_p95": 700}
     rows = [
         queue_minute("10:00", added=10, finished_or_removed=4, backlog_delta=6, **busy),
         queue_minute("10:03", finished_or_removed=6, backlog_delta=-6),
@@ -220,7 +220,7 @@ def test_a_queues_means_are_computed_across_all_minutes(lake: LakeBuilder) -> No
     [queue] = by_queue(data, data.axis.minutes)
     assert (queue.added, queue.finished_or_removed, queue.backlog, queue.busy_mean) == (10, 10, 0, 0.75)
     assert (queue.busy_peak, queue.capacity, queue.wait_p95) == (5, 4, 700)
-    assert (queue.utilisation_mean, queue.utilisation_peak) == (0.1875, 0.75)
+    assert (queue.utilization_mean, queue.utilization_peak) == (0.1875, 0.75)
     assert values(build_report(lake), "backlog") == {"mail": [6, 6, 6, 0]}
 
 

@@ -42,7 +42,7 @@ def full_report(lake: LakeBuilder, name: str = "send", queue: str = "mail", reas
     waits, runs = [10, 20, 3000], [100, 200, 4000]
     counts = {"added": 5, "finished": 3, "completed": 2, "failed": 1, "requeued": 2, "stalled": 1, "wasted_ms": 500}
     lake.gold("task_minute", [task_minute("10:00", name, queue=queue, waits=waits, runs=runs, **counts)])
-    busy = {"busy_slots": 1.5, "utilisation": 0.5, "capacity": 3, "peak_slots": 2, "backlog_delta": 2}
+    busy = {"busy_slots": 1.5, "utilization": 0.5, "capacity": 3, "peak_slots": 2, "backlog_delta": 2}
     lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, **busy)])
     key = {"queue": queue, "name": name, "dt": "2026-11-22"}
     times = {"first_seen": at("2026-11-22 10:00"), "last_seen": at("2026-11-22 10:01")}

@@ -133,8 +133,8 @@ FETCHING = """
 import asyncio
 import ctypes
 
-@app.task(bind=True, name="neighbour")
-async def neighbour(self, micros):
+@app.task(bind=True, name="neighbor")
+async def neighbor(self, micros):
     await asyncio.sleep(0.1)  # its child fetches the next job meanwhile, and the reply takes longer than this
     ctypes.PyDLL(None).usleep(micros)
 """
@@ -147,7 +147,7 @@ def test_a_job_that_is_being_fetched_keeps_its_lock_while_an_async_job_holds_the
     harness.worker(FETCHING, via=proxy, children=1, settings={**SHORT_LOCK, "worker_async_concurrency": 2})
     harness.wait_until_idle(1)
     proxy.latency(0.15)
-    harness.app.send_task("neighbour", kwargs={"micros": 3 * LOCK_S * 1_000_000})
+    harness.app.send_task("neighbor", kwargs={"micros": 3 * LOCK_S * 1_000_000})
     job = harness.app.send_task("quick")
     harness.wait_for_event("active", job)
     proxy.pass_all()  # the reply arrives, but no thread of the child can read it

@@ -14,7 +14,7 @@ import redis
 
 from bulltask import App, AsyncResult
 from bulltask.testing.wait import wait_until
-from tests.conftest import FLAVOUR
+from tests.conftest import FLAVOR
 from tests.support.redis_cluster import Cluster
 from tests.support.streams import Stream
 from tests.support.worker import Worker
@@ -109,7 +109,7 @@ def test_no_job_is_lost_or_repeated_while_a_node_is_added_and_removed(
     jobs = workers.send("counted", queue, 200)
     workers.start([queue, other])
     workers.journal.wait_for(20, what="start")
-    with cluster.one_more(tmp_path / "node", FLAVOUR) as added:
+    with cluster.one_more(tmp_path / "node", FLAVOR) as added:
         for to in (added, home):
             move(cluster, slot, to, step=100)
             jobs += workers.send("counted", queue, 50)

@@ -44,7 +44,7 @@ KEYS = 1500
 
 
 def write_keys(url: str) -> None:
-    """Write keys and wait for the acknowledgement of each."""
+    """Write keys and wait for the acknowledgment of each."""
     with redis.Redis.from_url(url) as client:
         for number in range(KEYS):
             client.set(f"key:{number}", number)
@@ -412,10 +412,10 @@ def test_without_the_wheel_an_installed_program_is_used(only_on_path, monkeypatc
         only_on_path / "redis-server", "echo 'Redis server v=6.2.7 sha=00000000:0 malloc=libc bits=64'"
     )
     found = find_binary()
-    assert (found.path, found.flavour, found.version) == (program, "redis", (6, 2, 7))
+    assert (found.path, found.flavor, found.version) == (program, "redis", (6, 2, 7))
 
 
-def test_the_flavour_is_read_from_the_version_output_not_from_the_file_name(only_on_path):
+def test_the_flavor_is_read_from_the_version_output_not_from_the_file_name(only_on_path):
     shell_script(only_on_path / "redis-server", "echo 'Valkey server v=8.1.4 sha=00000000:0 malloc=libc bits=64'")
     assert find_binary("valkey").release_series == "valkey-8"
 
@@ -535,5 +535,5 @@ def test_a_test_server_can_have_a_password_and_options(server_factory):
 
 
 def test_a_test_server_can_be_redis_instead_of_valkey(tmp_path):
-    with RedisServer.start(tmp_path, flavour="redis") as server, redis.Redis.from_url(server.url) as client:
+    with RedisServer.start(tmp_path, flavor="redis") as server, redis.Redis.from_url(server.url) as client:
         assert "valkey_version" not in client.info("server")

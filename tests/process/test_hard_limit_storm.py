@@ -40,8 +40,8 @@ async def naps(ms):
     return "slept"
 
 
-@app.task(bind=True, name="neighbour")
-async def neighbour(self, ms):
+@app.task(bind=True, name="neighbor")
+async def neighbor(self, ms):
     await asyncio.sleep(ms / 1000)
     return self.request.retries
 """
@@ -58,16 +58,16 @@ def test_a_job_whose_child_is_killed_as_it_ends_finishes_exactly_once(
         for number in range(PER_TASK)
         for name in ("spins", "naps")
     ]
-    neighbours = [harness.app.send_task("neighbour", kwargs={"ms": 5}) for _ in range(PER_TASK)]
-    total = len(jobs) + len(neighbours)
+    neighbors = [harness.app.send_task("neighbor", kwargs={"ms": 5}) for _ in range(PER_TASK)]
+    total = len(jobs) + len(neighbors)
 
     def all_finished() -> bool:
         return int(harness.redis.zcard(harness.keys.completed)) + int(harness.redis.zcard(harness.keys.failed)) == total
 
     wait_until(all_finished, TIMEOUT, "the outcomes of all jobs")
-    assert [job.get(timeout=5) for job in neighbours] == [0] * PER_TASK, "none of their attempts was counted"
+    assert [job.get(timeout=5) for job in neighbors] == [0] * PER_TASK, "none of their attempts was counted"
     names = ("atm", CRASHES)
-    fields: list[Any] = [harness.redis.hmget(harness.keys.job(job.id), *names) for job in (*jobs, *neighbours)]
+    fields: list[Any] = [harness.redis.hmget(harness.keys.job(job.id), *names) for job in (*jobs, *neighbors)]
     assert {tuple(field) for field in fields} == {("1", None)}
     assert harness.redis.llen(harness.keys.active) == 0
     ends = [len(harness.events.all(event=event, jobId=job.id)) for job in jobs for event in ("completed", "failed")]

@@ -14,7 +14,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerUnavailableError
 from bulltask.queue import FlowJob, Queue
 from bulltask.testing.wait import wait_until
-from tests.conftest import FLAVOUR
+from tests.conftest import FLAVOR
 from tests.support.sentinels import MASTER, Sentinels
 from tests.support.worker_harness import WorkerHarness
 
@@ -25,7 +25,7 @@ HarnessOn = Callable[[str], WorkerHarness]
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory, session_processes: set[int]) -> Iterator[Sentinels]:
-    with Sentinels.started(tmp_path_factory.mktemp("sentinels"), FLAVOUR) as sentinels:
+    with Sentinels.started(tmp_path_factory.mktemp("sentinels"), FLAVOR) as sentinels:
         session_processes |= sentinels.pids
         yield sentinels
 

@@ -19,7 +19,7 @@ from bulltask.testing import InlineWorker
 from bulltask.testing.server import RedisServer
 from bulltask.transport.broker import Broker
 from bulltask.transport.client_types import SyncClient
-from tests.conftest import FLAVOUR
+from tests.conftest import FLAVOR
 from tests.support.cluster_and_sentinel import CLUSTER_NODE, assign_all_slots
 from tests.support.lake import LakeBuilder
 from tests.support.manual_worker import ManualWorker
@@ -31,7 +31,7 @@ Run = Callable[..., Result]
 @pytest.fixture(scope="session")
 def cluster_node(session_processes: set[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A cluster of one node, which has all slots. A new node accepts no commands for two seconds."""
-    with RedisServer.start(tmp_path_factory.mktemp("cluster"), flavour=FLAVOUR, extra=CLUSTER_NODE) as server:
+    with RedisServer.start(tmp_path_factory.mktemp("cluster"), flavor=FLAVOR, extra=CLUSTER_NODE) as server:
         session_processes.add(server.pid)
         assign_all_slots(server)
         yield server

@@ -309,9 +309,9 @@ def test_redis_accepts_the_permissions_of_all_roles(server_factory: ServerFactor
     if form == "file":
         path = tmp_path / "users.acl"
         path.write_text("user default on nopass ~* &* +@all\n" + "".join(f"{line}\n" for line in lines))
-        server = server_factory(flavour="redis", extra=["--aclfile", str(path)])
+        server = server_factory(flavor="redis", extra=["--aclfile", str(path)])
     else:
-        server = server_factory(flavour="redis")
+        server = server_factory(flavor="redis")
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         if form == "setuser":
             for line in lines:

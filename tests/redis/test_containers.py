@@ -20,7 +20,7 @@ import docker
 import pytest
 import redis
 
-from bulltask.embedded.binary import Flavour, find_binary
+from bulltask.embedded.binary import Flavor, find_binary
 from bulltask.testing.wait import wait_until
 from tests.redis import test_queue_basics
 from tests.support.containers import IMAGES, ContainerServer, container_server, has_container_engine
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 MISSING = [program for program in ("podman", "crun", "unshare", "ldd") if shutil.which(program) is None]
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis")
+FLAVORS: tuple[Flavor, ...] = ("valkey", "redis")
 
 # Without CAP_SYS_RESOURCE crun cannot raise limits, and without a separate cgroup it cannot create any.
 CONFIG = """
@@ -43,8 +43,8 @@ netns = "host"
 SERVICE = """
 umount /sys/fs/cgroup/unified 2>/dev/null
 podman="podman --root $1/root --runroot $1/run --storage-driver vfs --cgroup-manager cgroupfs --runtime crun"
-for flavour in valkey redis; do
-    $podman import --quiet --change 'ENTRYPOINT ["/bin/server"]' $1/$flavour.tar localhost/$flavour:test || exit 1
+for flavor in valkey redis; do
+    $podman import --quiet --change 'ENTRYPOINT ["/bin/server"]' $1/$flavor.tar localhost/$flavor:test || exit 1
 done
 exec $podman system service --time 0 unix://$1/socket
 """
@@ -62,8 +62,8 @@ def pack(binary: Path, file: Path) -> None:
 @contextmanager
 def podman(directory: Path, session_processes: set[int]) -> Iterator[str]:
     """Serve Docker's API; yield its address."""
-    for flavour in FLAVOURS:
-        pack(find_binary(flavour).path, directory / f"{flavour}.tar")
+    for flavor in FLAVORS:
+        pack(find_binary(flavor).path, directory / f"{flavor}.tar")
     (directory / "containers.conf").write_text(CONFIG)
     service = subprocess.Popen(
         [*NAMESPACES, "sh", "-c", SERVICE, "sh", directory],
@@ -85,7 +85,7 @@ def podman(directory: Path, session_processes: set[int]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def images(session_processes: set[int]) -> Iterator[dict[Flavour, str]]:
+def images(session_processes: set[int]) -> Iterator[dict[Flavor, str]]:
     """The names of the servers' images, which a running container engine has."""
     if has_container_engine():
         yield IMAGES
@@ -105,7 +105,7 @@ def images(session_processes: set[int]) -> Iterator[dict[Flavour, str]]:
         )  # Ryuk's image is in a registry; the namespace cleans up as well
         has_container_engine.cache_clear()
         assert has_container_engine()
-        yield {flavour: f"localhost/{flavour}:test" for flavour in FLAVOURS}
+        yield {flavor: f"localhost/{flavor}:test" for flavor in FLAVORS}
     has_container_engine.cache_clear()
 
 
@@ -115,8 +115,8 @@ def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, obj
         yield harness
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
-def redis_server(request: pytest.FixtureRequest, images: dict[Flavour, str]) -> Iterator[ContainerServer]:
+@pytest.fixture(scope="module", params=FLAVORS)
+def redis_server(request: pytest.FixtureRequest, images: dict[Flavor, str]) -> Iterator[ContainerServer]:
     """A server in a container, which replaces the session's server."""
     image = images[request.param]
     with container_server(image, host_network=image.startswith("localhost/")) as server:
@@ -135,11 +135,11 @@ test_jobs_are_counted_by_state = test_queue_basics.test_jobs_are_counted_by_stat
 test_obliterate_removes_all_keys = test_queue_basics.test_obliterate_removes_all_keys
 
 
-def test_the_server_has_the_requested_flavour_and_runs_in_a_container(
+def test_the_server_has_the_requested_flavor_and_runs_in_a_container(
     request: pytest.FixtureRequest, redis_server: ContainerServer, redis_client: redis.Redis
 ) -> None:
-    flavour = request.node.callspec.params["redis_server"]
-    assert ("valkey_version" in redis_client.info("server")) == (flavour == "valkey")
+    flavor = request.node.callspec.params["redis_server"]
+    assert ("valkey_version" in redis_client.info("server")) == (flavor == "valkey")
     with closing(docker.from_env()) as engine:
         assert [redis_server.image] in [container.image.tags for container in engine.containers.list()]
 

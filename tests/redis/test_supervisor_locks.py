@@ -320,20 +320,20 @@ def test_the_lock_of_a_job_that_was_perhaps_not_released_is_renewed(worker: Supe
 def test_jobs_of_a_child_that_died_in_an_outage_are_released_immediately(
     worker: Supervised,
 ) -> None:
-    killed, neighbour = worker.run(worker.slot, 0), worker.run(worker.other, 1)
+    killed, neighbor = worker.run(worker.slot, 0), worker.run(worker.other, 1)
     killed_attempt = KilledAttempt(
         worker.slot.token, 1, killed, CancelReason.HARD_LIMIT, 1_000, will_retry=False, since_ms=mono_ms()
     )
     worker.expire(killed, 0)
-    worker.expire(neighbour, 1)
+    worker.expire(neighbor, 1)
     tokens = (worker.slot.token, worker.other.token)
-    jobs = ((0, tokens[0], killed), (1, tokens[1], neighbour))
+    jobs = ((0, tokens[0], killed), (1, tokens[1], neighbor))
     worker.recovery.recover(
         JobsOfDeadChild(tokens, frozenset(tokens), mono_ms(), "SIGKILL", False, {tokens[0]: killed_attempt}, jobs)
     )
     assert worker.recovery.pending == 0
-    assert [event.job_id for event in worker.events(JobRecovered)] == [neighbour]
-    assert worker.app.queue("sms").get_job_state(neighbour) == "waiting"
+    assert [event.job_id for event in worker.events(JobRecovered)] == [neighbor]
+    assert worker.app.queue("sms").get_job_state(neighbor) == "waiting"
     assert worker.app.queue("mail").get_job_state(killed) == "failed"
 
 

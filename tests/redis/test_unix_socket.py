@@ -10,7 +10,7 @@ import redis
 
 from bulltask import App
 from bulltask.testing.server import RedisServer
-from tests.conftest import FLAVOUR
+from tests.conftest import FLAVOR
 
 pytestmark = pytest.mark.redis
 
@@ -36,7 +36,7 @@ async def use(url: str) -> None:
 async def test_a_unix_socket_works_with_a_user_and_a_database() -> None:
     with TemporaryDirectory(prefix="socket-") as directory:  # a short path: the name of a socket has 108 bytes
         socket = Path(directory, "redis.sock")
-        server = RedisServer.start(Path(directory, "data"), flavour=FLAVOUR, extra=["--unixsocket", str(socket)])
+        server = RedisServer.start(Path(directory, "data"), flavor=FLAVOR, extra=["--unixsocket", str(socket)])
         with server, redis.Redis.from_url(server.url) as client:
             client.execute_command("ACL SETUSER", "worker", "on", ">secret", "~*", "+@all")
             await use(f"unix://{socket}")

@@ -78,7 +78,7 @@ class SoakEnvironment:
         # No fsync: the kernel keeps acknowledged writes when the server process is killed.
         extra = ["--appendfsync", "no", "--enable-debug-command", "no"]
         started = RedisServer.start(
-            directory / "redis", flavour="redis", appendonly=True, password=PASSWORD, extra=extra
+            directory / "redis", flavor="redis", appendonly=True, password=PASSWORD, extra=extra
         )
         self.server = enter(started)
         self.url = self.server.url

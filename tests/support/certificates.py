@@ -69,5 +69,5 @@ class TlsServer:
     def __init__(self, directory: Path, certificates: Certificates) -> None:
         self.port = pick_port()
         # The wheel's Valkey is built without TLS.
-        self.plain = RedisServer.start(directory, flavour="redis", extra=certificates.arguments(self.port))
+        self.plain = RedisServer.start(directory, flavor="redis", extra=certificates.arguments(self.port))
         self.url = f"rediss://localhost:{self.port}/0?{certificates.query()}"

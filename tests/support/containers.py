@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 
 import redis
 
-from bulltask.embedded.binary import Flavour
+from bulltask.embedded.binary import Flavor
 from bulltask.embedded.launch import pick_port
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 
 __all__ = ["IMAGES", "ContainerServer", "container_server", "has_container_engine", "session_server"]
 
-IMAGES: dict[Flavour, str] = {"valkey": "valkey/valkey:8", "redis": "redis:7"}
+IMAGES: dict[Flavor, str] = {"valkey": "valkey/valkey:8", "redis": "redis:7"}
 PORT = 6379
 
 
@@ -92,17 +92,17 @@ def _serves(client: redis.Redis) -> bool:
 
 
 @contextmanager
-def session_server(directory: Path, flavour: Flavour) -> Iterator[RedisServer | ContainerServer]:
+def session_server(directory: Path, flavor: Flavor) -> Iterator[RedisServer | ContainerServer]:
     """Run the server of a test session."""
     with ExitStack() as stack:
         if has_container_engine():
             from docker.errors import DockerException  # noqa: PLC0415  # as above
 
             try:
-                server = stack.enter_context(container_server(IMAGES[flavour]))
+                server = stack.enter_context(container_server(IMAGES[flavor]))
             except DockerException as exc:  # the engine has no such image and cannot pull it
                 sys.stderr.write(f"no server in a container, so a local process is used: {exc}\n")
             else:
                 yield server
                 return
-        yield stack.enter_context(RedisServer.start(directory, flavour=flavour))
+        yield stack.enter_context(RedisServer.start(directory, flavor=flavor))

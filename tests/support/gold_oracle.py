@@ -183,7 +183,7 @@ class Oracle:
             ]
             capacities = self.slo_config.capacities
             row["capacity"] = capacities.get(row["queue"], capacities.get("*")) or max(same_day) or None
-            row["utilisation"] = row["busy_slots"] / row["capacity"] if row["capacity"] else None
+            row["utilization"] = row["busy_slots"] / row["capacity"] if row["capacity"] else None
         return rows
 
     def _peak(self, queue: str, minute: datetime) -> int:

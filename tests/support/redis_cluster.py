@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import redis
 
-from bulltask.embedded.binary import Flavour
+from bulltask.embedded.binary import Flavor
 from bulltask.embedded.launch import pick_port
 from bulltask.testing import server as testing_server
 from bulltask.testing.server import RedisServer
@@ -45,7 +45,7 @@ class Cluster:
     def started(
         cls,
         directory: Path,
-        flavour: Flavour,
+        flavor: Flavor,
         *,
         replicas: int = 0,
         node_timeout_ms: int = 60_000,
@@ -55,7 +55,7 @@ class Cluster:
 
         Args:
             directory: The directory for the nodes' files.
-            flavour: Redis or Valkey.
+            flavor: Redis or Valkey.
             replicas: The number of replicas of each primary.
             node_timeout_ms: After this time without a reply, a node counts as failed; long, for busy machines.
             certificates: Enables TLS, including between the nodes.
@@ -65,14 +65,14 @@ class Cluster:
             for number in range(3 * (1 + replicas)):
                 settings = {"enabled": "yes", "node-timeout": str(node_timeout_ms)}
                 # Before Redis 7.0, the port for other nodes is 10,000 more than the port for clients.
-                program = testing_server.find_binary(flavour)  # type: ignore[attr-defined]
+                program = testing_server.find_binary(flavor)  # type: ignore[attr-defined]
                 if program.version >= (7, 0, 0):
                     settings["port"] = str(pick_port())
                 own = [word for name, value in settings.items() for word in (f"--cluster-{name}", value)]
                 if certificates is not None:
                     tls_ports.append(pick_port())
                     own += [*certificates.arguments(tls_ports[-1]), "--tls-cluster", "yes"]
-                server = RedisServer.start(directory / f"node-{number}", flavour=flavour, extra=own)
+                server = RedisServer.start(directory / f"node-{number}", flavor=flavor, extra=own)
                 servers.append(stack.enter_context(server))
             cluster = cls(servers, 3, tls_ports)
             stack.callback(cluster.close)
@@ -80,12 +80,12 @@ class Cluster:
             yield cluster
 
     @contextmanager
-    def one_more(self, directory: Path, flavour: Flavour) -> Iterator[int]:
+    def one_more(self, directory: Path, flavor: Flavor) -> Iterator[int]:
         """Add a primary without slots; yield its number. At the end, when it has no slots, remove it."""
         port = str(pick_port())
         settings = ["--cluster-enabled", "yes", "--cluster-port", port, "--cluster-node-timeout", "60000"]
         settings += ["--cluster-allow-replica-migration", "no"]  # otherwise, it becomes a replica when it has no slots
-        with RedisServer.start(directory, flavour=flavour, extra=settings) as server:
+        with RedisServer.start(directory, flavor=flavor, extra=settings) as server:
             number = len(self.servers)
             self.servers.append(server)
             self.clients.append(redis.Redis(port=server.port, decode_responses=True))

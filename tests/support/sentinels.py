@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import redis
 
-from bulltask.embedded.binary import Flavour, find_binary
+from bulltask.embedded.binary import Flavor, find_binary
 from bulltask.embedded.launch import pick_port
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
@@ -39,23 +39,23 @@ class Sentinels:
 
     @classmethod
     @contextmanager
-    def started(cls, directory: Path, flavour: Flavour, down_after_ms: int = 500) -> Iterator[Self]:
+    def started(cls, directory: Path, flavor: Flavor, down_after_ms: int = 500) -> Iterator[Self]:
         """Start the servers, wait until each sentinel knows the others and the replica, and stop them at the end.
 
         Args:
             directory: The directory for the files of the servers and sentinels.
-            flavour: Redis or Valkey.
+            flavor: Redis or Valkey.
             down_after_ms: After this time without a reply, the sentinels replace the master.
         """
         with ExitStack() as stack:
-            master = stack.enter_context(RedisServer.start(directory / "a", flavour=flavour, extra=_QUICK))
+            master = stack.enter_context(RedisServer.start(directory / "a", flavor=flavor, extra=_QUICK))
             follow = ("--replicaof", "127.0.0.1", str(master.port))
-            replica = stack.enter_context(RedisServer.start(directory / "b", flavour=flavour, extra=[*_QUICK, *follow]))
+            replica = stack.enter_context(RedisServer.start(directory / "b", flavor=flavor, extra=[*_QUICK, *follow]))
             stack.callback(cls._resume, [master.pid, replica.pid])
             ports = [pick_port() for _ in range(3)]
             processes = []
             for port in ports:
-                process = _start(directory / f"sentinel-{port}", port, master.port, flavour, down_after_ms)
+                process = _start(directory / f"sentinel-{port}", port, master.port, flavor, down_after_ms)
                 processes.append(process.pid)
                 stack.callback(process.wait)
                 stack.callback(process.kill)
@@ -151,9 +151,7 @@ class Sentinels:
                 os.kill(pid, signal.SIGCONT)
 
 
-def _start(
-    directory: Path, port: int, master_port: int, flavour: Flavour, down_after_ms: int
-) -> subprocess.Popen[bytes]:
+def _start(directory: Path, port: int, master_port: int, flavor: Flavor, down_after_ms: int) -> subprocess.Popen[bytes]:
     directory.mkdir(parents=True)
     file = directory / "sentinel.conf"
     file.write_text(
@@ -161,4 +159,4 @@ def _start(
         f"sentinel monitor {MASTER} 127.0.0.1 {master_port} 2\n"
         f"sentinel down-after-milliseconds {MASTER} {down_after_ms}\nsentinel failover-timeout {MASTER} 3000\n"
     )
-    return subprocess.Popen([find_binary(flavour).path, file, "--sentinel"], stdout=subprocess.DEVNULL)
+    return subprocess.Popen([find_binary(flavor).path, file, "--sentinel"], stdout=subprocess.DEVNULL)

@@ -18,7 +18,7 @@ import pyspark
 __all__ = ["SMALL_QUERIES", "archive", "conf_options", "java", "java_options", "shared_home", "spark_home", "thin_home"]
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that runs for a minute does not benefit from optimised code: without it, small runs take a third less time."""
+"""A JVM that runs for a minute does not benefit from optimized code: without it, small runs take a third less time."""
 
 ARCHIVED = "-Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
 """Start without the archive if it does not match, and print no warning to standard output."""

@@ -185,7 +185,7 @@ def test_an_old_name_leads_to_the_current_name(name: str, current: str) -> None:
         App("shop").config_from_object({name: 1})
 
 
-def test_a_misspelt_celery_name_is_corrected() -> None:
+def test_a_misspelled_celery_name_is_corrected() -> None:
     assert error("task_ack_late", 1) == "unknown setting 'task_ack_late'; did you mean 'task_acks_late'?"
     with pytest.raises(AttributeError, match="task_acks_late has no effect in bulltask"):
         _ = conf().task_acks_late

@@ -274,7 +274,7 @@ def test_the_bounds_of_a_count_are_inclusive() -> None:
     assert config(max_payload=10**12).max_payload == 10**12
 
 
-def test_a_misspelt_choice_gets_a_suggestion() -> None:
+def test_a_misspelled_choice_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"loglevel must be one of debug, .*, not 'warn'; did you mean 'warning'\?"):
         conf(loglevel="warn")
     assert config(loglevel="WARNING").log_level == "warning"

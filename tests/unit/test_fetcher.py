@@ -118,7 +118,7 @@ def test_a_child_that_closes_during_an_outage_keeps_its_slot_reserved() -> None:
 def test_a_wait_is_interrupted_only_if_no_job_may_be_acquired() -> None:
     continued: list[bool] = []
 
-    def child_is_signalled(paused: bool) -> None:
+    def child_is_signaled(paused: bool) -> None:
         def signal() -> None:
             child.control.paused = paused
             child.fetcher.interrupt_wait()
@@ -128,8 +128,8 @@ def test_a_wait_is_interrupted_only_if_no_job_may_be_acquired() -> None:
         child = FakeChild(Fetched(), signal, *([[]] if paused else []))  # findByToken, after an interrupted fetch
         assert child.fetcher.acquire(child.slot) is None
 
-    child_is_signalled(paused=False)
-    child_is_signalled(paused=True)
+    child_is_signaled(paused=False)
+    child_is_signaled(paused=True)
     assert continued == [False]
 
 

@@ -226,7 +226,7 @@ def test_slices_arrive_in_several_segments(connect: Connect, proxy: FlakyProxy) 
     proxy.slice(1)
     before = data_segments(client)
     assert client.ask("GET", "text") == b"$200\r\n%s\r\n" % (b"x" * 200)
-    # Without slices there is 1 segment. There are rarely 208: the kernel merges data until an acknowledgement arrives.
+    # Without slices there is 1 segment. There are rarely 208: the kernel merges data until an acknowledgment arrives.
     assert data_segments(client) - before >= 2
 
 

@@ -98,8 +98,8 @@ class QueueAggregate:
         backlog: How much the queue has grown; ``None`` if events were lost, because it is unknown then.
         busy_mean: Mean number of busy slots, from the first to the last minute of the report.
         busy_peak: Maximum number of busy slots.
-        utilisation_mean: The mean fraction of busy slots.
-        utilisation_peak: The fraction of busy slots in the busiest minute.
+        utilization_mean: The mean fraction of busy slots.
+        utilization_peak: The fraction of busy slots in the busiest minute.
         capacity: Number of slots: as configured, otherwise the observed peak.
         wait_p95: 95th percentile of the wait times in the worst minute, in milliseconds.
         incomplete: The number of minutes with lost events.
@@ -111,8 +111,8 @@ class QueueAggregate:
     backlog: int | None
     busy_mean: float
     busy_peak: int | None
-    utilisation_mean: float
-    utilisation_peak: float | None
+    utilization_mean: float
+    utilization_peak: float | None
     capacity: int | None
     wait_p95: int | None
     incomplete: int
@@ -174,8 +174,8 @@ def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
                 backlog=None if incomplete.get(sums["queue"]) else row["backlog_delta_sum"] or 0,
                 busy_mean=(row["busy_slots_sum"] or 0) / max(minutes, 1),
                 busy_peak=row["peak_slots_max"],
-                utilisation_mean=(row["utilisation_sum"] or 0) / max(minutes, 1),
-                utilisation_peak=row["utilisation_max"],
+                utilization_mean=(row["utilization_sum"] or 0) / max(minutes, 1),
+                utilization_peak=row["utilization_max"],
                 capacity=row["capacity_max"],
                 wait_p95=row["wait_p95_max"],
                 incomplete=len(incomplete.get(sums["queue"], ())),

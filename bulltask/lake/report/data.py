@@ -53,8 +53,8 @@ _TASK_SUMS: Final = (
     "added", "started", "completed", "failed", "requeued", "stalled", "waiting_children", "finished", "busy_ms",
     "wasted_ms",
 )  # fmt: skip
-_QUEUE_SUMS: Final = ("added", "finished_or_removed", "backlog_delta", "busy_slots", "utilisation")
-_QUEUE_PEAKS: Final = ("peak_slots", "utilisation", "wait_p95")
+_QUEUE_SUMS: Final = ("added", "finished_or_removed", "backlog_delta", "busy_slots", "utilization")
+_QUEUE_PEAKS: Final = ("peak_slots", "utilization", "wait_p95")
 _LOAD: Final = (
     "queue", "name", "minute", "complete",
     "added", "completed", "failed", "requeued", "stalled", "waiting_children",
@@ -311,7 +311,7 @@ def _queue_minutes(reader: TableReader, period: Period, step: int) -> Any:
     columns = ["queue", "minute", "capacity", *dict.fromkeys((*_QUEUE_SUMS, *_QUEUE_PEAKS))]
     sums = [(name, "sum") for name in _QUEUE_SUMS] + [(name, "max") for name in (*_QUEUE_PEAKS, "capacity")]
     names = ["queue", "at", *(f"{name}_{kind}" for name, kind in sums)]
-    parts = {"busy_slots_sum", "utilisation_sum", "utilisation_max"}
+    parts = {"busy_slots_sum", "utilization_sum", "utilization_max"}
     types = [pa.string(), *(pa.float64() if name in parts else pa.int64() for name in names[1:])]
     days = [
         _with_steps(day, step).group_by(["queue", "at"]).aggregate(sums).select(names)

@@ -84,8 +84,8 @@ def expectations(recommendation: Recommendation) -> ReportTable:
     columns = [
         ReportColumn("concurrency", "Concurrency", Unit.COUNT),
         ReportColumn("in_time", "Start within target", Unit.FRACTION),
-        ReportColumn("utilisation", "Utilisation", Unit.FRACTION),
+        ReportColumn("utilization", "Utilization", Unit.FRACTION),
     ]
     return ReportTable(
-        columns, [[choice.concurrency, choice.in_time, choice.utilisation] for choice in recommendation.choices]
+        columns, [[choice.concurrency, choice.in_time, choice.utilization] for choice in recommendation.choices]
     )

@@ -145,7 +145,7 @@ def split_by_period(started: str, ended: str, span: DaySpan, period_ms: int) -> 
     """
     first = f"greatest({_floor_sql(started, period_ms)}, {span.start_ms}L)"
     last = f"least({_floor_sql(ended, period_ms)}, {span.end_ms - period_ms}L)"
-    # sequence() would also count backwards, and greatest() and least() ignore nulls.
+    # sequence() would also count backward, and greatest() and least() ignore nulls.
     overlaps = f"{started} is not null and {ended} is not null and {first} <= {last}"
     periods = (
         f"if({overlaps}, sequence({first}, greatest({first}, {last}), {period_ms}L), cast(array() as array<bigint>))"

@@ -117,7 +117,7 @@ def capacity_minutes(
         "coalesce(peak, 0L) as peak_slots",
     )  # fmt: skip
     return joined.withColumn("capacity", F.coalesce(configured, observed)).selectExpr(
-        "*", "busy_slots / capacity as utilisation"
+        "*", "busy_slots / capacity as utilization"
     )
 
 

@@ -1,7 +1,7 @@
 """The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.lifecycle.fold`, on NumPy arrays.
 
 If the events fit into one process, this is a hundred times faster than :mod:`~bulltask.spark.lifecycle.sql` in Spark.
-It takes the same steps: sort the events of each job; find each event's neighbours; compute running sums, and the last
+It takes the same steps: sort the events of each job; find each event's neighbors; compute running sums, and the last
 event of a kind up to each event. :mod:`~bulltask.spark.lifecycle.arrow_rows` converts the result to rows.
 
 An index of -1 means no event. Arrays that are looked up by index have an additional last element, the value for "no

@@ -1,6 +1,6 @@
 """The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.lifecycle.fold` in Spark.
 
-An attempt is derived from one event and its neighbours in the job's lifecycle, and a job from running sums. This needs
+An attempt is derived from one event and its neighbors in the job's lifecycle, and a job from running sums. This needs
 no grouping: one shuffle by job, one sort, and windows that share both.
 """
 
@@ -77,7 +77,7 @@ def in_order() -> WindowSpec:
 
 
 def derive(events: DataFrame) -> DataFrame:
-    """Add columns to each event: its neighbours, the attempt that begins with it, and the sums up to it.
+    """Add columns to each event: its neighbors, the attempt that begins with it, and the sums up to it.
 
     Args:
         events: The result of `lifecycle_events`, for any number of batches.
@@ -94,7 +94,7 @@ def derive(events: DataFrame) -> DataFrame:
         "from_active",
         F.coalesce(F.col("prev") == "active", F.lit(False)),  # so that no condition below is NULL
     )
-    near = known.withColumns(_neighbours(window)).withColumn(
+    near = known.withColumns(_neighbors(window)).withColumn(
         "has_attempt", (event == "active") | _ends_unknown_attempt()
     )
     derived = near.withColumns(_attempt()).withColumns(_sums(so_far))
@@ -191,7 +191,7 @@ def error_fingerprint(reason: Column) -> Column:
     return F.substring(key, 1, MAX_LENGTH)
 
 
-def _neighbours(window: WindowSpec) -> dict[str, Column]:
+def _neighbors(window: WindowSpec) -> dict[str, Column]:
     """Return columns of the events before and after each event of a job."""
     columns = {"back_event": F.lag("event").over(window), "back_from_active": F.lag("from_active").over(window)}
     for name in ("event", "from_active", "event_ms", "event_seq", "failed_reason", "is_new"):

@@ -59,7 +59,7 @@ class ScanResult:
 
 @dataclass(slots=True)
 class QueueProgress:
-    """One queue's planned progress from ``start`` towards ``target_offset``. Planning moves ``end``.
+    """One queue's planned progress from ``start`` toward ``target_offset``. Planning moves ``end``.
 
     Attributes:
         queue: BullMQ's name for the queue.

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for random sequences of steps; they shrink towards few, plain steps."""
+"""Hypothesis strategies for random sequences of steps; they shrink toward few, plain steps."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_grants_contain_the_prefix_of_the_queues() -> None:
 
 @pytest.fixture
 def broker_url_of_redis(server_factory: ServerFactory) -> str:
-    return server_factory(flavour="redis").url
+    return server_factory(flavor="redis").url
 
 
 class TestOnRedis:

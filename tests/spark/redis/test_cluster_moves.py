@@ -28,7 +28,7 @@ from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import scan_queues, state_size
 from bulltask.transport.scripts.stream import last_id_of_range
 from bulltask.transport.transaction import atomic
-from tests.conftest import FLAVOUR
+from tests.conftest import FLAVOR
 from tests.support.fake_query import FakeQuery
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
@@ -44,7 +44,7 @@ def moving_cluster(
     session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """A cluster whose slots move."""
-    with Cluster.started(tmp_path_factory.mktemp("moving"), FLAVOUR) as started:
+    with Cluster.started(tmp_path_factory.mktemp("moving"), FLAVOR) as started:
         session_processes.update(server.pid for server in started.servers)
         yield started
 
@@ -255,7 +255,7 @@ def test_a_connection_gives_up_on_an_unassigned_slot(
 
 
 def test_clients_of_a_killed_node_wait_for_its_replica(tmp_path: Path) -> None:
-    with Cluster.started(tmp_path, FLAVOUR, replicas=1, node_timeout_ms=2_000) as cluster:
+    with Cluster.started(tmp_path, FLAVOR, replicas=1, node_timeout_ms=2_000) as cluster:
         number = cluster.owner(cluster.slot("mail"))
         url = cluster.servers[(number + 1) % 3].url
         query = FakeQuery(url)

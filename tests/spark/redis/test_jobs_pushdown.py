@@ -69,7 +69,7 @@ def test_filters_on_state_queue_and_time_reach_redis(
     assert len([command for command in reads if command.startswith("HMGET")]) == 4
 
 
-def test_time_bounds_within_a_millisecond_are_rounded_outwards(
+def test_time_bounds_within_a_millisecond_are_rounded_outward(
     make_reader: Callable[..., DataSourceReader],
     read_rows: Callable[..., Any],
     queue: Queue,

@@ -61,7 +61,7 @@ def test_planning_fails_if_the_certificate_is_not_trusted(
         make_reader(url=url).partitions()
 
 
-def test_a_misspelt_url_parameter_is_rejected() -> None:
+def test_a_misspelled_url_parameter_is_rejected() -> None:
     url = "rediss://:secret@localhost/0?ssl_ca_cert=a.pem"
     with pytest.raises(
         ConfigError, match=r"\[BULLTASK_OPTION_INVALID\] option url .* has an unknown option ssl_ca_cert"

@@ -40,7 +40,7 @@ def test_options_that_are_not_a_json_object_are_an_error(broken: str) -> None:
         replay_options(broken)
 
 
-def test_the_write_id_of_a_replay_does_not_depend_on_white_space() -> None:
+def test_the_write_id_of_a_replay_does_not_depend_on_whitespace() -> None:
     write_id = ReplaySelection("state = 'failed'  and\n name = 'x'").write_id
     assert ReplaySelection("state = 'failed' and name = 'x'", limit=7).write_id == write_id
     assert (
