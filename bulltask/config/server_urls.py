@@ -26,7 +26,7 @@ URL_SCHEMES: Final = (
 _NUMBER: Final = re.compile(r"\d+", re.ASCII)
 _DATABASE: Final = re.compile(r"(/(\d+/?)?)?", re.ASCII)
 _NO_DATABASE: Final = re.compile(r"/?|/0/?")
-_MASTER: Final = re.compile(r"/[A-Za-z0-9._-]+(/(\d+/?)?)?", re.ASCII)
+_SERVICE_PATH: Final = re.compile(r"/[A-Za-z0-9._-]+(/(\d+/?)?)?", re.ASCII)
 
 
 def url(value: Any, name: str) -> SecretUrl:
@@ -56,7 +56,7 @@ def url(value: Any, name: str) -> SecretUrl:
 
 
 def _celery_sentinels(value: SecretUrl, name: str) -> str:
-    """Return the error for Celery's URLs of sentinels, with the URL to write instead."""
+    """Return the error for Celery's Sentinel URLs, with the URL to write instead."""
     hosts = "host1:26379,host2:26379"
     user = "user:password@" if value.has_secret else ""
     if not value.has_secret:  # otherwise, a ; in a password would look like the end of a URL
@@ -98,9 +98,9 @@ def _check_hosts(value: SecretUrl, name: str) -> None:
     if value.kind == "cluster":
         if not _NO_DATABASE.fullmatch(value.path):
             raise ConfigError(f"{name} must have no database: a cluster has only database 0. Remove it from {value}")
-    elif not _MASTER.fullmatch(value.path):
+    elif not _SERVICE_PATH.fullmatch(value.path):
         raise ConfigError(
-            f"{name} must contain the name of the master that the sentinels monitor, as in "
+            f"{name} must contain the name of the primary that the sentinels monitor, as in "
             f"{value.scheme}://{first}:{port}/mymaster?db=0, not {value}"
         )
 

@@ -59,7 +59,7 @@ TLS_OPTIONS = (
 """TLS options of a broker URL, with redis-py's names."""
 
 SENTINEL_OPTIONS = ("sentinel_password", "sentinel_ssl", "sentinel_username")
-"""Options of a URL of sentinels that apply to the connections to them, not to the master."""
+"""Options of a Sentinel URL that apply to the connections to them, not to the primary."""
 
 _BOOLEANS = ("true", "false", "1", "0", "yes", "no")
 TLS_CHOICES = {
@@ -131,7 +131,7 @@ class SecretUrl:
 
     @property
     def path(self) -> str:
-        """The part between the hosts and the options: ``/0``, or ``/mymaster`` in a URL of sentinels."""
+        """The part between the hosts and the options: ``/0``, or ``/mymaster`` in a Sentinel URL."""
         _, slash, path = self._before_options.partition("/")
         return slash + path
 
@@ -151,8 +151,8 @@ class SecretUrl:
         return tuple(map(self._address, hosts.split(",")))
 
     @property
-    def master(self) -> str:
-        """The master's name in a URL of sentinels."""
+    def service_name(self) -> str:
+        """The name in a Sentinel URL by which the sentinels monitor the primary, such as ``mymaster``."""
         return self.path.strip("/").partition("/")[0]
 
     def at(self, host_and_port: str) -> SecretUrl:
@@ -170,7 +170,7 @@ class SecretUrl:
     def sentinel_at(self, host_and_port: str) -> SecretUrl:
         """Return the URL of one of the sentinels, with their own user and password.
 
-        They use TLS, with the same options, if the master does, unless the option ``sentinel_ssl`` is false.
+        They use TLS, with the same options, if the primary does, unless the option ``sentinel_ssl`` is false.
         """
         given = dict(parse_qsl(self._url.partition("?")[2]))
         user, password = given.get("sentinel_username", ""), given.get("sentinel_password")

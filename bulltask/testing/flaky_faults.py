@@ -100,7 +100,7 @@ class Faults:
         self._cleared = asyncio.Event()
 
     def lose_replies(self, commands: CommandFilter, then: AfterLoss) -> None:
-        """Lose the replies of the given commands."""
+        """Lose the replies to the given commands."""
         self.drop, self.then = commands, then
 
     def cut_replies(self, commands: CommandFilter, n_bytes: int) -> None:

@@ -15,7 +15,7 @@ from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, packed_with_bodies
-from bulltask.transport.discovery import MasterLink
+from bulltask.transport.discovery import PrimaryLink
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
 
@@ -44,7 +44,7 @@ class AsyncClient:
         self._pending: deque[asyncio.Future[Any]] = deque()
         self._unsent: list[bytes] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._link = MasterLink(endpoint)
+        self._link = PrimaryLink(endpoint)
         self._authenticate_ms: int | None = None
         self._authenticating = False
 
@@ -106,8 +106,8 @@ class AsyncClient:
             sent_ms = mono_ms()
             self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], sent_ms)
         replies = await self._round_trip(connection, packed, deadline_ms)
-        if self._endpoint.master is not None and await self._link.ais_over(replies):
-            await self._drop(ConnectionError("the server is no longer the master"), only=connection)
+        if self._endpoint.primary is not None and await self._link.ais_over(replies):
+            await self._drop(ConnectionError("the server is no longer the primary"), only=connection)
             self._link.raise_if_replaced()
         return replies
 

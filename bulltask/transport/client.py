@@ -14,7 +14,7 @@ from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, PackedCall, command, packed_with_bodies
-from bulltask.transport.discovery import MasterLink
+from bulltask.transport.discovery import PrimaryLink
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
 
@@ -50,7 +50,7 @@ class Client:
         self._authenticate_ms: int | None = None
         self._used_ms = 0
         self._identified: tuple[redis.Connection | None, int] = (None, 0)
-        self._link = MasterLink(endpoint)
+        self._link = PrimaryLink(endpoint)
 
     def set_deadline(self, deadline_ms: int | None) -> None:
         """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
@@ -296,7 +296,7 @@ class Client:
             # reply to the next call.
             self.close()
             raise
-        if self._endpoint.master is not None and self._link.is_over(replies):
+        if self._endpoint.primary is not None and self._link.is_over(replies):
             self.close()
             self._link.raise_if_replaced()
         return replies

@@ -215,7 +215,7 @@ class ClusterClient:
                 for batch, outcome in zip(batches, sent, strict=True)
             ]
         except BaseException:
-            # After an interrupt, the replies of the other nodes would be read as the replies to later calls.
+            # After an interrupt, the replies from the other nodes would be read as the replies to later calls.
             for batch in batches:
                 self._client(batch.address).close()
             raise

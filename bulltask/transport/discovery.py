@@ -1,7 +1,7 @@
-"""Redis Sentinel: asks the sentinels which server is the master.
+"""Redis Sentinel: asks the sentinels which server is the primary.
 
-Every connection to the master begins here. A reply of a sentinel may be outdated; therefore, the client also checks the
-role that the server itself reports (:mod:`bulltask.transport.server_info`).
+Every connection to the primary begins here. A reply from a sentinel may be outdated; therefore, the client also checks
+the role that the server itself reports (:mod:`bulltask.transport.server_info`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from bulltask.transport import redis_errors
 from bulltask.transport.advice import tls_hint
 from bulltask.transport.call import Call, as_is
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
-from bulltask.transport.known_master import KnownMaster
+from bulltask.transport.known_primary import KnownPrimary
 from bulltask.transport.steps import adrive, drive
 
-__all__ = ["MasterLink", "check"]
+__all__ = ["PrimaryLink", "check"]
 
 TIMEOUT_MS: Final = 1_000
 """Timeout for each sentinel, so that one that is down does not delay a connection for long."""
@@ -34,8 +34,8 @@ CHECK_TIMEOUT_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
-    """A master as a sentinel reported it.
+class Primary:
+    """A primary as a sentinel reported it.
 
     Attributes:
         endpoint: The server.
@@ -46,10 +46,10 @@ class Master:
     epoch: int
 
 
-class MasterLink:
-    """A client's link to the master: finds it, and notices that another server has become the master.
+class PrimaryLink:
+    """A client's link to the primary: finds it, and notices that another server has become the primary.
 
-    Without sentinels, the server in the URL is always the master.
+    Without sentinels, the server in the URL is always the primary.
 
     Args:
         endpoint: The client's endpoint.
@@ -69,72 +69,76 @@ class MasterLink:
             deadline_ms: Deadline (``mono_ms``), in addition to :data:`TIMEOUT_MS` for each sentinel.
 
         Raises:
-            BrokerConfigError: The sentinels monitor no master with this name.
+            BrokerConfigError: The sentinels monitor no primary with this name.
             BrokerAuthError: The sentinels rejected the user or the password.
             BrokerNotReadyError: The sentinels that replied do not know of the latest failover.
             BrokerUnavailableError: No sentinel replied.
         """
-        return endpoint if endpoint.master is None else self._found(resolve(endpoint, deadline_ms))
+        return endpoint if endpoint.primary is None else self._found(resolve(endpoint, deadline_ms))
 
     async def afind_server(self, endpoint: Endpoint, deadline_ms: int | None) -> Endpoint:
         """:meth:`find_server` for asyncio."""
-        return endpoint if endpoint.master is None else self._found(await aresolve(endpoint, deadline_ms))
+        return endpoint if endpoint.primary is None else self._found(await aresolve(endpoint, deadline_ms))
 
     def not_connected(self, exc: BaseException) -> BrokerError:
         """Return the error for a server to which no connection was possible; the next search begins elsewhere."""
-        if (known := self._endpoint.master) is None:
+        if (known := self._endpoint.primary) is None:
             return redis_errors.connection_error(exc, self.url, connecting=True)
         known.ask_next()
         return redis_errors.connection_error(exc, self.url, connecting=True, sentinels=self._endpoint.safe_url)
 
     def is_replaced(self) -> bool:
         """Return whether the sentinels have promoted another server since the connection was made."""
-        if (known := self._endpoint.master) is None:
+        if (known := self._endpoint.primary) is None:
             return False
         if known.takes_check():
             check(self._endpoint)
         return self._epoch < known.epoch
 
     def is_over(self, replies: Sequence[object]) -> bool:
-        """Return whether the connection must be closed, because its server is no longer the master."""
+        """Return whether the connection must be closed, because its server is no longer the primary."""
         return self.is_replaced() or any(map(redis_errors.is_demoted, replies))
 
     async def ais_over(self, replies: Sequence[object]) -> bool:
         """:meth:`is_over` for asyncio."""
-        if (known := self._endpoint.master) is not None and known.takes_check():
+        if (known := self._endpoint.primary) is not None and known.takes_check():
             await acheck(self._endpoint)
         return self.is_over(replies)
 
     def raise_if_replaced(self) -> None:
-        """Raise the error for replies of a server that has been replaced: they are void.
+        """Raise the error for replies from a server that has been replaced: they are discarded.
 
         Raises:
-            BrokerUnavailableError: Another server has become the master.
+            BrokerUnavailableError: Another server has become the primary.
         """
         if self.is_replaced():
-            raise redis_errors.replaced_master(self._endpoint.safe_url)
+            raise redis_errors.replaced_primary(self._endpoint.safe_url)
 
-    def _found(self, master: Master) -> Endpoint:
-        self._epoch, self.url = master.epoch, master.endpoint.safe_url
-        return master.endpoint
-
-
-_Answer = Master | None  # None: the sentinel does not monitor a master with this name
-_Search = Generator[Endpoint, Any, Master]
-"""Yields sentinels; receives the raw replies to the questions, or has a ``BrokerError`` thrown into it."""
+    def _found(self, primary: Primary) -> Endpoint:
+        self._epoch, self.url = primary.epoch, primary.endpoint.safe_url
+        return primary.endpoint
 
 
-def resolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Master:
-    """Return the master that the sentinels report; see :meth:`MasterLink.find_server`."""
+_Answer = Primary | None  # None: the sentinel does not monitor a primary with this name
+_Search = Generator[Endpoint, Any, Primary]
+"""Yields sentinels; receives the raw replies to the queries, or has a ``BrokerError`` thrown into it."""
+
+
+def resolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Primary:
+    """Return the primary that the sentinels report; see :meth:`PrimaryLink.find_server`."""
     return drive(
-        _search(endpoint), lambda sentinel: _ask(_limited(sentinel, deadline_ms), endpoint.url.master), BrokerError
+        _search(endpoint),
+        lambda sentinel: _ask(_limited(sentinel, deadline_ms), endpoint.url.service_name),
+        BrokerError,
     )
 
 
-async def aresolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Master:
+async def aresolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Primary:
     """:func:`resolve` for asyncio."""
     return await adrive(
-        _search(endpoint), lambda sentinel: _aask(_limited(sentinel, deadline_ms), endpoint.url.master), BrokerError
+        _search(endpoint),
+        lambda sentinel: _aask(_limited(sentinel, deadline_ms), endpoint.url.service_name),
+        BrokerError,
     )
 
 
@@ -142,7 +146,7 @@ def check(endpoint: Endpoint) -> None:
     """Ask one sentinel for the epoch, another one each time; without a reply, nothing changes."""
     known, address = _next_sentinel(endpoint)
     try:
-        replies = _ask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.master)
+        replies = _ask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.service_name)
         _observe(endpoint, known, address, replies)
     except BrokerError:
         known.record_silence(address)
@@ -152,26 +156,26 @@ async def acheck(endpoint: Endpoint) -> None:
     """:func:`check` for asyncio."""
     known, address = _next_sentinel(endpoint)
     try:
-        replies = await _aask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.master)
+        replies = await _aask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.service_name)
         _observe(endpoint, known, address, replies)
     except BrokerError:
         known.record_silence(address)
 
 
-def _next_sentinel(endpoint: Endpoint) -> tuple[KnownMaster, Address]:
-    assert endpoint.master is not None, "only for URLs of sentinels"
-    return endpoint.master, endpoint.master.next_to_check(endpoint.seeds)
+def _next_sentinel(endpoint: Endpoint) -> tuple[KnownPrimary, Address]:
+    assert endpoint.primary is not None, "only for Sentinel URLs"
+    return endpoint.primary, endpoint.primary.next_to_check(endpoint.seeds)
 
 
-def _observe(endpoint: Endpoint, known: KnownMaster, address: Address, replies: Sequence[Any]) -> None:
+def _observe(endpoint: Endpoint, known: KnownPrimary, address: Address, replies: Sequence[Any]) -> None:
     if (answer := _parse(endpoint, replies)) is not None:
         known.observe(answer.epoch, address, len(endpoint.seeds))
 
 
 def _search(endpoint: Endpoint) -> _Search:
-    """Ask the sentinels in order until one knows the master, at the newest epoch that this process knows."""
-    known = endpoint.master
-    assert known is not None, "only for URLs of sentinels"
+    """Ask the sentinels in order until one knows the primary, at the newest epoch that this process knows."""
+    known = endpoint.primary
+    assert known is not None, "only for Sentinel URLs"
     answers: list[_Answer] = []
     errors: list[BrokerError] = []
     for address in known.in_order(endpoint.seeds):
@@ -186,27 +190,27 @@ def _search(endpoint: Endpoint) -> _Search:
                 return answer
             answers.append(answer)
         known.ask_next()
-    masters = [answer for answer in answers if answer is not None]
-    if masters and len(answers) * 2 > len(endpoint.seeds):
+    primaries = [answer for answer in answers if answer is not None]
+    if primaries and len(answers) * 2 > len(endpoint.seeds):
         # A majority agreed to each failover, so these sentinels were set up again, and count from the beginning.
-        newest = max(masters, key=lambda master: master.epoch)
+        newest = max(primaries, key=lambda primary: primary.epoch)
         known.record(newest.epoch)
         return newest
-    raise _not_found(endpoint, masters, answers, errors)
+    raise _not_found(endpoint, primaries, answers, errors)
 
 
 def _not_found(
-    endpoint: Endpoint, masters: Sequence[Master], answers: Sequence[_Answer], errors: Sequence[BrokerError]
+    endpoint: Endpoint, primaries: Sequence[Primary], answers: Sequence[_Answer], errors: Sequence[BrokerError]
 ) -> BrokerError:
-    url, name = endpoint.safe_url, endpoint.url.master
-    if masters:
+    url, name = endpoint.safe_url, endpoint.url.service_name
+    if primaries:
         return BrokerNotReadyError(
             f"the sentinels of {url} that replied do not know of the latest failover, so their reply is outdated. The "
             f"others did not reply: {'; '.join(map(str, errors))}"
         )
     if answers and not errors:
         return BrokerConfigError(
-            f"the sentinels of {url} monitor no master named {name!r}. Use the name in `sentinel monitor` of "
+            f"the sentinels of {url} monitor no primary named {name!r}. Use the name in `sentinel monitor` of "
             "sentinel.conf (SENTINEL MASTERS lists the names)"
         )
     if auth := next((exc for exc in errors if isinstance(exc, BrokerAuthError)), None):
@@ -218,7 +222,7 @@ def _not_found(
 
 
 def _parse(endpoint: Endpoint, replies: Sequence[Any]) -> _Answer:
-    """Return the master in the replies; raise an error reply as a ``BrokerError``."""
+    """Return the primary in the replies; raise an error reply as a ``BrokerError``."""
     address, details = replies
     if isinstance(address, Exception):
         raise redis_errors.reply_error(address, endpoint.safe_url) from address  # type: ignore[arg-type]
@@ -228,7 +232,7 @@ def _parse(endpoint: Endpoint, replies: Sequence[Any]) -> _Answer:
     epoch = 0
     if isinstance(details, list):
         epoch = int(dict(zip(details[::2], details[1::2], strict=False)).get(b"config-epoch", 0))
-    return Master(endpoint.at(host.decode(), int(port)), epoch)
+    return Primary(endpoint.at(host.decode(), int(port)), epoch)
 
 
 def _limited(sentinel: Endpoint, deadline_ms: int | None) -> Endpoint:
@@ -236,8 +240,8 @@ def _limited(sentinel: Endpoint, deadline_ms: int | None) -> Endpoint:
     return sentinel.within(remaining_ms)
 
 
-def _questions(name: str) -> bytes:
-    # During a failover, only the first reply contains the new master, and only the second one contains the epoch.
+def _queries(name: str) -> bytes:
+    # During a failover, only the first reply contains the new primary, and only the second one contains the epoch.
     where, details = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name), ("SENTINEL", "MASTER", name)
     return Call(where, as_is).packed() + Call(details, as_is).packed()
 
@@ -248,7 +252,7 @@ def _ask(sentinel: Endpoint, name: str) -> list[Any]:
     set_reply_deadline(connection, now_ms + sentinel.command_timeout_ms, now_ms)
     try:
         connection.connect()
-        connection.send_packed_command([_questions(name)], check_health=False)
+        connection.send_packed_command([_queries(name)], check_health=False)
         read = connection._parser.read_response  # noqa: SLF001 - as in Client
         return [read(disable_decoding=True) for _ in range(2)]
     except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
@@ -262,7 +266,7 @@ async def _aask(sentinel: Endpoint, name: str) -> list[Any]:
     try:
         async with asyncio.timeout(sentinel.command_timeout_ms / 1000):
             await connection.connect()
-            await connection.send_packed_command([_questions(name)], check_health=False)
+            await connection.send_packed_command([_queries(name)], check_health=False)
             parser: Any = connection._parser  # noqa: SLF001 - as in AsyncClient
             return [await _read(parser) for _ in range(2)]
     except (*redis_errors.CONNECTION_ERRORS, TimeoutError, ResponseError) as exc:

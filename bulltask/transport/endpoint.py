@@ -23,7 +23,7 @@ from bulltask.config.urls import Address, Kind, SecretUrl, tls_options
 from bulltask.errors import BrokerAuthError, ConfigError
 from bulltask.transport import authentication
 from bulltask.transport.authentication import Authentication
-from bulltask.transport.known_master import KnownMaster
+from bulltask.transport.known_primary import KnownPrimary
 
 __all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline"]
 
@@ -43,7 +43,7 @@ class Endpoint:
         connect_timeout_ms: Timeout for connecting.
         command_timeout_ms: Timeout for a complete reply, or for all replies to a pipeline.
         clustered: Whether the caller routes calls in a Redis Cluster; otherwise a cluster node is rejected.
-        master: What is known about the master, if the URL names sentinels; shared by all endpoints made from this one.
+        primary: What is known about the primary, with a Sentinel URL; shared by all endpoints made from this one.
         credentials: Where the password, and perhaps the user, come from instead of the URL.
     """
 
@@ -51,7 +51,7 @@ class Endpoint:
     connect_timeout_ms: int
     command_timeout_ms: int
     clustered: bool
-    master: KnownMaster | None = field(compare=False)
+    primary: KnownPrimary | None = field(compare=False)
     credentials: Credentials | None
 
     def __init__(
@@ -60,14 +60,14 @@ class Endpoint:
         connect_timeout_ms: int,
         command_timeout_ms: int,
         clustered: bool = False,
-        master: KnownMaster | None = None,
+        primary: KnownPrimary | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         url = SecretUrl(url)
-        if master is None and url.kind == "sentinel":
-            master = KnownMaster()
+        if primary is None and url.kind == "sentinel":
+            primary = KnownPrimary()
         object.__setattr__(self, "url", url)
-        object.__setattr__(self, "master", master)
+        object.__setattr__(self, "primary", primary)
         object.__setattr__(self, "connect_timeout_ms", connect_timeout_ms)
         object.__setattr__(self, "command_timeout_ms", command_timeout_ms)
         object.__setattr__(self, "clustered", clustered)
@@ -108,7 +108,7 @@ class Endpoint:
         return self.seeds[0]
 
     def at(self, host: str, port: int) -> Endpoint:
-        """Return the endpoint of a node of the cluster, or of a master, with the same user, options and timeouts."""
+        """Return the endpoint of a node of the cluster, or of a primary, with the same user, options and timeouts."""
         return replace(self, url=self.url.at(_netloc(host, port)))
 
     def sentinel_at(self, host: str, port: int) -> Endpoint:

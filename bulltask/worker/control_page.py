@@ -11,7 +11,7 @@ from bulltask.errors import ConfigError
 __all__ = ["ControlPage"]
 
 # Words of the page.
-_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _MASTER_EPOCH = range(7)
+_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _PRIMARY_EPOCH = range(7)
 
 
 class ControlPage:
@@ -59,13 +59,13 @@ class ControlPage:
         self._words[_WATCHES] = watches
 
     @property
-    def master_epoch(self) -> int:
-        """The sentinels' newest configuration epoch, as :class:`bulltask.transport.known_master.KnownMaster` has it."""
-        return self._words[_MASTER_EPOCH]
+    def primary_epoch(self) -> int:
+        """The sentinels' newest configuration epoch, from :class:`bulltask.transport.known_primary.KnownPrimary`."""
+        return self._words[_PRIMARY_EPOCH]
 
-    def set_master_epoch(self, epoch: int) -> None:
-        """Set :attr:`master_epoch`."""
-        self._words[_MASTER_EPOCH] = epoch
+    def set_primary_epoch(self, epoch: int) -> None:
+        """Set :attr:`primary_epoch`."""
+        self._words[_PRIMARY_EPOCH] = epoch
 
     def limit_jobs(self, jobs: int) -> None:
         """Let all children together start at most ``jobs`` jobs; call this before the first child starts.

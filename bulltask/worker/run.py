@@ -46,9 +46,9 @@ from bulltask.worker.supervisor.completion import BurstCheck, MaxJobsCheck
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
 from bulltask.worker.supervisor.loop import Supervisor
-from bulltask.worker.supervisor.master_check import MasterCheck
 from bulltask.worker.supervisor.memory_check import MemoryCheck
 from bulltask.worker.supervisor.named_connections import SUPERVISOR_TIMEOUT_MS, NamedConnections
+from bulltask.worker.supervisor.primary_check import PrimaryCheck
 from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.revocation_check import RevocationCheck
@@ -221,7 +221,7 @@ class _Assembly:
             recovery,
             *([] if config.skip_stalled_check else [stalled_check]),
             self.named_connections,
-            *self._master_check(),
+            *self._primary_check(),
             beat,
             self.outbox_process,
             *self._sizing(pool),
@@ -233,9 +233,9 @@ class _Assembly:
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
         return supervisor.run(), supervisor.restarting
 
-    def _master_check(self) -> list[Service]:
+    def _primary_check(self) -> list[Service]:
         endpoint = self.broker.endpoint
-        return [] if endpoint.master is None else [MasterCheck(endpoint, endpoint.master, self.slots.control)]
+        return [] if endpoint.primary is None else [PrimaryCheck(endpoint, endpoint.primary, self.slots.control)]
 
     def _sizing(self, pool: ChildPool) -> list[Service]:
         limits, keepalive_ms = self.config.autoscale, self.config.autoscale_keepalive_ms

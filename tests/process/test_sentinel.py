@@ -1,4 +1,4 @@
-"""Redis Sentinel: clients and workers follow the sentinels to another master."""
+"""Redis Sentinel: clients and workers follow the sentinels to another primary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, Bro
 from bulltask.queue import FlowJob, Queue
 from bulltask.testing.wait import wait_until
 from tests.conftest import FLAVOR
-from tests.support.sentinels import MASTER, Sentinels
+from tests.support.sentinels import SERVICE, Sentinels
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -47,7 +47,7 @@ def waiting(server_port: int, queue: str) -> int:
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [
-        (MASTER, "other", BrokerConfigError, r"redis\+sentinel://.* monitor no master named 'other'"),
+        (SERVICE, "other", BrokerConfigError, r"redis\+sentinel://.* monitor no primary named 'other'"),
         ("sentinel-secret", "wrong", BrokerAuthError, "For the sentinels, set sentinel_username and"),
         ("?db=0&sentinel_password=sentinel-secret", "", BrokerAuthError, "For the sentinels, set sentinel_username"),
         ("?db=0", "?db=99", BrokerConfigError, "has no such database"),
@@ -69,7 +69,7 @@ def test_if_no_sentinel_replies_the_error_says_so() -> None:
         queue.get_job_counts()
 
 
-async def test_clients_use_the_new_master_after_a_failover(sentinels: Sentinels) -> None:
+async def test_clients_use_the_new_primary_after_a_failover(sentinels: Sentinels) -> None:
     app = App("shop", sentinels.url, broker_publish_replicas=1)
     queue, aio, flows = app.queue("mail"), app.aqueue("mail"), app.flows()
 
@@ -90,10 +90,10 @@ async def test_clients_use_the_new_master_after_a_failover(sentinels: Sentinels)
     await app.aclose()
 
 
-async def test_a_credential_provider_is_for_the_master_and_the_url_has_the_password_of_the_sentinels(
+async def test_a_credential_provider_is_for_the_primary_and_the_url_has_the_password_of_the_sentinels(
     sentinels: Sentinels,
 ) -> None:
-    with redis.Redis(port=sentinels.master.port) as plain:
+    with redis.Redis(port=sentinels.primary.port) as plain:
         plain.execute_command("ACL SETUSER", "sender", "on", ">first", "~*", "&*", "+@all")
         app = App("shop", sentinels.url, broker_credential_provider=lambda: ("sender", "first"))
         app.send_task("add")
@@ -112,10 +112,10 @@ def test_a_send_fails_if_too_few_replicas_have_received_the_job(sentinels: Senti
         queue.obliterate()
 
 
-def test_no_replicated_job_is_lost_when_the_master_is_killed_under_load(
+def test_no_replicated_job_is_lost_when_the_primary_is_killed_under_load(
     sentinels: Sentinels, harness_on: HarnessOn
 ) -> None:
-    old = sentinels.master
+    old = sentinels.primary
     harness = harness_on(old.url)
     settings = {"broker_url": sentinels.url, "lock_duration": 2, "stalled_interval": 1, "max_stalled_count": 10}
     worker = harness.worker(settings=settings)
@@ -148,10 +148,10 @@ def test_no_replicated_job_is_lost_when_the_master_is_killed_under_load(
     worker.stop()
 
 
-def test_a_master_that_returns_after_a_failover_starts_no_job_again(
+def test_a_primary_that_returns_after_a_failover_starts_no_job_again(
     sentinels: Sentinels, harness_on: HarnessOn
 ) -> None:
-    old = sentinels.master
+    old = sentinels.primary
     harness = harness_on(old.url)
     app = harness.sender(sentinels.url, broker_publish_replicas=1)
     first = harness.worker(settings={"broker_url": sentinels.url})
@@ -166,7 +166,7 @@ def test_a_master_that_returns_after_a_failover_starts_no_job_again(
         harness.wait_for_start(job)
     first.wait_for_line("Redis reconnected")
     sentinels.resume(old)
-    # The children still have connections to the old master, where the quick jobs are waiting, and which executes the
+    # The children still have connections to the old primary, where the quick jobs are waiting, and which executes the
     # calls that write their outcomes and fetch the next jobs. The children must ignore the replies.
     harness.open_gate(times=2)
     results = [job.get(timeout=60) for job in held]

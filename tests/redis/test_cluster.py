@@ -457,7 +457,7 @@ def test_a_node_that_hangs_does_not_delay_each_call_to_the_other_nodes(
     finally:
         os.kill(hung.pid, signal.SIGCONT)
     assert took_ms < 30 * 700 / 3
-    wait_until(lambda: client.try_many(calls) == [0, 0, 0], 20, "replies of the node that continues")
+    wait_until(lambda: client.try_many(calls) == [0, 0, 0], 20, "replies from the node that continues")
     client.close()
 
 

@@ -1,4 +1,4 @@
-"""A proxy that damages replies of Redis after the commands have run: changed, missing, repeated, in wrong order."""
+"""A proxy that damages replies from Redis after the commands have run: changed, missing, repeated, in wrong order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A master, a replica and three sentinels: real servers on this machine."""
+"""A primary, a replica and three sentinels: real servers on this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bulltask.testing.wait import wait_until
 
 __all__ = ["Sentinels"]
 
-MASTER = "shop.main"
+SERVICE = "shop.main"
 _QUICK = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 _PASSWORD = "sentinel-secret"
 
 
 class Sentinels:
-    """Two servers, one of which is the master, and the sentinels that monitor it; see `Sentinels.started`.
+    """Two servers, one of which is the primary, and the sentinels that monitor it; see `Sentinels.started`.
 
     Args:
         servers: The servers.
@@ -45,21 +45,21 @@ class Sentinels:
         Args:
             directory: The directory for the files of the servers and sentinels.
             flavor: Redis or Valkey.
-            down_after_ms: After this time without a reply, the sentinels replace the master.
+            down_after_ms: After this time without a reply, the sentinels replace the primary.
         """
         with ExitStack() as stack:
-            master = stack.enter_context(RedisServer.start(directory / "a", flavor=flavor, extra=_QUICK))
-            follow = ("--replicaof", "127.0.0.1", str(master.port))
+            primary = stack.enter_context(RedisServer.start(directory / "a", flavor=flavor, extra=_QUICK))
+            follow = ("--replicaof", "127.0.0.1", str(primary.port))
             replica = stack.enter_context(RedisServer.start(directory / "b", flavor=flavor, extra=[*_QUICK, *follow]))
-            stack.callback(cls._resume, [master.pid, replica.pid])
+            stack.callback(cls._resume, [primary.pid, replica.pid])
             ports = [pick_port() for _ in range(3)]
             processes = []
             for port in ports:
-                process = _start(directory / f"sentinel-{port}", port, master.port, flavor, down_after_ms)
+                process = _start(directory / f"sentinel-{port}", port, primary.port, flavor, down_after_ms)
                 processes.append(process.pid)
                 stack.callback(process.wait)
                 stack.callback(process.kill)
-            sentinels = cls([master, replica], ports, processes)
+            sentinels = cls([primary, replica], ports, processes)
             stack.callback(sentinels.close)
             sentinels.wait_until_ready()
             yield sentinels
@@ -68,7 +68,7 @@ class Sentinels:
     def url(self) -> str:
         """The broker URL."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
-        return f"redis+sentinel://{hosts}/{MASTER}?db=0&sentinel_password={_PASSWORD}"
+        return f"redis+sentinel://{hosts}/{SERVICE}?db=0&sentinel_password={_PASSWORD}"
 
     @property
     def pids(self) -> set[int]:
@@ -76,26 +76,26 @@ class Sentinels:
         return {*self._processes, *(server.pid for server in self._servers)}
 
     @property
-    def master(self) -> RedisServer:
-        """The server that a majority of the sentinels report as the master."""
-        ports = sorted(self._master_port(sentinel) for sentinel in self._asked)
+    def primary(self) -> RedisServer:
+        """The server that a majority of the sentinels report as the primary."""
+        ports = sorted(self._primary_port(sentinel) for sentinel in self._asked)
         return next(server for server in self._servers if server.port == ports[1])
 
     def flush(self) -> None:
         """Delete all keys."""
-        with redis.Redis(port=self.master.port) as plain:
+        with redis.Redis(port=self.primary.port) as plain:
             plain.flushall()
 
     def fail_over(self) -> RedisServer:
-        """Make the replica the master while both servers work; return the new master."""
-        old = self.master
-        self._asked[0].execute_command("SENTINEL", "FAILOVER", MASTER)
+        """Make the replica the primary while both servers work; return the new primary."""
+        old = self.primary
+        self._asked[0].execute_command("SENTINEL", "FAILOVER", SERVICE)
         return self.wait_for_failover(old)
 
     def wait_for_failover(self, old: RedisServer) -> RedisServer:
-        """Wait until a majority of the sentinels report another master than ``old``; return it."""
-        wait_until(lambda: self.master is not old, 60.0, "another master")
-        return self.master
+        """Wait until a majority of the sentinels report another primary than ``old``; return it."""
+        wait_until(lambda: self.primary is not old, 60.0, "another primary")
+        return self.primary
 
     def stop_replying(self, server: RedisServer) -> None:
         """Suspend a server, as if the network no longer delivered its packets to anyone."""
@@ -110,19 +110,19 @@ class Sentinels:
 
         The sentinels would wait for eight seconds before they make a server a replica.
         """
-        master = self.master
+        primary = self.primary
         for server in self._servers:
             if not server.running:
                 server.restart()
-            if server is not master:
+            if server is not primary:
                 with redis.Redis(port=server.port) as plain:
-                    plain.execute_command("REPLICAOF", "127.0.0.1", master.port)
+                    plain.execute_command("REPLICAOF", "127.0.0.1", primary.port)
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
         """Wait until a failover is possible."""
         wait_until(lambda: all(map(self._is_ready, self._asked)), 60.0, "the sentinels")
-        with redis.Redis(port=self.master.port) as plain:
+        with redis.Redis(port=self.primary.port) as plain:
             wait_until(lambda: plain.info("replication")["connected_slaves"] == 1, 60.0, "the replica")
             plain.wait(1, 10_000)
 
@@ -133,16 +133,16 @@ class Sentinels:
 
     def _is_ready(self, sentinel: Any) -> bool:
         try:
-            sentinel.execute_command("SENTINEL", "CKQUORUM", MASTER)
-            state = sentinel.sentinel_master(MASTER)
-            replicas = [replica["flags"] for replica in sentinel.sentinel_slaves(MASTER)]
+            sentinel.execute_command("SENTINEL", "CKQUORUM", SERVICE)
+            state = sentinel.sentinel_master(SERVICE)
+            replicas = [replica["flags"] for replica in sentinel.sentinel_slaves(SERVICE)]
         except redis.RedisError:
             return False
         return (state["flags"], state["num-other-sentinels"], replicas) == ("master", 2, ["slave"])
 
     @staticmethod
-    def _master_port(sentinel: Any) -> int:
-        return int(sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER)[1])
+    def _primary_port(sentinel: Any) -> int:
+        return int(sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
 
     @staticmethod
     def _resume(pids: Sequence[int]) -> None:
@@ -151,12 +151,14 @@ class Sentinels:
                 os.kill(pid, signal.SIGCONT)
 
 
-def _start(directory: Path, port: int, master_port: int, flavor: Flavor, down_after_ms: int) -> subprocess.Popen[bytes]:
+def _start(
+    directory: Path, port: int, primary_port: int, flavor: Flavor, down_after_ms: int
+) -> subprocess.Popen[bytes]:
     directory.mkdir(parents=True)
     file = directory / "sentinel.conf"
     file.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {directory}\nrequirepass {_PASSWORD}\nsentinel sentinel-pass {_PASSWORD}\n"
-        f"sentinel monitor {MASTER} 127.0.0.1 {master_port} 2\n"
-        f"sentinel down-after-milliseconds {MASTER} {down_after_ms}\nsentinel failover-timeout {MASTER} 3000\n"
+        f"sentinel monitor {SERVICE} 127.0.0.1 {primary_port} 2\n"
+        f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}\nsentinel failover-timeout {SERVICE} 3000\n"
     )
     return subprocess.Popen([find_binary(flavor).path, file, "--sentinel"], stdout=subprocess.DEVNULL)

@@ -362,9 +362,9 @@ def test_a_tls_option_without_effect_is_rejected(url: str, message: str) -> None
         ("redis+cluster://h:1;h:2", "'h:1;h:2' is not a host and a port"),
         ("redis+cluster://me:pw@h:1,me:pw@h:2", r"it has a second user .*write @ as %40"),
         ("redis+sentinel://h:port/m", r"as in redis\+sentinel://host1:26379,host2, .*'h:port' is not a host"),
-        ("redis+sentinel://h:1,h2", r"name of the master .*, as in redis\+sentinel://h:1/mymaster\?db=0, not"),
-        ("redis+sentinel://h/", "must contain the name of the master that the sentinels monitor"),
-        ("redis+sentinel://h/m/shop", "must contain the name of the master that the sentinels monitor"),
+        ("redis+sentinel://h:1,h2", r"name of the primary .*, as in redis\+sentinel://h:1/mymaster\?db=0, not"),
+        ("redis+sentinel://h/", "must contain the name of the primary that the sentinels monitor"),
+        ("redis+sentinel://h/m/shop", "must contain the name of the primary that the sentinels monitor"),
         ("redis+sentinel://h/m?db=shop", "must be a database number"),
         (
             "sentinel://h1:26379/0;sentinel://h2:26379/0",

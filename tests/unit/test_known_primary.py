@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bulltask.transport import known_master
-from bulltask.transport.known_master import KnownMaster
+from bulltask.transport import known_primary
+from bulltask.transport.known_primary import KnownPrimary
 
 SENTINELS = ("a", "b", "c")
 
 
 def test_after_a_silent_sentinel_the_next_one_is_asked_first() -> None:
-    known = KnownMaster()
+    known = KnownPrimary()
     assert list(known.in_order(SENTINELS)) == ["a", "b", "c"]
     known.ask_next()
     assert list(known.in_order(SENTINELS)) == ["b", "c", "a"]
@@ -19,8 +19,8 @@ def test_after_a_silent_sentinel_the_next_one_is_asked_first() -> None:
 
 def test_checks_rotate_and_leave_out_silent_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 20_000
-    monkeypatch.setattr(known_master, "mono_ms", lambda: now_ms)
-    known = KnownMaster()
+    monkeypatch.setattr(known_primary, "mono_ms", lambda: now_ms)
+    known = KnownPrimary()
     assert [known.next_to_check(SENTINELS) for _ in range(4)] == ["b", "c", "a", "b"]
     known.record_silence("c")
     assert [known.next_to_check(SENTINELS) for _ in range(3)] == ["a", "b", "a"]
@@ -29,7 +29,7 @@ def test_checks_rotate_and_leave_out_silent_sentinels(monkeypatch: pytest.Monkey
 
 
 def test_a_sentinel_that_missed_a_failover_does_not_change_the_epoch() -> None:
-    known = KnownMaster()
+    known = KnownPrimary()
     known.record(5)
     for _ in range(3):
         known.observe(4, "a", 3)
@@ -39,7 +39,7 @@ def test_a_sentinel_that_missed_a_failover_does_not_change_the_epoch() -> None:
 
 
 def test_the_epoch_begins_again_if_a_majority_of_the_sentinels_say_so() -> None:
-    known = KnownMaster()
+    known = KnownPrimary()
     known.record(5)
     known.observe(0, "a", 3)
     known.observe(0, "b", 3)
@@ -48,8 +48,8 @@ def test_the_epoch_begins_again_if_a_majority_of_the_sentinels_say_so() -> None:
 
 def test_a_process_asks_a_sentinel_every_5_s_unless_another_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 20_000
-    monkeypatch.setattr(known_master, "mono_ms", lambda: now_ms)
-    known = KnownMaster()
+    monkeypatch.setattr(known_primary, "mono_ms", lambda: now_ms)
+    known = KnownPrimary()
     assert (known.takes_check(), known.takes_check()) == (True, False)
     now_ms += 5_000
     assert known.takes_check()

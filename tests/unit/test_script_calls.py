@@ -1,4 +1,4 @@
-"""Arguments and replies of single calls: details that a test with a server would not notice."""
+"""Arguments and replies from single calls: details that a test with a server would not notice."""
 
 from __future__ import annotations
 

@@ -135,8 +135,8 @@ def test_a_url_names_hosts_and_becomes_the_url_of_one_server(url: str, kind: str
         ("rediss+sentinel://a/m?sentinel_ssl=false&ssl_ca_certs=a.pem", "redis://b:9"),
     ],
 )
-def test_sentinels_have_their_own_user_and_password_and_the_masters_tls(options: str, sentinel: str) -> None:
-    assert SecretUrl(options).master == "m"
+def test_sentinels_have_their_own_user_and_password_and_the_tls_of_the_primary(options: str, sentinel: str) -> None:
+    assert SecretUrl(options).service_name == "m"
     assert SecretUrl(options).sentinel_at("b:9") == sentinel
 
 

@@ -11,7 +11,7 @@
   ARGV[2]  now in milliseconds
   ARGV[3]  the task's name
   ARGV[4…] packed options of moveToActive, one for each token
-  returns  the replies of moveToActive
+  returns  the replies from moveToActive
   event    those of moveToActive
 ]]
 local keys, prefix, now, task = KEYS, ARGV[1], ARGV[2], ARGV[3]

@@ -9,7 +9,7 @@
   ARGV[1]  key prefix of the queue
   ARGV[2]  now in milliseconds
   ARGV[3…] packed options of moveToActive, one for each token
-  returns  the replies of moveToActive that contain a job
+  returns  the replies from moveToActive that contain a job
   event    those of moveToActive
 ]]
 local keys, prefix, now = KEYS, ARGV[1], ARGV[2]

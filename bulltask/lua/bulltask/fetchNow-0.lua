@@ -8,7 +8,7 @@
   KEYS     those of moveToActive
   ARGV[1]  key prefix of the queue
   ARGV[2]  packed options of moveToActive
-  returns  the reply of moveToActive
+  returns  the reply from moveToActive
   event    those of moveToActive
 ]]
 local time = redis.call("TIME")

@@ -10,7 +10,7 @@
   ARGV[1…] the arguments of moveToFinished
   ARGV[10] msgpack: { the fan-out job's key, true if it completed, its return value, time, { { queue's key, id }, ... } };
            it comes last, so that other scripts can call this one as they call moveToFinished
-  returns  the reply of moveToFinished; if that is an error code, the followers keep waiting
+  returns  the reply from moveToFinished; if that is an error code, the followers keep waiting
   event    those of moveToFinished; for each follower, waiting or delayed
 ]]
 local call = redis.call

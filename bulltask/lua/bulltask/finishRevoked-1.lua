@@ -8,7 +8,7 @@
   KEYS[2…] the keys of moveToFinished
   ARGV[1]  the job's id, which is the first argument of moveToFinished
   ARGV[2…] its other arguments
-  returns  the reply of moveToFinished; if that is an error code, the request is kept
+  returns  the reply from moveToFinished; if that is an error code, the request is kept
   event    those of moveToFinished
 ]]
 local reply = finish({ unpack(KEYS, 2) }, ARGV)

@@ -7,7 +7,7 @@
   KEYS     the keys of moveToFinished
   ARGV[1]  msgpack: a list of { the prefix of the queue's keys, and the three arguments of addStandardJob }
   ARGV[2…] the arguments of moveToFinished
-  returns  the reply of moveToFinished; if that is an error code, no job is added
+  returns  the reply from moveToFinished; if that is an error code, no job is added
   event    those of moveToFinished; for each callback, added and waiting
 ]]
 local reply = finish(KEYS, { unpack(ARGV, 2) })

@@ -8,7 +8,7 @@
   KEYS[2…] the keys of the script that moves the job
   ARGV[1]  the checkpoint
   ARGV[2…] the arguments of that script
-  returns  the reply of that script; if that is an error code, the checkpoint is not stored
+  returns  the reply from that script; if that is an error code, the checkpoint is not stored
   event    those of that script
 ]]
 local reply = move({ unpack(KEYS, 2) }, { unpack(ARGV, 2) })

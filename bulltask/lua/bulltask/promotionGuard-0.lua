@@ -16,7 +16,7 @@
   ARGV[1]  moveToActive and retryJob: key prefix of the queue
   ARGV[2]  now in milliseconds
   ARGV[7]  moveToFinished: key prefix of the queue
-  returns  the reply of BullMQ's script
+  returns  the reply from BullMQ's script
   event    those of BullMQ's script; failed for a job whose key is not a hash
 ]]
 local official_keys, prefix = KEYS, ARGV[7] or ARGV[1]

@@ -7,8 +7,8 @@
 
   KEYS     those of moveJobFromActiveToWait
   ARGV     those of moveJobFromActiveToWait; ARGV[3] is the job's key
-  returns  the reply of moveJobFromActiveToWait; -3 if the job's key is not a hash, because BullMQ's script would remove
-           the job from `active` and then stop with an error (the stalled check fails such a job)
+  returns  the reply from moveJobFromActiveToWait; -3 if the job's key is not a hash, because BullMQ's script would
+           remove the job from `active` and then stop with an error (the stalled check fails such a job)
   event    waiting
 ]]
 local keys, job = KEYS, ARGV[3]

@@ -12,7 +12,7 @@
   KEYS[2]  marker
   KEYS[3…] the keys of the script that moves the job
   ARGV     the arguments of that script
-  returns  the reply of that script; if that is an error code, no marker is added
+  returns  the reply from that script; if that is an error code, no marker is added
   event    those of that script
 ]]
 local reply = move({ unpack(KEYS, 3) }, ARGV)

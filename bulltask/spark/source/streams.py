@@ -48,7 +48,7 @@ def read_states(
 def parse_state(
     exists: bool | BulltaskError, info: StreamInfo | BulltaskError, *, skip_unsupported: bool = False
 ) -> StreamState | None:
-    """Combine the replies of ``exists`` and ``stream_info``, which is an error reply if there is no stream."""
+    """Combine the replies to ``exists`` and ``stream_info``, which is an error reply if there is no stream."""
     if isinstance(exists, BulltaskError):
         raise exists
     if not exists or (skip_unsupported and is_wrong_type(info)):

@@ -145,8 +145,8 @@ def _reset_signals(parent_pid: int) -> None:
 def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     app, config = plan.app, plan.app.config
     broker = app.broker  # App creates a new broker after a fork
-    if broker.endpoint.master is not None:
-        broker.endpoint.master.follow(lambda: plan.control.master_epoch)
+    if broker.endpoint.primary is not None:
+        broker.endpoint.primary.follow(lambda: plan.control.primary_epoch)
     wakeup_pipe = WakeupPipe()
 
     def job_client(job: RunningJob) -> JobClient:
