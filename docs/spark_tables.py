@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bulltask.lake.tables import TABLES, Table
-from bulltask.spark.source.options import OPTIONS, REQUIRED, Option, Use
+from bulltask.spark.source.options import OPTIONS, REQUIRED, Operation, Option
 
 HERE = Path(__file__).parent
-USES = {
-    Use.JOBS: "jobs",
-    Use.EVENTS: "events",
-    Use.COUNTS: "counts",
-    Use.STREAM: "streaming",
-    Use.WRITE: "write",
+OPERATIONS = {
+    Operation.JOBS: "jobs",
+    Operation.EVENTS: "events",
+    Operation.COUNTS: "counts",
+    Operation.STREAM: "streaming",
+    Operation.WRITE: "write",
 }
 """The text in the column "used by"; the options for batch and streaming writes are the same."""
 
@@ -40,7 +40,7 @@ def tables() -> str:
 
 
 def _option(row: Option) -> str:
-    uses = ", ".join(word for use, word in USES.items() if use in row.uses)
+    operations = ", ".join(word for operation, word in OPERATIONS.items() if operation in row.operations)
     meaning, _, computed = row.doc.partition("; default: ")
     if computed:
         default = computed
@@ -50,7 +50,7 @@ def _option(row: Option) -> str:
         default = "none"
     else:
         default = f"`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`"
-    return f"| `{row.name}` | {uses} | {default} | {meaning} |"
+    return f"| `{row.name}` | {operations} | {default} | {meaning} |"
 
 
 def _section(table: Table) -> Iterator[str]:

@@ -35,11 +35,11 @@ __all__ = [
     "CountsOptions",
     "EventsOptions",
     "JobsOptions",
+    "Operation",
     "Option",
     "ReadOptions",
     "SourceOptions",
     "StreamOptions",
-    "Use",
     "WriteOptions",
     "app_name",
     "read_options",
@@ -66,8 +66,8 @@ _SETTINGS: Final = {"url": "broker_url", "prefix": "prefix", "hash_tag": "queue_
 """Fields in the table that are bulltask settings."""
 
 
-class Use(StrEnum):
-    """A use of the source or the sink."""
+class Operation(StrEnum):
+    """An operation of the source or the sink; each has its own options."""
 
     JOBS = "batch read of jobs"
     EVENTS = "batch read of events"
@@ -79,11 +79,11 @@ class Use(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option with its name, field, uses, parser, default and help."""
+    """An option with its name, field, operations, parser, default and help."""
 
     name: str
     field: str
-    uses: frozenset[Use]
+    operations: frozenset[Operation]
     parse: Parse
     default: object
     doc: str
@@ -161,13 +161,13 @@ def _id(value: Any, name: str) -> StreamId:
         raise ConfigError(f"{name}: {exc}") from exc
 
 
-_ALL = frozenset(Use)
-_READS = frozenset({Use.JOBS, Use.EVENTS, Use.COUNTS, Use.STREAM})
-_BATCH = frozenset({Use.JOBS, Use.EVENTS, Use.COUNTS})
-_JOBS = frozenset({Use.JOBS})
-_EVENTS = frozenset({Use.EVENTS, Use.STREAM})
-_STREAM = frozenset({Use.STREAM})
-_WRITES = frozenset({Use.WRITE, Use.WRITE_STREAM})
+_ALL = frozenset(Operation)
+_READS = frozenset({Operation.JOBS, Operation.EVENTS, Operation.COUNTS, Operation.STREAM})
+_BATCH = frozenset({Operation.JOBS, Operation.EVENTS, Operation.COUNTS})
+_JOBS = frozenset({Operation.JOBS})
+_EVENTS = frozenset({Operation.EVENTS, Operation.STREAM})
+_STREAM = frozenset({Operation.STREAM})
+_WRITES = frozenset({Operation.WRITE, Operation.WRITE_STREAM})
 
 _COUNT = optional(integer(1))
 _O = Option
@@ -209,7 +209,7 @@ class SourceOptions:
         config: The settings for the location of Redis, and for queue names.
     """
 
-    use: ClassVar[Use]
+    operation: ClassVar[Operation]
     config: Config = field(repr=False)  # its URL may have a password
 
     def keys(self, queue: str) -> QueueKeys:
@@ -249,7 +249,7 @@ class ReadOptions(SourceOptions):
 class JobsOptions(ReadOptions):
     """A batch read of jobs; the table of options describes each field."""
 
-    use: ClassVar[Use] = Use.JOBS
+    operation: ClassVar[Operation] = Operation.JOBS
     states: tuple[str, ...]
     partitions: int | None
     min_rows: int
@@ -261,7 +261,7 @@ class JobsOptions(ReadOptions):
 class CountsOptions(ReadOptions):
     """A batch read of the number of jobs in each state of each queue."""
 
-    use: ClassVar[Use] = Use.COUNTS
+    operation: ClassVar[Operation] = Operation.COUNTS
     pushdown: bool
 
 
@@ -269,7 +269,7 @@ class CountsOptions(ReadOptions):
 class EventsOptions(ReadOptions):
     """A batch read of events."""
 
-    use: ClassVar[Use] = Use.EVENTS
+    operation: ClassVar[Operation] = Operation.EVENTS
     fetch_size: int
     per_partition: int
     pushdown: bool
@@ -279,7 +279,7 @@ class EventsOptions(ReadOptions):
 class StreamOptions(ReadOptions):
     """A streaming read of events."""
 
-    use: ClassVar[Use] = Use.STREAM
+    operation: ClassVar[Operation] = Operation.STREAM
     fetch_size: int
     per_partition: int
     starting: Literal["earliest", "latest"] | Mapping[str, StreamId]
@@ -304,7 +304,7 @@ class StreamOptions(ReadOptions):
 class WriteOptions(SourceOptions):
     """A write of jobs, batch or streaming; the table of options describes each field."""
 
-    use: ClassVar[Use] = Use.WRITE
+    operation: ClassVar[Operation] = Operation.WRITE
     queue: str | None
     chunk_size: int
     write_id: str | None
@@ -335,21 +335,21 @@ def table_of(options: Mapping[str, str]) -> Table:
 def read_options(
     kind: type[OptionsT], options: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> OptionsT:
-    """Parse and check the options of one use.
+    """Parse and check the options of one operation.
 
     Args:
-        kind: The use: :class:`JobsOptions`, :class:`StreamOptions` …
+        kind: The operation: :class:`JobsOptions`, :class:`StreamOptions` …
         options: The options, as Spark passes them; the case of their names does not matter.
         environ: The environment, for ``BULLTASK_BROKER_URL`` and other settings; default: this process's environment.
 
     Raises:
-        ConfigError: An option is unknown, invalid, missing, or not supported by this use. The message begins with
+        ConfigError: An option is unknown, invalid, missing, or not supported by this operation. The message begins with
             ``[BULLTASK_OPTION_UNKNOWN]``, ``[BULLTASK_OPTION_INVALID]`` or ``[BULLTASK_OPTION_MISSING]``, names the
             option and shows no password.
     """
     options = given = _lower_names(options)
-    rows = [row for row in OPTIONS if kind.use in row.uses]
-    _reject_unknown(given, rows, kind.use)
+    rows = [row for row in OPTIONS if kind.operation in row.operations]
+    _reject_unknown(given, rows, kind.operation)
     fields = {row.field: _value(row, given) for row in rows}
     fields["config"] = resolve_config({_SETTINGS[name]: fields.pop(name) for name in _SETTINGS}, environ)
     if "queues" in fields:
@@ -365,19 +365,21 @@ def _lower_names(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name not in SPARK_OPTIONS}
 
 
-def _reject_unknown(given: Iterable[str], rows: Iterable[Option], use: Use) -> None:
+def _reject_unknown(given: Iterable[str], rows: Iterable[Option], operation: Operation) -> None:
     supported = {row.name.lower(): row.name for row in rows}
     all_options = {row.name.lower(): row for row in OPTIONS}
     for name in given:
         if name in supported:
             continue
         if row := all_options.get(name):
-            uses = ", ".join(sorted(use for option in OPTIONS if option.name == row.name for use in option.uses))
-            raise option_error("UNKNOWN", f"a {use} has no option {row.name}; it is an option for: {uses}")
+            operations = sorted(it for option in OPTIONS if option.name == row.name for it in option.operations)
+            raise option_error(
+                "UNKNOWN", f"a {operation} has no option {row.name}; it is an option for: {', '.join(operations)}"
+            )
         hint = did_you_mean(name, supported)
         for lowered, option_name in supported.items():
             hint = hint.replace(repr(lowered), repr(option_name))
-        raise option_error("UNKNOWN", f"a {use} has no option {name}{hint}")
+        raise option_error("UNKNOWN", f"a {operation} has no option {name}{hint}")
 
 
 def _value(row: Option, given: Mapping[str, str]) -> Any:

@@ -17,9 +17,9 @@ from bulltask.spark.source.options import (
     CountsOptions,
     EventsOptions,
     JobsOptions,
+    Operation,
     SourceOptions,
     StreamOptions,
-    Use,
     WriteOptions,
     read_options,
     table_of,
@@ -73,8 +73,8 @@ def test_every_default_is_valid_for_its_own_parser() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_option_has_a_field_in_the_options_class_of_its_use(kind: type[SourceOptions]) -> None:
-    names = {row.field for row in OPTIONS if kind.use in row.uses} - {"url", "prefix", "hash_tag"}
+def test_every_option_has_a_field_in_the_options_class_of_its_operation(kind: type[SourceOptions]) -> None:
+    names = {row.field for row in OPTIONS if kind.operation in row.operations} - {"url", "prefix", "hash_tag"}
     assert names == {field.name for field in fields(kind)} - {"config", "every"}
 
 
@@ -127,7 +127,7 @@ def test_an_unknown_option_is_rejected_with_a_suggestion() -> None:
     )
 
 
-def test_an_option_of_another_use_is_rejected_with_the_name_of_that_use() -> None:
+def test_an_option_of_another_operation_is_rejected_with_the_name_of_that_operation() -> None:
     text = error_of(JobsOptions, queue="a", maxEventsPerTrigger="5")
     assert text.endswith("has no option maxEventsPerTrigger; it is an option for: streaming read of events")
     assert error_of(StreamOptions, queue="a", state="failed").endswith("it is an option for: batch read of jobs")
@@ -266,7 +266,7 @@ def test_the_table_of_a_batch_read_is_known_before_its_options_are_read() -> Non
         table_of({"table": "job"})
 
 
-def test_option_names_are_unique_for_each_use() -> None:
-    for use in Use:
-        names = [row.name.lower() for row in OPTIONS if use in row.uses]
-        assert len(names) == len(set(names)), use
+def test_option_names_are_unique_for_each_operation() -> None:
+    for operation in Operation:
+        names = [row.name.lower() for row in OPTIONS if operation in row.operations]
+        assert len(names) == len(set(names)), operation
