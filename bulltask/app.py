@@ -249,7 +249,7 @@ class App(
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureKeywords[Any]],
     ) -> Signature[Any, Any]:
-        """Return a signature by task name, also for tasks that this app does not define (Celery's ``signature``).
+        """Return a signature by task name, including tasks that this app does not define (Celery's ``signature``).
 
         Args:
             name: The task's name.

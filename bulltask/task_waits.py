@@ -1,8 +1,8 @@
 """A warning for tasks that wait for the results of other jobs.
 
-Such a task occupies its worker meanwhile. If all running jobs do so, no worker is left to run the jobs that they wait
-for. Celery raises ``RuntimeError`` instead. bulltask does not, because waiting is safe if another worker runs the other
-job.
+Such a task occupies a slot of its worker meanwhile. If all running jobs do so, no slot is left for the jobs that they
+wait for. Celery raises ``RuntimeError`` instead. bulltask does not, because waiting is safe if another worker runs the
+other job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from bulltask.jobs.job import JobRef
 from bulltask.user_warnings import warn_user
 
-__all__ = ["WaitOptions", "allow_join_result", "check_wait_options", "warn_in_tasks", "warn_of_wait"]
+__all__ = ["WaitOptions", "allow_join_result", "check_wait_options", "warn_about_wait", "warn_in_tasks"]
 
 
 _allowed: ContextVar[bool] = ContextVar("bulltask_waits_allowed", default=False)
@@ -40,7 +40,7 @@ class WaitOptions(TypedDict, total=False):
 
 
 def check_wait_options(given: WaitOptions) -> None:
-    """Warn of an option whose effect the caller may miss.
+    """Warn about an option whose effect the caller may miss.
 
     Raises:
         TypeError: An option is unknown.
@@ -68,7 +68,7 @@ def allow_join_result() -> Iterator[None]:
 
 
 def warn_in_tasks(running_task: Callable[[], str]) -> None:
-    """Warn of waits from now on in this process, a child of a worker.
+    """Warn about waits from now on in this process, a child of a worker.
 
     Args:
         running_task: Returns the name of the task that the caller runs in, ``""`` for none.
@@ -77,14 +77,14 @@ def warn_in_tasks(running_task: Callable[[], str]) -> None:
     _running_task = running_task
 
 
-def warn_of_wait(ref: JobRef) -> None:
+def warn_about_wait(ref: JobRef) -> None:
     """Warn once per task, if a task is about to wait for this job's result, and does not say that it may."""
     task = "" if _running_task is None or _allowed.get() else _running_task()
     if task and task not in _warned:
         _warned.add(task)
         warn_user(
-            f"task {task} waits for the result of job {ref.id} in queue {ref.queue}, and occupies its worker. If "
-            "all running jobs wait like this, the jobs that they wait for never start. Use a canvas, such as "
-            "a.s() | b.s(), or `await result` in an async task. If other workers run those jobs, in a queue of their "
-            "own, get(disable_sync_subtasks=False) or allow_join_result() turns off this warning"
+            f"task {task} waits for the result of job {ref.id} in queue {ref.queue}, and occupies a slot of its "
+            "worker. If all running jobs wait like this, the jobs that they wait for never start. Use a canvas, such "
+            "as a.s() | b.s(), or `await result` in an async task. If other workers run those jobs, in a queue of "
+            "their own, get(disable_sync_subtasks=False) or allow_join_result() turns off this warning"
         )

@@ -1,7 +1,7 @@
 """The configuration of an app: a frozen value, built from the table of settings and validated once.
 
-Precedence, highest first: the command line, the environment (``BULLTASK_`` and the name in capitals), the file of
-``--config``, ``app.conf`` and the arguments of ``App``, ``[tool.bulltask]`` in pyproject.toml, the defaults
+Precedence, highest first: the command line, the environment (``BULLTASK_`` and the name in capitals), the ``--config``
+file, ``app.conf`` and the arguments of ``App``, ``[tool.bulltask]`` in pyproject.toml, the defaults
 (:mod:`bulltask.config.settings`). Durations are seconds or ``timedelta`` for the user and integer milliseconds
 internally (``_ms``). An unknown name raises an error that suggests a similar one; for one of Celery's names, it says
 what to use instead.
@@ -36,7 +36,7 @@ __all__ = ["CELERY_URL", "CONFIG_VARIABLE", "ENV_PREFIX", "FILE_VARIABLES", "Con
 ENV_PREFIX: Final = "BULLTASK_"
 
 CONFIG_VARIABLE: Final = "BULLTASK_CONFIG"
-"""Environment variable with the file or module of ``--config``."""
+"""Environment variable with the ``--config`` file or module."""
 
 CELERY_URL: Final = "CELERY_BROKER_URL"
 """Celery's environment variable, used if no other source sets ``broker_url``."""
@@ -169,7 +169,7 @@ class Settings:
     processes.
 
     Raises:
-        ConfigError: A setting of the app, the environment, pyproject.toml or the file of ``--config`` is invalid.
+        ConfigError: A setting of the app, the environment, pyproject.toml or the ``--config`` file is invalid.
     """
 
     _project: dict[str, object]

@@ -149,7 +149,7 @@ def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
     """Create the directory and lock it for one server; return the lock's file descriptor, for the server to inherit.
 
     The lock belongs to every process that has the descriptor, so it is released when the server has exited, even after
-    a crash. Two servers on one append-only file would destroy it.
+    a crash. Two servers on one append-only file would corrupt it.
 
     Args:
         data_dir: The directory.

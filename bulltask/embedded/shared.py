@@ -92,7 +92,7 @@ def start_and_record(server: EmbeddedServer, data: DataDirectory) -> None:
     """Start a server that belongs to this process, and record it so that `start_or_join` for that directory finds it.
 
     Raises:
-        BrokerUnavailableError: As for `EmbeddedServer.start`; also if a server is already running on the data.
+        BrokerUnavailableError: As for `EmbeddedServer.start`, or a server is already running on the data.
     """
     with _start_lock(data):
         other = data.running()

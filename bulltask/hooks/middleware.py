@@ -27,10 +27,10 @@ class Middleware:
     """
 
     def before_send(self, job: OutgoingJob) -> None:
-        """Do something before a job is sent; ``job.headers`` may be changed."""
+        """Called before a job is sent; ``job.headers`` may be changed."""
 
     def after_send(self, job: OutgoingJob, exception: BaseException | None) -> None:
-        """Do something after a job was sent.
+        """Called after a job was sent.
 
         Args:
             job: The job.
@@ -39,17 +39,17 @@ class Middleware:
         """
 
     def before_run(self, request: Request) -> None:
-        """Do something before a task is called, in the thread and the context in which it is called."""
+        """Called before a task runs, in the thread and the context in which it runs."""
 
     def after_run(self, request: Request, result: Any, exception: BaseException | None) -> None:
-        """Do something after a task has returned or raised, before its outcome is stored.
+        """Called after a task has returned or raised, before its outcome is stored.
 
         It is also called after a time limit or a revocation has ended the task, but not if the child is killed.
 
         Args:
             request: The job.
             result: The task's return value, ``None`` if it has raised.
-            exception: What it has raised; also ``RescheduleJob`` and other requests, and ``CancelledError``.
+            exception: What it has raised, including ``RescheduleJob`` and other requests, and ``CancelledError``.
         """
 
     async def abefore_send(self, job: OutgoingJob) -> None:

@@ -25,7 +25,7 @@ __all__ = [
     "bulltask_delay_ms",
     "check_strategy",
     "reconnect_delay_ms",
-    "warn_of_long_delay",
+    "warn_about_long_delay",
 ]
 
 CustomBackoff = Callable[[int, BaseException], float | timedelta]
@@ -133,7 +133,7 @@ def check_strategy(kind: str, registered: Sequence[str]) -> None:
         )
 
 
-def warn_of_long_delay(delay_ms: int, name: str) -> None:
+def warn_about_long_delay(delay_ms: int, name: str) -> None:
     """Warn about an initial delay of more than an hour: usually it was given in milliseconds instead of seconds."""
     if delay_ms > _WARN_ABOVE_MS:
         warn_user(f"{name} is {delay_ms / 1000:g} s, more than an hour; in bulltask, delays are in seconds")
@@ -220,7 +220,7 @@ def reconnect_delay_ms(
     """Return the delay before the next attempt to connect to Redis: ``first_ms``, doubling up to ``cap_ms``, ±20%.
 
     The jitter is applied after the maximum. Otherwise all workers that have reached the maximum would reconnect at the
-    same moment.
+    same time.
 
     Args:
         attempt: Failed attempts so far; 1 after the first.

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, PayloadTooLargeError
-from bulltask.jobs.backoff import Backoff, check_strategy, warn_of_long_delay
+from bulltask.jobs.backoff import Backoff, check_strategy, warn_about_long_delay
 from bulltask.jobs.codec import MAX_SAFE_INTEGER
 from bulltask.jobs.job import MAX_PRIORITY, JobOptions, ParentLink
 from bulltask.jobs.names import qualified_name
@@ -124,7 +124,7 @@ def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> 
     backoff = wire.get("backoff")
     if isinstance(backoff, dict):
         check_strategy(backoff["type"], strategies)
-        warn_of_long_delay(backoff.get("delay", 0), "backoff.delay")
+        warn_about_long_delay(backoff.get("delay", 0), "backoff.delay")
     return wire
 
 

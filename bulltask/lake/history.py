@@ -35,7 +35,7 @@ class StatsFilter(TypedDict, total=False):
 
 
 class History:
-    """The jobs of a lake, including those that Redis no longer has: search, single jobs, statistics for dashboards.
+    """The jobs of a lake, including those that Redis no longer has: search, individual jobs, statistics for dashboards.
 
     ::
 

@@ -121,7 +121,7 @@ class BatchJob(Generic[A]):
 def split_outcome(
     task: str, jobs: Sequence[BatchJob[Any]], raised: BaseException | None, returned: object
 ) -> list[ErrorOrResult]:
-    """Return the outcome of each of ``jobs``, from the outcome of the call and those that were set for single jobs.
+    """Return the outcome of each of ``jobs``, from the outcome of the call and those that were set for individual jobs.
 
     Args:
         task: The task's name, for messages.

@@ -61,7 +61,7 @@ class CheckpointMethods:
                 f"task {self._task!r} calls self.iterate() twice, but a job has one cursor: split it into two tasks"
             )
         if callable(source) != (cursor is not None):
-            raise TypeError("self.iterate() needs cursor= if its source is a function, and only then")
+            raise TypeError("self.iterate() requires cursor= if source is a function, and does not accept it otherwise")
         checkpoints.in_loop, checkpoints.total = True, total
         return Iteration(checkpoints, source, cursor)
 

@@ -121,7 +121,7 @@ class JobMethods:
             expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of retrying it.
 
         Raises:
-            Retry: If a retry is left (a ``BaseException``, which ``except Exception`` does not catch); also if none is
+            Retry: If a retry is left (a ``BaseException``, which ``except Exception`` does not catch), or if none is
                 left, but there is an ``exc``.
             MaxRetriesExceededError: No retry is left, and there is no ``exc``.
             Exception: ``exc``, if the task was called directly.

@@ -64,7 +64,7 @@ def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], relate
     """Import ``package.related_name`` of each package that has it; return the imported names (Celery's autodiscover).
 
     Args:
-        packages: Package names, or a function that returns them; also Django's ``shop.apps.ShopConfig``.
+        packages: Package names, including Django's ``shop.apps.ShopConfig``, or a function that returns them.
         related_name: The submodule; ``None`` imports the packages themselves.
     """
     imported = []

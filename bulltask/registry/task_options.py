@@ -13,7 +13,7 @@ from bulltask.config.parsers import jitter_fraction
 from bulltask.config.payload_settings import Compression, Serializer, check_payload_options, compression
 from bulltask.config.rate_limits import TaskRate, task_rate
 from bulltask.errors import ConfigError
-from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_of_long_delay
+from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_about_long_delay
 from bulltask.jobs.names import check_queue_name
 from bulltask.jobs.options import STORED, check_priority, stored_options
 from bulltask.jobs.retention import KeepJobs
@@ -198,9 +198,9 @@ class TaskOptions:
 
     def _check_retry_options(self) -> None:
         expiry_ms(self.expires)
-        warn_of_long_delay(self._first_ms() or 0, "retry_backoff")
+        warn_about_long_delay(self._first_ms() or 0, "retry_backoff")
         if self.default_retry_delay is not None:
-            warn_of_long_delay(to_ms(self.default_retry_delay, "default_retry_delay"), "default_retry_delay")
+            warn_about_long_delay(to_ms(self.default_retry_delay, "default_retry_delay"), "default_retry_delay")
         if self.max_retries is not None:
             check_max_retries(self.max_retries)
         if self.retry_jitter is not None:

@@ -1,6 +1,6 @@
 """The data pipeline on Spark: rows become jobs, and jobs' events become tables.
 
-It requires the ``spark`` extra and Java 17.
+It requires the ``spark`` extra and Java 17 or newer.
 
 Importing this package does not import Spark: each name is looked up when it is first used.
 """

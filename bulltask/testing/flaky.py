@@ -147,7 +147,7 @@ class FlakyProxy:
         """Accept connections again, on the same port."""
         self._run(self._listen())
 
-    # Faults of single commands
+    # Faults of individual commands
 
     def drop_replies(
         self,

@@ -174,7 +174,7 @@ class Lane(ABC):
 
     @abstractmethod
     async def handle(self, data: bytes) -> None:
-        """Apply the faults of single commands to ``data``."""
+        """Apply the faults of individual commands to ``data``."""
 
     async def send(self, data: bytes | bytearray) -> None:
         """Write to the target, at the speed and in the chunks that the faults allow."""

@@ -94,7 +94,7 @@ class Client:
         return result, self._try(then, replies[1])
 
     def wait_many(self, calls: Sequence[Call[Any]], wait_ms: int, nudge: Callable[[], object]) -> list[Any]:
-        """Do as :meth:`wait_then`, but return the result, or the error, of each call."""
+        """Like :meth:`wait_then`, but return the result, or the error, of each call."""
         connection = self._connected()
         between = self._nudge_when_due(connection, wait_ms, nudge)
         return self.results(calls, self._round_trip(connection, [call.packed() for call in calls], between))

@@ -167,7 +167,7 @@ class ClusterClient:
         return _result(first), second
 
     def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
-        """Do as ``Client.dry_run`` on every node, because each has its own permissions; returns all replies.
+        """Like ``Client.dry_run``, on every node, because each has its own permissions; returns all replies.
 
         Redis checks permissions before it redirects a call, so the calls need not have keys of the node.
         """

@@ -16,7 +16,7 @@ __all__ = ["CLUSTER", "ROLES", "Grants", "key_patterns", "metrics_commands", "ro
 
 ROLES: Final = {
     "worker": "run jobs, with schedules, retries, revocation and metrics",
-    "sender": "send jobs, canvases and flows, also from an outbox, and wait for results",
+    "sender": "send jobs, canvases and flows, including from an outbox, and wait for results",
     "reader": "read queues, jobs, results, schedules and events",
     "manager": "everything that bulltask does: all methods of queues and jobs, all commands",
 }

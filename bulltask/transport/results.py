@@ -23,7 +23,7 @@ from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredCall
 from bulltask.payloads.payload_codec import PayloadCodec
-from bulltask.task_waits import warn_of_wait
+from bulltask.task_waits import warn_about_wait
 from bulltask.transport.call import command
 from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.client_types import AnyAsyncClient, SyncClient
@@ -193,7 +193,7 @@ class Results:
     def _read_until(
         self, client: SyncClient, keys: QueueKeys, ref: JobRef, cursor: str, deadline_ms: int | None
     ) -> Finished | None:
-        warn_of_wait(ref)
+        warn_about_wait(ref)
         recheck_ms = mono_ms() + RECHECK_MS
         until_ms = recheck_ms if deadline_ms is None else min(recheck_ms, deadline_ms)
         while (left_ms := until_ms - mono_ms()) > 0:

@@ -28,7 +28,7 @@ def scan_all(client: SyncClient, step: ScanStep) -> set[str]:
 
 
 def scan_up_to(client: SyncClient, step: ScanStep, max_steps: int) -> tuple[set[str], bool]:
-    """Do as :func:`scan_all`, but with at most ``max_steps`` calls to each node; also return whether all were scanned.
+    """Like :func:`scan_all`, but with at most ``max_steps`` calls to each node; also return whether all were scanned.
 
     Raises:
         BrokerError: As in :meth:`SyncClient.run`.

@@ -15,7 +15,7 @@ __all__ = ["TIME", "UNKNOWN_SERVER", "ServerInfo", "check_server", "handshake_ca
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Reply of ``HELLO``.
+    """Reply to ``HELLO``.
 
     Attributes:
         version: The version of Redis or Valkey; ``()`` if unknown.

@@ -51,7 +51,7 @@ def transaction(calls: Sequence[Call[Any]], where: str) -> Operation[list[Any]]:
 
 
 def _with_bodies(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
-    """Return the same calls as plain commands, so that the client does not resend single calls."""
+    """Return the same calls as plain commands, so that the client does not resend individual calls."""
     known: set[str] = set()
     plain: list[Call[Any]] = []
     for call in calls:

@@ -14,5 +14,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2  # click's exit code for invalid options
     BOOT_FAILED = 3  # a child could not start; after several in a row, the worker exits with this code too
-    BROKER_UNUSABLE = 4  # wrong password, commands forbidden by the ACL, an unsupported server, a missing database
+    # Wrong password, commands forbidden by the ACL, a redis:// URL that points to a cluster node or a Sentinel, or a
+    # database that does not exist.
+    BROKER_UNUSABLE = 4
     BROKER_UNREACHABLE = 5  # Redis was unavailable for more than broker_connection_max_retries attempts

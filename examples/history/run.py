@@ -1,6 +1,6 @@
 """The pipeline demo (``make demo-spark``): send the rows of a DataFrame as jobs, and store their history in tables.
 
-The exit code is 0 only if the tables have every job's outcome. Needs Java 17.
+The exit code is 0 only if the tables have every job's outcome. Needs Java 17 or newer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> int:
     """Run the demo; return the exit code."""
     args = arguments()
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        sys.exit("The demo needs Java 17: apt-get install default-jre-headless, or set JAVA_HOME")
+        sys.exit("The demo needs Java 17 or newer: apt-get install default-jre-headless, or set JAVA_HOME")
     plan = Plan.load(args.lake) if args.resume else start_plan(args.lake, max(100, args.jobs))
     clear_settings()
     os.environ["BULLTASK_PREFIX"] = PREFIX

@@ -155,7 +155,7 @@ def test_node_waits_until_a_bulltask_job_is_finished(any_mail: InteropQueue) -> 
         any_mail.node_result(any_mail.send("fail", error="ValueError", message="no such thing").id)
     late = any_mail.send("echo", value="late")
     late.get(timeout=60)
-    assert any_mail.node_result(late.id) == "late", "also when it has ended before"
+    assert any_mail.node_result(late.id) == "late", "even if it has ended before"
 
 
 def test_values_that_json_cannot_represent_do_not_stop_a_node_listener(mail: InteropQueue) -> None:

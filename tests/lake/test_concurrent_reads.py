@@ -72,7 +72,7 @@ def test_a_single_queue_can_be_read_while_its_directory_is_replaced(
     compact(lake.layout, check)
 
 
-def test_a_day_is_not_read_once_its_removal_is_recorded(lake: LakeBuilder) -> None:
+def test_a_day_is_no_longer_read_after_its_removal_is_recorded(lake: LakeBuilder) -> None:
     def check(step: str) -> None:
         assert job_ids(lake.layout) == (list("dcba") if step == "files-written" else []), step
 

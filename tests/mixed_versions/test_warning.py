@@ -1,4 +1,4 @@
-"""Warnings of a worker at its start about other clients of its queue."""
+"""Warnings that a worker logs when it starts, about other clients of its queue."""
 
 from __future__ import annotations
 

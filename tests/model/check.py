@@ -43,7 +43,7 @@ class Result:
     Attributes:
         violated: The violated property, ``""`` if there is none.
         states, depth: How many states there are, and the longest path.
-        complete: Whether all states were visited.
+        complete: Whether all states were explored.
         output: The verifier's output.
     """
 
@@ -61,10 +61,10 @@ CORRECT: Final = (
     Scenario("a killed child", "CHILD_KILLS=1"),
     Scenario("a killed worker", "WORKER_KILLS=1"),
     Scenario("an expired lock", "EXPIRIES=1"),
-    Scenario("a poison job", "POISON=1"),
+    Scenario("a poison pill", "POISON=1"),
     Scenario("a killed child, a lost reply", "CHILD_KILLS=1 LOST_REPLIES=1"),
     Scenario("every job finishes: killed worker", "WORKER_KILLS=1", liveness=True),
-    Scenario("every job finishes: poison job", "POISON=1", liveness=True),
+    Scenario("every job finishes: poison pill", "POISON=1", liveness=True),
 )
 
 WRONG: Final = (

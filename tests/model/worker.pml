@@ -16,13 +16,13 @@
  */
 
 #ifndef JOBS
-#define JOBS 2           /* job 0 may be the poison job */
+#define JOBS 2           /* job 0 may be the poison pill */
 #endif
 #ifndef SLOTS
 #define SLOTS 2          /* slots of worker 0's child, so it prefetches SLOTS - 1 jobs */
 #endif
 #ifndef CHILD_KILLS
-#define CHILD_KILLS 0    /* how many children are killed, apart from those that the poison job crashes */
+#define CHILD_KILLS 0    /* how many children are killed, apart from those that the poison pill crashes */
 #endif
 #ifndef WORKER_KILLS
 #define WORKER_KILLS 0   /* how many supervisors are killed; the kernel then kills their children */
@@ -73,7 +73,7 @@ byte deaths[JOBS];       /* how many children died while they were running or ac
 byte unstarted[JOBS];    /* the starts counted in the job (ats) that were not starts of its task */
 bool checked[JOBS];      /* a stalled check has run since the lock was last acquired or renewed */
 byte faults;             /* faults so far */
-byte newest;             /* how many jobs were ever acquired: without a poison job, new jobs are interchangeable */
+byte newest;             /* how many jobs were ever acquired: without a poison pill, new jobs are interchangeable */
 bool has_expired;        /* a live worker's lock has expired */
 byte child_kills = CHILD_KILLS, worker_kills = WORKER_KILLS, expiries = EXPIRIES, lost_replies = LOST_REPLIES,
     retries = RETRIES;

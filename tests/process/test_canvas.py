@@ -178,7 +178,7 @@ def test_a_failed_step_fails_all_steps_after_it_once_with_its_own_error(harness:
     assert harness.journal.all(what="note") == [], "no step after a failed one runs"
 
 
-def test_linked_callbacks_receive_the_result_as_well_as_the_next_step(harness: WorkerHarness, calls: Calls) -> None:
+def test_both_linked_callbacks_and_the_next_step_receive_the_result(harness: WorkerHarness, calls: Calls) -> None:
     add, note, total = calls.add, calls.note, calls.total
     single = add.s(1, 2)
     single.link(note.s("single"))

@@ -349,7 +349,7 @@ def test_an_error_names_a_directory_that_cannot_be_created(tmp_path):
         EmbeddedServer(tmp_path / "file" / "data").start()
 
 
-def test_the_data_is_for_its_user_only_even_in_a_directory_that_others_can_read(tmp_path, data, start_user):
+def test_only_the_owner_can_read_the_data_even_in_a_directory_that_others_can_read(tmp_path, data, start_user):
     data.mkdir(parents=True, mode=0o755)
     user = start_user()
     write_keys(user.read_line())

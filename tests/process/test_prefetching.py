@@ -92,7 +92,7 @@ def test_the_death_of_a_child_costs_only_the_job_that_was_running(harness: Worke
     jobs += send(harness, "short", 300, 300)
     harness.worker(TASKS, children=1, settings={"worker_prefetch": 16})
     assert [job.get(timeout=60) for job in [*jobs, dead]] == [*range(600), None]
-    assert len(harness.journal.all(what="short")) == 600  # also those whose outcomes the child had not written
+    assert len(harness.journal.all(what="short")) == 600  # including those whose outcomes the child had not written
     assert {harness.field(job, "ats") for job in jobs} == {"1"}
     assert {harness.field(job, CRASHES) for job in jobs} == {None}
     assert harness.field(dead, CRASHES) == "1"

@@ -1,4 +1,4 @@
-"""Tasks that wait for the results of other jobs: they work, and the worker's log warns of the risk."""
+"""Tasks that wait for the results of other jobs: they work, and the worker logs a warning."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def reads(job_id):
 
 def waits_of(worker: Worker) -> list[tuple[str, str]]:
     """Return the task and the text of each warning."""
-    return [(line["task"], line["event"]) for line in worker.lines if "occupies its worker" in line["event"]]
+    return [(line["task"], line["event"]) for line in worker.lines if "occupies a slot of its worker" in line["event"]]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -57,7 +57,7 @@ def test_a_task_that_waits_for_another_job_causes_a_warning_once(harness: Worker
     worker = harness.worker(TASKS, children=2, settings={"worker_pool": pool})
     for count, name in enumerate(("waits", "waits_for_group"), start=1):
         job = harness.app.send_task(name, (60,))
-        wait_until(lambda: len(waits_of(worker)) == count, 60.0, f"a warning of {name}")  # noqa: B023 - runs now
+        wait_until(lambda: len(waits_of(worker)) == count, 60.0, f"a warning about {name}")  # noqa: B023 - runs now
         harness.open_gate()
         assert "gate" in job.get(timeout=60)
     assert [task for task, _ in waits_of(worker)] == ["waits", "waits_for_group"]

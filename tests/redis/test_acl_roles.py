@@ -1,4 +1,4 @@
-"""``bulltask acl`` prints the fewest permissions with which a Redis user can do what its roles say."""
+"""``bulltask acl`` prints the minimum permissions with which a Redis user can do what its roles say."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
 
 
 def calls_of(client: redis.Redis, work: Callable[..., None], *args: Any) -> set[str]:
-    """Run ``work`` and return the commands that the server executed meanwhile, also those called by scripts."""
+    """Run ``work`` and return the commands that the server executed meanwhile, including those called by scripts."""
     client.script_flush()
     client.config_resetstat()
     work(*args)

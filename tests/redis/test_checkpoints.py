@@ -514,8 +514,8 @@ def _loop(*arguments: Any, **named: Any) -> Callable[[Context], None]:
     [
         (_twice, ConfigError, "calls self.iterate\\(\\) twice"),
         (_both, ConfigError, "moves the cursor itself"),
-        (_loop(after), TypeError, "needs cursor="),
-        (_loop(NUMBERS, cursor=int), TypeError, "needs cursor="),
+        (_loop(after), TypeError, "requires cursor="),
+        (_loop(NUMBERS, cursor=int), TypeError, "requires cursor="),
         (_loop(aafter, cursor=int), TypeError, "async for"),
         (_loop(stream()), TypeError, "async for"),
         (_loop(lambda _: [1, 2, 3], cursor=int), PermanentError, "makes no progress"),

@@ -169,7 +169,7 @@ async def test_a_slot_that_moves_for_too_long_is_named(cluster: Cluster, client:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def counts_everywhere() -> list[Call[Any]]:
+def counts_of_all_queues() -> list[Call[Any]]:
     return [get_counts(keys, ["wait"]) for keys in QUEUES]
 
 
@@ -177,9 +177,9 @@ def test_calls_to_all_nodes_return_their_results_in_order(cluster: Cluster, clie
     for node in cluster.clients:
         node.script_flush()
     client.run_many([command("RPUSH", keys.wait, *range(number + 1)) for number, keys in enumerate(QUEUES)])
-    assert client.run_many(counts_everywhere()) == [{"wait": number + 1} for number in range(30)]
+    assert client.run_many(counts_of_all_queues()) == [{"wait": number + 1} for number in range(30)]
     transaction = atomic([command("LLEN", QUEUES[3].wait), get_counts(QUEUES[3], ["wait"])], "test")
-    *_, last, size = client.run_many([*counts_everywhere(), *transaction, command("LLEN", QUEUES[7].wait)])
+    *_, last, size = client.run_many([*counts_of_all_queues(), *transaction, command("LLEN", QUEUES[7].wait)])
     assert (last, size) == ([4, {"wait": 4}], 8)
     assert client.run_many([]) == []
 
@@ -187,7 +187,7 @@ def test_calls_to_all_nodes_return_their_results_in_order(cluster: Cluster, clie
 async def test_an_asyncio_client_makes_calls_to_all_nodes(cluster: Cluster) -> None:
     client = AsyncClusterClient(endpoint(cluster), clock := ServerClock())
     await client.run_many([command("RPUSH", keys.wait, *range(number + 1)) for number, keys in enumerate(QUEUES)])
-    results = await asyncio.gather(*(client.run_many(counts_everywhere()) for _ in range(20)))
+    results = await asyncio.gather(*(client.run_many(counts_of_all_queues()) for _ in range(20)))
     assert all(result == [{"wait": number + 1} for number in range(30)] for result in results)
     assert abs(clock.now_ms() - wall_ms()) < 1_000
     assert not clock.due
@@ -203,7 +203,7 @@ def test_packed_calls_are_routed_by_their_key(cluster: Cluster, client: ClusterC
     assert client.send_packed([client.pack(call) for call in calls]) == [[number + 1] for number in range(30)]
 
 
-def test_all_nodes_make_a_call_for_everywhere(cluster: Cluster, client: ClusterClient) -> None:
+def test_a_client_makes_a_call_to_every_node(cluster: Cluster, client: ClusterClient) -> None:
     ports = client.run_everywhere(command("CONFIG", "GET", "port", parse_reply=lambda reply: int(reply[1])))
     assert sorted(ports) == sorted(server.port for server in cluster.servers)
     named = [ClusterClient(endpoint(cluster), ServerClock(), "bull:bWFpbA==") for _ in range(2)]
@@ -214,7 +214,7 @@ def test_all_nodes_make_a_call_for_everywhere(cluster: Cluster, client: ClusterC
         one.close()
 
 
-async def test_an_asyncio_client_makes_a_call_everywhere(cluster: Cluster) -> None:
+async def test_an_asyncio_client_makes_a_call_to_every_node(cluster: Cluster) -> None:
     client = AsyncClusterClient(endpoint(cluster), None, "somebody")
     other = AsyncClusterClient(endpoint(cluster))
     await client.run(command("EXISTS", KEYS.probe))
@@ -245,7 +245,7 @@ def test_the_clock_is_set_from_one_node(cluster: Cluster) -> None:
         node.config_resetstat()
     client.connect()
     client.connect()
-    client.run_many(counts_everywhere())
+    client.run_many(counts_of_all_queues())
     assert not clock.due
     stats: list[Any] = [node.info("commandstats") for node in cluster.clients]
     assert sum(stat.get("cmdstat_time", {"calls": 0})["calls"] for stat in stats) == 1

@@ -275,7 +275,7 @@ class TestReplacedStream:
         redis_client.xadd(STREAM, {"event": "drained"}, id="9999999999999-3")
         assert receive(events, 1) == ["9999999999999-3"]
 
-    def test_gaps_cannot_be_counted_after_single_entries_were_deleted(
+    def test_gaps_cannot_be_counted_after_individual_entries_were_deleted(
         self, events: QueueEvents, redis_client: redis.Redis
     ) -> None:
         ids = add(redis_client, 10)

@@ -310,7 +310,7 @@ def test_the_lock_of_a_job_that_was_taken_over_is_not_reacquired(worker: Supervi
     assert [event.job_id for event in worker.events(JobStalled)] == [job_id]
 
 
-def test_the_lock_of_a_job_that_was_perhaps_not_released_is_renewed(worker: Supervised) -> None:
+def test_the_lock_of_a_job_that_may_not_have_been_released_is_renewed(worker: Supervised) -> None:
     job_id = worker.run(worker.slot)
     worker.slot.record_takeover(SlotState.RELEASING, mono_ms() - LONG_AGO_MS)
     worker.heartbeat.tick(0, 0)

@@ -17,12 +17,12 @@ def client_of(url: str, **options: Any) -> redis.Redis:
     """Return a client for a broker URL.
 
     Args:
-        url: ``redis://``, ``redis+cluster://HOST:PORT,…`` or ``redis+sentinel://HOST:PORT,…/PRIMARY``,
+        url: ``redis://``, ``redis+cluster://HOST:PORT,…`` or ``redis+sentinel://HOST:PORT,…/SERVICE``,
             optionally with ``sentinel_password``.
         options: Options of ``redis.Redis``.
 
     Returns:
-        A client with the methods of ``redis.Redis``, also for a cluster. There, methods that concern one server
+        A client with the methods of ``redis.Redis``, even for a cluster. There, methods that concern one server
         (``info``, ``config_set``) skip the test, ``client_list`` returns the connections to all primaries, and users
         are created and deleted on all of them.
     """

@@ -93,7 +93,7 @@ def test_every_result_belongs_to_its_call_and_no_call_is_executed_twice(keys: li
             assert len(executed) == 1
 
 
-def test_a_call_for_everywhere_merges_the_results_of_all_nodes_or_has_the_error_of_one() -> None:
+def test_a_call_to_every_node_merges_their_results_or_has_the_error_of_one() -> None:
     topology = Topology([NODES[0]])
     topology.set(MAP)
     call = EverywhereCall(command("CLIENT", "LIST"), "+".join)

@@ -63,7 +63,9 @@ def output(*args: str) -> str:
         ),
     ],
 )
-def test_an_error_in_the_apps_module_is_one_message_with_file_and_line(project: Path, code: str, message: str) -> None:
+def test_an_error_in_the_apps_module_is_reported_in_one_message_with_file_and_line(
+    project: Path, code: str, message: str
+) -> None:
     write(project, shop=code)
     text = output("-A", "shop")
     assert text.startswith("Error: cannot import the app 'shop' (-A): ")
@@ -88,7 +90,7 @@ def test_a_long_chain_of_imports_is_shortened(project: Path) -> None:
     assert lines[-1] == "  m20.py:1: 1 / 0"
 
 
-def test_a_module_to_include_that_does_not_exist_is_one_line(project: Path) -> None:
+def test_a_module_to_include_that_does_not_exist_is_reported_in_one_line(project: Path) -> None:
     write(project, shop=APP)
     assert output("-A", "shop", "-I", "nosuch") == (
         "Error: cannot import the modules with tasks (-I, include, imports, autodiscover_tasks): "
@@ -111,6 +113,6 @@ def test_a_password_in_the_users_line_is_masked(project: Path) -> None:
         (("-A", "nosuch"), "no bulltask App found for 'nosuch'"),
     ],
 )
-def test_a_wrong_option_is_one_message(project: Path, args: tuple[str, str], message: str) -> None:
+def test_a_wrong_option_is_reported_in_one_message(project: Path, args: tuple[str, str], message: str) -> None:
     write(project, shop=APP)
     assert message in output("-A", "shop", *args)

@@ -72,7 +72,7 @@ def test_an_exception_in_a_receiver_prevents_the_worker_from_starting(app: App) 
             app.load_tasks()
 
 
-def test_periodic_tasks_are_added_to_beat_schedule_also_after_the_settings_are_frozen(app: App) -> None:
+def test_periodic_tasks_are_added_to_beat_schedule_even_after_the_settings_are_frozen(app: App) -> None:
     app.conf.beat_schedule = {name: {"task": "hello", "schedule": 1, "args": ["x"]} for name in ("a", "b")}
     assert app.config.beat_schedule is not None
     app.add_periodic_task(2, app.tasks["hello"].s("y"), name="b")

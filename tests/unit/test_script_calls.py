@@ -1,4 +1,4 @@
-"""Arguments and replies from single calls: details that a test with a server would not notice."""
+"""The arguments of individual calls and the replies to them: details that a test with a server would not notice."""
 
 from __future__ import annotations
 

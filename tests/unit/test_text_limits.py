@@ -1,4 +1,4 @@
-"""The exact limits on texts and numbers that bulltask stores or reads."""
+"""The exact limits on strings and numbers that bulltask stores or reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_long_traceback_of_an_exception_without_a_message_is_kept() -> None:
     assert "UnprintableError" in trace_text(failure, None)
 
 
-def test_only_texts_above_a_limit_are_shortened() -> None:
+def test_only_strings_above_a_limit_are_shortened() -> None:
     assert truncate_reason("x" * REASON_CHARS) == "x" * REASON_CHARS
     assert truncate_reason("x" * (REASON_CHARS + 1)) != "x" * (REASON_CHARS + 1)
 

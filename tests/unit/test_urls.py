@@ -166,7 +166,7 @@ def test_redacting_any_text_does_not_raise(text: str) -> None:
     redact_text(text)
 
 
-def test_redacting_a_text_removes_only_the_passwords_of_its_urls() -> None:
+def test_redacting_text_removes_only_the_passwords_of_its_urls() -> None:
     text = "Error 111 connecting to redis://:pw@host:6379/0.\nTried 'redis://me:pw@b' too; ask ops@example.org"
     shown = "Error 111 connecting to redis://***@host:6379/0.\nTried 'redis://me:***@b' too; ask ops@example.org"
     assert redact_text(text) == shown
@@ -178,6 +178,6 @@ def test_a_redacted_line_of_json_is_still_json() -> None:
     assert shown == {"a": "redis://***@host", "b": "redis://host?password=***", "c": ["x@y", "redis://h"], "d": "a@b"}
 
 
-def test_a_text_without_a_url_is_returned_unchanged() -> None:
+def test_text_without_a_url_is_returned_unchanged() -> None:
     text = "password=hunter2 is not in a URL"
     assert redact_text(text) is text

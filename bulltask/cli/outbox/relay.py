@@ -32,7 +32,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         )
     logger = configure_logging(level=app.config.log_level, worker_id=worker_id("relay"))
     stop_signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)  # also in the threads of the relays
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)  # the relays' threads inherit this
     logger.info("Outbox relay started", outboxes=len(app.outboxes))
     run_relays(app.outboxes, lambda: signal.sigwait(stop_signals), logger)
     logger.info("Outbox relay stopped")

@@ -55,7 +55,7 @@ class AsyncFlowProducer(FlowBase):
 
         Raises:
             TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.
-            BrokerConfigError: The server is a node of a Redis Cluster.
+            BrokerConfigError: The server is a node of a Redis Cluster, but the URL is not ``redis+cluster://``.
             ParentNotFoundError: ``parent`` does not exist.
             ParentConflictError: A job with a custom id exists and belongs to another parent that is still waiting for
                 it.

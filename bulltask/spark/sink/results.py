@@ -145,7 +145,7 @@ class JobLookup:
     def _query(self, connection: Connection, ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
         keys = self.keys
         # Read the sets first: if a job is in a set of finished jobs, its hash has the result, but not the other way
-        # round.
+        # around.
         completed_scores, failed_scores, *hashes = connection.run_many(
             [
                 command("ZMSCORE", keys.completed, *ids),

@@ -372,10 +372,8 @@ def _reject_unknown(given: Iterable[str], rows: Iterable[Option], operation: Ope
         if name in supported:
             continue
         if row := all_options.get(name):
-            operations = sorted(it for option in OPTIONS if option.name == row.name for it in option.operations)
-            raise option_error(
-                "UNKNOWN", f"a {operation} has no option {row.name}; it is an option for: {', '.join(operations)}"
-            )
+            others = ", ".join(sorted(it for option in OPTIONS if option.name == row.name for it in option.operations))
+            raise option_error("UNKNOWN", f"a {operation} has no option {row.name}; it is an option for: {others}")
         hint = did_you_mean(name, supported)
         for lowered, option_name in supported.items():
             hint = hint.replace(repr(lowered), repr(option_name))

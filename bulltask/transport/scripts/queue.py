@@ -74,7 +74,7 @@ _GLOB = re.compile(r"([\\*?\[\]^])")
 
 @dataclass(frozen=True, slots=True)
 class MetricsReply:
-    """Reply of ``getMetrics``.
+    """Reply from ``getMetrics``.
 
     Attributes:
         count: Number of jobs, excluding the current minute.

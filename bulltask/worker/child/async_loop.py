@@ -237,7 +237,7 @@ class AsyncLoop:
             self._spawn(work, f"job {acquired.job.id}", (acquired.job.id,))
 
     def _release(self, acquired: AcquiredJob) -> None:
-        """Release a job, together with the others of this moment, so that they keep their order."""
+        """Release a job, together with the others that are released at the same time, so that they keep their order."""
         self._unstarted.append(acquired)
         if len(self._unstarted) == 1:
             self._spawn(self._release_unstarted(), "release of jobs", ())

@@ -1,4 +1,4 @@
-"""Cancels single attempts: after a time limit, or because their job was revoked."""
+"""Cancels individual attempts: after a time limit, or because their job was revoked."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CancelRequest:
 
 
 class Canceller:
-    """Cancels single attempts: sends a request to the child, and kills the child if the attempt does not end.
+    """Cancels individual attempts: sends a request to the child, and kills the child if the attempt does not end.
 
     A signal makes the child read the request. It is sent again until the child acknowledges the request, because an
     attempt can be cancelled only in its task's code (:mod:`bulltask.worker.child.cancellation`). If the child is
