@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from typing import Any
@@ -13,6 +14,9 @@ from bulltask.transport.scripts.move import CRASHES
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
+needs_prefetching = pytest.mark.skipif(
+    os.environ.get("BULLTASK_TEST_PREFETCHING") == "off", reason="counts what prefetching saves, or how it ends"
+)
 
 TASKS = """
 import ctypes
@@ -56,6 +60,7 @@ def releases(harness: WorkerHarness) -> int:
     return sum(fields["event"] == "waiting" and fields.get("prev") == "active" for _, fields in entries)
 
 
+@needs_prefetching
 def test_short_jobs_that_are_acquired_together_share_round_trips(harness: WorkerHarness) -> None:
     jobs = send(harness, "nothing", 1_000)
     reads = {}
@@ -71,6 +76,7 @@ def test_short_jobs_that_are_acquired_together_share_round_trips(harness: Worker
     assert reads[16] < 0.7 * reads[0]
 
 
+@needs_prefetching
 @pytest.mark.every_topology
 def test_a_job_that_holds_the_gil_delays_no_job_that_its_child_has_prefetched(harness: WorkerHarness) -> None:
     jobs = send(harness, "short", 300)
