@@ -82,8 +82,10 @@ def test_every_malformed_job_fails_with_a_reason_and_every_valid_job_completes(
     wait_until(lambda: not outcomes.unfinished(), 60, "the outcomes of all jobs")
 
     def unsettled() -> list[tuple[str, list[str]]]:
-        # An iteration whose successor cannot be added is delayed and retried, as in Node.
-        logged = {line["job_id"].encode("utf-8", "surrogateescape") for line in worker.logged("Scheduling failed")}
+        # An iteration whose successor cannot be added is delayed and retried, as in Node. A job with pending child jobs
+        # is retried until it has no more attempts, which may be billions.
+        lines = worker.logged("Scheduling failed") + worker.logged("Job retried", delay=1.0)
+        logged = {line["job_id"].encode("utf-8", "surrogateescape") for line in lines}
         settled = outcomes.with_event("completed", "failed") | (outcomes.members("delayed") & logged)
         return [(job.state, job.defects) for job in malformed if job.id not in settled]
 

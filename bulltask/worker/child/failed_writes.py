@@ -38,6 +38,10 @@ __all__ = ["BackoffStep", "FailedWriteHandler", "Settlement", "WriteStep"]
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 """Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`FailedWriteHandler.fallback`."""
 
+_FAST_RETRIES: Final = 10
+_SLOW_RETRY_MS: Final = 1_000
+"""The shortest delay of a parent with pending child jobs after ``_FAST_RETRIES`` retries, so that it does not spin."""
+
 _MAX_RETRY_S: Final = 3_600
 """A call is assumed to be retried for at most this long."""
 
@@ -124,7 +128,7 @@ class FailedWriteHandler:
         BullMQ's scripts fail with an error on a malformed hash, and a flow's parent cannot complete while child jobs
         are pending or failed. Such a job fails with that error as its reason; a malformed job is failed by bulltask's
         script, which does not read the malformed fields. A parent with pending child jobs is retried first, as in
-        Node.js.
+        Node.js, but no longer immediately if it has been retried many times.
 
         ``None`` means that nothing can be written. The job is then left to the stalled check, so that one malformed job
         does not block a child forever.
@@ -143,7 +147,10 @@ class FailedWriteHandler:
         attempts_made = acquired.job.attempts_made + 1
         if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: the job fails
-                return RetriedOutcome(acquired.job.retry_delay_ms(attempts_made), reason, "", "transient")
+                delay_ms = acquired.job.retry_delay_ms(attempts_made)
+                if attempts_made > _FAST_RETRIES:
+                    delay_ms = max(delay_ms, _SLOW_RETRY_MS)
+                return RetriedOutcome(delay_ms, reason, "", "transient")
         return FailedOutcome(reason, "", "permanent", malformed=script_stopped)
 
     def already_applied(self, acquired: AcquiredJob) -> Call[bool]:

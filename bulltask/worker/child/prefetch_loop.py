@@ -124,7 +124,7 @@ class PrefetchLoop:
             if ready and self._runs_alone(ready[0]):
                 alone = ready.popleft()
             self._write(ended, used, fetch=alone is None)
-            if not self._fetcher.may_collect:
+            if _limits_queue(ended) or not self._fetcher.may_collect:
                 break
         self._release_ready()
         if alone is not None:
@@ -199,6 +199,7 @@ class PrefetchLoop:
             if item.acquired.slot.state in _WRITTEN:
                 self._writer.after_write(item.acquired, item.outcome, item.duration_ms)
                 self._free_slot(item.acquired.slot)
+        fetch = fetch and not _limits_queue(ended)
         if not (fetch and self._fetcher.may_fetch_next):
             unwritten = [self._without_fetch(item) for item in unwritten]
         replies = self._exchange(unwritten)
@@ -282,3 +283,8 @@ class PrefetchLoop:
                 self._free_slot(acquired.slot)
         self._ready.clear()
         self._fetcher.release_unstarted(jobs)
+
+
+def _limits_queue(ended: Sequence[_EndedJob]) -> bool:
+    """Return whether a task has rate-limited its queue; no other job ends after it in the same round."""
+    return bool(ended) and isinstance(ended[-1].outcome, RateLimitedOutcome)
