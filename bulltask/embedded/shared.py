@@ -70,7 +70,8 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
     """Ensure that a directory's server is running, and use it until this process and its forked children exit.
 
     The first process starts the server, others join it. No process owns it: it runs until the last process that uses it
-    has exited, even by ``kill -9``, and is then shut down cleanly, so no data is lost between runs.
+    has exited, even if that process was killed with ``kill -9``, and is then shut down cleanly, so no data is lost
+    between runs.
 
     A server is joined only if it reports the run id that is recorded for this directory. Call this again if the
     server has died, to restart it, on the same port if that is still free.

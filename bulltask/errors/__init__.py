@@ -16,7 +16,7 @@
     │   ├── BrokerAuthError          wrong credentials, or a command that the ACL denies
     │   ├── BrokerNotReadyError      Redis cannot reply right now: LOADING, READONLY, MISCONF …
     │   ├── BrokerOutOfMemoryError   Redis has reached ``maxmemory``
-    │   └── BrokerConfigError        ``redis://`` of a cluster node or a Sentinel, or a database that does not exist
+    │   └── BrokerConfigError        ``redis://`` URL of a cluster node or a Sentinel; database that does not exist
     ├── ScriptIntegrityError     a Lua script in the bulltask package was modified
     ├── JobError                 a script rejected an operation on a job              (BullMQ's return code)
     │   ├── JobNotFoundError         -1

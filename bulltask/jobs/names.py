@@ -69,7 +69,8 @@ def address_of(key: str, prefix: str) -> tuple[str, str, str]:
     """Return the prefix, BullMQ's queue name and the id from a job's full key.
 
     Queue names contain no ``:``. Ids may contain one (those of job schedulers do), and so may a prefix; a prefix other
-    than ``prefix`` is assumed to end at the first ``:``. (Node 5.62 uses three parts and loses the rest of such an id.)
+    than ``prefix`` is assumed to end at the first ``:``. (BullMQ 5.62 uses three parts and loses the
+    rest of such an id.)
     """
     head = prefix if key.startswith(f"{prefix}:") else key.partition(":")[0]
     name, _, job_id = key[len(head) + 1 :].partition(":")

@@ -50,8 +50,8 @@ class QueueStatus:
         lost: The number of events ever lost.
         lag_events, lag_s: How far the lake is behind; ``None`` if Redis was not read.
         stream_length, stream_limit: The number of events in the stream, and its maximum.
-        headroom_s: Seconds until the stream trims unread events, at its busiest rate; ``None`` if unknown, 0 if it
-            already trims them.
+        headroom_s: Seconds until the stream trims unread events, at the highest observed rate; ``None`` if unknown, 0
+            if it already trims them.
     """
 
     queue: str

@@ -30,8 +30,8 @@ CANCEL_HINT = (
     "the attempt has failed, and the child's other jobs run again"
 )
 MEMORY_HINT = (
-    "The child's memory exceeded worker_hard_memory_limit. Its jobs run again, and fail after max_crashes crashes: "
-    "raise the limit, or reduce the task's memory use"
+    "The child's memory exceeded worker_hard_memory_limit. Its jobs run again, first with few others and then alone; a "
+    "job fails if it exceeds the limit alone (max_crashes): raise the limit, or reduce the task's memory use"
 )
 
 

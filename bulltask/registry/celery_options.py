@@ -182,5 +182,5 @@ def hint_for_unknown_call_option(name: str, known: Iterable[str]) -> str:
 
 def _hint(name: str, known: Iterable[str], refused: _Options) -> str:
     if name in refused:
-        return f" (Celery's): {refused[name][1]}"
+        return f" (a Celery option): {refused[name][1]}"
     return did_you_mean(name, known) or f": use {', '.join(sorted(known))}"

@@ -217,8 +217,8 @@ class TaskOptions:
         for name in options:
             if name in _HANDLERS:
                 raise TypeError(
-                    f"unknown task option {name!r} (Celery's): define a method {name} in a task class and pass the "
-                    f"class as base=, or use {_HANDLERS[name]}"
+                    f"unknown task option {name!r} (a Celery option): define a method {name} in a task class and pass "
+                    f"the class as base=, or use {_HANDLERS[name]}"
                 )
             if name not in known:
                 raise TypeError(f"unknown task option {name!r}{hint_for_unknown_option(name, known)}")

@@ -1,10 +1,10 @@
 """Crash quarantine: separates a job that crashes children (a poison pill) from the other jobs of those children.
 
-Up to a hundred jobs, of which at most one is sync, share a child. When the child crashes, the job that caused the crash
-is unknown. If the crash counted against every job, one poison pill would fail a hundred other jobs. Therefore, all
-these jobs are quarantined: each is retried with only a few others and, after a second crash, alone. A job fails only
-after a crash in which it was alone in its child: the second or the third, by default. A job that is never alone,
-because its children crash while they acquire it, fails after ``EXTRA_CRASHES`` more.
+Up to a hundred jobs share a child; at most one of them is sync, except with the thread pool. When the child crashes,
+the job that caused the crash is unknown. If the crash counted against every job, one poison pill would fail a hundred
+other jobs. Therefore, all these jobs are quarantined: each is retried with only a few others and, after a second
+crash, alone. A job fails only after a crash in which it was alone in its child: the second or the third, by default.
+A job that is never alone, because its children crash while they acquire it, fails after ``EXTRA_CRASHES`` more.
 
 The number of crashes is stored in the job's hash (``bulltask:crashes``), because another worker may acquire the job
 next. Reading it needs no additional command, because a fetch returns all fields of a job.

@@ -1,5 +1,5 @@
-"""Assembles a worker. Only this module, ``app.py``, ``child/main.py`` and ``in_process.py`` create objects and connect
-them.
+"""Assembles a worker. This module, ``app.py``, ``child/main.py`` and ``in_process.py`` are the composition roots: only
+they create the long-lived objects and connect them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ __all__ = ["node_program"]
 
 @contextmanager
 def node_program(code: str, url: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a page's Node program on another server than it names; it is killed if it does not end."""
+    """Run a page's Node program on a server other than the one it names; it is killed if it does not end."""
     assert "redis://localhost:6379" in code
     (directory / "program.mjs").write_text(code.replace("redis://localhost:6379", url.removesuffix("/0")))
     (directory / "node_modules").symlink_to(HERE / "node_modules")

@@ -93,7 +93,7 @@ class Sentinels:
         return self.wait_for_failover(old)
 
     def wait_for_failover(self, old: RedisServer) -> RedisServer:
-        """Wait until a majority of the sentinels report another primary than ``old``; return it."""
+        """Wait until a majority of the sentinels report a primary other than ``old``; return it."""
         wait_until(lambda: self.primary is not old, 60.0, "another primary")
         return self.primary
 

@@ -141,10 +141,10 @@ def test_options_that_bulltask_does_not_have_name_the_alternative() -> None:
     @app.task(name="plain")
     def plain() -> None: ...
 
-    with pytest.raises(TypeError, match=r"'routing_key' \(Celery's\): use queue="):
+    with pytest.raises(TypeError, match=r"'routing_key' \(a Celery option\): use queue="):
         plain.apply_async(routing_key="x")  # type: ignore[call-arg]
     assert CallOptions.of({"task_id": "x"}) == CallOptions(job_id="x")
-    with pytest.raises(TypeError, match=r"unknown task option 'filter' \(Celery's\): use a decorator"):
+    with pytest.raises(TypeError, match=r"unknown task option 'filter' \(a Celery option\): use a decorator"):
         app.task(filter=print)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="throws must be a tuple of exception classes"):
         app.task(throws="KeyError")  # type: ignore[call-overload]

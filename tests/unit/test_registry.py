@@ -671,6 +671,6 @@ def test_a_handler_as_an_option_leads_to_the_alternatives(handler: str, alternat
     with pytest.raises(TypeError) as caught:
         TaskOptions.of({handler: print})
     assert str(caught.value) == (
-        f"unknown task option {handler!r} (Celery's): define a method {handler} in a task class and pass the class as "
-        f"base=, or use {alternative}"
+        f"unknown task option {handler!r} (a Celery option): define a method {handler} in a task class and pass "
+        f"the class as base=, or use {alternative}"
     )

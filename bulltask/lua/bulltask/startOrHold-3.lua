@@ -2,27 +2,27 @@
   Starts a job of a rate-limited task, or holds it: delays it until its turn.
 
   Starts are spread evenly: after each start, the next one is possible after the interval. If a start is late, later
-  ones may catch up by at most the tolerance. The task's held jobs in this queue form a line, ordered by priority and
-  then by arrival. A held job is in `delayed`, due when it is expected to start. If it is acquired before a start is
-  possible, because other starts were late, it is delayed again and keeps its place. When a job starts, the first job in
-  the line becomes due at the next possible start if it was due later, because jobs before it were removed or the limit
-  was raised.
+  ones may catch up by at most the tolerance. The task's held jobs in this queue form a waiting list, ordered by
+  priority and then by arrival. A held job is in `delayed`, due when it is expected to start. If it is acquired before a
+  start is possible, because other starts were late, it is delayed again and keeps its place. When a job starts, the
+  first job in the list becomes due at the next possible start if it was due later, because jobs before it were removed
+  or the limit was raised.
 
   If the job is held, the jobs of the same task that are next in `wait` are held too, without being acquired.
 
-  The place in the line is also stored in the job's hash, so that jobs that are promoted together keep their order
+  The place in the list is also stored in the job's hash, so that jobs that are promoted together keep their order
   (`promotionGuard`).
 
   The source of BullMQ's moveToDelayed is inserted before this one, as the function `delay(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_delay).
 
   KEYS[1]  when the next start is possible, in milliseconds
-  KEYS[2]  the line, a sorted set of job ids
+  KEYS[2]  the waiting list, a sorted set of job ids
   KEYS[3]  wait
   KEYS[4…] the keys of moveToDelayed
   ARGV[1]  interval between two starts in milliseconds
   ARGV[2]  tolerance in milliseconds
-  ARGV[3]  "1": the job goes ahead of the line
+  ARGV[3]  "1": the job goes ahead of the list
   ARGV[4]  the task's name
   ARGV[5]  key prefix of the queue
   ARGV[6]  now in milliseconds
@@ -32,9 +32,9 @@
   event    delayed for each job that is held or becomes due earlier
 ]]
 local call = redis.call
-local start_key, line, wait, delay_keys = KEYS[1], KEYS[2], KEYS[3], { unpack(KEYS, 4) }
+local start_key, list, wait, delay_keys = KEYS[1], KEYS[2], KEYS[3], { unpack(KEYS, 4) }
 local marker, delayed, job, events, meta = delay_keys[1], delay_keys[4], delay_keys[5], delay_keys[6], delay_keys[7]
-local interval, tolerance, skips_line, task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == "1", ARGV[4]
+local interval, tolerance, goes_first, task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == "1", ARGV[4]
 local prefix, now, id, token = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
 local HELD, CLASS, BATCH, KEEP_S = "bulltask:held", 0x100000000, 100, 7 * 86400
 
@@ -46,10 +46,10 @@ if holder ~= token then
   return holder and -6 or -2
 end
 
--- The first job in the line. Jobs that were removed, or that Node.js has run, leave the line here.
-local function first_in_line()
+-- The first job in the list. Jobs that were removed, or that Node.js has run, leave the list here.
+local function first_held()
   for _ = 1, 1000 do
-    local first = call("ZRANGE", line, 0, 0)[1]
+    local first = call("ZRANGE", list, 0, 0)[1]
     if not first then
       return nil
     end
@@ -57,11 +57,11 @@ local function first_in_line()
     if not fields.err and fields[1] and not fields[2] then
       return first
     end
-    call("ZREM", line, first)
+    call("ZREM", list, first)
   end
 end
 
-local function join_line(member, priority, before)
+local function hold(member, priority, before)
   priority = tonumber(priority) or 0
   if priority ~= priority or priority < 0 then
     priority = 0
@@ -69,13 +69,13 @@ local function join_line(member, priority, before)
   local low, high = priority * CLASS, string.format("(%.0f", (priority + 1) * CLASS)
   local score = low + CLASS / 2
   if before then
-    local first = call("ZRANGEBYSCORE", line, string.format("%.0f", low), high, "WITHSCORES", "LIMIT", 0, 1)[2]
+    local first = call("ZRANGEBYSCORE", list, string.format("%.0f", low), high, "WITHSCORES", "LIMIT", 0, 1)[2]
     score = first and tonumber(first) - 1 or score
   else
-    local last = call("ZREVRANGEBYSCORE", line, high, string.format("%.0f", low), "WITHSCORES", "LIMIT", 0, 1)[2]
+    local last = call("ZREVRANGEBYSCORE", list, high, string.format("%.0f", low), "WITHSCORES", "LIMIT", 0, 1)[2]
     score = last and tonumber(last) + 1 or score
   end
-  call("ZADD", line, string.format("%.0f", score), member)
+  call("ZADD", list, string.format("%.0f", score), member)
   return score
 end
 
@@ -95,8 +95,8 @@ local function update_marker()
   end
 end
 
-local function advance_line(start)
-  local first, due = first_in_line(), math.ceil(math.max(now, start))
+local function advance_first(start)
+  local first, due = first_held(), math.ceil(math.max(now, start))
   local score = first and call("ZSCORE", delayed, first)
   if score and math.floor(tonumber(score) / 0x1000) > due then
     set_due(first, due)
@@ -114,32 +114,32 @@ if next_start > now + interval then  -- the limit was lower, or the clock was se
   next_start = now + interval
   store(next_start)
 end
-local was_held = call("ZSCORE", line, id)
+local was_held = call("ZSCORE", list, id)
 
-if now >= next_start and (was_held or skips_line or not first_in_line()) then
+if now >= next_start and (was_held or goes_first or not first_held()) then
   next_start = math.max(next_start, now - tolerance) + interval
   store(next_start)
-  call("ZREM", line, id)
+  call("ZREM", list, id)
   call("HDEL", job, HELD)
-  advance_line(next_start)
+  advance_first(next_start)
   return 0
 end
 
-local place = was_held or string.format("%.0f", join_line(id, call("HGET", job, "priority"), skips_line))
+local place = was_held or string.format("%.0f", hold(id, call("HGET", job, "priority"), goes_first))
 local base = math.max(now, next_start)
-local due = math.ceil(base + call("ZRANK", line, id) * interval)
+local due = math.ceil(base + call("ZRANK", list, id) * interval)
 local delay_ms = string.format("%.0f", due - now)
 local code = delay(delay_keys, { prefix, ARGV[6], id, token, delay_ms, "1", "" })
 if code ~= 0 then
-  call("ZREM", line, id)
+  call("ZREM", list, id)
   return code
 end
 call("HSET", job, HELD, place)
 call("HINCRBY", job, "ats", -1)  -- the attempt has not started
 
--- The next jobs in `wait`, up to the first that cannot join the end of the line: a job of another task, one that has
+-- The next jobs in `wait`, up to the first that cannot join the end of the list: a job of another task, one that has
 -- started before, one of a job scheduler (its next iteration is added first), or one that fails or goes ahead of the
--- line. A worker acquires that job as usual.
+-- list. A worker acquires that job as usual.
 local next_ids, held, score, rank = call("LRANGE", wait, -BATCH, -1), 0, nil, nil
 for i = #next_ids, 1, -1 do
   local other = next_ids[i]
@@ -149,16 +149,16 @@ for i = #next_ids, 1, -1 do
   if not is_same or fields[3] or fields[4] or not joins_at_end then
     break
   end
-  local old_rank = fields[7] and call("ZRANK", line, other)
+  local old_rank = fields[7] and call("ZRANK", list, other)
   if old_rank then
     set_due(other, math.ceil(base + old_rank * interval))
   else
     if score then
       score, rank = score + 1, rank + 1
-      call("ZADD", line, string.format("%.0f", score), other)
+      call("ZADD", list, string.format("%.0f", score), other)
     else
-      score = join_line(other, 0, false)
-      rank = call("ZRANK", line, other)
+      score = hold(other, 0, false)
+      rank = call("ZRANK", list, other)
     end
     set_due(other, math.ceil(base + rank * interval), HELD, string.format("%.0f", score))
   end
@@ -167,7 +167,7 @@ end
 if held > 0 then
   call("LTRIM", wait, 0, -held - 1)
 end
-call("EXPIRE", line, KEEP_S)
-advance_line(base)
+call("EXPIRE", list, KEEP_S)
+advance_first(base)
 update_marker()
 return math.max(1, due - now)

@@ -77,7 +77,9 @@ def _queue_metrics(status: PipelineStatus) -> Iterator[Metric]:
     gauges = {
         "lag_events": _gauge("lag_events", "Events in Redis that are not in the lake"),
         "lag_s": _gauge("lag_seconds", "Time between the lake's last event and the last event in Redis"),
-        "headroom_s": _gauge("headroom_seconds", "Time until a stream trims unread events, at its busiest rate"),
+        "headroom_s": _gauge(
+            "headroom_seconds", "Time until a stream trims unread events, at the highest observed rate"
+        ),
     }
     for queue in status.queues:
         lost.add_metric((queue.queue,), queue.lost)

@@ -94,7 +94,9 @@ class JobFetcher:
 
     @property
     def may_collect(self) -> bool:
-        """Whether several jobs may be acquired. After a lost reply, its jobs must be released first."""
+        """Whether several jobs may be acquired. After a lost reply, the jobs that the call may have
+        acquired must be released first.
+        """
         return self.may_acquire and not self._uncertain
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def block(language: str, name: str) -> str:
 
 @contextmanager
 def program(name: str, url: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run one of the official client's programs on another server than it names; it is killed if it does not end."""
+    """Run one of the official client's programs on a server other than its own; it is killed if it does not end."""
     code = block("py", name)
     assert URL in code
     (directory / name).write_text(code.replace(URL, url.removesuffix("/0")))
