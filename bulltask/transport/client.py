@@ -261,7 +261,11 @@ class Client:
 
     def _with_missing_scripts(self, calls: Sequence[Call[Any]], replies: list[Any]) -> list[Any]:
         """Resend calls whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
-        while missing := [index for index, reply in enumerate(replies) if _lacks_script(calls[index], reply)]:
+        while missing := [
+            index
+            for index, reply in enumerate(replies)
+            if redis_errors.is_noscript(reply) and calls[index].known_sha is not None
+        ]:
             again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
@@ -390,7 +394,3 @@ class Client:
 def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
     sock: socket.socket | None = getattr(connection, "_sock", None)  # redis-py has no public name for it
     return sock
-
-
-def _lacks_script(call: Call[Any], reply: object) -> bool:
-    return redis_errors.is_noscript(reply) and call.known_sha is not None
