@@ -50,7 +50,8 @@ def test_the_children_of_a_killed_supervisor_exit_and_another_worker_runs_their_
     assert not {int(entry["pid"]) for entry in after} & set(children), (
         "a child without a supervisor starts no second job"
     )
-    assert {entry["jobId"] for entry in harness.events.all(event="stalled")} == {job.id for job in running}
+    # A child may just have prefetched one of the waiting jobs, which then stalls without having started.
+    assert {entry["jobId"] for entry in harness.events.all(event="stalled")} >= {job.id for job in running}
     assert other.stop() == 0
 
 
