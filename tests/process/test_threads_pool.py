@@ -155,7 +155,7 @@ def test_the_hard_limit_kills_the_child_of_a_blocked_thread_and_other_jobs_run_a
     worker = harness.worker(TASKS, options=options(2), settings={"max_crashes": 1})
     innocent = harness.app.send_task("meet", kwargs={"gate": "gate"})
     first = harness.wait_for_start(innocent)["pid"]
-    blocked = harness.app.send_task("block", time_limit=0.3)
+    blocked = harness.app.send_task("block", time_limit=0.3, max_retries=0)
     reason = harness.wait_for_event("failed", blocked)["failedReason"]
     assert reason == "task block ran longer than its time limit of 0.3 s and its child was killed"
     assert harness.wait_for_start(innocent, 2)["pid"] != first
