@@ -134,6 +134,7 @@ def broken_celery(directory: Path) -> str:
     return str(directory)
 
 
+@pytest.mark.one_server  # Celery does not know bulltask's URLs of clusters and sentinels
 def test_a_celery_project_has_the_same_outcomes_after_two_lines_and_after_all_its_imports_are_changed(
     broker_url: str, tmp_path: Path
 ) -> None:
