@@ -50,8 +50,11 @@ def test_the_children_of_a_killed_supervisor_exit_and_another_worker_runs_their_
     assert not {int(entry["pid"]) for entry in after} & set(children), (
         "a child without a supervisor starts no second job"
     )
-    # A child may just have prefetched one of the waiting jobs, which then stalls without having started.
-    assert {entry["jobId"] for entry in harness.events.all(event="stalled")} >= {job.id for job in running}
+    stalled = {entry["jobId"] for entry in harness.events.all(event="stalled")}
+    if os.environ.get("BULLTASK_TEST_PREFETCHING") in {"always", "random"}:
+        # A child may just have prefetched one of the waiting jobs, which then stalls without having started.
+        stalled -= {job.id for job in waiting}
+    assert stalled == {job.id for job in running}
     assert other.stop() == 0
 
 
