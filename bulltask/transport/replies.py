@@ -61,7 +61,7 @@ NO_JOB: Final = Fetched()
 
 
 def parse_fetched(reply: Any) -> Fetched:
-    """Parse the four-element reply from ``moveToActive``, and of ``moveToFinished`` when it fetches the next job.
+    """Parse the four-element reply from ``moveToActive``, or from ``moveToFinished`` when it fetches the next job.
 
     Raises:
         ValueError, TypeError: It is not such a reply.
