@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Self
 
@@ -17,6 +19,7 @@ from bulltask.testing.drain import Drain, Steps
 from bulltask.testing.inline_results import InlineResults
 from bulltask.transport.operation import run_sync
 from bulltask.transport.results import Results
+from bulltask.transport.steps import adrive, drive
 from bulltask.worker.beat import reconcile
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.in_process import TaskLoop
@@ -24,6 +27,9 @@ from bulltask.worker.in_process import TaskLoop
 __all__ = ["InlineWorker"]
 
 _FOREVER_MS: Final = 2**52
+
+# A thread in which the worker runs async tasks has a copy of its caller's context; the test's own threads have none.
+_running_worker: ContextVar[InlineWorker | None] = ContextVar("bulltask.testing.inline_worker", default=None)
 
 
 class InlineWorker:
@@ -55,7 +61,6 @@ class InlineWorker:
         self._app, self._broker, self._lock = app, app.broker, threading.RLock()
         self._loop = TaskLoop()
         self._running: set[JobRef] = set()
-        self._thread = 0
         self._last: Drain | None = None
         app.broker.results = InlineResults(self._results, self)
 
@@ -108,8 +113,8 @@ class InlineWorker:
         await self._arun(self._deadline_ms(timeout_ms), propagate=False, awaited=ref)
 
     def is_running(self, ref: JobRef) -> bool:
-        """Return whether the calling thread runs this job, so that waiting for its result would never end."""
-        return ref in self._running and self._thread == threading.get_ident()
+        """Return whether this job is running, and its task is the caller, which would wait for its result forever."""
+        return ref in self._running and _running_worker.get() is self
 
     def unregistered_task(self, queue: str) -> str:
         """Return the name of a task that the last run did not find in the app; ``""`` if all were registered.
@@ -132,26 +137,24 @@ class InlineWorker:
         self.close()
 
     def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
-        with self._lock, self._broker.pool.client() as client:  # a thread of the test may wait for a result, too
-            self._thread = threading.get_ident()
-            self._last = drain = Drain(self._app, client, self._running, propagate=propagate)
-            steps = self._steps(drain, end_ms, awaited)
-            with suppress(StopIteration):
-                runner, attempts = next(steps)
-                while True:
-                    runner, attempts = steps.send(runner.call(attempts, self._loop))
+        with self._lock, self._drain(propagate=propagate) as drain:  # a thread of the test may wait for a result, too
+            drive(self._steps(drain, end_ms, awaited), lambda step: step[0].call(step[1], self._loop), ())
         return drain.result()
 
     async def _arun(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
-        with self._broker.pool.client() as client:
-            self._thread = threading.get_ident()
-            self._last = drain = Drain(self._app, client, self._running, propagate=propagate)
-            steps = self._steps(drain, end_ms, awaited)
-            with suppress(StopIteration):
-                runner, attempts = next(steps)
-                while True:
-                    runner, attempts = steps.send(await runner.acall(attempts))
+        with self._drain(propagate=propagate) as drain:
+            await adrive(self._steps(drain, end_ms, awaited), lambda step: step[0].acall(step[1]), ())
         return drain.result()
+
+    @contextmanager
+    def _drain(self, *, propagate: bool) -> Iterator[Drain]:
+        token = _running_worker.set(self)
+        try:
+            with self._broker.pool.client() as client:
+                self._last = Drain(self._app, client, self._running, propagate=propagate)
+                yield self._last
+        finally:
+            _running_worker.reset(token)
 
     def _steps(self, drain: Drain, end_ms: int, awaited: JobRef | None) -> Steps:
         yield from drain.run_ready(awaited)

@@ -20,7 +20,7 @@ def drive(steps: Generator[S, Any, R], take: Callable[[S], object], errors: _Err
     Args:
         steps: The generator.
         take: Takes a step.
-        errors: The errors of a step that are raised at the ``yield``; the others end the generator.
+        errors: The errors of a step that are raised at the ``yield``; the caller receives the others.
 
     Returns:
         What the generator returns.

@@ -7,7 +7,6 @@ attempts follow each other immediately: nothing waits for a delay.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from bulltask.registry.job_client import JobCommand
 from bulltask.registry.relatives import origin_of_jobs_sent_by, relatives
 from bulltask.transport.broker import Broker
 from bulltask.transport.produce import Producer
+from bulltask.transport.steps import adrive, drive
 from bulltask.worker.child.attempt import Attempt
 from bulltask.worker.child.canvas_calls import errback_data, errback_queue
 from bulltask.worker.child.outcomes import (
@@ -103,22 +103,15 @@ class EagerRunner:
             Exception: A task's exception, if exceptions are propagated. The jobs after that task's job have not run.
             BulltaskError: A job has not finished after a thousand attempts.
         """
-        steps, loop = self._steps(roots), TaskLoop()
+        loop = TaskLoop()
         try:
-            with suppress(StopIteration):
-                runner, attempts = next(steps)
-                while True:
-                    runner, attempts = steps.send(runner.call(attempts, loop))
+            drive(self._steps(roots), lambda step: step[0].call(step[1], loop), ())
         finally:
             loop.close()
 
     async def arun(self, roots: Sequence[PlannedJob]) -> None:
         """:meth:`run` for asyncio: async tasks run on the running loop."""
-        steps = self._steps(roots)
-        with suppress(StopIteration):
-            runner, attempts = next(steps)
-            while True:
-                runner, attempts = steps.send(await runner.acall(attempts))
+        await adrive(self._steps(roots), lambda step: step[0].acall(step[1]), ())
 
     def _steps(self, roots: Sequence[PlannedJob]) -> _Steps:
         before: dict[str, list[JobRef]] = {}

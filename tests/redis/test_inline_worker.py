@@ -446,6 +446,17 @@ def test_a_task_may_wait_for_another_job_but_not_for_itself(app: App, worker: In
         outer.delay(True).get()
 
 
+async def test_an_async_task_that_sync_code_runs_in_a_loop_may_not_wait_for_itself(
+    app: App, worker: InlineWorker
+) -> None:
+    @app.task(bind=True)
+    async def outer(self: Context) -> Any:
+        return app.result(self.request.id).get(timeout=5)
+
+    with pytest.raises(Exception, match="waits for its own result"):
+        outer.delay().get()  # the worker runs the task on another thread, because this one has a loop
+
+
 def test_get_returns_the_result_of_a_job_that_is_removed_when_it_ends(
     app: App, worker: InlineWorker, clock: FakeClock, ran: list[Any]
 ) -> None:
