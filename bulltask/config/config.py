@@ -347,8 +347,6 @@ class Settings:
 
 
 def _check_broker(config: Config) -> None:
-    if config.publish_replicas and config.broker_url.kind == "cluster":
-        raise ConfigError("broker_publish_replicas is not available with redis+cluster:// yet; remove the setting")
     if config.credentials and config.broker_url.has_password:
         raise ConfigError(
             f"broker_url {config.broker_url} contains a password, but broker_credential_provider is set: remove "

@@ -28,7 +28,7 @@ from bulltask.transport.scripts.flow import (
     was_added,
 )
 from bulltask.transport.scripts.one_slot import check_one_slot
-from bulltask.transport.transaction import transaction
+from bulltask.transport.transaction import atomic
 
 __all__ = ["FlowSender", "ServerFacts"]
 
@@ -66,6 +66,7 @@ class FlowSender:
         self._roots, self._broker, self._facts, self._also = roots, broker, facts, also
         self._all = list(in_order(roots))
         self._witness: PlannedJob | None = None
+        self._replication = wait_for_replicas(broker.config, self._keys(roots[0].job.queue)) if roots else []
         self._first_attempt_ms = 0
         self._completed: set[PlannedJob] = set()
 
@@ -83,7 +84,6 @@ class FlowSender:
         if (yield from self._check_existing()):
             for planned in self._all:
                 planned.result = planned.job.id
-            yield from self._wait_for_replicas()
             return
         now_ms = self._broker.clock.now_ms()
         order = self._order()
@@ -94,15 +94,11 @@ class FlowSender:
         calls += [self._wait_for(planned, follower) for planned in order for follower in planned.followers]
         calls += self._also
         self._first_attempt_ms = self._first_attempt_ms or now_ms
-        results = yield from transaction(calls, self._broker.endpoint.safe_url)
+        requests = atomic(calls, self._broker.endpoint.safe_url)
+        results = (yield [*requests, *self._replication])[len(requests) - 1]
         for planned, result in zip(order, results, strict=False):  # the results of the other calls do not matter
             planned.result = result
         self._raise_rejection()
-        yield from self._wait_for_replicas()
-
-    def _wait_for_replicas(self) -> Operation[None]:
-        if calls := wait_for_replicas(self._broker.config):
-            yield calls
 
     def _check_existing(self) -> Operation[bool]:
         """Check parents and existing jobs; true if an earlier attempt has added the flows."""
@@ -113,6 +109,7 @@ class FlowSender:
         for queue in sorted(queues):
             batch.add(write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._broker.config.max_events))
         traces = batch.add(self._traces())
+        batch.add(self._replication if self._first_attempt_ms else [])
         parent_exists = batch.add([key_exists(root.job.parent.key) for root in parents if root.job.parent])
         existing = batch.add(
             [call for planned in with_custom_id for call in existing_job(self._keys(planned.job.queue), planned.job.id)]

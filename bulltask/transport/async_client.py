@@ -79,8 +79,7 @@ class AsyncClient:
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     async def _resend(self, calls: Sequence[Call[Any]], replies: list[Any], deadline_ms: int | None) -> None:
-        """Resend calls whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
-        while missing := [index for index, reply in enumerate(replies) if redis_errors.is_noscript(reply)]:
+        while missing := redis_errors.to_resend(calls, replies):
             again = await self._exchange(packed_with_bodies([calls[index] for index in missing]), deadline_ms)
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply

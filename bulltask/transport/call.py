@@ -27,6 +27,7 @@ __all__ = [
     "PackedCall",
     "as_is",
     "command",
+    "is_wait_for_replicas",
     "packed_with_bodies",
     "script_call",
     "to_msgpack",
@@ -172,17 +173,22 @@ _packed_names = lru_cache(maxsize=500)(_words)
 def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
     """Return the bytes to send when the server does not have the calls' scripts; each script's body is sent once.
 
+    Plain commands are sent unchanged.
+
     The script is already loaded when later entries run. Another ``SCRIPT FLUSH`` may come between them, but every round
     executes at least the entries with a body.
     """
-    seen: set[str] = set()
+    seen: set[str | None] = {None}
     packed = []
     for call in calls:
-        sha = call.known_sha
-        assert sha is not None
-        packed.append(call.packed() if sha in seen else call.packed_with_body())
-        seen.add(sha)
+        packed.append(call.packed() if call.known_sha in seen else call.packed_with_body())
+        seen.add(call.known_sha)
     return packed
+
+
+def is_wait_for_replicas(call: Call[Any]) -> bool:
+    """Return whether the call is a ``WAIT``, which covers what its connection has written before it."""
+    return call.args[0] == "WAIT"
 
 
 def command(*words: Arg, parse_reply: Callable[[Any], R] = as_is) -> Call[R]:

@@ -260,12 +260,7 @@ class Client:
         return self._with_missing_scripts(calls, replies)
 
     def _with_missing_scripts(self, calls: Sequence[Call[Any]], replies: list[Any]) -> list[Any]:
-        """Resend calls whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
-        while missing := [
-            index
-            for index, reply in enumerate(replies)
-            if redis_errors.is_noscript(reply) and calls[index].known_sha is not None
-        ]:
+        while missing := redis_errors.to_resend(calls, replies):
             again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply

@@ -17,7 +17,7 @@ from redis.crc import key_slot
 from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.lua.loader import Script
-from bulltask.transport.call import Arg, Call, PackedCall, command
+from bulltask.transport.call import Arg, Call, PackedCall, command, is_wait_for_replicas
 from bulltask.transport.keys import guard_key
 
 __all__ = [
@@ -42,7 +42,8 @@ CROSS_SLOT: Final = (
 )
 
 _NO_KEY: Final = (
-    "ASKING CLIENT CLUSTER CONFIG DBSIZE DISCARD EXEC FLUSHALL FLUSHDB HELLO INFO MULTI PING SCAN SCRIPT TIME UNWATCH"
+    "ASKING CLIENT CLUSTER CONFIG DBSIZE DISCARD EXEC FLUSHALL FLUSHDB HELLO INFO MULTI PING SCAN SCRIPT TIME UNWATCH "
+    "WAIT"
 )
 _POSITIONS: Final[Mapping[Arg, int]] = {
     "MEMORY": 2,
@@ -154,16 +155,20 @@ def _address(entry: Sequence[Any], node: Address) -> Address:
 def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
     """Group calls; ``MULTI``, ``EXEC`` and the calls between them stay together.
 
-    ``WATCH`` stays together with the calls behind it: what they read must not change until the transaction.
+    ``WATCH`` stays together with the calls behind it: what they read must not change until the transaction. ``WAIT``
+    stays together with the calls before it (up to another ``WAIT``): it covers only what its connection has written.
 
     Raises:
         BrokerError: Calls that belong together have keys in several slots.
     """
     group: list[int] = []
     last = len(calls) - 1
+    last_wait = max((position for position, call in enumerate(calls) if is_wait_for_replicas(call)), default=-1)
     for position, call in enumerate(calls):
         group.append(position)
         match calls[group[0]].args[0]:
+            case _ if group[0] <= last_wait:
+                is_complete = is_wait_for_replicas(call)
             case "MULTI":
                 is_complete = call.args[0] == "EXEC"
             case "WATCH":

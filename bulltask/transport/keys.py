@@ -65,6 +65,7 @@ class QueueKeys:
         "probe",
         "queue",
         "repeat",
+        "replicated",
         "retrying",
         "revoked",
         "stalled",
@@ -100,6 +101,7 @@ class QueueKeys:
         self.revoked = f"{self.bulltask_base}revoked"
         self.lock_expiries = f"{self.bulltask_base}lock-ends"  # when locks expire, by job id
         self.probe = f"{self.bulltask_base}probe"  # never exists
+        self.replicated = f"{self.bulltask_base}replicated"  # exists for a millisecond
         self.retrying = f"{self.bulltask_base}retrying"
 
     def job(self, job_id: str) -> str:

@@ -18,6 +18,7 @@ from bulltask.jobs.options import text_chars
 from bulltask.transport.call import Call, command
 from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.client_types import AnyAsyncClient
+from bulltask.transport.cluster_slots import slot_of
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
 from bulltask.transport.scripts.one_slot import check_one_slot
@@ -70,7 +71,6 @@ class Producer:
         self._pool, self._async_client, self._keys, self._clock, self._config = pool, async_client, keys, clock, config
         self._is_cluster = is_cluster
         self._queues_with_meta: set[str] = set()
-        self._replication = wait_for_replicas(config)
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Add ``jobs`` in order, up to :data:`BULK` per round trip, and return the ids under which they are stored.
@@ -135,17 +135,43 @@ class Producer:
         with self._pool.client(deadline_ms) as client:
             client.connect()  # connecting sets the clock, whose time the calls contain
             meta_calls, calls = self._meta_calls(part), add(part, self._clock.now_ms())
-            results = client.run_many([*meta_calls, *calls, *self._replication])
+            request, positions = self._with_replication(part, [*meta_calls, *calls])
+            results = client.run_many(request)
         self._queues_with_meta.update(job.queue for job in part)
-        return results[len(meta_calls) :][: len(calls)]
+        return [results[position] for position in positions[len(meta_calls) :]]
 
     async def _asend_part(self, part: Sequence[NewJob], deadline_ms: int | None) -> list[str]:
         client = self._async_client()
         await client.connect(deadline_ms)
         meta_calls, calls = self._meta_calls(part), self._add(part, self._clock.now_ms())
-        results = await client.run_many([*meta_calls, *calls, *self._replication], deadline_ms)
+        request, positions = self._with_replication(part, [*meta_calls, *calls])
+        results = await client.run_many(request, deadline_ms)
         self._queues_with_meta.update(job.queue for job in part)
-        return results[len(meta_calls) :][: len(calls)]
+        return [results[position] for position in positions[len(meta_calls) :]]
+
+    def _with_replication(
+        self, part: Sequence[NewJob], calls: Sequence[Call[Any]]
+    ) -> tuple[Sequence[Call[Any]], Sequence[int]]:
+        """Return the calls, with those that wait for replicas behind them, and the new position of each of ``calls``.
+
+        In a cluster, there is a wait behind the calls of each slot, because each node has its own replicas.
+        """
+        if not self._config.publish_replicas:
+            return calls, range(len(calls))
+        waits = (wait_for_replicas(self._config, self._keys(queue)) for queue in {job.queue for job in part})
+        wait_of = {self._slot_of(wait[0]): wait for wait in waits}
+        slots = [self._slot_of(call) for call in calls]
+        request: list[Call[Any]] = []
+        positions = [0] * len(calls)
+        for slot, members in groupby(sorted(range(len(calls)), key=slots.__getitem__), slots.__getitem__):
+            for position in members:
+                positions[position] = len(request)
+                request.append(calls[position])
+            request += wait_of[slot]
+        return request, positions
+
+    def _slot_of(self, call: Call[Any]) -> int:
+        return (slot_of([call]) if self._is_cluster else None) or 0
 
     def _add(self, part: Sequence[NewJob], now_ms: int) -> list[Call[str]]:
         return [add_job(self._keys(job.queue), job, now_ms) for job in part]
@@ -158,8 +184,15 @@ class Producer:
         return calls
 
 
-def wait_for_replicas(config: Config) -> list[Call[None]]:
-    """Return the call that waits until replicas have received what its connection has written; ``[]`` for none.
+def wait_for_replicas(config: Config, keys: QueueKeys) -> list[Call[Any]]:
+    """Return the calls that wait until replicas have received what the server has written; ``[]`` for none.
+
+    ``WAIT`` covers only what its connection has written. A send that is retried on another connection may find all jobs
+    and write nothing, so another write comes first.
+
+    Args:
+        config: The number of replicas, and time limits.
+        keys: A queue with which the calls share their slot and their node.
 
     Raises:
         BrokerNotReadyError: Too few have (when the reply is parsed). The jobs are stored on the server itself.
@@ -177,7 +210,10 @@ def wait_for_replicas(config: Config) -> list[Call[None]]:
                 f"{wait_ms} ms"
             )
 
-    return [command("WAIT", replicas, wait_ms, parse_reply=parse_reply)]
+    return [
+        command("SET", keys.replicated, "", "PX", 1),
+        command("WAIT", replicas, wait_ms, parse_reply=parse_reply),
+    ]
 
 
 def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:

@@ -6,7 +6,7 @@ Every :class:`~bulltask.errors.BrokerError` names the server, without its passwo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from errno import ECONNREFUSED, ENOENT
 from typing import Any, Final, TypeVar
 
@@ -22,6 +22,7 @@ from bulltask.errors import (
     BulltaskError,
 )
 from bulltask.transport.advice import acl_advice, password_advice, tls_advice, tls_hint
+from bulltask.transport.call import Call, is_wait_for_replicas
 from bulltask.transport.cluster_slots import CROSS_SLOT, SlotRedirectError
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "replica_error",
     "reply_error",
     "sentinel_error",
+    "to_resend",
     "visible_cause",
 ]
 
@@ -91,6 +93,20 @@ _IN_SCRIPT: Final = re.compile(
 def is_noscript(reply: object) -> bool:
     """Return True for the error reply from a server that does not have the script."""
     return isinstance(reply, exceptions.NoScriptError)
+
+
+def to_resend(calls: Sequence[Call[Any]], replies: Sequence[object]) -> Sequence[int]:
+    """Return the positions of calls whose script the server does not have (after ``SCRIPT FLUSH`` or a failover).
+
+    If replicas are waited for (``WAIT``), all calls are resent, because a ``WAIT`` covers only what its own connection
+    has written before it, and the scripts may be sent on a new connection.
+    """
+    missing = [
+        position
+        for position, (call, reply) in enumerate(zip(calls, replies, strict=True))
+        if is_noscript(reply) and call.known_sha is not None
+    ]
+    return range(len(calls)) if missing and any(map(is_wait_for_replicas, calls)) else missing
 
 
 def is_demoted(reply: object) -> bool:

@@ -156,6 +156,21 @@ async def test_a_pipeline_resends_only_the_calls_that_failed(client: AsyncClient
     assert (calls("incr"), calls("evalsha"), calls("eval")) == ((1, 0), (6, 3), (1, 0))
 
 
+async def test_a_wait_for_replicas_is_resent_after_the_scripts_that_it_covers(
+    client: AsyncClient, redis_client: redis.Redis
+) -> None:
+    redis_client.hset(KEYS.job("1"), "name", "t")
+    redis_client.script_flush()
+    calls = count_calls(redis_client)
+    wait: Call[int] = command("WAIT", 0, 1)
+    assert await client.run_many([command("SET", "a", 1), add_log(KEYS, "1", "line", None, None), wait]) == [
+        b"OK",
+        1,
+        0,
+    ]
+    assert (calls("set"), calls("eval"), calls("wait")) == ((2, 0), (1, 0), (2, 0))
+
+
 # --- cancelled tasks --------------------------------------------------------------------------------------------------
 
 

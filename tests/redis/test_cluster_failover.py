@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bulltask import App
-from bulltask.errors import BrokerUnavailableError
+from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
+from bulltask.queue import FlowJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.cluster import ClusterClient
 from tests.support.redis_cluster import Cluster
@@ -18,20 +19,17 @@ pytestmark = [pytest.mark.redis, pytest.mark.slow]
 PATIENCE = {"broker_publish_retries": 100, "broker_publish_timeout": 60, "broker_reconnect_delay_max": 1}
 
 
-def test_sends_and_results_survive_the_death_of_a_node(failover_cluster: Cluster) -> None:
+def test_sends_wait_for_replicas_and_survive_with_their_results_the_death_of_a_node(failover_cluster: Cluster) -> None:
     cluster = failover_cluster
     app = App("shop", cluster.broker_url, **PATIENCE)
     names = cluster.queues()
     dead = cluster.owner(cluster.slot(names[0]))
-    for name in names:
-        app.send_task("work", queue=name)
+    send_with_replicas(cluster, names)
     client: Any = app.broker.client()
     assert isinstance(client, ClusterClient)
     calls: list[Call[Any]] = [command("LLEN", app.broker.keys(name).wait) for name in names]
     idle = ClusterClient(app.broker.endpoint, None)
     assert client.run_many(calls) == idle.run_many(calls) == [1, 1, 1]
-    for node in cluster.clients[:3]:  # a failover loses what has not been replicated
-        node.execute_command("WAIT", 1, 10_000)
     cluster.servers[dead].kill()
     (lost,) = [result for result in client.try_many(calls) if result != 1]
     assert isinstance(lost, BrokerUnavailableError)
@@ -54,6 +52,38 @@ def test_sends_and_results_survive_the_death_of_a_node(failover_cluster: Cluster
     client.close()
     idle.close()
     app.close()
+
+
+def send_with_replicas(cluster: Cluster, names: list[str]) -> None:
+    """Send a job to each queue and wait for replicas, after checking that this fails while one does not reply."""
+    app = App("shop", cluster.broker_url, broker_publish_replicas=1, broker_publish_timeout=2, broker_publish_retries=0)
+    jobs = [app.signature("work", queue=name) for name in names]
+    app.send_many(jobs)
+    primary = cluster.owner(cluster.slot(names[-1]))
+    with cluster.stopped(cluster.replica_of(primary)):
+        for has_scripts in (True, False):
+            for send in (
+                lambda: app.send_many(jobs),
+                lambda: app.flows().add(FlowJob("work", names[-1])),
+                lambda: asyncio.run(asend(app, names)),
+            ):
+                if not has_scripts:
+                    for node in cluster.clients[:3]:
+                        node.script_flush()
+                with pytest.raises(BrokerNotReadyError, match="only 0 of 1 replicas"):
+                    send()
+    for name in names:
+        app.queue(name).obliterate()
+    app.send_many(jobs)
+    app.close()
+
+
+async def asend(app: App, names: list[str]) -> None:
+    """Send a job to each queue."""
+    try:
+        await asyncio.gather(*(app.asend_task("work", queue=name) for name in names))
+    finally:
+        await app.aclose()
 
 
 def finish_jobs(app: App, names: list[str]) -> None:

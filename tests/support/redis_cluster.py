@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -174,12 +176,25 @@ class Cluster:
 
     def fail_over(self, primary: int) -> int:
         """Replace a running primary by one of its replicas, and wait until all nodes know; return its number."""
-        replica = next(it for it in range(self._primaries, len(self.servers)) if it % self._primaries == primary)
+        replica = self.replica_of(primary)
         ranges: Any = self.clients[replica].execute_command("CLUSTER", "SLOTS")
         owned = next(first for first, _, owner, *_ in ranges if self._number(int(owner[1])) == primary)
         self._ask(replica, "FAILOVER")
         wait_until(lambda: set(self._owners(owned)) == {replica}, 30, f"the promotion of node {replica}")
         return replica
+
+    def replica_of(self, primary: int) -> int:
+        """Return the number of a replica."""
+        return next(it for it in range(self._primaries, len(self.servers)) if it % self._primaries == primary)
+
+    @contextmanager
+    def stopped(self, number: int) -> Iterator[None]:
+        """Stop a node inside the ``with`` block, so that it does not reply (``SIGSTOP``)."""
+        os.kill(self.servers[number].pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.servers[number].pid, signal.SIGCONT)
 
     def flush(self) -> None:
         """Delete all keys."""
