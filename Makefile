@@ -32,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies servers lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos kill-matrix fuzz soak soak-short mixed clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies servers lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos kill-matrix fuzz soak soak-short mixed spark-kills clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -125,7 +125,7 @@ mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs,
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
 
 # Each part is a target of its own and fails if a guarantee is broken.
-CHAOS_PARTS = kill-matrix model fuzz soak-short mixed test-topologies
+CHAOS_PARTS = kill-matrix model fuzz soak-short mixed spark-kills test-topologies
 REPETITIONS ?= 3
 
 chaos: $(VENV)/dev.stamp  ## kill workers and senders at every step, check the model, and run all tests on each topology, for about an hour; REPETITIONS=3 SEED=1 sets the run
@@ -154,6 +154,10 @@ soak-short: $(VENV)/dev.stamp $(NODE_IF_NPM)
 
 mixed: $(VENV)/dev.stamp externals  ## kill workers of bulltask, Node.js and the official Python client while they run 20,000 jobs
 	nice $(BIN)/python -m tests.soak.mixed $(if $(SEED),--seed $(SEED))
+
+KILLS ?= 5
+spark-kills: $(VENV)/dev.stamp cds-archive  ## kill drivers and executors of the pipeline, and Redis, on a Spark cluster; KILLS=10 kills more
+	BULLTASK_KILLS=$(KILLS) nice $(BIN)/python -m pytest tests/spark/cluster/test_example_killed.py tests/spark/local/test_pipeline_killed.py
 
 # A separate environment, so that Celery and its dependencies do not conflict with the development tools.
 $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/python

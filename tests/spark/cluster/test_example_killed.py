@@ -1,7 +1,7 @@
 """The pipeline example's tables are correct even if its driver, its executors and Redis are killed.
 
-With ``CI=1``, the example runs on a cluster, otherwise in local mode, without separate executors. ``BULLTASK_KILLS=10``
-kills the driver more often, ``BULLTASK_JOBS=20000`` sends more jobs.
+Only ``make spark-kills``, a part of ``make chaos``, runs this test. ``KILLS=10`` kills the driver more often,
+``BULLTASK_JOBS=20000`` sends more jobs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ KILLS = int(os.environ.get("BULLTASK_KILLS", "1"))
 COUNT = int(os.environ.get("BULLTASK_JOBS", "6000"))
 
 pytestmark = [
-    pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900 + 200 * KILLS)
-]  # fmt: skip
+    pytest.mark.spark,
+    pytest.mark.process,
+    pytest.mark.timeout(900 + 200 * KILLS),
+    pytest.mark.skipif("BULLTASK_KILLS" not in os.environ, reason="takes both cores for minutes: make spark-kills"),
+]
 
 PIPELINE_STEP = "3. The worker runs the jobs"
 
@@ -60,12 +63,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The lake's directory. Spark's processes exit shortly after its JVM: do not count them as left over."""
     monkeypatch.delenv(SESSION_VARIABLE)
     return tmp_path / "lake"
-
-
-@pytest.fixture
-def cluster_in_ci(request: pytest.FixtureRequest) -> SparkCluster | None:
-    """The cluster in CI, otherwise None: it takes both cores for a minute."""
-    return request.getfixturevalue("cluster") if "CI" in os.environ else None
 
 
 def kill(run: subprocess.Popen[str]) -> None:
@@ -106,10 +103,8 @@ def executors(directory: Path) -> Iterator[int]:
             continue
 
 
-def options(cluster: SparkCluster | None, scratch: Path) -> list[str]:
+def options(cluster: SparkCluster, scratch: Path) -> list[str]:
     """Return the example's options for a cluster."""
-    if cluster is None:
-        return []
     conf = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
@@ -159,23 +154,21 @@ def last_batch(root: Path) -> int:
 def test_the_examples_tables_are_correct_after_kills(
     server: RedisServer,
     client: redis.Redis,
-    cluster_in_ci: SparkCluster | None,
+    cluster: SparkCluster,
     forked_python: Path,
     root: Path,
     rng: random.Random,
 ) -> None:
-    start = partial(run_example, server.url, root, forked_python, *options(cluster_in_ci, root.parent))
+    start = partial(run_example, server.url, root, forked_python, *options(cluster, root.parent))
     with ExitStack() as stack:
         # The first driver is killed while it sends jobs; its pipeline has already started.
         with start("--jobs", str(COUNT)) as run:
             wait_until_sent(run, client, root, rng.uniform(0.05, 0.4) * COUNT)
             kill(run)
-        if cluster_in_ci is not None:
-            wait_until(lambda: not any(executors(cluster_in_ci.directory)), 60.0, "the end of the first executors")
+        wait_until(lambda: not any(executors(cluster.directory)), 60.0, "the end of the first executors")
         with start("--resume") as run:
-            if cluster_in_ci is not None:
-                assert wait_until_sent(run, client, root, count_sent_jobs(client) + 0.05 * COUNT) < COUNT
-                kill_executors(cluster_in_ci)
+            assert wait_until_sent(run, client, root, count_sent_jobs(client) + 0.05 * COUNT) < COUNT
+            kill_executors(cluster)
             wait_while_running(run, lambda: PIPELINE_STEP in log_of(root), "all jobs were sent", root)
             running_worker = stack.enter_context(run_worker(server.url))
             to_finish = rng.uniform(0.03, 0.4) * COUNT

@@ -1,6 +1,6 @@
 """A driver that is killed at any moment leaves the same tables as one that is not interrupted.
 
-The suite kills three drivers, the first with its JVM; ``BULLTASK_KILLS=10`` kills more.
+Two drivers are killed, the first with its JVM; ``make spark-kills`` kills more.
 ``--log-cli-level=WARNING`` shows each interrupted step.
 """
 
@@ -53,7 +53,7 @@ from tests.support.pipeline_kills import STEPS, interrupted_step, is_running
 from tests.support.processes import SESSION_VARIABLE
 from tests.support.programs import Program, run_program
 
-KILLS = int(os.environ.get("BULLTASK_KILLS", "3"))
+KILLS = int(os.environ.get("BULLTASK_KILLS", "2"))
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(400 + 200 * KILLS)]
 
