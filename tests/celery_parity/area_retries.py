@@ -314,6 +314,7 @@ def ended(p: Any, state: str, meta: object) -> list[object]:
     sent = p.ignored_in_state.delay(state, meta)
     p.wait_for(lambda: sent.status == state or sent.ready())
     try:
-        return [sent.status, sent.get(timeout=1)]
+        outcome = [sent.get(timeout=3)]
     except Exception as exc:  # noqa: BLE001 - part of the outcome
-        return [sent.status, type(exc).__name__, *([str(exc).rpartition(": ")[2]] if state == "FAILURE" else [])]
+        outcome = [type(exc).__name__, *([str(exc).rpartition(": ")[2]] if state == "FAILURE" else [])]
+    return [sent.status, *outcome]

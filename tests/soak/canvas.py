@@ -2,8 +2,9 @@
 
 ``.venv/bin/python -m tests.soak.canvas chords`` kills child processes and supervisors at random while 1,000 chords of
 20 run: every chord must complete with the right result, and a task may start a second time only if the process that
-ran it was killed. ``.venv/bin/python -m tests.soak.canvas senders`` kills a sender before each command of the canvas
-that it sends, and in the middle of commands: the server must have all jobs of the canvas, or none.
+ran it was killed. With ``--spare-bodies``, the bodies run on a worker that is not killed, so each must start exactly
+once. ``.venv/bin/python -m tests.soak.canvas senders`` kills a sender before each command of the canvas that it sends,
+and in the middle of commands: the server must have all jobs of the canvas, or none.
 
 The exit code is 0 if all of this is true.
 """
@@ -25,7 +26,7 @@ from typing import Any, Final
 import click
 import redis
 
-from bulltask import App, group
+from bulltask import App, Signature, group
 from bulltask.result import AsyncResult
 from bulltask.testing.server import RedisServer
 from tests.soak.killed_sender import CanvasSender
@@ -45,16 +46,18 @@ def main() -> None:
 @click.option("--chords", "count", default=1_000, show_default=True)
 @click.option("--seed", type=int, help="Seed of the random generator; random by default.")
 @click.option("--every", default=0.15, show_default=True, help="Mean seconds between two kills.")
-def chords(count: int, seed: int | None, every: float) -> None:
+@click.option("--spare-bodies", is_flag=True, help="Bodies have a worker that is not killed: each must start once.")
+def chords(count: int, seed: int | None, every: float, *, spare_bodies: bool) -> None:
     rng = _generator(seed)
     with (
         tempfile.TemporaryDirectory(prefix="bulltask-canvas-") as name,
         RedisServer.start(Path(name, "redis")) as server,
     ):
         app = App("sender", server.url)
-        workers = KilledWorkers(Path(name), server.url, rng, every)
+        body = app.signature("body", queue="bodies" if spare_bodies else "default")
+        workers = KilledWorkers(Path(name), server.url, rng, every, "bodies" if spare_bodies else "")
         began = time.monotonic()
-        problems = _run_chords(app, count, workers.start())
+        problems = _run_chords(app, count, body, workers.start())
         workers.stop()
         seconds = time.monotonic() - began
         with redis.Redis.from_url(server.url, decode_responses=True) as client:
@@ -64,7 +67,7 @@ def chords(count: int, seed: int | None, every: float) -> None:
     _finish(problems)
 
 
-def _run_chords(app: App, count: int, kill: Callable[[], None]) -> list[str]:
+def _run_chords(app: App, count: int, body: Signature[Any, Any], kill: Callable[[], None]) -> list[str]:
     """Send chords and wait for them, while a thread kills workers; return what went wrong."""
     stopped = threading.Event()
 
@@ -79,7 +82,7 @@ def _run_chords(app: App, count: int, kill: Callable[[], None]) -> list[str]:
         waiting: list[tuple[int, AsyncResult[Any]]] = []
         for number in range(count):
             members = group(app.signature("member", kwargs={"n": number + index}) for index in range(MEMBERS))
-            waiting.append((number, (members | app.signature("body")).delay()))
+            waiting.append((number, (members | body).delay()))
             if len(waiting) == OPEN_CHORDS:
                 problems += _check(*waiting.pop(0))
             if number % 100 == 99:

@@ -46,20 +46,21 @@ SETTINGS: Final = {
 
 
 class KilledWorkers:
-    """Three workers with two children each.
+    """Three workers with two children each, and possibly another one that is not killed.
 
     Args:
         directory: The directory for their modules.
         url: The server.
         rng: Chooses what is killed.
         every: Mean seconds between two kills.
+        spared: The queue of another worker, which is not killed; by default, there is none.
 
     Attributes:
         killed: The process ids of killed supervisors and children.
     """
 
-    def __init__(self, directory: Path, url: str, rng: random.Random, every: float) -> None:
-        self._directory, self._url, self._rng, self._every = directory, url, rng, every
+    def __init__(self, directory: Path, url: str, rng: random.Random, every: float, spared: str = "") -> None:
+        self._directory, self._url, self._rng, self._every, self._spared = directory, url, rng, every, spared
         self._started, self._supervisors, self._children = 0, 0, 0
         self._never = threading.Event()
         self._workers: list[Worker] = []
@@ -68,6 +69,8 @@ class KilledWorkers:
     def start(self) -> Callable[[], None]:
         """Start the workers; return a function that waits and then kills a process."""
         self._workers = [self._start() for _ in range(WORKERS)]
+        if self._spared:
+            self._workers.append(self._start(self._spared))
         for worker in self._workers:
             worker.wait_for_line("Child started", CHILDREN)
         return self._kill
@@ -102,8 +105,9 @@ class KilledWorkers:
                 self.killed.add(victim)
                 self._children += 1
 
-    def _start(self) -> Worker:
+    def _start(self, queue: str = "default") -> Worker:
         self._started += 1
         settings = {**SETTINGS, "broker_url": self._url}
         environ = {"JOURNAL_URL": self._url}
-        return Worker(self._directory / f"worker-{self._started}", TASKS, settings=settings, environ=environ)
+        directory = self._directory / f"worker-{self._started}"
+        return Worker(directory, TASKS, settings=settings, environ=environ, options=["-Q", queue])
