@@ -19,8 +19,8 @@ CELERY := $(VENV)/celery/installed.stamp
 RELEASE := $(VENV)/release/installed.stamp
 ARGS ?=
 TESTS ?= tests
-# Half of the tests wait for processes to exit and locks to expire, so four processes keep two cores busy.
-WORKERS ?= 4
+# Half of the tests wait for processes to exit and locks to expire, so five processes keep two cores busy.
+WORKERS ?= 5
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
