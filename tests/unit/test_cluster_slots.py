@@ -91,6 +91,19 @@ def test_watch_and_the_calls_behind_it_are_routed_together() -> None:
     assert list(route_calls(watched)) == [RoutedCall((0,), OTHER), RoutedCall((1, 2), SLOT)]
 
 
+def test_a_wait_for_replicas_is_routed_with_the_calls_before_it() -> None:
+    mail: Call[Any] = command("SET", MAIL.replicated, "")
+    news: Call[Any] = command("SET", NEWS.replicated, "")
+    wait: Call[Any] = command("WAIT", 1, 100)
+    calls = [mail, mail, wait, *atomic([news], "server"), wait, mail, news]
+    assert list(route_calls(calls)) == [
+        RoutedCall((0, 1, 2), SLOT),
+        RoutedCall((3, 4, 5, 6), OTHER),
+        RoutedCall((7,), SLOT),
+        RoutedCall((8,), OTHER),
+    ]
+
+
 @pytest.mark.parametrize("prefix", ["bull", "shop", "{bull}", "a{b}c"])
 @pytest.mark.parametrize("name", ["{mail}", "mail{shop}"])
 def test_the_guard_key_is_in_the_slot_of_its_queue_and_under_its_prefix(prefix: str, name: str) -> None:
