@@ -1,7 +1,6 @@
 """The pipeline example's tables are correct even if its driver, its executors and Redis are killed.
 
-Only ``make spark-kills``, a part of ``make chaos``, runs this test. ``KILLS=10`` kills the driver more often,
-``BULLTASK_JOBS=20000`` sends more jobs.
+Only ``make spark-kills``, a part of ``make chaos``, runs this test. ``KILLS=10`` kills the driver more often.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tests.support.spark_cluster import SparkCluster
 from tests.support.spark_jvm import conf_options, java_options
 
 KILLS = int(os.environ.get("BULLTASK_KILLS", "1"))
-COUNT = int(os.environ.get("BULLTASK_JOBS", "6000"))
+COUNT = 20_000
 
 pytestmark = [
     pytest.mark.spark,
