@@ -28,7 +28,7 @@ from bulltask.transport.scripts.flow import (
     was_added,
 )
 from bulltask.transport.scripts.one_slot import check_one_slot
-from bulltask.transport.transaction import atomic
+from bulltask.transport.transaction import transaction
 
 __all__ = ["FlowSender", "ServerFacts"]
 
@@ -94,8 +94,7 @@ class FlowSender:
         calls += [self._wait_for(planned, follower) for planned in order for follower in planned.followers]
         calls += self._also
         self._first_attempt_ms = self._first_attempt_ms or now_ms
-        requests = atomic(calls, self._broker.endpoint.safe_url)
-        results = (yield [*requests, *self._replication])[len(requests) - 1]
+        results = yield from transaction(calls, self._broker.endpoint.safe_url, self._replication)
         for planned, result in zip(order, results, strict=False):  # the results of the other calls do not matter
             planned.result = result
         self._raise_rejection()

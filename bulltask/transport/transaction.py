@@ -44,9 +44,16 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
     ]
 
 
-def transaction(calls: Sequence[Call[Any]], where: str) -> Operation[list[Any]]:
-    """Return :func:`atomic` as an operation, whose result is the last call's."""
-    results: list[Any] = (yield atomic(calls, where))[-1]
+def transaction(calls: Sequence[Call[Any]], where: str, behind: Sequence[Call[Any]] = ()) -> Operation[list[Any]]:
+    """Return :func:`atomic` as an operation, whose result is the transaction's.
+
+    Args:
+        calls: The calls of the transaction.
+        where: As for :func:`atomic`.
+        behind: Calls that are sent behind the transaction, in the same round trip.
+    """
+    requests = atomic(calls, where)
+    results: list[Any] = (yield [*requests, *behind])[len(requests) - 1]
     return results
 
 

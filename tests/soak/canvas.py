@@ -54,8 +54,9 @@ def chords(count: int, seed: int | None, every: float, *, spare_bodies: bool) ->
         RedisServer.start(Path(name, "redis")) as server,
     ):
         app = App("sender", server.url)
-        body = app.signature("body", queue="bodies" if spare_bodies else "default")
-        workers = KilledWorkers(Path(name), server.url, rng, every, "bodies" if spare_bodies else "")
+        spared = "bodies" if spare_bodies else ""
+        body = app.signature("body", queue=spared or "default")
+        workers = KilledWorkers(Path(name), server.url, rng, every, spared)
         began = time.monotonic()
         problems = _run_chords(app, count, body, workers.start())
         workers.stop()
