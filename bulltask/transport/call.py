@@ -7,7 +7,7 @@ so the protocol is implemented once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
@@ -28,6 +28,7 @@ __all__ = [
     "as_is",
     "command",
     "is_wait_for_replicas",
+    "packed_chunks",
     "packed_with_bodies",
     "script_call",
     "to_msgpack",
@@ -39,6 +40,9 @@ _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: 
 _LARGEST: Final = sys.float_info.max
 _CACHED_KEYS: Final = 11
 """How many of a script's first keys are cached in packed form; ``moveToFinished``'s twelfth key contains a job id."""
+
+_CHUNK_BYTES: Final = 65_536
+"""About a hundred small jobs: with larger chunks, Redis waits longer for the first; smaller ones cost system calls."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -184,6 +188,21 @@ def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
         packed.append(call.packed() if call.known_sha in seen else call.packed_with_body())
         seen.add(call.known_sha)
     return packed
+
+
+def packed_chunks(calls: Iterable[Call[Any]], made: list[Call[Any]]) -> Iterator[list[bytes]]:
+    """Pack calls in chunks that are worth a system call, while ``calls`` builds them; append each call to ``made``."""
+    chunk: list[bytes] = []
+    size = 0
+    for call in calls:
+        made.append(call)
+        chunk.append(packed := call.packed())
+        size += len(packed)
+        if size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def is_wait_for_replicas(call: Call[Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
-from bulltask.transport.call import Call, PackedCall, command, packed_with_bodies
+from bulltask.transport.call import Call, PackedCall, command, packed_chunks, packed_with_bodies
 from bulltask.transport.discovery import PrimaryLink
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
@@ -99,21 +99,17 @@ class Client:
         between = self._nudge_when_due(connection, wait_ms, nudge)
         return self.results(calls, self._round_trip(connection, [call.packed() for call in calls], between))
 
-    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make several calls in one round trip and return their results in order.
+    def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
+        """Make several calls in one round trip and return their results in order; arguments as in ``SyncClient``.
 
         Raises:
             BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made, too.
         """
-        replies = self._exchange_many(calls)
-        return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
+        made, replies = (calls, self._exchange_many(calls)) if isinstance(calls, list) else self._exchange_built(calls)
+        return [self._result(call, reply) for call, reply in zip(made, replies, strict=True)]
 
     def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
-        """Make independent calls in one round trip; the result of a failed call is its error.
-
-        Args:
-            calls: The calls.
-            packed: Their bytes, if they are packed already.
+        """Make independent calls in one round trip; the result of a failed call is its error, as in ``SyncClient``.
 
         Raises:
             BrokerUnavailableError: The connection broke; it is unknown which calls were executed.
@@ -259,6 +255,19 @@ class Client:
         replies = self._exchange([call.packed() for call in calls] if packed is None else packed)
         return self._with_missing_scripts(calls, replies)
 
+    def _exchange_built(self, calls: Iterable[Call[Any]]) -> tuple[Sequence[Call[Any]], list[Any]]:
+        """Make calls while they are built; return them and their replies."""
+        made: list[Call[Any]] = []
+        chunks = packed_chunks(calls, made)
+        packed = next(chunks, [])
+
+        def send_rest() -> None:
+            for chunk in chunks:
+                self.send(chunk)
+                packed.extend(chunk)  # counts the replies
+
+        return made, self._with_missing_scripts(made, self._exchange(packed, send_rest))
+
     def _with_missing_scripts(self, calls: Sequence[Call[Any]], replies: list[Any]) -> list[Any]:
         while missing := redis_errors.to_resend(calls, replies):
             again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
@@ -266,13 +275,13 @@ class Client:
                 replies[index] = reply
         return replies
 
-    def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
+    def _exchange(self, packed: Sequence[bytes], between: Callable[[], None] | None = None) -> list[Any]:
         if (connection := self._connection) is None or self._authenticate_ms is not None:
             connection = self._connected()
         if self._clock is not None and self._clock.due:
             sent_ms = mono_ms()
             self._set_clock(self._clock, self._round_trip(connection, [TIME.packed()])[0], sent_ms)
-        return self._round_trip(connection, packed)
+        return self._round_trip(connection, packed, between)
 
     def _round_trip(
         self, connection: redis.Connection, packed: Sequence[bytes], between: Callable[[], None] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from bulltask.errors import BulltaskError
@@ -39,8 +39,11 @@ class SyncClient(Protocol):
             JobError: The script returned an error code.
         """
 
-    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip (to each node), and return their results in order.
+
+        Args:
+            calls: The calls. If it is an iterator, a single server executes the first calls while it builds the next.
 
         Raises:
             BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made, too, unless

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock, mono_ms
@@ -90,13 +90,13 @@ class ClusterClient:
         result: R = self.run_many([call])[0]
         return result
 
-    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
         """Make several calls, in one round trip per node, and return their results in order.
 
         Raises:
             BrokerError, JobError: For the first call that failed; others may have been made.
         """
-        results = self.try_many(calls)
+        results = self.try_many(list(calls))
         for result in results:
             if isinstance(result, BulltaskError):
                 raise result

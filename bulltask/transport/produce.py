@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final, NoReturn, TypeVar
@@ -38,7 +38,7 @@ PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 _REPLICATION_MS: Final = 1_000
 
 R = TypeVar("R")
-_Add = Callable[[Sequence[NewJob], int], Sequence[Call[R]]]
+_Add = Callable[[Sequence[NewJob], int], Iterable[Call[R]]]
 
 _RETRYABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
@@ -90,11 +90,9 @@ class Producer:
         A round trip whose reply was lost is retried; its jobs are then reported as duplicates.
         """
 
-        def add(part: Sequence[NewJob], now_ms: int) -> list[Call[list[SendResult]]]:
-            calls: list[Call[list[SendResult]]] = []
+        def add(part: Sequence[NewJob], now_ms: int) -> Iterator[Call[list[SendResult]]]:
             for queue, group in groupby(part, key=attrgetter("queue")):
-                calls += add_jobs_once(self._keys(queue), list(group), now_ms, write)
-            return calls
+                yield from add_jobs_once(self._keys(queue), list(group), now_ms, write)
 
         return list(chain.from_iterable(self._send(jobs, add)))
 
@@ -135,23 +133,27 @@ class Producer:
         with self._pool.client(deadline_ms) as client:
             client.connect()  # connecting sets the clock, whose time the calls contain
             meta_calls, calls = self._meta_calls(part), add(part, self._clock.now_ms())
-            request, positions = self._with_replication(part, [*meta_calls, *calls])
-            results = client.run_many(request)
+            if self._config.publish_replicas:
+                request, positions = self._with_replication(part, [*meta_calls, *calls])
+                results = _in_order(client.run_many(request), positions)
+            else:
+                # Redis adds the first jobs while the calls for the next ones are built.
+                results = client.run_many([*meta_calls, *calls] if len(part) == 1 else chain(meta_calls, calls))
         self._queues_with_meta.update(job.queue for job in part)
-        return [results[position] for position in positions[len(meta_calls) :]]
+        return results[len(meta_calls) :]
 
     async def _asend_part(self, part: Sequence[NewJob], deadline_ms: int | None) -> list[str]:
         client = self._async_client()
         await client.connect(deadline_ms)
         meta_calls, calls = self._meta_calls(part), self._add(part, self._clock.now_ms())
         request, positions = self._with_replication(part, [*meta_calls, *calls])
-        results = await client.run_many(request, deadline_ms)
+        results = _in_order(await client.run_many(request, deadline_ms), positions)
         self._queues_with_meta.update(job.queue for job in part)
-        return [results[position] for position in positions[len(meta_calls) :]]
+        return results[len(meta_calls) :]
 
     def _with_replication(
-        self, part: Sequence[NewJob], calls: Sequence[Call[Any]]
-    ) -> tuple[Sequence[Call[Any]], Sequence[int]]:
+        self, part: Sequence[NewJob], calls: list[Call[Any]]
+    ) -> tuple[list[Call[Any]], Sequence[int]]:
         """Return the calls, with those that wait for replicas behind them, and the new position of each of ``calls``.
 
         In a cluster, there is a wait behind the calls of each slot, because each node has its own replicas.
@@ -173,8 +175,8 @@ class Producer:
     def _slot_of(self, call: Call[Any]) -> int:
         return (slot_of([call]) if self._is_cluster else None) or 0
 
-    def _add(self, part: Sequence[NewJob], now_ms: int) -> list[Call[str]]:
-        return [add_job(self._keys(job.queue), job, now_ms) for job in part]
+    def _add(self, part: Sequence[NewJob], now_ms: int) -> Iterator[Call[str]]:
+        return (add_job(self._keys(job.queue), job, now_ms) for job in part)
 
     def _meta_calls(self, part: Sequence[NewJob]) -> list[Call[Any]]:
         """Return the calls that write the metadata of queues that this producer has not sent to before."""
@@ -214,6 +216,10 @@ def wait_for_replicas(config: Config, keys: QueueKeys) -> list[Call[Any]]:
         command("SET", keys.replicated, "", "PX", 1),
         command("WAIT", replicas, wait_ms, parse_reply=parse_reply),
     ]
+
+
+def _in_order(results: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    return [results[position] for position in positions]
 
 
 def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:

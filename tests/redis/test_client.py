@@ -130,6 +130,35 @@ def test_a_pipeline_raises_its_first_error_and_makes_the_other_calls(client: Cli
     assert client.run(echo("next")) == "next"
 
 
+def test_the_first_calls_of_an_iterator_are_executed_while_it_builds_the_next_ones(
+    client: Client, redis_client: redis.Redis
+) -> None:
+    def calls() -> Iterator[Call[Any]]:
+        yield command("SET", "first", "x" * 100_000)
+        wait_until(lambda: redis_client.exists("first"), what="the first call")
+        yield echo("last")
+
+    assert client.run_many(calls()) == [b"OK", "last"]
+    assert client.run_many(iter([])) == []
+
+
+def test_an_error_of_an_iterator_of_calls_never_mixes_up_replies(client: Client) -> None:
+    def calls() -> Iterator[Call[Any]]:
+        yield echo("x" * 100_000)
+        raise ValueError("invalid job")
+
+    with pytest.raises(ValueError, match="invalid job"):
+        client.run_many(calls())
+    assert client.run(echo("next")) == "next"
+
+
+def test_the_scripts_of_an_iterator_of_calls_are_resent(client: Client, redis_client: redis.Redis) -> None:
+    redis_client.script_flush()
+    redis_client.hset(KEYS.job("7"), mapping={"name": "send"})
+    calls = [add_log(KEYS, "7", f"line {number} {'x' * 1_000}", None, None) for number in range(100)]
+    assert client.run_many(iter(calls)) == list(range(1, 101))
+
+
 def test_independent_calls_return_their_errors_as_results(client: Client) -> None:
     one, two, three = client.try_many([echo("a"), update_progress(KEYS, "missing", b"1"), command("NONSENSE")])
     assert one == "a"

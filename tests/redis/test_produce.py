@@ -326,8 +326,9 @@ def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sync, asynchronous = Client._round_trip, AsyncClient._round_trip
 
     def count_calls(self: Client, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
-        sizes.append(len(packed))
-        return sync(self, connection, packed, *more)
+        replies = sync(self, connection, packed, *more)
+        sizes.append(len(replies))
+        return replies
 
     async def acount_calls(self: AsyncClient, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
         sizes.append(len(packed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, Final, Literal, cast
@@ -261,19 +261,17 @@ class SendResult:
 
 def add_jobs_once(
     keys: QueueKeys, jobs: Sequence[NewJob], now_ms: int, write: IdempotentWrite
-) -> list[Call[list[SendResult]]]:
+) -> Iterator[Call[list[SendResult]]]:
     """bulltask's ``addOnce`` with BullMQ's add script: add jobs, except for those that the write has added before.
 
     Adjacent jobs with the same script share a call, up to :data:`MAX_JOBS_PER_CALL`: starting a script takes a fifth of
     the time needed to add a job. The results of the calls are in the order of the jobs.
     """
-    plain = [(job, add_job(keys, job, now_ms)) for job in jobs]
-    calls = []
+    plain = ((job, add_job(keys, job, now_ms)) for job in jobs)
     for script, group in groupby(plain, key=lambda pair: pair[1].script):
         assert script is not None
         while part := list(islice(group, MAX_JOBS_PER_CALL)):
-            calls.append(_add_once(keys, script, part, write))
-    return calls
+            yield _add_once(keys, script, part, write)
 
 
 def _add_once(
