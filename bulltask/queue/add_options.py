@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -28,7 +28,7 @@ from bulltask.jobs.retention import KeepJobs
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.payloads.payload_codec import PayloadCodec
 
-__all__ = ["AddOptions", "BulkJob", "build_job", "check_options", "check_positive"]
+__all__ = ["AddOptions", "BulkJob", "build_job", "check_bulk_jobs", "check_options", "check_positive"]
 
 
 class AddOptions(TypedDict, total=False):
@@ -98,6 +98,21 @@ class BulkJob(_Named, total=False):
 
     data: Any
     options: AddOptions
+
+
+def check_bulk_jobs(jobs: Iterable[BulkJob]) -> list[BulkJob]:
+    """Return the jobs of ``add_bulk`` in a list.
+
+    Raises:
+        TypeError: A job has no name, or an unknown key, such as BullMQ's ``opts``, whose value would be lost.
+    """
+    checked, known = list(jobs), BulkJob.__annotations__
+    for job in checked:
+        if unknown := sorted(set(job) - set(known)):
+            raise TypeError(f"unknown key {unknown[0]!r} of a job in add_bulk; use {', '.join(known)}")
+        if "name" not in job:
+            raise TypeError("a job in add_bulk has no 'name'")
+    return checked
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
@@ -47,6 +49,19 @@ def test_add_bulk_adds_nothing_if_one_job_is_invalid(queue: Queue) -> None:
     with pytest.raises(TypeError, match="unknown option 'jobId'"):
         queue.add("a", jobId="x")  # type: ignore[call-arg]
     assert queue.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ({"name": "b", "opts": {"lifo": True}}, "unknown key 'opts'.* use name, data, options"),
+        ({"data": 1}, "no 'name'"),
+    ],
+)
+def test_add_bulk_rejects_keys_whose_values_would_be_lost(queue: Queue, job: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        queue.add_bulk([{"name": "a"}, job])
+    assert queue.get_job_counts()["waiting"] == 0
 
 
 @pytest.mark.every_topology

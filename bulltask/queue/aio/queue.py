@@ -11,7 +11,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.codec import Json
 from bulltask.jobs.states import Revocation
 from bulltask.queue import bulk, manual
-from bulltask.queue.add_options import AddOptions, BulkJob, check_positive
+from bulltask.queue.add_options import AddOptions, BulkJob, check_bulk_jobs, check_positive
 from bulltask.queue.aio.getters import AsyncQueueGetters
 from bulltask.queue.aio.job import AsyncJob
 from bulltask.queue.aio.repeatables import AsyncRepeatables
@@ -65,8 +65,13 @@ class AsyncQueue(AsyncQueueGetters):
         """Add jobs in order, a thousand per round trip: ``[{"name": …, "data": …, "options": {…}}, …]``.
 
         All jobs are checked before the first one is sent. They are not added in one transaction.
+
+        Raises:
+            TypeError: A job has no name, or it or its options have an unknown key.
+            EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: A job's data, name or option is invalid.
         """
-        checked = [self._context.build(job["name"], job.get("data"), job.get("options", {})) for job in jobs]
+        bulk = check_bulk_jobs(jobs)
+        checked = [self._context.build(job["name"], job.get("data"), job.get("options", {})) for job in bulk]
         await self._context.aconnect()
         new = self._context.with_timestamps(checked)
         ids = await self._context.broker.producer.asend(new)

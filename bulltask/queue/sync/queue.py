@@ -12,7 +12,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.codec import Json
 from bulltask.jobs.states import Revocation
 from bulltask.queue import bulk, manual
-from bulltask.queue.add_options import AddOptions, BulkJob, check_positive
+from bulltask.queue.add_options import AddOptions, BulkJob, check_bulk_jobs, check_positive
 from bulltask.queue.job_fields import sent_job
 from bulltask.queue.manual import Acquisition
 from bulltask.queue.responses import RateLimit
@@ -66,8 +66,13 @@ class Queue(QueueGetters):
         """Add jobs in order, a thousand per round trip: ``[{"name": …, "data": …, "options": {…}}, …]``.
 
         All jobs are checked before the first one is sent. They are not added in one transaction.
+
+        Raises:
+            TypeError: A job has no name, or it or its options have an unknown key.
+            EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: A job's data, name or option is invalid.
         """
-        checked = [self._context.build(job["name"], job.get("data"), job.get("options", {})) for job in jobs]
+        bulk = check_bulk_jobs(jobs)
+        checked = [self._context.build(job["name"], job.get("data"), job.get("options", {})) for job in bulk]
         self._context.connect()
         new = self._context.with_timestamps(checked)
         ids = self._context.broker.producer.send(new)
