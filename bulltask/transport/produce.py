@@ -133,12 +133,10 @@ class Producer:
         with self._pool.client(deadline_ms) as client:
             client.connect()  # connecting sets the clock, whose time the calls contain
             meta_calls, calls = self._meta_calls(part), add(part, self._clock.now_ms())
-            if self._config.publish_replicas:
-                request, positions = self._with_replication(part, [*meta_calls, *calls])
-                results = _in_order(client.run_many(request), positions)
-            else:
-                # Redis adds the first jobs while the calls for the next ones are built.
-                results = client.run_many([*meta_calls, *calls] if len(part) == 1 else chain(meta_calls, calls))
+            # Redis adds the first jobs while the calls for the next ones are built.
+            built = [*meta_calls, *calls] if len(part) == 1 else chain(meta_calls, calls)
+            request, positions = self._with_replication(part, built)
+            results = _in_order(client.run_many(request), positions)
         self._queues_with_meta.update(job.queue for job in part)
         return results[len(meta_calls) :]
 
@@ -147,19 +145,21 @@ class Producer:
         await client.connect(deadline_ms)
         meta_calls, calls = self._meta_calls(part), self._add(part, self._clock.now_ms())
         request, positions = self._with_replication(part, [*meta_calls, *calls])
-        results = _in_order(await client.run_many(request, deadline_ms), positions)
+        results = _in_order(await client.run_many(list(request), deadline_ms), positions)
         self._queues_with_meta.update(job.queue for job in part)
         return results[len(meta_calls) :]
 
     def _with_replication(
-        self, part: Sequence[NewJob], calls: list[Call[Any]]
-    ) -> tuple[list[Call[Any]], Sequence[int]]:
+        self, part: Sequence[NewJob], calls: Iterable[Call[Any]]
+    ) -> tuple[Iterable[Call[Any]], Sequence[int] | None]:
         """Return the calls, with those that wait for replicas behind them, and the new position of each of ``calls``.
 
+        The positions are ``None`` if no call waits: the calls are then returned unchanged, and none is built yet.
         In a cluster, there is a wait behind the calls of each slot, because each node has its own replicas.
         """
         if not self._config.publish_replicas:
-            return calls, range(len(calls))
+            return calls, None
+        calls = list(calls)
         waits = (wait_for_replicas(self._config, self._keys(queue)) for queue in {job.queue for job in part})
         wait_of = {self._slot_of(wait[0]): wait for wait in waits}
         slots = [self._slot_of(call) for call in calls]
@@ -218,8 +218,8 @@ def wait_for_replicas(config: Config, keys: QueueKeys) -> list[Call[Any]]:
     ]
 
 
-def _in_order(results: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-    return [results[position] for position in positions]
+def _in_order(results: list[Any], positions: Sequence[int] | None) -> list[Any]:
+    return results if positions is None else [results[position] for position in positions]
 
 
 def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
