@@ -38,6 +38,16 @@ def holds_gil(seconds):
     record("holds_gil")
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # PyDLL keeps the GIL
 
+@app.task(name="large")
+def large(seconds):
+    time.sleep(seconds)
+    return "x" * 10_000  # no slot has room for it
+
+@app.task(name="on_loop")
+async def on_loop(number):
+    record("on_loop", number=number)
+    return number
+
 @app.task(name="dies", bind=True)
 def dies(self):
     if self.request.attempts_started == 1:
@@ -89,6 +99,19 @@ def test_a_job_that_holds_the_gil_delays_no_job_that_its_child_has_prefetched(ha
     assert {harness.field(job, "ats") for job in jobs} == {"1"}
     assert Counter(entry["number"] for entry in harness.journal.all(what="short")).most_common(1)[0][1] == 1
     worker.send(signal.SIGQUIT)  # without waiting for that job
+
+
+def test_a_job_that_was_released_during_a_job_with_a_large_result_runs_once(harness: WorkerHarness) -> None:
+    jobs = send(harness, "short", 300)
+    large = harness.app.send_task("large", (0.3,))
+    last = [harness.app.send_task("on_loop", (number,)) for number in range(5)]
+    worker = harness.worker(TASKS, children=1, settings={"worker_prefetch": 16})
+    assert [job.get(timeout=15) for job in jobs] == list(range(300))
+    assert len(large.get(timeout=15)) == 10_000
+    assert [job.get(timeout=15) for job in last] == list(range(5))
+    assert sorted(entry["number"] for entry in harness.journal.all(what="on_loop")) == list("01234")
+    assert {harness.field(job, "ats") for job in last} == {"1"}
+    assert worker.warnings() == []
 
 
 @pytest.mark.every_topology

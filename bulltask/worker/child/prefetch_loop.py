@@ -121,7 +121,7 @@ class PrefetchLoop:
         alone: AcquiredJob | None = None
         while ready and alone is None:
             ended = self._run_ready()
-            if ready and self._runs_alone(ready[0]):
+            if (acquired := self._next_ready()) is not None and self._runs_alone(acquired):
                 alone = ready.popleft()
             self._write(ended, used, fetch=alone is None)
             if _limits_queue(ended) or not self._fetcher.may_collect:
@@ -152,15 +152,11 @@ class PrefetchLoop:
     def _run_ready(self) -> list[_EndedJob]:
         """Run the jobs that are ready until their outcomes should be written."""
         ended: list[_EndedJob] = []
-        ready, wanted, began_ms, fetching = self._ready, self._wanted(), mono_ms(), 0
-        while ready:
-            acquired = ready[0]
-            if acquired.slot.state != SlotState.PREFETCHED:
-                self._free_slot(ready.popleft().slot)  # the supervisor has released it
-                continue
+        wanted, began_ms, fetching = self._wanted(), mono_ms(), 0
+        while (acquired := self._next_ready()) is not None:
             if self._runs_alone(acquired) or (ended and mono_ms() - began_ms >= FLUSH_MS):
                 break
-            ready.popleft()
+            self._ready.popleft()
             acquired.slot.start(mono_ms())
             attempt = self._starter.begin(acquired)
             if attempt is None:
@@ -174,6 +170,12 @@ class PrefetchLoop:
             if not is_stored or isinstance(outcome, RateLimitedOutcome) or self._fetcher.closing:
                 break
         return ended
+
+    def _next_ready(self) -> AcquiredJob | None:
+        """Return the next job; forget those that the supervisor has released, which may run elsewhere by now."""
+        while self._ready and self._ready[0].slot.state != SlotState.PREFETCHED:
+            self._free_slot(self._ready.popleft().slot)
+        return self._ready[0] if self._ready else None
 
     def _outcome(self, attempt: Attempt | Outcome, slot: Slot) -> tuple[Outcome, float]:
         if not isinstance(attempt, Attempt):
@@ -277,12 +279,9 @@ class PrefetchLoop:
 
     def _release_ready(self) -> None:
         """Release the jobs that have not started."""
-        jobs = [acquired for acquired in self._ready if acquired.slot.state == SlotState.PREFETCHED]
-        for acquired in self._ready:
-            if acquired.slot.state != SlotState.PREFETCHED:
-                self._free_slot(acquired.slot)
-        self._ready.clear()
-        self._fetcher.release_unstarted(jobs)
+        if self._next_ready() is not None:
+            self._fetcher.release_unstarted(list(self._ready))
+            self._ready.clear()
 
 
 def _limits_queue(ended: Sequence[_EndedJob]) -> bool:
