@@ -77,7 +77,7 @@ test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of 
 	done; \
 	for topology in $(TOPOLOGIES); do echo "make: $$topology: $$(tail -n 1 $$topology | tr -d =)"; done; test ! -e failed
 
-servers: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run about 480 tests with each version of Redis and Valkey that PyPI has; ARGS="Redis-6 Valkey-9" selects
+servers: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run about 480 tests with each version of Redis and Valkey that PyPI has; ARGS="Redis-6 Valkey-9" selects versions
 	@$(COMPILE)
 	$(BIN)/python tools/servers.py $(ARGS)
 
@@ -108,27 +108,27 @@ release: lint sbom audit  ## build the packages in dist/, after the checks above
 	rm -rf dist
 	$(VENV)/release/bin/python -m build
 
-bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## compare the speed with other frameworks; ARGS="--only bulltask,huey" selects
+bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## compare the speed with other frameworks; ARGS="--only bulltask,huey" selects frameworks
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
 
 bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## the same in about 2 minutes: one round, fewer jobs
 	$(VENV)/bench/bin/python benchmarks/run.py --rounds 1 --jobs 4000 \
 		--only bulltask,bulltask-async,celery,bullmq-1,bullmq-50,floor,floor-32 $(ARGS)
 
-bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask is much slower than Celery or BullMQ's scripts, compared with the recorded run
+bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask's speed relative to Celery or BullMQ's scripts is less than half of the recorded ratio
 	$(BIN)/python benchmarks/guard.py
 
-model: $(VENV)/dev.stamp  ## check the model of the worker protocol, for two minutes; needs spin and gcc
+model: $(VENV)/dev.stamp  ## check the model of the worker protocol; takes about two minutes, and needs spin and gcc
 	$(BIN)/python -m tests.model
 
-mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs, for an hour or two; ARGS="--resume" continues
+mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs; takes an hour or two; ARGS="--resume" continues
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
 
 # Each part is a target of its own and fails if a guarantee is broken.
 CHAOS_PARTS = kill-matrix model fuzz soak-short mixed spark-kills test-topologies
 REPETITIONS ?= 3
 
-chaos: $(VENV)/dev.stamp  ## kill workers and senders at every step, check the model, and run all tests on each topology, for about an hour; REPETITIONS=3 SEED=1 sets the run
+chaos: $(VENV)/dev.stamp  ## kill workers and senders at every step, check the model, and run tests on a cluster and with Sentinel; takes about an hour; REPETITIONS=3 SEED=1 repeats a run
 	@mkdir -p build/chaos; rm -f build/chaos/*; \
 	for part in $(CHAOS_PARTS); do \
 		{ $(MAKE) --no-print-directory $$part 2>&1 || touch build/chaos/failed; } | tee build/chaos/$$part; \

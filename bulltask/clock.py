@@ -26,7 +26,7 @@ def to_ms(value: Duration, name: str = "duration") -> int:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         ms = value * 1000
     else:
-        raise ConfigError(f"{name} must be seconds or a timedelta, not {value!r}")
+        raise ConfigError(f"{name} must be a number of seconds or a timedelta, not {value!r}")
     if not 0 <= ms < 2**53:  # also false for NaN
         raise ConfigError(f"{name} must be a finite duration of zero or more, not {value!r}")
     return round(ms)

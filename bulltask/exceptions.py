@@ -83,7 +83,7 @@ _NOT_AVAILABLE: Final = {
     "WorkerTerminate": _SHUTDOWN,
     "reraise": "use raise exception.with_traceback(traceback)",
 }
-"""Celery's other names, and the reason or what to use."""
+"""Celery's aliases, and the reason or what to use."""
 
 if not TYPE_CHECKING:  # type checkers would accept any name
 

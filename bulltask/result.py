@@ -265,7 +265,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         return snapshot.progress if snapshot.reported is None else snapshot.reported[1]
 
     result = info
-    """Celery's other name for :attr:`info`; :meth:`get` waits for the result."""
+    """Celery's alias for :attr:`info`; :meth:`get` waits for the result."""
 
     @property
     def traceback(self) -> str | None:

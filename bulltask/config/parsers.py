@@ -84,7 +84,7 @@ def duration(low_ms: int = 0) -> Parse:
         try:
             length = float(value) if isinstance(value, str) else value
         except ValueError as exc:
-            raise ConfigError(f"{name} must be seconds or a timedelta, not {value!r}") from exc
+            raise ConfigError(f"{name} must be a number of seconds or a timedelta, not {value!r}") from exc
         if (ms := to_ms(length, name)) < low_ms:
             raise ConfigError(f"{name} must be at least {low_ms / 1000:g} s, not {value!r}")
         return ms

@@ -36,7 +36,7 @@ ZSTD: Final = "zstd"
 
 Serializer = Literal["json", "cloudpickle"]
 Compression = Literal["zlib", "zstd", "gzip"]
-"""Names of compression methods; ``gzip`` is Celery's other name for zlib."""
+"""Names of compression methods; ``gzip`` is Celery's alias for zlib."""
 
 _PICKLES: Final = ("pickle", "application/x-python-serialize", "application/x-pickle")
 

@@ -1,4 +1,4 @@
-"""All of bulltask's exceptions.
+"""bulltask's public exceptions.
 
 ::
 

@@ -115,7 +115,7 @@ class Ignore(Interrupt):
     * ``SUCCESS`` completes it with the result ``meta``.
 
     In all other cases the job completes without a result: ``get()`` returns ``None``. In Celery, the task would keep
-    its state forever; here, a job that waits for it would wait forever.
+    its state forever; here, a job that waits for it would otherwise wait forever.
     """
 
 

@@ -194,7 +194,7 @@ def _of_dict(value: dict[Any, Any]) -> str | None:
         if not isinstance(key, str):
             return f" has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
         # The path is built while returning, so no string is created for valid values. Each level is one
-        # call, so MAX_LEVELS take half of Python's stack.
+        # call, so MAX_LEVELS levels use half of Python's recursion limit.
         if (kind := type(item)) not in _ATOMS and (problem := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
             return f"[{key!r}]{problem}"
     return None

@@ -71,10 +71,10 @@ class Relay:
         except Exception as exc:  # noqa: BLE001 - a relay must survive outages of the database and Redis
             self._failures += 1
             wait_ms = reconnect_delay_ms(self._failures, first_ms=_FIRST_RETRY_MS, cap_ms=_MAX_RETRY_MS)
-            error = f"{type(exc).__name__}: {exc}"
-            self._logger.warning("Outbox rows could not be sent", error=error, attempt=self._failures, retry_ms=wait_ms)
+            error, delay = f"{type(exc).__name__}: {exc}", wait_ms / 1000
+            self._logger.warning("Outbox rows could not be sent", error=error, attempt=self._failures, delay=delay)
             self._close()
-            return wait_ms / 1000
+            return delay
         if self._failures:
             self._logger.info("Outbox relay recovered", after_attempts=self._failures)
             self._failures = 0

@@ -121,7 +121,7 @@ def plan(
     """
     roots: list[PlannedJob] = []
     todo: list[tuple[FlowJob | Signature[Any, Any], PlannedJob | None]] = [(flow, None) for flow in flows]
-    for item, above in todo:  # the loop appends to todo; no recursion, as the tree may be deeper than Python's stack
+    for item, above in todo:  # the loop appends to todo; no recursion, as the tree may exceed Python's recursion limit
         node = FlowJob.of(item) if isinstance(item, Signature) else item
         if not isinstance(node, FlowJob):
             raise TypeError(f"a flow consists of FlowJobs and calls such as task.s(…), not {node!r}")

@@ -80,8 +80,8 @@ class Canvas(Generic[A_contra, R_co]):
 
         Args:
             args, kwargs: As for :meth:`delay`.
-            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`. Those of a chain concern its first step,
-                except ``link`` and ``link_error``: see :meth:`link` and :meth:`link_error`.
+            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`. Those of a chain apply to its first
+                step, except ``link`` and ``link_error``: see :meth:`link` and :meth:`link_error`.
         """
         return cast(AsyncResult[R_co], self._sender().send_canvas(self.clone(args, kwargs, **options)))
 

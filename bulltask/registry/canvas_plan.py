@@ -248,7 +248,7 @@ class _JobBuilder:
     def build(self, roots: Sequence[Step]) -> list[PlannedJob]:
         """Return the trees of jobs."""
         steps = list(roots)
-        for step in steps:  # the loop appends to steps; no recursion, as a chain may be longer than Python's stack
+        for step in steps:  # the loop appends to steps; no recursion, as a chain may exceed Python's recursion limit
             steps += step.children
         for step in steps:
             if step.call is not None:

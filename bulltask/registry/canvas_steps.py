@@ -61,7 +61,7 @@ def step_origins(steps: Iterable[Step], sent_by: Mapping[str, str]) -> dict[Step
     """
     found: dict[Step, Mapping[str, str]] = {}
     for step in steps:
-        chain = [step]  # no recursion, as a chain may be longer than Python's stack
+        chain = [step]  # no recursion, as a chain may exceed Python's recursion limit
         while chain[-1] not in found and (before := _before(chain[-1])) is not None:
             chain.append(before)
         first = chain.pop()

@@ -151,7 +151,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         Args:
             args, kwargs: The arguments.
             throw: Raise the exception of a call that fails; ``None``: the setting ``task_eager_propagates``.
-            options: As for :meth:`apply_async`; those that concern queues and delays have no effect.
+            options: As for :meth:`apply_async`; those for queues and delays have no effect.
 
         Returns:
             The result; ``get()`` returns immediately.

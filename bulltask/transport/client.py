@@ -81,7 +81,7 @@ class Client:
     def wait_then(
         self, call: Call[R], then: Call[T], wait_ms: int, nudge: Callable[[], object]
     ) -> tuple[R, T | BulltaskError]:
-        """Make a call that blocks, as :meth:`wait` does, and one behind it, which Redis runs as soon as the first ends.
+        """Make a call that blocks, as :meth:`wait` does, and one after it, which Redis runs as soon as the first ends.
 
         Both replies arrive together, so this process wakes up once. If the second call fails, its result is the error.
         """

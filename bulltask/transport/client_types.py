@@ -17,7 +17,7 @@ T = TypeVar("T")
 class SyncClient(Protocol):
     """:class:`~bulltask.transport.client.Client` or :class:`~bulltask.transport.cluster.ClusterClient`.
 
-    The latter sends every call to the node that has its keys. Errors of one node concern only the calls for that node.
+    The latter sends every call to the node that has its keys. An error of one node affects only the calls to that node.
     """
 
     @property
@@ -96,7 +96,7 @@ class SyncClient(Protocol):
     def wait_then(
         self, call: Call[R], then: Call[T], wait_ms: int, nudge: Callable[[], object]
     ) -> tuple[R, T | BulltaskError]:
-        """Make a call that blocks, as :meth:`wait` does, and one behind it, which Redis runs as soon as the first ends.
+        """Make a call that blocks, as :meth:`wait` does, and one after it, which Redis runs as soon as the first ends.
 
         Both replies arrive together, so this process wakes up once. If the second call fails, its result is the error.
         The keys of both calls are in the same slot.

@@ -157,7 +157,7 @@ class ClusterClient:
     def wait_then(
         self, call: Call[R], then: Call[T], wait_ms: int, nudge: Callable[[], object]
     ) -> tuple[R, T | BulltaskError]:
-        """Make a call that blocks and one behind it, as ``Client.wait_then`` does; all keys are in one slot."""
+        """Make a call that blocks and one after it, as ``Client.wait_then`` does; all keys are in one slot."""
         first, second = self._wait([call, guarded(then)], wait_ms, nudge)
         if redirect_of(first) is not None and redirect_of(second) is None:
             # The slot was moved back in between. The second call was made, so its result must not be lost.
@@ -221,7 +221,7 @@ class ClusterClient:
             raise
 
     def _wait(self, calls: Sequence[Call[Any]], wait_ms: int, nudge: Callable[[], object]) -> list[Any]:
-        """Make a blocking call and one behind it; return the results, or errors.
+        """Make a blocking call and one after it; return the results, or errors.
 
         Raises:
             BrokerError: The node is unreachable, or none executes the blocking call within ``wait_ms``.

@@ -155,7 +155,7 @@ def _address(entry: Sequence[Any], node: Address) -> Address:
 def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
     """Group calls; ``MULTI``, ``EXEC`` and the calls between them stay together.
 
-    ``WATCH`` stays together with the calls behind it: what they read must not change until the transaction. ``WAIT``
+    ``WATCH`` stays together with the calls after it: what they read must not change until the transaction. ``WAIT``
     stays together with the calls before it (up to another ``WAIT``): it covers only what its connection has written.
 
     Raises:

@@ -44,7 +44,7 @@ _RETRYABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class Producer:
-    """Adds jobs, each exactly once, even if the connection breaks.
+    """Adds jobs. A send that is retried because the connection broke adds no job twice.
 
     A send whose reply was lost is retried: bulltask creates the job ids, and the add scripts return the id of an
     existing job without adding it again. (With ids from Redis' counter, 10 lost replies in 30 sends led to 40 jobs.)
@@ -152,10 +152,10 @@ class Producer:
     def _with_replication(
         self, part: Sequence[NewJob], calls: Iterable[Call[Any]]
     ) -> tuple[Iterable[Call[Any]], Sequence[int] | None]:
-        """Return the calls, with those that wait for replicas behind them, and the new position of each of ``calls``.
+        """Return the calls, followed by those that wait for replicas, and the new position of each of ``calls``.
 
         The positions are ``None`` if no call waits: the calls are then returned unchanged, and none is built yet.
-        In a cluster, there is a wait behind the calls of each slot, because each node has its own replicas.
+        In a cluster, there is a wait after the calls of each slot, because each node has its own replicas.
         """
         if not self._config.publish_replicas:
             return calls, None

@@ -51,14 +51,14 @@ __all__ = [
 R = TypeVar("R")
 
 CONNECTION_ERRORS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
-"""Exceptions of connecting, reading or writing, after which the connection is unusable. ``InvalidResponse`` means that
-the reply was not in Redis' protocol: a proxy's error page, or another program on the port."""
+"""Exceptions raised while connecting, reading or writing, after which the connection is unusable. ``InvalidResponse``
+means that the reply was not in Redis' protocol: a proxy's error page, or another program on the port."""
 
 ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
 """The server's error replies as redis-py raises them; redis-py defines ``BusyLoadingError`` as a connection error."""
 
 _UNEXPECTED_REPLY: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""Exceptions of reading a reply that is not what the call returns."""
+"""Exceptions that a parser raises if a reply does not belong to its call."""
 
 _NOT_READY: Final = tuple("LOADING READONLY MASTERDOWN CLUSTERDOWN TRYAGAIN MISCONF BUSY NOREPLICAS UNBLOCKED".split())
 _NOT_READY_KINDS: Final = (
@@ -83,7 +83,7 @@ _REDIRECT: Final = re.compile(r"(?P<code>MOVED|ASK) (?P<slot>\d+) (?P<host>.*):(
 _NO_DATABASE: Final = ("DB index is out of range", "SELECT is not allowed in cluster mode")
 _NO_SELECT: Final = re.compile(r"unknown command '?select", re.IGNORECASE)
 _IN_EXEC: Final = "because of: NOPERM"
-# Redis 6.2 puts this before the error of a command that a script calls; newer servers put it behind the error.
+# Redis 6.2 puts this before the error of a command that a script calls; newer servers append it to the error.
 _IN_SCRIPT: Final = re.compile(
     r"Error running script \(call to f_\w+\): @user_script:\d+: "
     r"(?:@user_script: \d+: )?-?(?P<error>([A-Z]+|The user) .+)"
@@ -203,8 +203,8 @@ def cluster_node_error(url: str) -> BrokerConfigError:
 def no_cluster_error(url: str) -> BrokerConfigError:
     """Return the error for a server that is not part of a cluster, although its URL says so."""
     return BrokerConfigError(
-        f"Redis at {url} is not a node of a Redis Cluster. For a single server, start broker_url with redis:// (with "
-        "TLS rediss://)"
+        f"Redis at {url} is not a node of a Redis Cluster. For a single server, broker_url must begin with redis:// "
+        "(or rediss:// for TLS)"
     )
 
 

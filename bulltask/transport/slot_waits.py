@@ -62,7 +62,7 @@ class SlotWaits:
     def wait(self, calls: Mapping[int, Call[R]], wait_ms: int) -> dict[int, R | BrokerError]:
         """Make the calls, and wait until one of them returns, or fails.
 
-        A call that has not returned by then is ended with ``CLIENT UNBLOCK``, and returns what it returns after its
+        A call that has not returned by then is unblocked with ``CLIENT UNBLOCK``, and returns what it returns after its
         timeout.
 
         Args:

@@ -44,16 +44,16 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
     ]
 
 
-def transaction(calls: Sequence[Call[Any]], where: str, behind: Sequence[Call[Any]] = ()) -> Operation[list[Any]]:
+def transaction(calls: Sequence[Call[Any]], where: str, then: Sequence[Call[Any]] = ()) -> Operation[list[Any]]:
     """Return :func:`atomic` as an operation, whose result is the transaction's.
 
     Args:
         calls: The calls of the transaction.
         where: As for :func:`atomic`.
-        behind: Calls that are sent behind the transaction, in the same round trip.
+        then: Calls that are sent after the transaction, in the same round trip.
     """
     requests = atomic(calls, where)
-    results: list[Any] = (yield [*requests, *behind])[len(requests) - 1]
+    results: list[Any] = (yield [*requests, *then])[len(requests) - 1]
     return results
 
 

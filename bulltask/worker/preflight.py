@@ -72,7 +72,7 @@ class Preflight:
             except (BrokerAuthError, BrokerConfigError) as exc:
                 # One line for the operator; a traceback would not help.
                 rejected = isinstance(exc, BrokerAuthError)
-                event = "Redis rejected this worker" if rejected else "This worker cannot use this Redis"
+                event = "Redis rejected this worker" if rejected else "This worker cannot use this Redis server"
                 self._logger.error(event, error=str(exc))  # noqa: TRY400
                 return ExitCode.BROKER_UNUSABLE
             except BrokerError as exc:

@@ -18,7 +18,7 @@ same(
     lambda p: p.get(p.add.signature((2,), {"y": 3})),
 )
 same(
-    "`task.subtask` is another name for `task.signature`.",
+    "`task.subtask` is an alias of `task.signature`.",
     5,
     lambda p: p.get(p.add.subtask((2, 3))),
 )
@@ -548,6 +548,6 @@ differs(
 differs(
     "`stamp` adds headers to each task of a workflow.",
     (True, False),
-    "it does not exist; `set(headers=…)` adds headers",
+    "bulltask has no stamps; `set(headers=…)` adds headers",
     lambda p: hasattr(p.add.s(1, 2), "stamp"),
 )

@@ -58,7 +58,7 @@ same("`get` waits for the task.", "held", lambda p: waited(p))
 same("`get` returns the same value each time.", [5, 5], lambda p: [finished(p).get() for _ in range(2)])
 same("`get(propagate=False)` returns the exception.", "boom", lambda p: str(p.boom.delay().get(60, propagate=False)))
 same(
-    "`result.wait` is another name for `result.get`.",
+    "`result.wait` is an alias of `result.get`.",
     5,
     lambda p: p.add.delay(2, 3).wait(timeout=60),
 )
@@ -106,7 +106,7 @@ differs(
 differs(
     "`result.then(callback)` calls a function when the result arrives.",
     (True, False),
-    "it does not exist; `await result` works, and so does a task with `link`",
+    "results have no callbacks; `await result` works, and so does a task with `link`",
     lambda p: hasattr(finished(p), "then"),
 )
 same(
@@ -245,7 +245,7 @@ same(
     lambda p: forgotten(p),
 )
 differs(
-    "`result.as_tuple()` is a form that can be stored.",
+    "`result.as_tuple()` returns a serializable form.",
     (True, False),
     "the id and the queue are enough: `app.result(id, queue)`",
     lambda p: hasattr(finished(p), "as_tuple"),

@@ -287,7 +287,7 @@ same(
 differs(
     "After any other state and `raise Ignore`, the task keeps the state, and `get` waits forever.",
     (["SKIPPED", "TimeoutError"], ["SUCCESS", None]),
-    "the task completes without a result, because a job that waits for it would wait forever",
+    "the task completes without a result; otherwise, a job that waits for it would wait forever",
     lambda p: ended(p, "SKIPPED", 1),
 )
 same(

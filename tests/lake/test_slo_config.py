@@ -71,7 +71,7 @@ def test_an_objectives_duration_may_be_a_timedelta() -> None:
     [
         ({"metric": "waits"}, r"metric must be one of wait, run, total, not 'waits'; did you mean 'wait'"),
         ({"threshold": 0}, r"threshold must be at least 0.001 s, not 0"),
-        ({"threshold": "2s"}, r"threshold must be seconds or a timedelta, not '2s'"),
+        ({"threshold": "2s"}, r"threshold must be a number of seconds or a timedelta, not '2s'"),
         ({"target": 99}, r"target must be more than 0 and less than 1, like 0.99, not 99"),
         ({"target": 1.0}, r"target must be more than 0"),
         ({"queue": ""}, r"queue must be a string"),

@@ -165,7 +165,7 @@ def test_a_limited_queue_does_not_delay_other_queues(harness: WorkerHarness) -> 
 
 @pytest.mark.parametrize(
     ("duration", "why"),
-    [("soon", "RateLimitQueue's duration must be seconds or a timedelta"), (0, "must be at least 0.001 s")],
+    [("soon", "RateLimitQueue's duration must be a number of seconds or a timedelta"), (0, "must be at least 0.001 s")],
 )
 def test_an_invalid_rate_limit_duration_fails_the_job(harness: WorkerHarness, duration: object, why: str) -> None:
     harness.worker(TASKS)

@@ -147,7 +147,7 @@ def test_a_task_fails_when_a_child_job_fails_its_parent(harness: WorkerHarness, 
 
 
 def test_an_invalid_delay_fails_the_job(started_harness: WorkerHarness) -> None:
-    with pytest.raises(TaskError, match="RescheduleJob's delay must be seconds"):
+    with pytest.raises(TaskError, match="RescheduleJob's delay must be a number of seconds"):
         started_harness.app.send_task("invalid_delay").get(timeout=60)
 
 

@@ -90,7 +90,7 @@ def test_a_released_prioritized_job_is_acquired_by_an_idle_worker_immediately(ha
     harness.wait_for_start(job)
     harness.worker(children=1, settings={"drain_delay": 30})
     harness.wait_until_idle(1)
-    harness.redis.script_flush()  # resent scripts run after commands that were sent behind them
+    harness.redis.script_flush()  # resent scripts run after commands that were sent after them
     stopping.send(signal.SIGQUIT)
     assert stopping.wait() == 0
     waiting = harness.events.wait_for(event="waiting", jobId=job.id, prev="active")[0]

@@ -165,7 +165,7 @@ def test_a_source_whose_cursor_is_none_after_the_last_item_is_not_called_again(a
             raise ConnectionError
 
     run(app, worker, task, max_retries=5)
-    assert items.seen == [0, 4, 8, 8]  # and not again after the failure behind the loop
+    assert items.seen == [0, 4, 8, 8]  # and not again after the failure after the loop
     assert calls == [None, "4", "8", "8"]
 
 

@@ -162,7 +162,7 @@ def test_a_queues_default_options_apply_to_schedulers_if_they_are_allowed(broker
         ({"every": 1, "cron": "* * * * *"}, "either every= or cron="),
         ({"every": 0}, "at least 0.001 s"),
         ({"every": -1}, "every"),
-        ({"every": "often"}, "every must be seconds"),
+        ({"every": "often"}, "every must be a number of seconds"),
         ({"every": 1, "tz": "UTC"}, "tz can only be used with cron="),
         ({"every": 10, "offset": 10}, "shorter than every"),
         ({"cron": "* * * *"}, "must have 5 fields"),

@@ -102,9 +102,9 @@ def test_a_queue_may_be_named_max_or_duration(queue: str) -> None:
         ({"mail": {"duration": 1}}, r"limiter\['mail'\] must contain exactly max and duration"),
         ("5/0s", r"limiter\.duration must be at least 0.001 s"),
         ({"max": 5, "duration": 0}, r"limiter\.duration must be at least 0.001 s, not 0"),
-        ({"max": 5, "duration": "60"}, r"limiter\.duration must be seconds or a timedelta, not '60'"),
+        ({"max": 5, "duration": "60"}, r"limiter\.duration must be a number of seconds or a timedelta, not '60'"),
         ({"max": 5, "duration": -1}, r"limiter\.duration must be a finite duration of zero or more"),
-        ({"mail": {"max": 5, "duration": None}}, r"limiter\['mail'\]\.duration must be seconds"),
+        ({"mail": {"max": 5, "duration": None}}, r"limiter\['mail'\]\.duration must be a number of seconds"),
     ],
 )
 def test_an_invalid_rate_limit_is_rejected_with_the_reason(value: object, message: str) -> None:

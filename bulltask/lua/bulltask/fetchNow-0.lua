@@ -1,5 +1,5 @@
 --[[
-  Acquires the next job at the server's time. A worker sends this call behind BZPOPMIN on the same connection, so Redis
+  Acquires the next job at the server's time. A worker sends this call after BZPOPMIN on the same connection, so Redis
   runs it when the marker appears, which the worker cannot know in advance.
 
   The source of BullMQ's moveToActive, with promotionGuard, is inserted before this one, as the function

@@ -2,7 +2,7 @@
   Starts a job of a rate-limited task, or holds it: delays it until its turn.
 
   Starts are spread evenly: after each start, the next one is possible after the interval. If a start is late, later
-  ones may catch up by at most the tolerance. The task's held jobs in this queue form a waiting list, ordered by
+  ones may catch up by at most the tolerance. The task's held jobs in this queue form a list, ordered by
   priority and then by arrival. A held job is in `delayed`, due when it is expected to start. If it is acquired before a
   start is possible, because other starts were late, it is delayed again and keeps its place. When a job starts, the
   first job in the list becomes due at the next possible start if it was due later, because jobs before it were removed
@@ -17,7 +17,7 @@
   (bulltask.lua.wrappers.with_delay).
 
   KEYS[1]  when the next start is possible, in milliseconds
-  KEYS[2]  the waiting list, a sorted set of job ids
+  KEYS[2]  the held jobs, a sorted set of job ids
   KEYS[3]  wait
   KEYS[4…] the keys of moveToDelayed
   ARGV[1]  interval between two starts in milliseconds

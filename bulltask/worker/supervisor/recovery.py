@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,6 +30,9 @@ __all__ = ["JobsOfDeadChild", "Recovery"]
 
 _LATE_MS: Final = 500
 """How long after a dead child's jobs were settled the supervisor searches for more."""
+
+_UNSTARTED: Final = "its child process died before the job started"
+_UNWRITTEN: Final = "its child process died, and Redis rejected the job's outcome"
 
 _CRASHES_KEPT_MS: Final = 86_400_000
 """How long Redis keeps the tokens that count a job's crashes."""
@@ -202,7 +205,7 @@ class Recovery:
             with self._queue_backoff.recording(index):
                 for token, job_id in self._client.run(find_by_token(keys, tokens)):
                     with self._settling(keys, token, job_id):
-                        self._release(keys, token, job_id, release_unstarted)
+                        self._release(keys, job_id, release_unstarted(keys, job_id, token), _UNSTARTED)
         self._settled = self._settled[len(due) :]
 
     @contextmanager
@@ -222,11 +225,9 @@ class Recovery:
             # run after this command.
             self._client.run(command("ZADD", keys.marker, 0, "0"))
 
-    def _release(
-        self, keys: QueueKeys, token: str, job_id: str, release: Callable[[QueueKeys, str, str], Call[None]]
-    ) -> None:
-        self._client.run(release(keys, job_id, token))
-        self._bus.emit(JobReleased(job_id, keys.queue, "", "its child process died before the job started"))
+    def _release(self, keys: QueueKeys, job_id: str, release: Call[None], reason: str) -> None:
+        self._client.run(release)
+        self._bus.emit(JobReleased(job_id, keys.queue, "", reason))
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
         dead, max_crashes = pending.dead, self._config.max_crashes
@@ -235,8 +236,10 @@ class Recovery:
             self._failures.record_killed(keys, job_id, killed_attempt)
             return
         if not dead.may_have_crashed(token, job_id):
-            started = dead.has_started(token, job_id)
-            self._release(keys, token, job_id, move_from_active_to_wait if started else release_unstarted)
+            if dead.has_started(token, job_id):
+                self._release(keys, job_id, move_from_active_to_wait(keys, job_id, token), _UNWRITTEN)
+            else:
+                self._release(keys, job_id, release_unstarted(keys, job_id, token), _UNSTARTED)
             return
         crashes = 0 if dead.intentional else self._count_crash(keys, token, job_id)
         running = token in dead.running
@@ -250,10 +253,11 @@ class Recovery:
             return
         if crashes:
             self._client.run(command("HSET", keys.job(job_id), CRASHES, crashes))
-        self._client.run(move_from_active_to_wait(keys, job_id, token))
+        release = move_from_active_to_wait(keys, job_id, token)
         if dead.intentional:
-            self._bus.emit(JobReleased(job_id, keys.queue, "", "its child was stopped before the job ended"))
+            self._release(keys, job_id, release, "its child was stopped before the job ended")
         else:
+            self._client.run(release)
             self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - dead.died_ms))
 
     def _count_crash(self, keys: QueueKeys, token: str, job_id: str) -> int:
