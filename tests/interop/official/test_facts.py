@@ -95,20 +95,21 @@ def test_the_official_client_is_asyncio_only_and_has_no_type_hints(mail: Interop
 # ---- running jobs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("client", "min_calls", "max_calls"), [("official", 2.0, 2.2), ("bulltask", 0.1, 1.4)])
+@pytest.mark.parametrize(("client", "min_calls", "max_calls"), [("official", 2.0, 2.2), ("bulltask", 1.0, 1.1)])
 @SAME_IN_3
 def test_workers_call_the_documented_number_of_scripts_per_job(
     mail: InteropQueue, client: str, min_calls: float, max_calls: float
 ) -> None:
     task: Any = mail.app.tasks["echo"]
-    mail.app.send_many([task.s(n) for n in range(200)])
+    mail.app.send_many([task.s(n) for n in range(500)])
     before = count_scripts(mail)
     if client == "bulltask":
-        mail.worker()
+        # With prefetching, there are fewer, but on a busy machine the supervisor also releases prefetched jobs.
+        mail.worker(worker_prefetch=0)
     else:
         mail.node_worker("echo")
-    wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= 200, 60, "200 jobs")
-    assert min_calls <= (count_scripts(mail) - before) / 200 <= max_calls
+    wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= 500, 60, "500 jobs")
+    assert min_calls <= (count_scripts(mail) - before) / 500 <= max_calls
 
 
 def count_scripts(mail: InteropQueue) -> int:
