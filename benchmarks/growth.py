@@ -1,7 +1,7 @@
-"""How much slower does a queue become if it is long? Rates with many jobs behind those that are measured.
+"""How much slower does a queue become if it is long? Measures rates with many further jobs in the queue.
 
-``growth.py`` prints jobs/s, and the rate with many jobs divided by the rate with 1,000. Each queue is filled once, and
-every round loads its dump, so a run with a million waiting jobs takes about ten minutes.
+``growth.py`` prints jobs/s, and the rate with many further jobs divided by the rate with 1,000. Each queue is
+filled once, and every round loads its dump, so a run with a million waiting jobs takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOUR_S = 3_600
 
 @dataclass(frozen=True)
 class Queue:
-    """What is in the queue: ``JOBS`` jobs with these options first, then ``behind`` jobs with other options."""
+    """What is in the queue: ``JOBS`` jobs with ``options``, and ``behind`` further jobs, which run later."""
 
     options: Mapping[str, int]
     behind: int
@@ -69,7 +69,7 @@ def process(url: str, directory: Path) -> float:
 
 
 def send(url: str, queue: Queue, operation: str) -> float:
-    """Return how many jobs like those behind the others can be sent per second, one by one or in bulk."""
+    """Return how many jobs like the further ones can be sent per second, one by one or in bulk."""
     app = App("bench", broker_url=url)
     noop = app.task(name="noop")(run)
     call, jobs = noop.s(0).set(**queue.options_behind), SINGLE if operation == "single" else BULK

@@ -90,7 +90,7 @@ def ideal_seconds(peer: Peer, loops: int, jobs: int, processes: int) -> float:
 
 
 def loops_of(peer: Peer, seconds: float) -> int:
-    """Return how many loops of the busy body take ``seconds``; measured once for each language."""
+    """Return how many iterations of the busy body take ``seconds``; measured once for each language."""
     kind = peer.busy[0]
     if kind not in _LOOPS:
         _LOOPS[kind] = round(_SAMPLE * seconds * 20 / ideal_seconds(peer, _SAMPLE, 20, 1))

@@ -22,7 +22,7 @@ from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
 from bulltask.spark import Pipeline
 
 MAX_EVENTS = 1_000_000
-"""The number of events that Redis keeps per queue: enough for the whole demo (docs/how-to/spark.md)."""
+"""The number of events that Redis keeps per queue: enough for the whole demo (docs/how-to/pipeline.md)."""
 
 CONF = {"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"}
 TASKS = tuple(QUEUES)

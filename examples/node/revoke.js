@@ -1,5 +1,5 @@
-// Revokes a job: a job that is waiting, including for its next attempt, fails within a second; a job that is running in a
-// bulltask worker is cancelled. Its failedReason is "revoked", and it is not retried.
+// Revokes a job: a job that is waiting, including for its next attempt, fails within a second; a job that is running in
+// a bulltask worker is cancelled. Its failedReason is "revoked", and it is not retried.
 //
 //   import { revoke } from './revoke.js';
 //   await revoke(queue, job.id);
