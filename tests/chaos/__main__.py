@@ -30,7 +30,7 @@ from tests.support.fork_server import fork_server
 
 RESULTS: Final = Path(__file__).parent / "results.json"
 MAX_NTH: Final = 4
-"""In repetitions after the first, the fault is injected when the point is reached for a random time up to this one."""
+"""In repetitions after the first, the fault is injected the n-th time that the point is reached; n is at most this."""
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from tests.support.worker import PREFETCHING, Worker
 __all__ = ["WORKLOADS", "Cell", "Point", "Result", "run_cell"]
 
 CONCURRENCY: Final = 2
-"""Children of a worker; and the jobs that run at a time in a child with async tasks or threads."""
+"""The number of a worker's children, and of the jobs that run concurrently in a child with async tasks or threads."""
 
 SLOW_S: Final = 0.6
 """Longer than half a lock, so that the supervisor renews the lock."""
@@ -142,7 +142,7 @@ class Result:
 
     Attributes:
         reached: Whether the fault was injected.
-        jobs: How many jobs were sent; of a sender that was killed, those that it knew to be sent.
+        jobs: How many jobs were sent; if the sender was killed, how many of its sends had returned.
         lost: How many of them have not completed.
         unsent: How many jobs have completed in addition to those that were sent, or were being sent.
         repeated: How many attempts there were in addition to the expected ones.

@@ -56,7 +56,7 @@ _MEMORY: Final = 1 << 30
 
 
 def record(what: str, **fields: object) -> None:
-    """Append a line to the cell's journal, in one write; the time is the same clock in all processes."""
+    """Append a line to the cell's journal, in one write; all processes use the same clock."""
     line = {"what": what, "at": time.monotonic(), "pid": os.getpid(), "parent": os.getppid(), **fields}
     os.write(_journal(), json.dumps(line).encode() + b"\n")
 
@@ -127,7 +127,7 @@ class _Fuse:
 
 
 def _exhaust_memory() -> None:
-    """Raise the ``MemoryError`` of an allocation that exceeds the address space which the kernel allows."""
+    """Raise the ``MemoryError`` of an allocation that exceeds the address space that the kernel allows."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY // 2, before[1]))

@@ -1,4 +1,4 @@
-"""The table in ``explanation/guarantees.md`` is the one that the measurements give."""
+"""The table in ``explanation/guarantees.md`` matches the measurements."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def spread(first: Any, *rest: Any, **more: Any) -> list[Any]:
 
 
 def fail(message: str = "it failed", error: str = "ConnectionError") -> None:
-    """Raise."""
+    """Raise an error."""
     raise ERRORS[error](message)
 
 

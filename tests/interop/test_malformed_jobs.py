@@ -17,7 +17,7 @@ LOST_BY_NODE = ["counter", "deduplication", "text", "nan", "behind"]
 
 
 def add_malformed_jobs(side: InteropQueue) -> None:
-    """Add a malformed job of each class, and two valid ones: one behind a delayed job, and the last one."""
+    """Add a malformed job of each class and two valid ones: one due after a malformed job, one the last in ``wait``."""
     redis, keys = side.redis, side.keys
     plain: dict[str, Any] = {
         "name": "echo",

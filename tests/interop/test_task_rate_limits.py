@@ -27,7 +27,7 @@ def test_node_shows_and_runs_jobs_that_a_bulltask_worker_has_held(mail: InteropQ
     assert [mail.node_result(job.id) for job in held[:2]] == [{"value": 1}, {"value": 2}]
     mail.node.call("worker.close", worker=handle)
 
-    # The jobs that Node.js has run leave the line; the other one becomes due at the next start.
+    # The jobs that Node.js has run leave the list of held jobs; the other one becomes due at the next start.
     key = mail.keys.held("one_an_hour")
     assert mail.redis.zcard(key) == 3
     mail.worker()

@@ -20,7 +20,7 @@ RETRIED = {"attempts": 9, "removeOnFail": False}
 
 
 def outcome(mail: InteropQueue, job: str) -> dict[str, Any]:
-    """Return the fields and events of a failed job that concern its attempts."""
+    """Return the fields and events of a failed job that describe its attempts."""
     wait_until(lambda: mail.redis.hexists(mail.keys.job(job), "finishedOn"), 60, "the end of the job")
     fields = mail.redis.hgetall(mail.keys.job(job))
     counters = {name: fields.get(name) for name in ("ats", "atm", "stc", "defa", "failedReason")}

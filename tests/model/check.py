@@ -21,12 +21,12 @@ _TIMEOUT_S: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A form of the model.
+    """A variant of the model, and the expected result of its check.
 
     Attributes:
         name: Shown in the output; for a wrong variant, the macro that selects it.
         bounds: Macros that limit the model: the numbers of jobs, slots and faults.
-        expected: The properties of which a wrong variant violates one; empty if all must hold.
+        expected: The properties of which a wrong variant must violate one; empty if all properties must hold.
         liveness: Whether to check that every job finishes, instead of the other properties.
     """
 

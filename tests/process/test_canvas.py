@@ -206,7 +206,7 @@ def test_both_linked_callbacks_and_the_next_step_receive_the_result(harness: Wor
     )
 
 
-def test_options_and_arguments_given_while_sending_are_those_of_the_first_steps(calls: Calls) -> None:
+def test_options_and_arguments_of_a_send_apply_to_the_first_steps(calls: Calls) -> None:
     add, total = calls.add, calls.total
     assert (add.s(1) | add.s(100)).delay(10).get(timeout=60) == 111
     assert (group(add.s(1), add.s(2)) | total.s()).apply_async((10,), countdown=0.2).get(timeout=60) == 23

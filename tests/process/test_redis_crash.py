@@ -72,7 +72,7 @@ def test_a_redis_crash_under_load_loses_no_acknowledged_job(
     harness.app.send_task("quick").get(timeout=60)
     first_job_ms = []
     with load_on(harness) as load:
-        for outage in (1, 4):  # the supervisor's attempts to reconnect: after some 10 ms, and after about a second
+        for outage in (1, 4):  # the supervisor's attempt to reconnect; the fourth is about a second after the first
             load.wait_for_more(200)
             attempts = len(worker.logged("Redis reconnecting", attempt=outage))
             server.kill()

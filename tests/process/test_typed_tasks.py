@@ -47,7 +47,7 @@ async def test_await_returns_the_type_of_the_hint(tasks: Any) -> None:
     assert await (await tasks["shop.now"].adelay()) == datetime(2026, 11, 23, 10, tzinfo=UTC)
 
 
-def test_a_job_as_another_client_writes_it_runs_with_the_types_of_the_hints(harness: WorkerHarness, tasks: Any) -> None:
+def test_a_job_written_by_another_client_runs_with_the_types_of_the_hints(harness: WorkerHarness, tasks: Any) -> None:
     order: Any = {"id": str(UUID(int=7)), "placed": "2026-11-23T10:30:00.000Z", "items": [{"sku": "tea", "price": 2.5}]}
     job = harness.app.queue("default").add("shop.checkout", {"order": order, "terms": 86_400})
     result = harness.app.result(job.id)

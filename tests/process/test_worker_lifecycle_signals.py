@@ -1,4 +1,4 @@
-"""Signals about a worker's own life, and setup_logging."""
+"""Signals about a worker's own lifecycle, and setup_logging."""
 
 from __future__ import annotations
 

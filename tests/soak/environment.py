@@ -42,7 +42,7 @@ SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The times until the first job started after Redis answered again.
+    """The times until the first job started after Redis responded again.
 
     Attributes:
         fault: The name of the fault.

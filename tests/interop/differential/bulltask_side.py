@@ -176,7 +176,7 @@ class BulltaskSide:
         return self.number(held.id)
 
     def with_held(self, step: Step, work: Callable[[HeldJob, str], Any]) -> Any:
-        """Call ``work`` with a held job, which is not held afterwards."""
+        """Call ``work`` with a held job, which is not held afterward."""
         if not self._held:
             return "nothing"
         held = self._held.pop(step["held"] % len(self._held))

@@ -1,4 +1,4 @@
-"""Intended differences: docs/reference/differences.md explains them, test_table.py asserts each one alone."""
+"""Intended differences: docs/reference/differences.md explains them, test_table.py asserts each one separately."""
 
 from __future__ import annotations
 
