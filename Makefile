@@ -34,9 +34,9 @@ endef
 
 .PHONY: help demo demo-spark test test-quick test-topologies servers lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos kill-matrix fuzz soak soak-short mixed spark-kills clean lock
 help:  ## list the targets (this is the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/demo.stamp  ## run jobs, a retry and the recovery from a crash, with a temporary server
+demo: $(VENV)/demo.stamp  ## run jobs, with a retry and the recovery from a crash, on a temporary server
 	$(BIN)/python examples/demo/run.py $(ARGS)
 
 demo-spark: $(VENV)/demo-spark.stamp  ## run the data pipeline: 100,000 jobs from a DataFrame, tables of their events, a report; needs Java
@@ -104,14 +104,14 @@ sbom: $(VENV)/dev.stamp $(RELEASE)  ## write the list of all components (Cyclone
 audit: $(RELEASE)  ## fail if a locked version has a known vulnerability; needs access to pypi.org
 	$(VENV)/release/bin/pip-audit --strict --progress-spinner off --disable-pip --no-deps -r $(LOCK)
 
-release: lint sbom audit  ## build the packages in dist/, after the checks above
+release: lint sbom audit  ## run lint, sbom and audit, then build the packages in dist/
 	rm -rf dist
 	$(VENV)/release/bin/python -m build
 
 bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## compare the speed with other frameworks; ARGS="--only bulltask,huey" selects frameworks
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
 
-bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## the same in about 2 minutes: one round, fewer jobs
+bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## run the benchmarks in about 2 minutes: one round, fewer jobs
 	$(VENV)/bench/bin/python benchmarks/run.py --rounds 1 --jobs 4000 \
 		--only bulltask,bulltask-async,celery,bullmq-1,bullmq-50,floor,floor-32 $(ARGS)
 
