@@ -108,7 +108,7 @@ EVENTS: Final = Table(
         event_seq long second part of event_id: numbers the entries of one millisecond, from 0
         event_at time event_ms as a timestamp; at most the end of the year 9999
         event text BullMQ's name for the event: added, waiting, active, completed, failed, delayed, stalled, ...
-        job_id text id of the job; null if the event concerns the whole queue: drained, paused, resumed, cleaned
+        job_id text id of the job; null if the event applies to the whole queue: drained, paused, resumed, cleaned
         name text name of the task; only in added
         prev text previous state of the job
         delay_until time when the job is due; only in delayed

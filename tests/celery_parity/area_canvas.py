@@ -68,7 +68,7 @@ same(
     lambda p: p.get(p.signature(p.get(p.collect.delay(p.add.s(2, 3)))[0], app=p.app)),
 )
 same(
-    "So can a chain, a group and a chord.",
+    "A chain, a group or a chord can be an argument of a task.",
     [13, [3], 3],
     lambda p: [p.get(p.signature(one, app=p.app)) for one in p.get(p.collect.delay(*canvases(p)))],
 )
@@ -98,17 +98,21 @@ def canvases(p: Any) -> list[Any]:
 same("A chain runs its steps one after the other.", 13, lambda p: p.get(p.chain(p.add.s(1, 2), p.add.s(10))))
 same("`a | b` is a chain.", 13, lambda p: p.get(p.add.s(1, 2) | p.add.s(10)))
 same("`chain([a, b])` takes a list.", 13, lambda p: p.get(p.chain([p.add.s(1, 2), p.add.s(10)])))
-same("`chain(a, b)()` sends it.", 13, lambda p: p.get(p.chain(p.add.s(1, 2), p.add.s(10))()))
+same("`chain(a, b)()` sends the chain.", 13, lambda p: p.get(p.chain(p.add.s(1, 2), p.add.s(10))()))
 same(
     "The result of a step is the first argument of the next.",
     [[1], 2],
     lambda p: p.get(p.collect.s(1) | p.collect.s(2)),
 )
-same("An immutable step ignores the result before it.", 11, lambda p: p.get(p.add.s(1, 2) | p.add.si(5, 6)))
+same("An immutable step ignores the result of the step before.", 11, lambda p: p.get(p.add.s(1, 2) | p.add.si(5, 6)))
 same("Chains can be joined.", 1113, lambda p: p.get((p.add.s(1, 2) | p.add.s(10)) | (p.add.s(100) | p.add.s(1000))))
 same("`chain.delay(…)` passes arguments to the first step.", 16, lambda p: p.get((p.add.s(5) | p.add.s(10)).delay(1)))
 same("A chain of twenty steps runs.", 21, lambda p: p.get(p.chain(p.add.s(1, 1), *[p.add.s(1) for _ in range(19)])))
-same("The result has its parent, the result of the step before.", 3, lambda p: parent_of_chain(p).get(timeout=60))
+same(
+    "The `parent` of a chain's result is the result of the step before.",
+    3,
+    lambda p: parent_of_chain(p).get(timeout=60),
+)
 same("The parent of the first step is `None`.", None, lambda p: parent_of_chain(p).parent)
 same("A failed step fails the chain with its exception.", "ValueError", lambda p: p.get(p.boom.si() | p.add.s(1)))
 same(
@@ -156,7 +160,7 @@ same(
 )
 same("The list is in the members' order.", list(range(20)), lambda p: p.get(p.group(p.plain.s(n) for n in range(20))))
 same("`group([…])` takes a list.", [2, 4], lambda p: p.get(p.group([p.add.s(1, 1), p.add.s(2, 2)])))
-same("`group(…)()` sends it.", [2], lambda p: p.get(p.group(p.add.s(1, 1))()))
+same("`group(…)()` sends the group.", [2], lambda p: p.get(p.group(p.add.s(1, 1))()))
 same("An empty group returns an empty list.", [], lambda p: p.group([]).delay().get(timeout=60))
 same(
     "`group.delay(…)` passes arguments to each member.",
@@ -218,7 +222,7 @@ same(
     lambda p: [r.get(timeout=60) for r in done(p).results],
 )
 same(
-    "Iterating over the result gives the members' results.",
+    "Iterating over the result yields the members' results.",
     [0, 2, 4],
     lambda p: [r.get(timeout=60) for r in done(p)],
 )
@@ -235,7 +239,7 @@ same(
     lambda p: restored(p),
 )
 same("`result.delete()` removes a group that was saved.", None, lambda p: deleted(p))
-same("The result of a group after a step has its parent.", 3, lambda p: parent_of_group(p))
+same("The `parent` of the result of a group after a step is the result of that step.", 3, lambda p: parent_of_group(p))
 better(
     "The result of a group cannot be awaited.",
     (False, True),
@@ -284,7 +288,7 @@ same(
     6,
     lambda p: p.get(p.chord([p.add.s(1, 1), p.add.s(2, 2)], p.total.s())),
 )
-same("`chord(header)(body)` sends it.", 6, lambda p: p.get(p.chord([p.add.s(1, 1), p.add.s(2, 2)])(p.total.s())))
+same("`chord(header)(body)` sends the chord.", 6, lambda p: p.get(p.chord([p.add.s(1, 1), p.add.s(2, 2)])(p.total.s())))
 same("`group(…) | task` is a chord.", 6, lambda p: p.get(p.group(p.add.s(1, 1), p.add.s(2, 2)) | p.total.s()))
 same(
     "An immutable body receives no result.",
@@ -319,7 +323,7 @@ same(
     [[13, 4]],
     lambda p: p.get(p.chord([p.add.s(1, 2) | p.add.s(10), p.add.s(2, 2)], p.collect.s())),
 )
-same("A header can have chords.", [[6, 6]], lambda p: p.get(p.chord([inner(p), inner(p)], p.collect.s())))
+same("A header can contain chords.", [[6, 6]], lambda p: p.get(p.chord([inner(p), inner(p)], p.collect.s())))
 same(
     "A chain that ends with a group gives a list in the header's results.",
     [[[6, 7], 11]],
@@ -384,12 +388,12 @@ def body_after_failure(p: Any, failures: int = 1) -> object:
 
 same("`link` calls a task with the result.", "[3]", lambda p: linked(p, p.add.s(1, 2)))
 same(
-    "`apply_async(link=…)` does the same.",
+    "`apply_async(link=…)` also calls a task with the result.",
     "[3]",
     lambda p: p.get(p.add.apply_async((1, 2), link=p.note.s(p.key))) and p.notes()[0],
 )
 same(
-    "`send_task(link=…)` does the same, for a task by its name.",
+    "`send_task(link=…)` also calls a task with the result.",
     "[3]",
     lambda p: p.get(p.app.send_task(p.add.name, (1, 2), link=p.note.s(p.key))) and p.notes()[0],
 )

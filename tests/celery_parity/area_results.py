@@ -69,7 +69,7 @@ differs(
     while_held(lambda result: result.get(timeout=0.1)),
 )
 better(
-    "`except TimeoutError` does not catch it, unless Celery's is imported.",
+    "`except TimeoutError` does not catch that error, unless `TimeoutError` is imported from Celery.",
     ("missed", "caught"),
     "it does: `ResultTimeoutError` is a subclass of Python's",
     while_held(lambda result: catches_timeout(result)),

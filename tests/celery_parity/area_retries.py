@@ -31,16 +31,16 @@ def exception_of(p: Any, sent: Any) -> Any:
 # ---- exceptions ------------------------------------------------------------------------------------------------------
 
 same("`get` raises the exception of the task.", "ValueError", lambda p: p.get(p.boom.delay()))
-same("The exception has its message.", "boom", lambda p: str(exception_of(p, p.boom.delay())))
+same("The exception keeps its message.", "boom", lambda p: str(exception_of(p, p.boom.delay())))
 same(
     "An exception of one of the project's classes keeps its class.",
     True,
     lambda p: type(exception_of(p, p.fails_with.delay("Refused"))) is Refused,
 )
-same("A `KeyError` has its key.", ["key"], lambda p: list(exception_of(p, p.fails_with.delay("KeyError")).args))
+same("A `KeyError` keeps its key.", ["key"], lambda p: list(exception_of(p, p.fails_with.delay("KeyError")).args))
 same("An exception without a message has none.", "", lambda p: str(exception_of(p, p.fails_with.delay("empty"))))
 differs(
-    "The exception has its arguments.",
+    "The exception keeps its arguments.",
     (["no", 7], ["('no', 7)"]),
     "a failed BullMQ job stores only the message",
     lambda p: list(exception_of(p, p.fails_with.delay("Refused")).args),
@@ -123,10 +123,10 @@ def delays_grow(p: Any) -> bool:
 # ---- self.retry() ----------------------------------------------------------------------------------------------------
 
 same("`self.retry()` runs the task again.", 2, lambda p: p.get(p.retries.delay(p.key, 2)))
-same("`raise self.retry()` does the same.", 1, lambda p: p.get(p.raises_retry.delay()))
+same("`raise self.retry()` also runs the task again.", 1, lambda p: p.get(p.raises_retry.delay()))
 
 
-@same("Each attempt has the same id, and `self.request.retries` counts them.", True)
+@same("Each attempt has the same id, and `self.request.retries` counts the retries.", True)
 def _(p: Any) -> object:
     result = p.retries.delay(p.key, 2)
     p.get(result)
@@ -172,7 +172,7 @@ differs(
     lambda p: outcome_and_runs(p, p.retries_as_often_as_the_default_allows.delay(p.key)),
 )
 better(
-    "`except Exception` around `self.retry()` swallows it; the task ends, and runs again all the same.",
+    "`except Exception` around `self.retry()` swallows `Retry`; the task ends, but still runs again.",
     ("swallowed", 1),
     "the task ends at `self.retry()`: `Retry` is a `BaseException`, which `except Exception` does not catch",
     lambda p: p.get(p.retries_inside_try.delay(p.key)),
@@ -247,7 +247,7 @@ same(
 same("`self.retry()` in a task that is called directly raises `Retry`.", "Retry", lambda p: p.retries_directly())
 
 
-@same("`raise Ignore` ends a task, which has not failed and does not run again.", [False, ["run"]])
+@same("`raise Ignore` ends a task: it has not failed, and does not run again.", [False, ["run"]])
 def _(p: Any) -> object:
     result = p.raises_exception.delay(p.key, "Ignore")
     first = p.notes()
@@ -271,7 +271,7 @@ same(
 better(
     "If `meta` of the state `FAILURE` is a string, reading the result raises `ValueError`.",
     ("ValueError", ["FAILURE", "TaskError", "no such customer"]),
-    "the string is the reason of the failure",
+    "the string is the failure reason",
     lambda p: ended(p, "FAILURE", "no such customer"),
 )
 same(

@@ -44,7 +44,11 @@ same("A task's default name is `module.function`.", "tests.celery_parity.tasks.p
 same("`name=` sets the name.", "named.by.hand", lambda p: p.renamed.name)
 same("`app.tasks` finds a task by its name.", True, lambda p: p.app.tasks["named.by.hand"] is not None)
 same("Calling a task runs its function in this process.", 5, lambda p: p.add(2, 3))
-same("A bound task knows that it is called directly.", [True], lambda p: p.request(["called_directly"]))
+same(
+    "In a bound task that is called directly, `self.request.called_directly` is true.",
+    [True],
+    lambda p: p.request(["called_directly"]),
+)
 same("`shared_task` defines a task without an app.", 4, lambda p: p.shared_task(twice)(2))
 same(
     "In a bound task, `self.name` is the task's name.",
@@ -52,9 +56,9 @@ same(
     lambda p: p.get(p.attribute_of_self.delay("name")) == p.attribute_of_self.name,
 )
 differs(
-    "In a bound task, `self.max_retries` is the option of the task, 3 by default.",
+    "In a bound task, `self.max_retries` is the task's option, 3 by default.",
     (3, 2),
-    "it is that of the running job, by default `task_max_retries`, which is 2",
+    "it is the maximum of the running job, by default `task_max_retries` (2)",
     lambda p: p.get(p.attribute_of_self.delay("max_retries")),
 )
 same(
@@ -173,7 +177,7 @@ same(
     lambda p: p.fails(p.autoretries_with_kwargs.delay(p.key)) and len(p.notes_so_far()),
 )
 same("`rate_limit` may be a number or a string.", 2, lambda p: defined_with(rate_limit=5)(p) + one_an_hour(p))
-same("`task.rate_limit` is the option.", "5/s", lambda p: p.limited.rate_limit)
+same("`task.rate_limit` is the value of the option.", "5/s", lambda p: p.limited.rate_limit)
 same("`rate_limit` spreads the starts of a task evenly.", True, lambda p: are_spread(p))
 differs(
     "`rate_limit` is checked when a worker starts.",
@@ -193,7 +197,7 @@ same(
     5,
     lambda p: p.get(p.add.apply_async(kwargs={"x": 2, "y": 3})),
 )
-same("Parameters have their defaults.", "hello Ada!", lambda p: p.get(p.greet.delay("Ada")))
+same("Omitted arguments have the defaults of their parameters.", "hello Ada!", lambda p: p.get(p.greet.delay("Ada")))
 same("Parameters can be keyword-only.", "hi Ada?", lambda p: p.get(p.greet.delay("Ada", "hi", mark="?")))
 same("`*args` are passed to the task.", [1, 2, 3], lambda p: p.get(p.collect.delay(1, 2, 3)))
 same("`**kwargs` are passed to the task.", [[1], {"a": 2}], lambda p: p.get(p.collect.delay(1, a=2)))
@@ -201,7 +205,7 @@ same("A missing argument raises `TypeError` in the sender.", "TypeError", lambda
 same("An extra argument raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, 2, 3))
 same("An unknown keyword raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, z=2))
 same("A task can return `None`.", None, lambda p: p.get(p.nothing.delay()))
-same("Text arrives as it was sent.", "ünï ☃ \0", lambda p: p.get(p.plain.delay("ünï ☃ \0")))
+same("Strings arrive as they were sent.", "ünï ☃ \0", lambda p: p.get(p.plain.delay("ünï ☃ \0")))
 same(
     "Lists, dictionaries and numbers arrive as they were sent.",
     {"a": [1, 2.5, None, True]},
@@ -214,7 +218,7 @@ same(
     lambda p: p.plain.delay(object()),
 )
 same(
-    "A `datetime` arrives if the parameter's hint says so.",
+    "A `datetime` arrives as a `datetime` if that is the parameter's type hint.",
     ["datetime", "UUID", "Decimal", "bytes"],
     lambda p: typed(p),
 )
