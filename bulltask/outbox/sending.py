@@ -98,7 +98,7 @@ def _decode(rows: Sequence[Row]) -> tuple[dict[int, StoredCall], dict[int, str]]
 
 
 def _affects_all_rows(exc: Exception) -> bool:
-    """Whether other rows would also fail. A plain ``BrokerError`` is an error reply that may concern only one row."""
+    """Whether other rows would also fail. A plain ``BrokerError`` is an error reply that may affect only one row."""
     return isinstance(exc, BrokerError) and type(exc) is not BrokerError
 
 

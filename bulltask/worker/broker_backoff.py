@@ -144,10 +144,10 @@ class QueueBackoff:
         self._failing: dict[int, _QueueState] = {}
 
     @staticmethod
-    def concerns_queue(exc: BrokerError) -> bool:
-        """Whether an error concerns one queue; False if Redis is unreachable, or returns this error for every queue.
+    def affects_queue(exc: BrokerError) -> bool:
+        """Whether an error affects one queue; False if Redis is unreachable, or returns this error for every queue.
 
-        An error of one node of a cluster concerns the queues on that node.
+        An error of one node of a cluster affects only the queues on that node.
         """
         if exc.node is not None:
             return True
@@ -158,12 +158,12 @@ class QueueBackoff:
         """Record an error of queue ``index`` that is raised in the block.
 
         Raises:
-            BrokerError: The error concerns the server, so commands for other queues would fail, too.
+            BrokerError: The error affects the whole server, so commands for other queues would fail, too.
         """
         try:
             yield
         except BrokerError as exc:
-            if not self.concerns_queue(exc):
+            if not self.affects_queue(exc):
                 raise
             self.record_failure(index, exc)
 

@@ -145,6 +145,6 @@ def test_each_queue_has_separate_error_reports_and_delays() -> None:
 
 @pytest.mark.parametrize("exc", [BrokerUnavailableError(), BrokerNotReadyError(), BrokerOutOfMemoryError()])
 def test_server_errors_are_not_queue_errors(exc: BrokerError) -> None:
-    assert not QueueBackoff.concerns_queue(exc)
-    assert QueueBackoff.concerns_queue(BrokerError("WRONGTYPE"))
-    assert QueueBackoff.concerns_queue(BrokerAuthError("NOPERM"))
+    assert not QueueBackoff.affects_queue(exc)
+    assert QueueBackoff.affects_queue(BrokerError("WRONGTYPE"))
+    assert QueueBackoff.affects_queue(BrokerAuthError("NOPERM"))

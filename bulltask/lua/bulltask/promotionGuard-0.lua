@@ -7,7 +7,7 @@
   changes a priority of NaN to 0, and removes from the queue a job whose key is not a hash, as `failMalformed` does.
 
   It also promotes the due jobs that were held because of their task's rate limit (`startOrHold`). BullMQ's scripts
-  would add them behind all waiting jobs, and they would miss their turn. This script adds them before the waiting jobs,
+  would add them after all waiting jobs, and they would miss their turn. This script adds them before the waiting jobs,
   in the order in which they were held.
 
   The source of BullMQ's moveToActive, moveToFinished or retryJob is inserted before this one, as the function

@@ -340,7 +340,7 @@ class JobFetcher:
             try:
                 fetched = self.client.run(self.fetch_call(index, slot))
             except BrokerError as exc:
-                if not self._queue_backoff.concerns_queue(exc):
+                if not self._queue_backoff.affects_queue(exc):
                     raise
                 self.record_lost_call(exc, slot, index)
                 if exc.node is not None or not self.fail_malformed(index, slot, exc):

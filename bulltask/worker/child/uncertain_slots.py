@@ -51,7 +51,7 @@ class UncertainSlots:
         self._queues.setdefault(slot, set()).update(queues)
 
     def release_jobs(self) -> None:
-        """Release the jobs. Queues that cannot be asked at the moment are asked the next time.
+        """Release the jobs. Queues that are unavailable at the moment are searched the next time.
 
         Raises:
             BrokerError: Redis is unavailable.
@@ -71,7 +71,7 @@ class UncertainSlots:
                 with suppress(JobError):  # the job has since been settled, or acquired by another worker
                     self._client.run(move_from_active_to_wait(keys, job_id, token))
         except BrokerError as exc:
-            if not QueueBackoff.concerns_queue(exc):
+            if not QueueBackoff.affects_queue(exc):
                 raise
             self._pause_queue(index, exc)
             return exc.node is None  # the stalled check recovers the jobs of a broken queue

@@ -133,7 +133,7 @@ class ChildPool:
         return free if len(self._staying()) == self._target else None
 
     def idle_slots(self) -> tuple[tuple[str, int], ...]:
-        """Return the token and last attempt of each slot if no child has a job, or may have acquired one; else ``()``.
+        """Return the token and last attempt of each slot; ``()`` if a child has a job, or may have acquired one.
 
         If two calls return the same result, no child has had a job in between.
         """

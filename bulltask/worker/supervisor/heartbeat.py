@@ -81,7 +81,7 @@ class Heartbeat:
             # After a server error, skip the other queues, because each call may take its whole timeout, which delays
             # the recovery of dead children's jobs.
             error = server_error or self._renew(index, views, unknown)
-            if error is not None and not self._queue_backoff.concerns_queue(error):
+            if error is not None and not self._queue_backoff.affects_queue(error):
                 server_error = error
             is_unavailable = is_unavailable or (error is not None and error.node is not None)
             self._record(index, views, error)
@@ -115,7 +115,7 @@ class Heartbeat:
                 return None
             lost = set(self._client.run(renew_locks(keys, list(pairs), self._lock_ms)))
         except BrokerError as exc:
-            if self._queue_backoff.concerns_queue(exc):
+            if self._queue_backoff.affects_queue(exc):
                 self._queue_backoff.record_failure(index, exc)
             elif not self._unavailable:
                 self._backoff.record_failure(exc)

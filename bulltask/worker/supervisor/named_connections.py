@@ -68,7 +68,7 @@ class NamedConnections:
         except (BrokerNotReadyError, BrokerOutOfMemoryError):
             return False
         except BrokerError:
-            return True  # another error, which does not concern writes
+            return True  # another error, unrelated to writes
         return True
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class StalledCheck:
             self._unreachable.discard(index)
             self._not_before_ms = mono_ms() + _REACQUIRE_MS
         except BrokerError as exc:
-            if not QueueBackoff.concerns_queue(exc):
+            if not QueueBackoff.affects_queue(exc):
                 raise
             self._queue_backoff.record_failure(index, exc)
             if exc.node is not None:
