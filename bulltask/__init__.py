@@ -139,7 +139,7 @@ _NOT_AVAILABLE: Final = {
     "xmap": "use task.map(…)",
     "xstarmap": "use task.starmap(…)",
 }
-"""Celery's names that bulltask does not have, and the reason or what to use."""
+"""Celery's names that bulltask does not have, with the reason or what to use instead."""
 
 if not TYPE_CHECKING:  # type checkers would accept any name
 

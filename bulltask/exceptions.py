@@ -83,7 +83,7 @@ _NOT_AVAILABLE: Final = {
     "WorkerTerminate": _SHUTDOWN,
     "reraise": "use raise exception.with_traceback(traceback)",
 }
-"""Celery's aliases, and the reason or what to use."""
+"""Celery's exceptions that bulltask does not have, with the reason or what to use instead."""
 
 if not TYPE_CHECKING:  # type checkers would accept any name
 

@@ -61,7 +61,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         reader: Reads jobs and waits for them; default: that of ``app``.
         sent_ms: When this process sent the job (server time), if it did.
         decode: Converts the JSON result to the task's return type; ``None``: the result is not converted.
-        parent: The handle of the step before, if this process sent the job as a step of a chain.
+        parent: The handle of the previous step, if this process sent the job as a step of a chain.
         app: The app; default: the current app, which is the app created last.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What a handle knows of its job besides the outcome: the call, and when it finished."""
+"""What a handle knows about its job besides the outcome: the call, and when the job finished."""
 
 from __future__ import annotations
 

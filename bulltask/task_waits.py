@@ -1,6 +1,6 @@
 """A warning for tasks that wait for the results of other jobs.
 
-Such a task occupies a slot of its worker meanwhile. If all running jobs do so, no slot is left for the jobs that they
+Meanwhile, such a task occupies a slot of its worker. If all running jobs do so, no slot is left for the jobs that they
 wait for. Celery raises ``RuntimeError`` instead. bulltask does not, because waiting is safe if another worker runs the
 other job.
 """
@@ -78,7 +78,7 @@ def warn_in_tasks(running_task: Callable[[], str]) -> None:
 
 
 def warn_about_wait(ref: JobRef) -> None:
-    """Warn once per task, if a task is about to wait for this job's result, and does not say that it may."""
+    """Warn, once per task, if a task is about to wait for this job's result and has not turned off the warning."""
     task = "" if _running_task is None or _allowed.get() else _running_task()
     if task and task not in _warned:
         _warned.add(task)

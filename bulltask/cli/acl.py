@@ -50,7 +50,7 @@ def command(
     form: str,
     **options: Any,
 ) -> None:
-    """Print the minimum permissions (ACL) with which a Redis user can do what its ROLEs say.
+    """Print the minimum permissions (ACL) that a Redis user with these ROLEs needs.
 
     The prefix, and whether the servers are a cluster, come from the app (-A) or the options. The command does not
     connect to Redis. Replace PASSWORD before you use the line.

@@ -1,8 +1,8 @@
 """Celery's settings that bulltask does not have: the effect of each, the reason, and what to use instead.
 
 A setting of Celery 5.7 is in exactly one place: here, or in :data:`bulltask.config.settings.SETTINGS` with the same
-name and meaning. A setting without effect warns unless its value describes what bulltask does anyway. It is rejected if
-a job would otherwise run elsewhere, in another order or with less protection than the setting demands.
+name and meaning. A setting without effect causes a warning unless its value describes what bulltask does anyway. It is
+rejected if a job would otherwise run elsewhere, in another order or with less protection than the setting demands.
 """
 
 from __future__ import annotations

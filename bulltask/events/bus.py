@@ -53,7 +53,7 @@ class Bus:
         return bool(routes[kind] if kind in routes else self._route(kind))
 
     def emit(self, event: Event) -> None:
-        """Call the listeners of ``event``. An exception is reported and dropped, unless it is not an ``Exception``."""
+        """Call the listeners of ``event``. An ``Exception`` that a listener raises is reported and dropped."""
         kind = type(event)
         routes = self._routes
         for listener in routes[kind] if kind in routes else self._route(kind):

@@ -102,7 +102,7 @@ class MiddlewareList:
             self.running = (*self.running, middleware)
 
     def add_outermost(self, middleware: Middleware) -> None:
-        """Add middleware around the methods for running of all others, unless one of this class was added already."""
+        """Add middleware that is called first before a run, and last after it, unless one of its class exists."""
         if not any(type(one) is type(middleware) for one in self.running):
             self.running = (middleware, *self.running)
 

@@ -23,8 +23,8 @@ class OutgoingJob:
         queue: The queue's name in the app.
         headers: The job's headers, which ``before_send`` may change; a worker finds them in ``request.headers``. The
             values must be JSON.
-        stored_id: The id under which Redis has stored the job, which is another one if deduplication has found an
-            existing job; ``None`` until the job was sent.
+        stored_id: The id of the job in Redis; if this job is a duplicate, the id of the existing job. ``None`` until
+            the job was sent.
     """
 
     id: str

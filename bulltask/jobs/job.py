@@ -52,13 +52,13 @@ class JobOptions:
     Attributes:
         attempts: Maximum number of attempts, including the first.
         backoff: Delay between attempts; ``None`` retries immediately.
-        delay_ms: Delay before the job may run, counted from sending.
+        delay_ms: Delay before the job may run, counted from when it is sent.
         eta_ms: Epoch milliseconds before which the job may not run; the later of ``delay_ms`` and ``eta_ms`` applies.
         priority: 0 for none (runs before all others), else 1 (first) to 2,097,151 (last).
         lifo: Add the job to the front of the queue.
         keep_completed_ms, keep_failed_ms: Retention of the finished job, ``None`` for no limit.
-        expires_in_ms, expires_ms: Time from sending, or epoch milliseconds, after which a worker fails the job
-            instead of running it.
+        expires_in_ms, expires_ms: Time since the job was sent, or epoch milliseconds, after which a worker fails the
+            job instead of running it.
         time_limits: Limits of one attempt, if the sender sets any.
         headers: The sender's headers as JSON, ``""`` for none.
         ignore_result: Whether the return value is not stored; ``None``: the task's option applies.
@@ -175,7 +175,7 @@ class NewJob:
     Attributes:
         parent: The parent job.
         has_children: The job is sent together with children, for which it waits.
-        timestamp_ms: Creation time to store, ``None`` for the time of sending.
+        timestamp_ms: Creation time to store, ``None`` for the time when the job is sent.
         has_custom_id: The caller set the id, so it is stored among the options.
     """
 

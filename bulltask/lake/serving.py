@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Respond to a request."""
-        # DNS rebinding: a web page in a browser on this machine can let its host name resolve to 127.0.0.1.
+        # DNS rebinding: a web page in a browser on this machine can make its host name resolve to 127.0.0.1.
         if self.headers.get("Host", "").partition(":")[0] not in {HOST, "localhost"}:
             self._send(HTTPStatus.FORBIDDEN, {"error": f"only requests to {HOST} are allowed"})
             return

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""Upper bounds in seconds, as in ``prometheus_client``; one more bucket counts slower ones."""
+"""Upper bounds in seconds, as in ``prometheus_client``; one more bucket counts longer durations."""
 
 # Cells of a block: doubles, exact up to 2**53 and written by one instruction, so a reader never sees half a value.
 PID, CONNECTION, RECONNECTS = range(3)

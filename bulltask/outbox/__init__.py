@@ -1,4 +1,4 @@
-"""The transactional outbox: jobs are written to the database in the data's transaction, and sent after its commit.
+"""The transactional outbox: jobs are stored in the same transaction as the data, and sent after the commit.
 
 :mod:`bulltask.outbox.sqlalchemy` and :mod:`bulltask.outbox.django` contain the outboxes for these two libraries. A row
 contains the jobs of one call (:mod:`bulltask.outbox.stored`). Relays (:mod:`bulltask.outbox.relay`) read committed

@@ -42,7 +42,7 @@ class Envelope:
 
     Attributes:
         serializer: ``ser``: how the value was serialized.
-        body: ``body``: the payload, base64 in the wire form.
+        body: ``body``: the payload, base64 in the stored form.
         compression: ``zip``: how it was compressed, ``""`` if it was not.
         signing_key: ``key``: the id of the key of the signature.
         signature: ``sig``: the signature, base64.

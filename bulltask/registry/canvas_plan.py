@@ -265,7 +265,7 @@ class _JobBuilder:
         return [planned[root] for root in roots]
 
     def _bind(self, step: Step, call: Signature[Any, Any]) -> tuple[NewJob, str]:
-        """Return a call's job, and the parameter that receives the result of the step before."""
+        """Return a call's job, and the parameter that receives the result of the previous step."""
         options, parameter = call.options, ""
         if step.receives is None or call.immutable:
             data = call.task.bind_json(call.args, call.kwargs, options.serializer)

@@ -31,7 +31,7 @@ class CeleryTask:
     def signature(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Signature[Any, Any]:
-        """Return a call that is sent later. Type checkers can check the arguments of ``task.s(…).set(…)`` instead.
+        """Return a call that is sent later. Type checkers check only the arguments of ``task.s(…).set(…)``.
 
         Args:
             args, kwargs: The arguments; the result of the call before it comes first.

@@ -27,7 +27,7 @@ __all__ = ["Context", "JobMethods"]
 
 
 class JobMethods:
-    """What a task can do with the job that runs it: the methods of :class:`Context`, and of task classes."""
+    """What a task can do with the job for which it is running: the methods of :class:`Context`, and of task classes."""
 
     request: Request
     """The running job."""

@@ -1,4 +1,4 @@
-"""``app.control``: what bulltask has of Celery's remote control."""
+"""``app.control``: the part of Celery's remote control that bulltask has."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def keep_ms(expires: Duration | None, default_ms: int | None) -> int | None:
 
 
 def expiry_ms(expires: Duration | datetime | None) -> tuple[int | None, int | None]:
-    """Return ``(expires_in_ms, expires_ms)``: from sending, or epoch milliseconds; at most one of them is set."""
+    """Return ``(expires_in_ms, expires_ms)``: counted from the send, or epoch milliseconds; at most one is set."""
     if expires is None:
         return None, None
     if isinstance(expires, datetime):

@@ -1,4 +1,4 @@
-"""``Request``: what a task can know about the job that runs it."""
+"""``Request``: what a task can know about the job for which it is running."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Signature(Canvas[A_contra, R_co]):
 
     Args:
         task: The task.
-        args, kwargs: The arguments; the result of the step before comes first.
+        args, kwargs: The arguments; the result of the previous step comes first.
         options: Options of ``apply_async``.
         immutable: It ignores the result of the step before it (Celery's ``si``).
 

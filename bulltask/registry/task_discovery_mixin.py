@@ -35,7 +35,7 @@ class TaskDiscoveryMixin:
             self._autodiscover[-1]()
 
     def import_modules(self, names: Iterable[str]) -> list[str]:
-        """Set Django up if the environment names its settings; import modules, then those to discover.
+        """Set Django up if the environment names its settings; import the given modules, then those to discover.
 
         Returns:
             The names of the imported modules.

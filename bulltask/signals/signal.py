@@ -24,7 +24,7 @@ class Activity:
     """Whether any of a group of signals has a receiver: one attribute, which the hot path reads.
 
     Attributes:
-        active: True if one has.
+        active: True if at least one of them has a receiver.
     """
 
     __slots__ = ("_counts", "active")

@@ -25,7 +25,7 @@ class FakeClock(ServerClock):
     retries, schedules and ``expires`` follow this clock. It also follows libraries that replace Python's clock, such as
     time-machine and freezegun.
 
-    Redis itself ends rate limits and deduplication, so :meth:`advance` lets their keys expire earlier. It does not
+    Redis itself ends rate limits and deduplication, so :meth:`advance` makes their keys expire earlier. It does not
     change the locks of running jobs.
     """
 
@@ -35,7 +35,7 @@ class FakeClock(ServerClock):
         self._pool: ClientPool | None = None
 
     def connect(self, pool: ClientPool) -> None:
-        """Let the keys in this server expire with the clock."""
+        """Make the keys in this server expire with the clock."""
         self._pool = pool
 
     @property

@@ -33,7 +33,7 @@ class ProxiedConnection:
     """A client's connection and its connection to the server.
 
     Attributes:
-        frozen: True if bytes are dropped and nothing is closed any more.
+        frozen: True if bytes are dropped and no connection is closed anymore.
         after_loss: How the connection ends after all outstanding replies were dropped; ``None`` while replies pass.
         due: Commands without a reply so far (their first 4 KiB), or the proxy's replies to them.
         task: Runs until both connections have ended, and closes them.

@@ -34,7 +34,7 @@ __all__ = [
     "to_msgpack",
 ]
 
-# hiredis's type stub declares wrong types for the words and the result.
+# hiredis's type stub declares wrong types for the arguments and the result.
 _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 _LARGEST: Final = sys.float_info.max
@@ -127,7 +127,7 @@ class PackedCall(Call[Any]):
         packed: The bytes of a script call, or of a command whose first argument is its key.
 
     Attributes:
-        args: The words up to the first key, by which the call is routed in a cluster.
+        args: The command and its arguments up to the first key, by which the call is routed in a cluster.
     """
 
     __slots__ = ("_packed",)
@@ -165,12 +165,12 @@ def _pack(words: tuple[Arg, ...]) -> bytes:
 
 
 def _words(words: tuple[Arg, ...]) -> bytes:
-    """Pack words without the leading count."""
+    """Pack arguments without the leading count."""
     return _pack(words).partition(b"\r\n")[2]
 
 
-# Half of a script's words are the same in all calls for a queue. Packing them for each call would take 3 to 5% of a
-# send's instructions, and 4% of a job's.
+# Half of a script call's arguments are the same in all calls for a queue. Packing them for each call would take 3 to 5%
+# of a send's instructions, and 4% of a job's.
 _packed_names = lru_cache(maxsize=500)(_words)
 
 

@@ -46,8 +46,8 @@ class ClusterClient:
 
     Args:
         endpoint: Nodes from which the others are discovered.
-        clock: Set from the first node that has slots, by its address, when connecting and once a minute; ``None`` for
-            no clock.
+        clock: Set from the first node that has slots, in the order of addresses, when connecting and once a minute;
+            ``None`` for no clock.
         name: The name of the connections in ``CLIENT LIST``. A client with a name does not set the clock, so that only
             the nodes of its calls show the name.
         topology: The nodes, if other clients share them.
@@ -251,7 +251,7 @@ class ClusterClient:
             return use(client)
         except BrokerUnavailableError as exc:
             if not self._topology.is_silent(address):
-                # That a blocking call took long does not mean that the node hangs.
+                # A blocking call that took a long time does not mean that the node hangs.
                 self._topology.record_failure(address, 0 if blocks else mono_ms() - started_ms)
             return exc
         except BrokerError as exc:

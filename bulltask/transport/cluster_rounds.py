@@ -152,7 +152,7 @@ class Rounds:
                 self._retry(replace(routed, ask=None), wait=False)
 
     def fail(self, error: BrokerError) -> None:
-        """Let all calls that are still to be made fail with this error.
+        """Make all remaining calls fail with this error.
 
         Raises:
             BrokerError: No call has been sent.
@@ -211,7 +211,7 @@ class Rounds:
             self.watched = None
 
     def _abort_watched(self, routed: RoutedCall) -> None:
-        """Let a transaction fail whose watched key is now on another node, which does not watch it."""
+        """Make a transaction fail if its watched key is now on another node, which does not watch the key."""
         self.watched = None
         error = BrokerNotReadyError(
             f"the Redis Cluster at {self._url} did not execute a transaction, because slot {routed.slot}, with a "

@@ -191,8 +191,8 @@ def _netloc(host: str, port: int) -> str:
 def _without_driver_info() -> dict[str, None]:
     """Return options that keep redis-py from sending ``CLIENT SETINFO`` on each connect.
 
-    Redis 7.0 does not accept permissions (ACL) for this command, because it does not know it, so users without it would
-    fill the log of denied commands.
+    Redis 7.0 does not know this command, so its ACL does not accept rules for the command, and users without permission
+    to run it would fill the log of denied commands.
     """
     known = inspect.signature(redis.connection.AbstractConnection.__init__).parameters
     names = ("driver_info",) if "driver_info" in known else ("lib_name", "lib_version")

@@ -1,4 +1,4 @@
-"""The permissions that Redis users need, by role: the source for ``bulltask acl``, a worker's check, and the pages."""
+"""The permissions that Redis users need, by role, for ``bulltask acl``, a worker's check, and the documentation."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Grants:
 
 
 def key_patterns(prefix: str, queues: Sequence[QueueKeys] = ()) -> list[str]:
-    """Return the patterns of all keys with a prefix, or of the keys of some queues and those of no queue."""
+    """Return the patterns of all keys with a prefix, or those of some queues and those that belong to no queue."""
     if queues:
         own = [f"{_literal(base)}*" for keys in queues for base in (keys.base, keys.bulltask_base)]
     else:

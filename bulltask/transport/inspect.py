@@ -60,6 +60,8 @@ def count_runnable_jobs(client: SyncClient, queues: Sequence[QueueKeys], now_ms:
     those of paused queues.
 
     Args:
+        client: Makes the calls.
+        queues: The queues.
         now_ms: The server's time.
     """
     calls: list[Call[Any]] = []

@@ -1,4 +1,4 @@
-"""The check whether the server allows a Redis user (ACL) the commands that a worker needs."""
+"""Checks whether the server's ACL permits a Redis user to run the commands that a worker needs."""
 
 from __future__ import annotations
 

@@ -197,7 +197,8 @@ def wait_for_replicas(config: Config, keys: QueueKeys) -> list[Call[Any]]:
         keys: A queue with which the calls share their slot and their node.
 
     Raises:
-        BrokerNotReadyError: Too few have (when the reply is parsed). The jobs are stored on the server itself.
+        BrokerNotReadyError: Too few replicas have received it (raised when the reply is parsed). The jobs are stored on
+            the server itself.
     """
     replicas = config.publish_replicas
     if not replicas:

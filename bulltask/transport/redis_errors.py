@@ -98,8 +98,8 @@ def is_noscript(reply: object) -> bool:
 def to_resend(calls: Sequence[Call[Any]], replies: Sequence[object]) -> Sequence[int]:
     """Return the positions of calls whose script the server does not have (after ``SCRIPT FLUSH`` or a failover).
 
-    If replicas are waited for (``WAIT``), all calls are resent, because a ``WAIT`` covers only what its own connection
-    has written before it, and the scripts may be sent on a new connection.
+    If the calls include a ``WAIT``, all of them are resent, because a ``WAIT`` covers only what its own connection has
+    written before it, and the scripts may be sent on a new connection.
     """
     missing = [
         position

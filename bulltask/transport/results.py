@@ -69,7 +69,8 @@ class Results:
 
     Attributes:
         payloads: Reads results and exceptions from their stored form; the broker sets it.
-        patience_ms: How long a waiter tolerates an outage; ``None``: until its second read after it began.
+        patience_ms: How long a waiter tolerates an outage; ``None``: not at all before its first read, later at least
+            :data:`RECHECK_MS`.
     """
 
     payloads: PayloadCodec
@@ -247,8 +248,8 @@ class Results:
 class _OutageTolerance:
     """Decides how long a waiter tolerates an outage: ``patience_ms``.
 
-    By default, before its first read, not at all; then at least five seconds: the next read is due after
-    :data:`RECHECK_MS`, and may fail for that long again.
+    By default, a waiter tolerates no outage before its first read, and later at least five seconds: its next read is
+    due after :data:`RECHECK_MS`, and may fail for that long again.
     """
 
     def __init__(self, patience_ms: int | None = None) -> None:

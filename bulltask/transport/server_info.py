@@ -1,4 +1,4 @@
-"""Reads properties of a server that every user may read, whatever the ACL forbids; checks that it is usable."""
+"""Reads properties of a server that every user may read, whatever its ACL; checks that the server is usable."""
 
 from __future__ import annotations
 

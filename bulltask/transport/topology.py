@@ -65,8 +65,8 @@ class Topology:
 
         Args:
             address: The node.
-            took_ms: How long this took to notice. A node that hangs is not tried again for a while, because each
-                attempt would take a whole timeout, and delay the calls to other nodes.
+            took_ms: How long it took to notice the failure. A node that hangs is not tried again for a while, because
+                each attempt would take a whole timeout, and delay the calls to other nodes.
         """
         self._failed = address
         self._is_current = False
@@ -82,7 +82,7 @@ class Topology:
         return address in self._silent_until_ms
 
     def is_silent(self, address: Address) -> bool:
-        """Whether not to call a node at the moment, because it did not reply to the last call."""
+        """Whether a node should not be called at the moment, because it did not reply to the last call."""
         return self._silent_until_ms.get(address, 0) > mono_ms()
 
     def address(self, slot: int | None) -> Address:

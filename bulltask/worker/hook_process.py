@@ -1,7 +1,7 @@
 """The process in which receivers of ``worker_ready``, ``worker_shutting_down`` and ``worker_shutdown`` are called.
 
 It is a fork of the supervisor, which itself runs no code of the app after its start: a receiver that blocks there would
-let the locks of all running jobs expire. The process exists only if one of these signals has a receiver.
+cause the locks of all running jobs to expire. The process exists only if one of these signals has a receiver.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class AsyncQueue(AsyncQueueGetters):
         return await self._context.arun(command("HDEL", self._context.keys.meta, "concurrency", parse_reply=bool))
 
     async def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
-        """Let workers acquire at most ``max`` of this queue's jobs per ``duration``, across all workers."""
+        """Limit how many of this queue's jobs are acquired, across all workers: at most ``max`` per ``duration``."""
         duration_ms = check_positive(to_ms(duration, "duration"), "duration")
         await self.set_meta({"max": check_positive(max, "max"), "duration": duration_ms})
 

@@ -210,7 +210,7 @@ class Queue(QueueGetters):
         return self._context.run(command("HDEL", self._context.keys.meta, "concurrency", parse_reply=bool))
 
     def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
-        """Let workers acquire at most ``max`` of this queue's jobs per ``duration``, across all workers."""
+        """Limit how many of this queue's jobs are acquired, across all workers: at most ``max`` per ``duration``."""
         duration_ms = check_positive(to_ms(duration, "duration"), "duration")
         self.set_meta({"max": check_positive(max, "max"), "duration": duration_ms})
 

@@ -122,7 +122,7 @@ class JobLookup:
     poll_ms: int
 
     def look_up(self, arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        """Yield the results of the jobs with these ids, an array for each array."""
+        """Yield the results of the jobs with these ids: one array of results for each array of ids."""
         with Connection(self.config) as connection:
             for ids in arrays:
                 yield self._look_up_page(connection, ids.to_pylist())

@@ -217,7 +217,7 @@ class AsyncLoop:
         return bool(self._max_concurrent) or self._is_awaited
 
     async def _start_next(self, before: AcquiredJob, fetched: Fetched, fetching_since_ms: int) -> None:
-        """Start the job that was fetched into the slot of the job before it, or release it."""
+        """Start the job that was fetched into the slot of the previous job, or release it."""
         next_jobs = self._next_jobs
         assert next_jobs is not None
         acquired = next_jobs.acquired(before, fetched)

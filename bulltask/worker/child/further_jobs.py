@@ -24,7 +24,7 @@ _MAX_PER_CALL: Final = 16
 
 
 class FurtherJobs:
-    """Starts the async jobs that follow one which the main thread has just started.
+    """Starts the async jobs that follow the one that the main thread has just started.
 
     The script ``collectBatch`` acquires them: it stops as soon as the next job belongs to another task. The first round
     trip acquires one job, and each further one twice as many, so that few jobs are spread over all idle children.
@@ -52,8 +52,8 @@ class FurtherJobs:
     def start(self, first: AcquiredJob) -> None:
         """Start the jobs that follow ``first``, as long as the child has room for them.
 
-        This does nothing if the job before belonged to another task: in a queue in which tasks alternate, it would be a
-        wasted round trip for each job.
+        This does nothing if the previous job belonged to another task: in a queue in which tasks alternate, it would be
+        a wasted round trip for each job.
         """
         previous, self._previous = self._previous, first.job.name
         if previous != first.job.name:

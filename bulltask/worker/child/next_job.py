@@ -28,7 +28,7 @@ class NextJobs:
     event loop, except :meth:`pause`.
 
     Args:
-        fetcher: The main thread's fetcher. Only what any thread may read, or call, is used.
+        fetcher: The main thread's fetcher. Only its thread-safe methods and attributes are used.
         runner: Checks the jobs.
         retirement: Counts the jobs.
         tasks: The tasks whose jobs the event loop may start (:func:`bulltask.worker.child.capacity.loop_tasks`).
@@ -62,7 +62,7 @@ class NextJobs:
         self._paused_until_ms = mono_ms() + _PAUSE_MS
 
     def acquired(self, before: AcquiredJob, fetched: Fetched) -> AcquiredJob:
-        """Return the job that was fetched into the slot of the job before it."""
+        """Return the job that was fetched into the slot of the previous job."""
         job = RunningJob.read(before.keys.queue, fetched.job_id, fetched.fields)
         limit = max_concurrent(fetched.fields, self._max_crashes)
         return AcquiredJob(before.slot, before.queue_index, before.keys, job, limit)

@@ -95,7 +95,7 @@ def _user_frames(tb: TracebackType | None) -> TracebackType | None:
 def _maximum(cause: BaseException, job: RunningJob, task: AnyTask[..., object] | None, requested: Retry | None) -> int:
     """Return the maximum number of attempts of a job that has failed with ``cause``.
 
-    ``task_max_retries=0`` means that nothing is retried unless the task asks for it, and ``autoretry_for`` asks.
+    ``task_max_retries=0`` means that nothing is retried unless the task requests it. ``autoretry_for`` is a request.
     """
     if requested is not None:
         return max_attempts(job, requested.max_retries)
