@@ -126,8 +126,8 @@ class App(
         """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks.
 
         Then the receivers of ``on_after_configure`` and ``on_after_finalize`` are called. If the environment variable
-        ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first, and the tasks' database connections are closed as
-        those of Django's requests are.
+        ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first, and database connections are closed around tasks as
+        Django closes them around requests.
 
         Raises:
             ConfigError: A task has ``typed=True``, and one of its type hints cannot be enforced.

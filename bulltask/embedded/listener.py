@@ -28,7 +28,7 @@ class Listener:
 
 
 def find_listener(port: int) -> Listener:
-    """Return the program that listens on a local port, as far as this user may see it."""
+    """Return the program that listens on a local port, with the details that this user may see."""
     with suppress(OSError):
         info = server_info(port)
         if "redis_version" in info:

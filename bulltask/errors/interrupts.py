@@ -157,7 +157,7 @@ class SoftTimeLimitExceeded(Interrupt):
 
 
 class TaskCancelled(Interrupt):
-    """Raised inside a sync task whose job is revoked while it is running, so that it can clean up.
+    """Raised inside a running sync task when its job is revoked, so that the task can clean up.
 
     The job fails with "revoked", even if the task catches the exception and returns. An async task is cancelled
     instead (``asyncio.CancelledError``).

@@ -31,7 +31,7 @@ class DjangoConnections(Middleware):
         _prepare()
 
     def after_run(self, request: Request, result: Any, exception: BaseException | None) -> None:  # noqa: ARG002
-        """Close old connections, and those of caches."""
+        """Close old database connections, and the connections of caches."""
         _clean_up()
 
     async def abefore_run(self, request: Request) -> None:  # noqa: ARG002

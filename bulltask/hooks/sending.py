@@ -27,7 +27,7 @@ class SendHooks:
     """The hooks around an app's sends.
 
     The job is sent even if a hook raises an ``Exception``. If the headers that the hooks have set cannot be stored, the
-    job is sent with those of its sender.
+    job is sent with the sender's headers.
 
     Args:
         middleware: The app's middleware.

@@ -74,7 +74,7 @@ class ChildResults:
 
         Args:
             results: The child jobs' return values by the full keys of their jobs.
-            base_id: The id from which those of the children are derived.
+            base_id: The id from which the ids of the child jobs are derived.
 
         Raises:
             InvalidJobError: A result is missing.
@@ -111,7 +111,7 @@ class Replacement:
     """The return value of a job whose task has replaced itself with a canvas (``self.replace``).
 
     Attributes:
-        base_id: The id from which those of the canvas's last jobs are derived.
+        base_id: The id from which the ids of the canvas's last jobs are derived.
         shape: The structure of their results.
     """
 

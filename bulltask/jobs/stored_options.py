@@ -18,7 +18,7 @@ BULLTASK_KEY: Final = "bulltask"
 """The option that contains bulltask's own options."""
 
 _MAX_CACHED_BYTES: Final = 1_000
-"""Longer options contain a canvas or headers, and are seldom those of another job."""
+"""Longer options contain a canvas or headers, and are rarely equal to those of another job."""
 
 
 class StoredOptions(dict[str, Any]):

@@ -48,7 +48,7 @@ class GapRow:
 
     @property
     def finish_period(self) -> tuple[datetime, datetime]:
-        """The period, by workers' clocks, in which jobs finished whose *completed* or *failed* event is lost."""
+        """The period, by workers' clocks, in which jobs without their *completed* or *failed* event finished."""
         begin = _BEGINNING if self.last_at_before is None else self.last_at_before - CLOCK_TOLERANCE
         return begin, (self.first_at_after or self.detected_at) + CLOCK_TOLERANCE
 
@@ -80,7 +80,7 @@ def find_gaps(
 
 
 def days_in_gaps(layout: Layout, days: Iterable[date]) -> list[date]:
-    """Return the days on which jobs may have finished whose *completed* or *failed* event was lost.
+    """Return the days on which jobs without their *completed* or *failed* event may have finished.
 
     A backfill writes rows to these days only.
 

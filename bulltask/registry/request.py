@@ -36,7 +36,7 @@ class Request:
             another step of a canvas.
         parent_id: The id of the job whose task sent this one, or of the previous step of its canvas; for the body of a
             chord, of the last member. ``None`` if there is no such job.
-        group: The id of the group (``GroupResult.id``) whose member this job is; in a chord, the id of its body.
+        group: The id of the group (``GroupResult.id``) that has this job as a member; in a chord, the id of its body.
             ``None`` for other jobs, and for a member with its own ``job_id``.
         chord: The id of the chord's body, which receives the results of this job's group; ``None`` if there is none.
         eta_ms: The time before which the job could not run, by its ``eta`` or ``countdown``; ``None`` if it had none,

@@ -143,7 +143,7 @@ async def aresolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Primar
 
 
 def check(endpoint: Endpoint) -> None:
-    """Ask one sentinel for the epoch, another one each time; without a reply, nothing changes."""
+    """Ask one sentinel for the epoch, a different one each time; without a reply, nothing changes."""
     known, address = _next_sentinel(endpoint)
     try:
         replies = _ask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.service_name)

@@ -75,7 +75,7 @@ class KnownPrimary:
         return True
 
     def next_to_check(self, sentinels: Sequence[T]) -> T:
-        """Return the sentinel to ask for the epoch: another one each time, but not one that has just been silent."""
+        """Return the sentinel to ask for the epoch: a different one each time, but not one that was just silent."""
         self._next += 1
         order = [sentinels[(self._next + step) % len(sentinels)] for step in range(len(sentinels))]
         chosen = next((it for it in order if mono_ms() >= self._silent_until_ms.get(it, 0)), order[0])

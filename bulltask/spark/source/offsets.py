@@ -5,7 +5,7 @@ id cannot distinguish an hour without events from an hour of lost events. An off
 entries that were ever added up to that id. Redis (since 7.0) reports how many entries were ever added and how many are
 left; the difference is the number of trimmed entries.
 
-An offset is a position in the stream: *exactly ``ordinal`` entries were ever added whose id is not greater than
+An offset is a position in the stream: *of all entries ever added, exactly ``ordinal`` have an id not greater than
 ``id``*. If a stream contradicts that, it was *replaced*: deleted and created again, or restored to an older copy by a
 failover. ``generation`` counts these cases, so that only numbers of the same stream are compared.
 
@@ -89,7 +89,7 @@ BEGINNING: Final = StreamId(0, 0)
 
 
 class StreamEnd(NamedTuple):
-    """Exactly ``ordinal`` entries were ever added whose id is not greater than ``id``."""
+    """Of all entries ever added, exactly ``ordinal`` have an id that is not greater than ``id``."""
 
     id: StreamId
     ordinal: int

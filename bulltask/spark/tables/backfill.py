@@ -1,9 +1,9 @@
 """Add jobs whose events were lost, if their hashes are known.
 
 If the *completed* or *failed* event of a job is lost, the job is missing from ``silver``, or stays open forever. Its
-hash has the last attempt and the outcome, from which rows are written whose ``source`` is ``snapshot``. They supersede
-the pipeline's rows for the same incarnation, because their ``as_of`` is later. A job that was retried after an old
-snapshot is skipped.
+hash has the last attempt and the outcome. The rows that are derived from them have the ``source`` ``snapshot``, and
+supersede the pipeline's rows for the same incarnation, because their ``as_of`` is later. A job that was retried
+after an old snapshot is skipped.
 """
 
 from __future__ import annotations

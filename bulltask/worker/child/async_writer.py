@@ -67,7 +67,7 @@ class AsyncOutcomeWriter:
         return await self._run_until_reply(call) is True
 
     async def _release_unknown(self, acquired: AcquiredJob) -> None:
-        """Release the job that a call whose reply was lost, or was an error, may have fetched."""
+        """Release the job that a call may have fetched, although its reply was lost or was an error."""
         keys, token = acquired.keys, acquired.slot.token
         for _, job_id in await self._run_until_reply(find_by_token(keys, [token])) or ():
             await self._run_until_reply(release_unstarted(keys, job_id, token))

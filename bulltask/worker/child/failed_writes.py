@@ -180,7 +180,7 @@ class FailedWriteHandler:
         return renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
 
     def _may_be_removed(self, job: RunningJob) -> bool:
-        """Whether retention may remove the job before a write whose reply was lost is retried."""
+        """Whether, after a reply was lost, retention may remove the job before the write is retried."""
         options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
         kept = [job.keep(*option) for option in options]
         return any(keep.get("count", -1) >= 0 or keep.get("age", _MAX_RETRY_S) < _MAX_RETRY_S for keep in kept)

@@ -31,5 +31,5 @@ class PrimaryCheck:
         control.set_primary_epoch(primary.epoch)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Ask one of the sentinels, another one each time."""
+        """Ask one of the sentinels, a different one each time."""
         discovery.check(self._endpoint)
