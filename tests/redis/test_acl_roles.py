@@ -1,4 +1,4 @@
-"""``bulltask acl`` prints the minimum permissions with which a Redis user can do what its roles say."""
+"""``bulltask acl`` prints the minimum permissions that a Redis user needs for its roles."""
 
 from __future__ import annotations
 
