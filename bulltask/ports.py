@@ -63,12 +63,12 @@ class ResultReader(Protocol):
         ...
 
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
-        """Store the addresses of a group's members.
+        """Store the references (queue and id) of a group's members.
 
         Args:
             queue: Any queue of the app; the group is stored under the same prefix.
             group_id: The group's id.
-            members: The addresses, as JSON.
+            members: The references, as JSON.
             keep_ms: How long they are kept, ``None`` for no limit.
         """
         ...

@@ -65,7 +65,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         app: The app; default: the current app, which is the app created last.
 
     Attributes:
-        ref: The job's address.
+        ref: The job's reference (queue and id).
         reader, parent: As above.
         children: The handles of the steps after this one, if this process sent the job as a step of a chain.
     """

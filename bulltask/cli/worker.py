@@ -154,8 +154,8 @@ SETTINGS: Final = {
 )
 @click.option(
     "--limiter",
-    help="Maximum rate at which a queue's jobs start: 100/m, or by queue: mail=100/m,reports=1/10s,5/s "
-    "(default: no limit).",
+    help="Maximum rate at which a queue's jobs start: 100/m, or by queue: mail=100/m,reports=1/10s,5/s; the last "
+    "rate, without a name, applies to all other queues (default: no limit).",
 )
 @click.option(
     "--remove-on-complete",

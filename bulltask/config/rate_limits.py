@@ -143,4 +143,6 @@ def _check_limit(max_jobs: Any, duration: Any, name: str) -> Mapping[str, int]:
 
 
 def _invalid(value: Any, name: str) -> ConfigError:
-    return ConfigError(f"{name} must be a rate such as '100/m' or {{'max': 100, 'duration': 60}}, not {value!r}")
+    return ConfigError(
+        f"{name} must be a rate such as '100/m' or {{'max': 100, 'duration': 60}}, or rates by queue, not {value!r}"
+    )

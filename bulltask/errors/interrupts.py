@@ -123,7 +123,7 @@ class Reject(Interrupt):
     """Fails the job without a retry, or releases it (Celery's ``Reject``).
 
     Args:
-        reason: Why; the reason of the failed job.
+        reason: The failed job's ``failedReason``.
         requeue: Release the job instead, as :class:`ReleaseJob` does.
     """
 

@@ -191,7 +191,7 @@ class NewJob:
 
     @property
     def ref(self) -> JobRef:
-        """The job's address."""
+        """The job's reference (queue and id)."""
         return JobRef(self.queue, self.id)
 
     def opts(self, now_ms: int) -> dict[str, object]:

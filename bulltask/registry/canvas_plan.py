@@ -63,13 +63,14 @@ class _Expanded:
     Attributes:
         entries: The jobs that receive the result of the step before the canvas.
         result: The jobs whose results are the result of the canvas, for its handle.
-        value: The jobs that pass this result on: the same, or the fan-out job after a call with callbacks.
+        source: The jobs from which the next step receives this result: those of ``result`` or, after a call with
+            callbacks, its fan-out job.
         before: The results of the steps of a chain before the last one.
     """
 
     entries: list[Step]
     result: Node
-    value: Node
+    source: Node
     before: list[Node] = field(default_factory=list)
 
 
@@ -117,7 +118,7 @@ def plan_replacement(
     builder = _JobBuilder(config, sent_by)
     roots = builder.build([*parent.children, *expansion.roots])
     _check_ids(roots)
-    return roots, Replacement(base_id, builder.shape(expanded.value, base_id))
+    return roots, Replacement(base_id, builder.shape(expanded.source, base_id))
 
 
 def plan_canvas(canvas: Canvas[Any, Any], config: Config, sent_by: Mapping[str, str]) -> CanvasPlan:
@@ -176,23 +177,23 @@ class _Expansion:
     def _expand_chain(self, canvas: Chain[Any, Any], target: _Target) -> _Expanded:
         *others, last = canvas.steps
         following = self.expand(last, target)
-        result, value, before, entries = following.result, following.value, list[Node](), following.entries
+        result, source, before, entries = following.result, following.source, list[Node](), following.entries
         for part in reversed(others):
-            joint = self._joint(entries)
-            expanded = self.expand(part, _root_target() if joint is None else _before(joint))
-            if joint is not None:
-                _deliver([joint], expanded.value)
-            if joint is not None and joint.followers:
-                _deliver(entries, joint)
+            fan_in = self._fan_in(entries)
+            expanded = self.expand(part, _root_target() if fan_in is None else _before(fan_in))
+            if fan_in is not None:
+                _deliver([fan_in], expanded.source)
+            if fan_in is not None and fan_in.followers:
+                _deliver(entries, fan_in)
             before.insert(0, expanded.result)
             # An empty group has no jobs, so the step after it follows the step before it.
-            entries = expanded.entries or ([] if joint is None else [joint])
+            entries = expanded.entries or ([] if fan_in is None else [fan_in])
         for step in leaves(result):
             step.errbacks += canvas.errbacks
-        return _Expanded(entries, result, value, before)
+        return _Expanded(entries, result, source, before)
 
-    def _joint(self, entries: list[Step]) -> Step | None:
-        """Return the job that the preceding step feeds into."""
+    def _fan_in(self, entries: list[Step]) -> Step | None:
+        """Return the job that receives the preceding step's result: the only entry, a new fan-out job, or ``None``."""
         if len(entries) < 2:
             return entries[0] if entries else None
         return self._place(Step(_new_id(), followers=entries), _root_target())
@@ -204,7 +205,7 @@ class _Expansion:
             members.append(self.expand(member, _Target(target.parent, member_of, member_of)))
         entries = [entry for member in members for entry in member.entries]
         result = ResultList(target.list_id, [member.result for member in members])
-        return _Expanded(entries, result, ResultList(target.list_id, [member.value for member in members]))
+        return _Expanded(entries, result, ResultList(target.list_id, [member.source for member in members]))
 
     def _place(self, step: Step, target: _Target) -> Step:
         step.parent = target.parent

@@ -132,7 +132,7 @@ class Results:
         _check_removed(ref, await self._async_client().run(remove_job(self._keys(ref.queue), ref.id, children=False)))
 
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
-        """Store the addresses of a group's members; see :meth:`bulltask.ports.ResultReader.save_group`."""
+        """Store the references of a group's members; see :meth:`bulltask.ports.ResultReader.save_group`."""
         key, expiry = saved_group(self._keys(queue).prefix, group_id), () if keep_ms is None else ("PX", keep_ms)
         self._pool.run(command("SET", key, members, *expiry))
 

@@ -80,7 +80,7 @@ class ControlPage:
 
     @property
     def exhausted(self) -> bool:
-        """True while other children have all permits: some for jobs, and some perhaps for fetches that find no job."""
+        """True while no permit is left. A child whose fetch finds no job returns its permit."""
         return self.has_permits and self._words[_PERMITS] <= 0
 
     @property

@@ -4,7 +4,8 @@ Up to a hundred jobs share a child; at most one of them is sync, except with the
 the job that caused the crash is unknown. If the crash counted against every job, one poison pill would fail a hundred
 other jobs. Therefore, all these jobs are quarantined: each is retried with only a few others and, after a second
 crash, alone. A job fails only after a crash in which it was alone in its child: the second or the third, by default.
-A job that is never alone, because its children crash while they acquire it, fails after ``EXTRA_CRASHES`` more.
+A job that is never alone, because the child processes that acquire it crash while they do so, fails after
+``EXTRA_CRASHES`` more.
 
 The number of crashes is stored in the job's hash (``bulltask:crashes``), because another worker may acquire the job
 next. Reading it needs no additional command, because a fetch returns all fields of a job.

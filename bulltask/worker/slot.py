@@ -182,7 +182,7 @@ class Slot:
 
     @property
     def waiting(self) -> bool:
-        """True while the child waits for a job with this slot, which is free."""
+        """True while the child waits for a job with this slot, which is free, or reserved if the wait also fetches."""
         return bool(self._words[_WAITING])
 
     @waiting.setter

@@ -54,7 +54,7 @@ def test_expire_is_a_dry_run_without_yes(lake: LakeBuilder, run: Run) -> None:
     assert lake.layout.days(EVENTS)
     assert not json.loads(run("expire", "--before", "2027-01-01", "--yes", "--json").output)["dry_run"]
     assert not lake.layout.days(EVENTS)
-    assert "no days before 2027-01-01" in run("expire", "--before", "2027-01-01").output
+    assert "no data from before 2027-01-01" in run("expire", "--before", "2027-01-01").output
 
 
 @pytest.mark.parametrize(

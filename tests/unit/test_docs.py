@@ -383,7 +383,7 @@ def test_the_documented_heartbeat_interval_matches_the_code() -> None:
 
 def test_the_requirements_page_states_reasons_and_current_defaults() -> None:
     page = ROOT / "docs/explanation/requirements.md"
-    table = [row for row in rows(page, "Differences from the requirements") if not row[0].startswith("**")]
+    table = [row for row in rows(page, "Rejected alternatives") if not row[0].startswith("**")]
     assert [row for row in table if len(row) != 3 or not all(row)] == []
     settings = re.findall(r"`(\w+)=([\w.]+)`", "".join(row[1] for row in table))
     defaults = {row.name: str(row.default) for row in SETTINGS.values()}

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("expire", short_help="Remove old days from tables.")
+@click.command("expire", short_help="Delete old data from tables.")
 @lake_option
-@click.option("--before", type=day, metavar="DAY", required=True, help="Remove days (UTC) before this one.")
+@click.option("--before", type=day, metavar="DAY", required=True, help="Delete the data of days (UTC) before this one.")
 @click.option(
     "--tables",
     default="bronze.events,bronze.jobs",
     show_default=True,
     help="Names of tables or layers, comma-separated, such as bronze.events or gold.",
 )
-@click.option("--yes", is_flag=True, help="Remove the days.")
+@click.option("--yes", is_flag=True, help="Delete the data.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, lake: Path, before: date, tables: str, yes: bool, as_json: bool) -> None:
-    """Remove old days from tables. Without --yes, only list them.
+    """Delete old data from tables. Without --yes, only list it.
 
     The checkpoint of 'run' and the events of unfinished jobs are always kept. If a finished job is retried manually
     after its events have expired, its history lacks the earlier attempts. Does not require Java.
@@ -50,9 +50,9 @@ def command(*, lake: Path, before: date, tables: str, yes: bool, as_json: bool) 
     if expired:
         click.echo(as_table(("table", "days", "from", "to", "files", "MB"), _by_table(expired)))
     if not expired:
-        click.echo(f"Nothing to remove: there are no days before {before}.")
+        click.echo(f"Nothing to delete: there is no data from before {before}.")
     elif not yes:
-        click.echo("\nDry run: nothing was removed. Run the command again with --yes to remove these days.")
+        click.echo("\nDry run: nothing was deleted. Run the command again with --yes to delete this data.")
 
 
 def _by_table(expired: Iterable[ExpiredDay]) -> list[tuple[str, ...]]:

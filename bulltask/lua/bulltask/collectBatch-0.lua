@@ -1,6 +1,6 @@
 --[[
-  Acquires further jobs of one task, for a batch: one for each token, in a worker's usual order, until the next job
-  belongs to another task. That job stays where it is.
+  Acquires further jobs of one task, for a batch or for the event loop: one for each token, in a worker's usual order,
+  until the next job belongs to another task. That job stays where it is.
 
   The source of BullMQ's moveToActive, with promotionGuard, is inserted before this one, as the function
   `fetch(KEYS, ARGV)` (bulltask.lua.wrappers.collect_batch). It runs once for each job, so pauses, limits and priorities

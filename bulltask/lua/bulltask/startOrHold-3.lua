@@ -36,7 +36,8 @@ local start_key, list, wait, delay_keys = KEYS[1], KEYS[2], KEYS[3], { unpack(KE
 local marker, delayed, job, events, meta = delay_keys[1], delay_keys[4], delay_keys[5], delay_keys[6], delay_keys[7]
 local interval, tolerance, goes_first, task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == "1", ARGV[4]
 local prefix, now, id, token = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
-local HELD, CLASS, BATCH, KEEP_S = "bulltask:held", 0x100000000, 100, 7 * 86400
+-- SCORES: the width of one priority's range of scores in the prioritized set
+local HELD, SCORES, BATCH, KEEP_S = "bulltask:held", 0x100000000, 100, 7 * 86400
 
 if call("EXISTS", job) == 0 then
   return -1
@@ -66,8 +67,8 @@ local function hold(member, priority, before)
   if priority ~= priority or priority < 0 then
     priority = 0
   end
-  local low, high = priority * CLASS, string.format("(%.0f", (priority + 1) * CLASS)
-  local score = low + CLASS / 2
+  local low, high = priority * SCORES, string.format("(%.0f", (priority + 1) * SCORES)
+  local score = low + SCORES / 2
   if before then
     local first = call("ZRANGEBYSCORE", list, string.format("%.0f", low), high, "WITHSCORES", "LIMIT", 0, 1)[2]
     score = first and tonumber(first) - 1 or score

@@ -224,7 +224,7 @@ class AsyncLoop:
         is_late = mono_ms() - fetching_since_ms > next_jobs.lock_ms // 2  # as after a fetch of the main thread
         if is_late and not await self._writer.renew_lock(acquired, next_jobs.lock_ms):
             self._free_slots([acquired])
-        elif self._is_blocked or not next_jobs.suits(acquired):
+        elif self._is_blocked or not next_jobs.may_start(acquired):
             next_jobs.pause()
             self._release(acquired)
         else:

@@ -55,13 +55,13 @@ __all__ = ["Attempt", "AttemptRunner"]
 
 _MIN_PAUSE_MS: Final = 1_000
 _MAX_PAUSE_MS: Final = 60_000
-_FAILED_CHILD: Final = re.compile(r"child (?P<key>.+) failed", re.DOTALL)
-"""BullMQ's reason for a parent that failed because of a child."""
+_FAILED_CHILD_JOB: Final = re.compile(r"child (?P<key>.+) failed", re.DOTALL)
+"""BullMQ's reason for a parent job that failed because of a child job."""
 _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
 """The same message as in Node's BullMQ, because alerts may search for it."""
 
 
-class _FailedChildError(Exception):
+class _FailedChildJobError(Exception):
     """A child job has failed, so its parent fails for the same reason."""
 
     def __init__(self, reason: str, trace: str, failed_job: FailedJob, original: Exception | None) -> None:
@@ -135,7 +135,7 @@ class AttemptRunner:
             arguments, context = self._arguments(job, task)
         except BrokerError:
             return ReleasedOutcome()  # the results of its child jobs could not be read; the job is next in its queue
-        except _FailedChildError as exc:
+        except _FailedChildJobError as exc:
             error = self._payloads.error(job, task, exc.original)
             failed_job = exc.failed_job
             return FailedOutcome(exc.reason, exc.trace, "permanent", exc.original, failed_job=failed_job, error=error)
@@ -248,7 +248,7 @@ class AttemptRunner:
     def _check(self, job: RunningJob) -> None:
         if job.deferred_failure:
             in_canvas = job.canvas or job.replacement
-            raise self._failure_of_child(job) if in_canvas else PermanentError(job.deferred_failure)
+            raise self._failure_of_child_job(job) if in_canvas else PermanentError(job.deferred_failure)
         limit = self._config.max_started_attempts
         if limit is not None:
             before_checkpoint = Checkpoint.from_json(job.checkpoint, job.id).attempts_started  # do not count
@@ -277,14 +277,14 @@ class AttemptRunner:
         results = client.send("children_values")
         return CompletedOutcome(*self._payloads.result_of_replacement(job, replacement.result, results))
 
-    def _failure_of_child(self, job: RunningJob) -> Exception:
+    def _failure_of_child_job(self, job: RunningJob) -> Exception:
         """Return the error of a canvas job that fails because a child job has failed: the child job's error."""
-        child = _FAILED_CHILD.fullmatch(job.deferred_failure)
+        child = _FAILED_CHILD_JOB.fullmatch(job.deferred_failure)
         failure = None if child is None else self._job_client(job).send("child_failure", child["key"])
         if child is None or failure is None:
             return PermanentError(job.deferred_failure)
         reason, trace, failed_job, error = failure
-        return _FailedChildError(reason, trace, failed_job, self._payloads.error_of_child(child["key"], error))
+        return _FailedChildJobError(reason, trace, failed_job, self._payloads.error_of_child(child["key"], error))
 
     def _limits(self, job: RunningJob, task: AnyTask[..., Any]) -> TimeLimits:
         """Return the job's limits, else its task's, else the app's."""

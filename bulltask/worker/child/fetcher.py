@@ -130,7 +130,7 @@ class JobFetcher:
             except WaitInterrupted:
                 self._end_wait()
             except BrokerError as exc:
-                self.record_lost_call(exc, slot, 0)  # an error of all queues
+                self.record_lost_call(exc, slot, 0)  # it affects all queues, so the index is not used
                 self.back_off(exc)
         self.free_slot(slot)
         return None

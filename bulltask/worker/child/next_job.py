@@ -67,7 +67,7 @@ class NextJobs:
         limit = max_concurrent(fetched.fields, self._max_crashes)
         return AcquiredJob(before.slot, before.queue_index, before.keys, job, limit)
 
-    def suits(self, acquired: AcquiredJob) -> bool:
+    def may_start(self, acquired: AcquiredJob) -> bool:
         """Whether the event loop may start the job: only if it needs no further call to Redis, which would block."""
         job = acquired.job
         needs_call = job.is_repeated or job.canvas or job.replacement or job.deferred_failure
@@ -75,7 +75,11 @@ class NextJobs:
         return is_plain and self._fetcher.may_fetch_next
 
     def begin(self, acquired: AcquiredJob) -> Attempt | Outcome:
-        """Start a job that :meth:`suits`; return its attempt, or the outcome if its task must not be called."""
+        """Start a job for which :meth:`may_start` is true.
+
+        Returns:
+            Its attempt, or its outcome if the task must not be called.
+        """
         acquired.slot.activate(acquired.queue_index, acquired.job.id, mono_ms())
         attempt = self._runner.begin(acquired.job)
         self._fetcher.emit_started(acquired.job)

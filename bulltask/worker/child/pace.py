@@ -41,5 +41,5 @@ class Pace:
         self._slowest_ms = min(max(duration_ms, slowest_ms), _LONGEST_MS)
 
     def record_long_job(self) -> None:
-        """Record a job that runs alongside others, or is collected into a batch."""
+        """Prefetch no more, as after a long job: jobs that run alongside others, or in a batch, are not prefetched."""
         self._slowest_ms = _LONGEST_MS

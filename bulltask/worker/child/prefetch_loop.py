@@ -49,8 +49,9 @@ class _EndedJob(NamedTuple):
 class PrefetchLoop:
     """Runs jobs while they are short: writes their outcomes, and fetches the next jobs, in one round trip.
 
-    The child holds its block's lock except while a task's code is running. When that takes too long, the supervisor
-    releases the jobs that have not started and writes the outcomes that are still here, so no job waits for another.
+    The child holds the lock of its block of shared memory except while a task's code is running. When that takes too
+    long, the supervisor releases the jobs that have not started and writes the outcomes that are still here, so no job
+    waits for another.
 
     Args:
         fetcher: Acquires jobs.
@@ -93,7 +94,7 @@ class PrefetchLoop:
             self._block.prefetches = prefetches
         return prefetches and self._control.watches and self._fetcher.may_fetch_next and self._block.can_lock
 
-    def rest(self) -> None:
+    def record_idle(self) -> None:
         """Record that there is no job, so the supervisor need not watch this child."""
         self._block.prefetches = False
 

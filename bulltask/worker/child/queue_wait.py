@@ -38,7 +38,7 @@ class QueueWait:
         broker: Creates the connection for blocking calls.
         client: The child's client for short calls.
         round_robin: The queues, and when to poll them again.
-        wakeup_pipe: Ends early a wait that is not for a marker.
+        wakeup_pipe: Ends the wait early if there is no queue whose marker can be waited for.
         may_acquire: Returns whether the child may acquire jobs; if not, a wait ends immediately.
         record_error: Records that a queue, given by its index, cannot be waited for at the moment; for a cluster.
     """

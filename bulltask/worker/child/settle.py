@@ -155,8 +155,8 @@ class Settler:
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
         """Return the call that rate-limits the job's queue; make it before the job is released.
 
-        BullMQ's scripts apply the limit only if the queue or its workers have a rate limit. This child always applies
-        it, as Node.js workers do.
+        BullMQ's scripts, and so other workers, apply the limit only if the queue or its workers have a rate limit. This
+        child always applies it, as a Node.js worker whose job does this.
         """
         self._rate_limited(acquired.queue_index, outcome.limit_ms)
         return limit_now(acquired.keys, outcome.limit_ms)

@@ -63,7 +63,7 @@ class SyncLoop:
                     break
                 slot = acquired.slot
                 acquired = self._work(acquired)
-            self._prefetch.rest()
+            self._prefetch.record_idle()
             self._async.free_slot(slot)
         self._retirement.announce(self._async.running)
         self._async.drain()

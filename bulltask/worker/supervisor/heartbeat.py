@@ -120,7 +120,8 @@ class Heartbeat:
             elif not self._unavailable:
                 self._backoff.record_failure(exc)
             return exc
-        if self._unavailable:  # otherwise a success proves little: Redis at maxmemory still renews locks
+        # Only if renewals have failed: a Redis at maxmemory renews locks, but rejects the other services' calls.
+        if self._unavailable:
             self._backoff.reset()
         self._queue_backoff.reset(index)
         self._report_lost(keys, [view for view in views if view.job_id in lost])
