@@ -1,4 +1,4 @@
-"""How much slower does a queue become if it is long? Measures rates with many further jobs in the queue.
+"""How much slower is a long queue? Measures rates with many other jobs in the queue.
 
 ``growth.py`` prints jobs/s, and the rate with many further jobs divided by the rate with 1,000. Each queue is
 filled once, and every round loads its dump, so a run with a million waiting jobs takes about ten minutes.
@@ -69,7 +69,7 @@ def process(url: str, directory: Path) -> float:
 
 
 def send(url: str, queue: Queue, operation: str) -> float:
-    """Return how many jobs like the further ones can be sent per second, one by one or in bulk."""
+    """Return how many jobs like the other ones can be sent per second, one by one or in bulk."""
     app = App("bench", broker_url=url)
     noop = app.task(name="noop")(run)
     call, jobs = noop.s(0).set(**queue.options_behind), SINGLE if operation == "single" else BULK

@@ -47,7 +47,7 @@ from bulltask.registry.relatives import origin_of_jobs_sent_by, sent_by
 from bulltask.registry.results_mixin import ResultsMixin
 from bulltask.registry.running import running_task
 from bulltask.registry.signature import Signature
-from bulltask.registry.single_jobs import job_of
+from bulltask.registry.single_jobs import handles, is_single, job_of
 from bulltask.registry.task import AnyTask, Task
 from bulltask.registry.task_definition_mixin import TaskDefinitionMixin
 from bulltask.registry.task_discovery_mixin import TaskDiscoveryMixin
@@ -182,17 +182,13 @@ class App(
             BrokerError: A round trip failed; the calls from earlier round trips are stored. Calls with a ``job_id`` can
                 safely be sent again.
         """
-        jobs = [job_of(call) for call in calls]
-        return [self._sent(job, job_id) for job, job_id in zip(jobs, self.send(jobs), strict=True)]
+        jobs = [(call, job_of(call)) for call in calls]
+        return handles(self, self.tasks, jobs, self.send([job for _, job in jobs]))
 
     async def asend_many(self, calls: Iterable[Signature[Any, Any] | NewJob]) -> list[AsyncResult[Any]]:
         """:meth:`send_many` for asyncio."""
-        jobs = [job_of(call) for call in calls]
-        ids = await self.asend(jobs)
-        return [self._sent(job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
-
-    def _sent(self, job: NewJob, job_id: str) -> AsyncResult[Any]:
-        return self.result(job_id, job.queue, task=self.tasks.get(job.name), sent=True)
+        jobs = [(call, job_of(call)) for call in calls]
+        return handles(self, self.tasks, jobs, await self.asend([job for _, job in jobs]))
 
     # ---- queues --------------------------------------------------------------------------------------------------
 
@@ -264,7 +260,7 @@ class App(
 
     @property
     def main(self) -> str:
-        """The app's name, under Celery's name for it."""
+        """Celery's alias of :attr:`name`."""
         return self.name
 
     def set_current(self) -> None:
@@ -340,6 +336,8 @@ class App(
             TypeError, EncodeError, PayloadTooLargeError, ConfigError: A call cannot be stored. Nothing was sent.
             BrokerError: All retries have failed; it is not known whether the jobs were stored.
         """
+        if is_single(canvas):
+            return self.send_many([canvas])[0]  # one round trip; a transaction takes two
         plan = plan_canvas(canvas, self.config, origin_of_jobs_sent_by(current_job()))
         eager = self.broker.eager
         self.send_planned(plan.roots, self.flows().add_planned if eager is None else eager.run)
@@ -347,6 +345,8 @@ class App(
 
     async def asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """:meth:`send_canvas` for asyncio."""
+        if is_single(canvas):
+            return (await self.asend_many([canvas]))[0]
         plan = plan_canvas(canvas, self.config, origin_of_jobs_sent_by(current_job()))
         eager = self.broker.eager
         await self.asend_planned(plan.roots, self.aflows().add_planned if eager is None else eager.arun)
@@ -385,11 +385,9 @@ class App(
 
     def _connect(self) -> Broker:
         url = embedded.resolve_url(self.config.broker_url)
-        return (
-            cast(Broker, import_module(_EAGER).EagerBroker(self, url))
-            if self.config.always_eager
-            else Broker(self.config, url)
-        )
+        if self.config.always_eager:
+            return cast(Broker, import_module(_EAGER).EagerBroker(self, url))
+        return Broker(self.config, url)
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"

@@ -1,7 +1,7 @@
 """Generate the table of measurements in ``explanation/guarantees.md`` from ``tests/chaos/results.json``.
 
-``make chaos`` writes the measurements. Run this file to update the table; ``tests/chaos/test_table.py`` fails if it is
-out of date.
+``make kill-matrix`` writes the measurements. Run this file to update the table; ``tests/chaos/test_table.py`` fails if
+it is out of date.
 """
 
 from __future__ import annotations

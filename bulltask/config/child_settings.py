@@ -74,8 +74,7 @@ CHILD_SETTINGS: Final = (
         "prefetch",
         integer(0, 1_000),
         16,
-        "maximum number of jobs that a child process acquires in one round trip while jobs take less than a few "
-        "milliseconds; 0: always one",
+        "maximum number of jobs that a child process acquires in one round trip while jobs are short; 0: always one",
     ),
     _S(
         "worker_async_concurrency",

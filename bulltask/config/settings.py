@@ -317,7 +317,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "disable_rate_limits",
             flag,
             False,
-            "whether this worker ignores the rate limits of tasks; the limiter of a queue still applies",
+            "ignore the rate limits of tasks in this worker; the limiter of a queue still applies",
         ),
         _S("worker_paused", "paused", flag, False, "start the worker paused; the signal CONT resumes it"),
         _S(

@@ -53,7 +53,7 @@
     ├── Retry                    retry the job; raised by ``self.retry()``
     ├── RescheduleJob            run the job again later, without counting the attempt
     ├── ReleaseJob               release the job: it is next in its queue; the attempt does not count
-    ├── RateLimitQueue           the same, and rate-limit the queue
+    ├── RateLimitQueue           release the job, and rate-limit the queue
     ├── Ignore                   complete the job without a result
     ├── Reject                   fail the job without a retry, or release it
     ├── WaitForChildren          run the job again when its child jobs have finished

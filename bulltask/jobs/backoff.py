@@ -76,7 +76,7 @@ class Backoff:
         """Return the ``backoff`` entry of a stored job's opts, under BullMQ's names.
 
         ``maxDelay`` is bulltask's extension; Node ignores it. A custom type is stored as ``exponential``, because a
-        Node worker without a strategy with that name throws, and the job hangs.
+        Node worker without a strategy with that name throws, and the job stays active until it stalls.
         """
         wire: dict[str, object] = {"type": self.type if self.type in _BUILT_IN else "exponential"}
         wire |= {"delay": self.delay_ms, "jitter": self.jitter}
@@ -116,7 +116,8 @@ class Backoff:
 def check_strategy(kind: str, registered: Sequence[str]) -> None:
     """Check that workers support a backoff strategy.
 
-    With an unknown strategy, a Node worker throws, and the job hangs; a bulltask worker uses exponential backoff.
+    With an unknown strategy, a Node worker throws, and the job stays active until it stalls; a bulltask worker
+    uses exponential backoff.
 
     Args:
         kind: Name of the strategy.
@@ -194,7 +195,7 @@ def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], f
 
     Fixed is ``D``, exponential ``2^(n-1) · D``; jitter ``j`` shortens it to a value in ``[d · (1-j), d)``; there is no
     maximum. An unknown type counts as exponential, starting at one second if the job has no delay (a Node worker
-    throws, and the job hangs until it stalls).
+    throws, and the job stays active until it stalls).
 
     Args:
         backoff: The job's backoff.

@@ -104,7 +104,7 @@ EVENTS: Final = Table(
         _KINDS,
         """
         event_id text the entry's id in its stream
-        event_ms long first part of event_id: milliseconds since 1970, by Redis' clock
+        event_ms long first part of event_id: epoch milliseconds, by Redis' clock
         event_seq long second part of event_id: numbers the entries of one millisecond, from 0
         event_at time event_ms as a timestamp; at most the end of the year 9999
         event text BullMQ's name for the event: added, waiting, active, completed, failed, delayed, stalled, ...

@@ -63,7 +63,7 @@ def official_script(name: str) -> Script:
 
 @cache
 def bulltask_script(name: str) -> Script:
-    """Return one of bulltask's scripts, ``bulltask/lua/bulltask/NAME-KEYS.lua``; the first call checks it.
+    """Return one of bulltask's scripts, ``bulltask/lua/bulltask/NAME-N.lua`` with N keys; the first call checks it.
 
     Raises:
         ScriptIntegrityError: As in :func:`official_script`; the hashes are in ``bulltask_scripts.json``.

@@ -50,7 +50,7 @@ class FlowSender:
     """Adds flows in one transaction.
 
     An attempt whose reply was lost may have succeeded. Redis executes a transaction as a whole or not at all, so one
-    job that did not exist before (the witness) shows whether that attempt succeeded. Adding the flow again could
+    job that did not exist before (the probe) shows whether that attempt succeeded. Adding the flow again could
     attach children to a parent that has already counted them.
 
     Args:
@@ -65,7 +65,7 @@ class FlowSender:
     ) -> None:
         self._roots, self._broker, self._facts, self._also = roots, broker, facts, also
         self._all = list(in_order(roots))
-        self._witness: PlannedJob | None = None
+        self._probe: PlannedJob | None = None
         self._replication = wait_for_replicas(broker.config, self._keys(roots[0].job.queue)) if roots else []
         self._first_attempt_ms = 0
         self._completed: set[PlannedJob] = set()
@@ -125,14 +125,14 @@ class FlowSender:
             pairs = zip(replies[::2], replies[1::2], strict=True)
             yield from self._check_custom_ids(dict(zip(with_custom_id, pairs, strict=True)))
         elif not self._first_attempt_ms:
-            self._witness = self._all[0]
+            self._probe = self._all[0]
         return False
 
     def _traces(self) -> list[Call[bool]]:
-        """Return calls that detect an earlier attempt, by the witness or by its ``added`` event."""
-        if not self._first_attempt_ms or self._witness is None:
+        """Return calls that detect an earlier attempt, by the probe or by its ``added`` event."""
+        if not self._first_attempt_ms or self._probe is None:
             return []
-        job = self._witness.job
+        job = self._probe.job
         keys = self._keys(job.queue)
         return [key_exists(keys.job(job.id)), was_added(keys, job.id, self._first_attempt_ms - _CLOCK_MARGIN_MS)]
 
@@ -140,7 +140,7 @@ class FlowSender:
         self._completed = {planned for planned, (_, completed) in chosen.items() if completed}
         if not self._first_attempt_ms:
             new = (planned for planned in self._all if planned not in chosen or not chosen[planned][0].exists)
-            self._witness = next(new, None)
+            self._probe = next(new, None)
         others = [planned for planned, (existing, _) in chosen.items() if _has_other_parent(planned, existing)]
         if not others:
             return

@@ -124,7 +124,7 @@ class Canvas(Generic[A_contra, R_co]):
         raise NotImplementedError
 
     def link(self, callback: Canvas[R_co, Any]) -> Any:
-        """Also run ``callback`` with the result when it has completed; return ``callback``."""
+        """Also run ``callback`` with the result of this canvas when it has completed; return ``callback``."""
         raise NotImplementedError
 
     def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:

@@ -214,7 +214,7 @@ class _Expansion:
 
 
 def _deliver(entries: Sequence[Step], value: Node) -> None:
-    """Let steps receive a result, unless they receive one already (that of an empty group before them)."""
+    """Set the result that steps receive. A step after an empty group receives that group's, and keeps it."""
     for entry in entries:
         entry.receives = entry.receives or value
 

@@ -12,8 +12,8 @@ from bulltask.user_warnings import warn_user
 __all__ = ["Control"]
 
 _NO_MESSAGES: Final = (
-    "workers receive no messages, because Redis has the state; use the methods of app.queue(…): pause(), resume(), "
-    "drain(), get_workers(), …"
+    "there are no control messages, because workers read their state from Redis; use the methods of app.queue(…): "
+    "pause(), resume(), drain(), get_workers(), …"
 )
 
 

@@ -52,7 +52,7 @@ def relatives(job: RunningJob) -> Relatives:
 def _group_id(prefix: str) -> str | None:
     """Return the id of the group from which a job's id is derived (:func:`bulltask.jobs.child_results.member_id`).
 
-    It is not stored in the job: a UUIDv7 of bulltask's, with a number for each group in another group's member.
+    It is not stored in the job, but is a part of the job's id: a UUIDv7, and a number for each enclosing group.
     """
     return prefix if prefix and _GROUP_ID.fullmatch(prefix) else None
 

@@ -104,7 +104,7 @@ class Signature(Canvas[A_contra, R_co]):
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any], app: Any = None) -> Canvas[Any, Any]:
-        """Return the signature, chain or group that ``to_dict`` has written, or that Celery has, as in Celery.
+        """Return the signature, chain or group for a dictionary from ``to_dict``, bulltask's or Celery's.
 
         Args:
             d: The dictionary.

@@ -1,16 +1,28 @@
-"""The job of a single call, for ``send_many``."""
+"""The jobs of single calls, which are sent without a transaction."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
 
 from bulltask.jobs.job import NewJob
+from bulltask.ports import Sender
+from bulltask.registry.callee import Callee
 from bulltask.registry.signature import Signature
+from bulltask.registry.tasks import Tasks
+from bulltask.result import AsyncResult
 
-__all__ = ["job_of"]
+__all__ = ["handles", "is_single", "job_of"]
+
+_Call = Signature[Any, Any] | NewJob
 
 
-def job_of(call: Signature[Any, Any] | NewJob) -> NewJob:
+def is_single(canvas: object) -> TypeGuard[Signature[Any, Any]]:
+    """Return whether a canvas is one call without callbacks."""
+    return isinstance(canvas, Signature) and not (canvas.links or canvas.errbacks)
+
+
+def job_of(call: _Call) -> NewJob:
     """Return the job of a single call.
 
     Raises:
@@ -21,3 +33,22 @@ def job_of(call: Signature[Any, Any] | NewJob) -> NewJob:
     if not isinstance(call, NewJob):
         raise TypeError(f"send_many sends signatures of single calls, not {call!r}; use its method apply_async")
     return call
+
+
+def handles(
+    sender: Sender, tasks: Tasks, jobs: Sequence[tuple[_Call, NewJob]], ids: Iterable[str]
+) -> list[AsyncResult[Any]]:
+    """Return the handles of jobs that were sent.
+
+    Args:
+        sender: The app.
+        tasks: Its tasks, whose hints determine the types of the results of jobs without a signature.
+        jobs: The calls, and their jobs.
+        ids: The ids under which they are stored.
+    """
+    results, now_ms = sender.results, sender.now_ms()
+    sent: list[AsyncResult[Any]] = []
+    for (call, job), job_id in zip(jobs, ids, strict=True):
+        task: Callee | None = call.task if isinstance(call, Signature) else tasks.get(job.name)
+        sent.append(AsyncResult(job_id, job.queue, results, now_ms, None if task is None else task.result_decoder))
+    return sent

@@ -147,8 +147,8 @@ def signature(
     """Return a signature of the current app, by task name; see :meth:`bulltask.App.signature`.
 
     Args:
-        name: The task's name; a signature, chain or group is returned as it is; the dictionary that represents one
-            becomes one: see :meth:`bulltask.Signature.from_dict`.
+        name: The task's name; a signature, chain or group is returned as it is; a dictionary that represents one
+            is converted (:meth:`bulltask.Signature.from_dict`).
         args, kwargs, options: As for :meth:`bulltask.App.signature`; and ``app``, another app.
     """
     if isinstance(name, Canvas):

@@ -1,12 +1,12 @@
-"""Computes when a cron pattern fires next, exactly as ``cron-parser`` 4.9 does, which BullMQ 5.62 uses.
+"""Computes the next time that a cron pattern matches, exactly as ``cron-parser`` 4.9 does, which BullMQ 5.62 uses.
 
 An iteration's time is part of its job's id, and the worker that acquires the job computes the next iteration. Python
 and Node.js workers must therefore agree on the dialect (5 or 6 fields, ``L``, ``#``, ``?``, which field wins when both
 day fields are restricted) and on days when clocks change. The tests compare the two at thousands of times.
 
-When clocks change, a pattern whose hour field is ``*`` fires in both occurrences of a repeated hour, and never in a
-skipped hour. A pattern with specific hours fires once: a time in the skipped hour moves one hour later, and the second
-occurrence of a repeated hour is ignored.
+When clocks change, a pattern whose hour field is ``*`` matches in both occurrences of a repeated hour, and never in a
+skipped hour. A pattern with specific hours matches once: a time in the skipped hour moves one hour later, and the
+second occurrence of a repeated hour is ignored.
 """
 
 from __future__ import annotations
@@ -128,14 +128,14 @@ class Cron:
             raise ConfigError(f"cron pattern {pattern!r}: {exc}") from None
 
     def next_ms(self, after_ms: int, zone: tzinfo) -> int | None:
-        """Return the first time after ``after_ms`` at which the pattern fires.
+        """Return the first time after ``after_ms`` that the pattern matches.
 
         Args:
             after_ms: Epoch milliseconds.
             zone: The pattern's time zone.
 
         Returns:
-            Epoch milliseconds, ``None`` if it never fires (the 31st of February).
+            Epoch milliseconds, ``None`` if it never matches (the 31st of February).
         """
         earliest = after_ms // 1000 + 1
         first = datetime.fromtimestamp(earliest, zone).date()
@@ -151,11 +151,11 @@ class Cron:
             if day.month not in self.months:
                 day = (day.replace(day=28) + timedelta(days=4)).replace(day=1)
                 continue
-            if self._fires_on(day):
+            if self._matches_day(day):
                 yield day
             day += timedelta(days=1)
 
-    def _fires_on(self, day: date) -> bool:
+    def _matches_day(self, day: date) -> bool:
         weekday = day.isoweekday() % 7
         left = calendar.monthrange(day.year, day.month)[1] - day.day  # days remaining in this month
         by_date = day.day in self.days or (bool(self.days.last) and left == 0)
@@ -176,15 +176,15 @@ class Cron:
         while start < end:
             clock = datetime.fromtimestamp(start, zone)
             following = start + _HOUR - clock.minute * 60 - clock.second
-            if following > earliest and self._fires_in(clock.hour, previous, started_before=earliest <= start):
+            if following > earliest and self._matches_hour(clock.hour, previous, started_before=earliest <= start):
                 time_s = self._in_hour(start, following, clock, earliest)
                 if time_s is not None:
                     return time_s
             previous, start = clock.hour, following
         return None
 
-    def _fires_in(self, hour: int, previous: int | None, *, started_before: bool) -> bool:
-        """Return whether the pattern fires in this hour; ``started_before`` is False if the search begins in it."""
+    def _matches_hour(self, hour: int, previous: int | None, *, started_before: bool) -> bool:
+        """Return whether the pattern matches in this hour; ``started_before`` is False if the search begins in it."""
         listed = hour in self.hours
         if previous is None or not started_before or self.hours.count == 24:
             return listed

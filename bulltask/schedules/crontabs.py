@@ -31,7 +31,7 @@ class crontab:
         day_of_month: 1 to 31.
         month_of_year: 1 to 12, or names.
 
-    As in Celery, ``day_of_week`` and ``day_of_month`` must both match. A cron pattern fires when either matches, so the
+    As in Celery, ``day_of_week`` and ``day_of_month`` must both match. A cron pattern matches when either does, so the
     only accepted combination is one weekday in one week of the month (``"mon"`` and ``"1-7"``: the first Monday).
 
     Raises:

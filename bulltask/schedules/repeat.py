@@ -135,7 +135,7 @@ class Repeat:
         return limit_reached or (self.end_ms is not None and now_ms > self.end_ms)
 
     def next_ms(self, after_ms: int, default_zone: tzinfo) -> int | None:
-        """Return when the pattern fires next, ``None`` if it does not fire before ``end_ms``.
+        """Return the next time that the pattern matches, ``None`` if it matches none before ``end_ms``.
 
         Args:
             after_ms: Epoch milliseconds; ``start_ms`` applies if it is later.
@@ -236,7 +236,7 @@ def iteration_options(
         options: Options of the scheduler's template, or of the previous iteration's job.
         repeat: The stored repeat options, with the new job's ``count``.
         scheduler_id: The scheduler's id.
-        next_ms: When the pattern fires next; for an interval the script computes it and sets ``delay``.
+        next_ms: The next time that the pattern matches; for an interval the script computes it and sets ``delay``.
         now_ms: The server's time.
     """
     new = {**options, "repeat": {**repeat}, "timestamp": now_ms, "repeatJobKey": scheduler_id}

@@ -64,7 +64,7 @@ task_revoked: Final = Signal("task_revoked", TASK_SIGNALS)
 # ---- a worker's processes --------------------------------------------------------------------------------------------
 
 worker_init: Final = Signal("worker_init")
-"""Before a worker starts, in its main process. The sender has ``hostname`` and ``app``."""
+"""Before a worker starts, in its supervisor. The sender has ``hostname`` and ``app``."""
 
 worker_ready: Final = Signal("worker_ready")
 """When the first child is ready, in the worker's hook process. The sender has ``hostname`` and ``app``."""
@@ -83,7 +83,7 @@ worker_process_shutdown: Final = Signal("worker_process_shutdown")
 """In each child that stops, after its last job: ``pid``, ``exitcode``. The sender is ``None``."""
 
 setup_logging: Final = Signal("setup_logging")
-"""Instead of configuring logging, in the worker's main process and in spawned children: ``loglevel``, ``logfile``,
+"""Instead of configuring logging, in the worker's supervisor and in spawned children: ``loglevel``, ``logfile``,
 ``format``, ``colorize``. The sender is ``None``."""
 
 _LISTENER: Final = "use @app.on({}) of bulltask.events"

@@ -41,7 +41,7 @@ class Batch:
 
     Attributes:
         address: The node.
-        routed: What the calls belong to.
+        routed: The routed calls, single ones and transactions, that ``calls`` consists of.
         calls: The calls to send, in one round trip.
     """
 

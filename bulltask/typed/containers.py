@@ -195,7 +195,7 @@ class Union(Converter):
         raise self._mismatch_of_all(value, method)
 
     def _mismatch_of_all(self, value: Any, method: str) -> Mismatch:
-        """Return a mismatch with the reason for each member of the value's kind; for the others, it is obvious."""
+        """Return a mismatch with the reason for each member of the value's kind; the others are only named."""
         reasons = []
         for member in self._members:
             try:

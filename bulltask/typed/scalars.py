@@ -78,7 +78,7 @@ class _Text(Converter):
 
     Args:
         kind: The class.
-        name: What a message says was expected.
+        name: How error messages name the expected value.
         parse: Converts a string to the type, or raises ``ValueError``.
         form: Converts a value to a string.
         schema: The JSON Schema.

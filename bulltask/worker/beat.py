@@ -200,6 +200,6 @@ def _put(keys: QueueKeys, entry: BeatEntry, label: BeatLabel, now_ms: int) -> Op
         rule = replace(rule, start_ms=now_ms + rule.every_ms)
     try:
         fields = {"beat": label.owner, "digest": label.digest}
-        return "" if (yield from put(keys, entry.name, rule, entry.job, fields, now_ms)) else "the schedule never fires"
+        return "" if (yield from put(keys, entry.name, rule, entry.job, fields, now_ms)) else "no time ever matches it"
     except JobError as exc:
         return str(exc)

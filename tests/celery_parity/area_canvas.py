@@ -121,7 +121,7 @@ same(
     lambda p: notes_after_failure(p, p.boom.si() | p.note.si("ran", p.key)),
 )
 same("A failed step fails immutable steps, too.", "ValueError", lambda p: p.get(p.boom.si() | p.add.si(1, 2)))
-same("The steps after a failed one have failed.", True, lambda p: failed_chain(p).failed())
+same("The result of a chain in which a step fails is in the state `FAILURE`.", True, lambda p: failed_chain(p).failed())
 same(
     "A failed step fails a chord after it.",
     "ValueError",
@@ -158,7 +158,11 @@ def failed_chain(p: Any) -> Any:
 same(
     "A group returns the list of its members' results.", [2, 4], lambda p: p.get(p.group(p.add.s(1, 1), p.add.s(2, 2)))
 )
-same("The list is in the members' order.", list(range(20)), lambda p: p.get(p.group(p.plain.s(n) for n in range(20))))
+same(
+    "The results of a group are in the order of its members.",
+    list(range(20)),
+    lambda p: p.get(p.group(p.plain.s(n) for n in range(20))),
+)
 same("`group([…])` takes a list.", [2, 4], lambda p: p.get(p.group([p.add.s(1, 1), p.add.s(2, 2)])))
 same("`group(…)()` sends the group.", [2], lambda p: p.get(p.group(p.add.s(1, 1))()))
 same("An empty group returns an empty list.", [], lambda p: p.group([]).delay().get(timeout=60))
@@ -170,14 +174,14 @@ same(
 same("A group in a group is flattened.", [2, 4, 6], lambda p: p.get(nested_group(p)))
 same("A chain can be a member.", [13, 4], lambda p: p.get(p.group(p.add.s(1, 2) | p.add.s(10), p.add.s(2, 2))))
 same("A failed member fails the group.", "ValueError", lambda p: p.get(p.group(p.add.s(1, 1), p.boom.s())))
-same("The other members run.", 2, lambda p: failing_group(p).results[0].get(timeout=60))
+same("If a member fails, the other members still run.", 2, lambda p: failing_group(p).results[0].get(timeout=60))
 same(
     "`group.tasks` are the members.",
     2,
     lambda p: len(p.group(p.add.s(1, 1), p.add.s(2, 2)).tasks),
 )
 same(
-    "After a step, each member receives its result.",
+    "Each member of a group after a step receives the step's result.",
     [13, 23],
     lambda p: p.get(p.add.s(1, 2) | p.group(p.add.s(10), p.add.s(20))),
 )
@@ -300,7 +304,11 @@ same(
     [[2, 4], "x"],
     lambda p: p.get(p.chord([p.add.s(1, 1), p.add.s(2, 2)], p.collect.s("x"))),
 )
-same("A header with one member gives a list.", [[2]], lambda p: p.get(p.chord([p.add.s(1, 1)], p.collect.s())))
+same(
+    "With a header of one member, the body receives a list.",
+    [[2]],
+    lambda p: p.get(p.chord([p.add.s(1, 1)], p.collect.s())),
+)
 same("A chord with an empty header runs its body.", [[]], lambda p: p.get(p.chord([], p.collect.s())))
 same(
     "The body can be a chain.",
@@ -325,7 +333,7 @@ same(
 )
 same("A header can contain chords.", [[6, 6]], lambda p: p.get(p.chord([inner(p), inner(p)], p.collect.s())))
 same(
-    "A chain that ends with a group gives a list in the header's results.",
+    "If a chain in the header ends with a group, its result is a list.",
     [[[6, 7], 11]],
     lambda p: p.get(p.group(p.add.s(1, 2) | p.group(p.add.s(3), p.add.s(4)), p.add.s(5, 6)) | p.collect.s()),
 )
@@ -519,7 +527,7 @@ same(
     lambda p: p.get(p.add.starmap([(1, 2), (3, 4)])),
 )
 same(
-    "`chunks` makes a group of such tasks.",
+    "`chunks` makes a group of `starmap` tasks.",
     [[0, 2], [4, 6], [8]],
     lambda p: p.get(p.add.chunks([(n, n) for n in range(5)], 2)()),
 )

@@ -69,12 +69,12 @@ differs(
     while_held(lambda result: result.get(timeout=0.1)),
 )
 better(
-    "`except TimeoutError` does not catch that error, unless `TimeoutError` is imported from Celery.",
+    "`except TimeoutError` does not catch the error of `get(timeout=…)`, unless it is imported from Celery.",
     ("missed", "caught"),
     "it does: `ResultTimeoutError` is a subclass of Python's",
     while_held(lambda result: catches_timeout(result)),
 )
-same("The task continues after the timeout.", "held", lambda p: goes_on(p))
+same("The task continues after `get(timeout=…)` has timed out.", "held", lambda p: goes_on(p))
 better(
     "`get` of an id that does not exist waits forever.",
     ("TimeoutError", "JobNotFoundError"),

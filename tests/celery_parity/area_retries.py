@@ -38,7 +38,11 @@ same(
     lambda p: type(exception_of(p, p.fails_with.delay("Refused"))) is Refused,
 )
 same("A `KeyError` keeps its key.", ["key"], lambda p: list(exception_of(p, p.fails_with.delay("KeyError")).args))
-same("An exception without a message has none.", "", lambda p: str(exception_of(p, p.fails_with.delay("empty"))))
+same(
+    "An exception that is raised without a message has an empty message.",
+    "",
+    lambda p: str(exception_of(p, p.fails_with.delay("empty"))),
+)
 differs(
     "The exception keeps its arguments.",
     (["no", 7], ["('no', 7)"]),

@@ -301,7 +301,7 @@ better(
 differs(
     "An unknown `serializer` of a call raises `SerializerNotInstalled`.",
     ("SerializerNotInstalled", "ConfigError"),
-    "bulltask raises `ConfigError` for all invalid options",
+    "bulltask raises `ConfigError` for all invalid values of options",
     lambda p: p.add.apply_async((2, 3), serializer="unknown"),
 )
 better(
@@ -530,13 +530,13 @@ same(
     lambda p: p.get(p.waits_where_it_is_allowed.delay(p.key)),
 )
 better(
-    "A task whose process is killed fails, and is lost.",
+    "A task whose process is killed fails with `WorkerLostError`.",
     ("WorkerLostError", "survived"),
     "no work is lost: it runs again in another process",
     lambda p: p.get(p.dies_once.delay(p.key)),
 )
 better(
-    "`sys.exit()` in a task ends its process; the task fails as lost.",
+    "`sys.exit()` in a task ends its process; the task fails with `WorkerLostError`.",
     ("WorkerLostError", "TaskError"),
     "the process and its other jobs are not affected: only the task fails, with `SystemExit: 3`",
     lambda p: p.get(p.exits.delay()),

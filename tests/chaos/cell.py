@@ -146,7 +146,7 @@ class Result:
         lost: How many of them have not completed.
         unsent: How many jobs have completed in addition to those that were sent, or were being sent.
         repeated: How many attempts there were in addition to the expected ones.
-        strangers: Jobs that ran again although the process that had run them was not the target of the fault.
+        unexplained: Jobs that ran again although the process that had run them was not the target of the fault.
         recovery_s: The time from the fault to the last start of a job; ``None`` if all had started before.
         states: The queue's jobs by state.
         points: The points that the cell's processes have reached.
@@ -159,7 +159,7 @@ class Result:
     lost: int
     unsent: int
     repeated: int
-    strangers: tuple[str, ...]
+    unexplained: tuple[str, ...]
     recovery_s: float | None
     states: Mapping[str, int]
     points: frozenset[Point] = field(repr=False)
@@ -296,7 +296,7 @@ class _CellRun:
             max(0, jobs - states["completed"]),
             max(0, states["completed"] - at_most),
             history.repeated,
-            history.strangers,
+            history.unexplained,
             history.recovery_s,
             {state: count for state, count in states.items() if count},
             history.points,
@@ -334,7 +334,7 @@ class _History:
         return self._repeated.total()
 
     @property
-    def strangers(self) -> tuple[str, ...]:
+    def unexplained(self) -> tuple[str, ...]:
         """Jobs that ran again although they had not been running in the target of the fault, or twice."""
         target = self.fault["pid"] if self.fault else 0
         return tuple(

@@ -116,8 +116,8 @@ def problems_of(result: Result) -> list[str]:
         problems.append(f"{result.unsent} more jobs have completed than were sent")
     if result.repeated > (allowed := allowed_repeats(result.cell)):
         problems.append(f"{result.repeated} jobs ran more than once, not at most {allowed}")
-    if result.strangers:
-        problems.append(f"these jobs ran more than once, but the fault did not interrupt them: {result.strangers}")
+    if result.unexplained:
+        problems.append(f"these jobs ran more than once, but the fault did not interrupt them: {result.unexplained}")
     if result.recovery_s is not None and result.recovery_s > (limit := allowed_recovery_s(result.cell)):
         problems.append(f"the last job started {result.recovery_s:.2f} s after the fault, not within {limit:.2f} s")
     return problems

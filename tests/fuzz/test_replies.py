@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(1_800)]
 class SentJobs:
     """Jobs that are sent while replies are damaged.
 
-    A damaged reply may be a valid one: if it says that a job was released which a lost call had acquired, nothing in
-    the worker knows better, and the job waits until the worker stops.
+    A damaged reply may be a valid one: if it says that a job was released which a lost call had acquired, the worker
+    cannot detect this, and the job waits until the worker stops.
 
     Args:
         harness: The server and the workers.

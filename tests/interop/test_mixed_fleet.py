@@ -88,7 +88,7 @@ def wait_until_completed(side: InteropQueue, count: int, timeout: float) -> dict
         active = side.redis.lrange(side.keys.active, 0, -1)
         locks = side.redis.mget([f"{side.keys.job(job_id)}:lock" for job_id in active]) if active else []
         tokens.update((job_id, token) for job_id, token in zip(active, locks, strict=True) if token)
-        return side.redis.zcard(side.keys.completed) >= count
+        return bool(side.redis.zcard(side.keys.completed) >= count)
 
     wait_until(is_completed, timeout, f"{count} completed: {side.counts()}")
     return tokens

@@ -42,6 +42,16 @@ def test_delayed_jobs_in_an_idle_queue_run_within_100_ms_of_their_due_time(
     assert {harness.start_count(job) for job in jobs} == {1}
 
 
+def test_a_job_wakes_only_one_of_two_idle_children(harness: WorkerHarness) -> None:
+    harness.worker(children=2, settings=LONG_DRAIN_DELAY)
+    harness.wait_until_idle(2)
+    before = harness.redis.info("commandstats")["cmdstat_bzpopmin"]["calls"]
+    for _ in range(20):
+        harness.app.send_task("quick").get(timeout=60)
+    harness.wait_until_idle(2)
+    assert harness.redis.info("commandstats")["cmdstat_bzpopmin"]["calls"] - before <= 25
+
+
 def test_a_child_that_waits_for_a_delayed_job_runs_one_that_is_due_sooner(harness: WorkerHarness) -> None:
     harness.worker(children=1, settings=LONG_DRAIN_DELAY)
     harness.wait_until_idle(1)

@@ -68,6 +68,17 @@ def test_a_chord_is_a_parent_whose_children_have_ids_with_their_positions(
     assert [job.id for job in result.parent] == [f"{result.id}.0", f"{result.id}.1"]
 
 
+async def test_a_signature_without_callbacks_is_sent_in_one_round_trip(calls: Calls, redis_client: redis.Redis) -> None:
+    calls.add.delay(0, 0)  # writes the queue's meta
+    before: Any = redis_client.info("commandstats")
+    signature = calls.add.s(1, 1).set(countdown=60)
+    results = [signature.delay(), signature.apply_async(priority=3), await signature.aapply_async()]
+    after: Any = redis_client.info("commandstats")
+    assert after.get("cmdstat_multi") == before.get("cmdstat_multi"), "no transaction"
+    assert [redis_client.hget(f"bull:{{default}}:{result.id}", "delay") for result in results] == ["60000"] * 3
+    await calls.app.aclose()
+
+
 def test_all_jobs_of_a_fan_out_are_stored_when_it_is_sent(calls: Calls, redis_client: redis.Redis) -> None:
     result = (calls.add.s(1, 1) | group(calls.add.s(1), calls.add.s(2))).delay()
     assert redis_client.zcard("bull:{default}:waiting-children") == 3

@@ -17,7 +17,7 @@ CHUNK = 65_536
 
 
 class DamagingProxy:
-    """Passes commands on, and whole replies through ``damage``, which is `None` while the proxy is well.
+    """Passes commands on, and whole replies through ``damage``, which is `None` to pass them on unchanged.
 
     Args:
         port: The server's port on 127.0.0.1.

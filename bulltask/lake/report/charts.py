@@ -67,7 +67,7 @@ class Chart:
         zero: The position of 0 in percent, if it is above the bottom.
         bands: Left ends and widths, in percent, of times with lost events.
         summary: A description for screen readers.
-        payload: Start (seconds since 1970), step (seconds), unit and values, for the page's script.
+        payload: Start (epoch seconds), step (seconds), unit and values, for the page's script.
     """
 
     title: str

@@ -66,7 +66,7 @@ class Axis:
     """The time axis of charts: from the first minute with data to the last.
 
     Attributes:
-        start: Its first minute; minutes are numbers since 1970.
+        start: Its first minute; minutes are counted from the Unix epoch.
         step: Minutes per point; it divides a day.
         points: The number of points.
     """

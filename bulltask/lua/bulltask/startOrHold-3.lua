@@ -22,7 +22,7 @@
   KEYS[4…] the keys of moveToDelayed
   ARGV[1]  interval between two starts in milliseconds
   ARGV[2]  tolerance in milliseconds
-  ARGV[3]  "1": the job goes ahead of the list
+  ARGV[3]  "1": the job goes before all held jobs
   ARGV[4]  the task's name
   ARGV[5]  key prefix of the queue
   ARGV[6]  now in milliseconds

@@ -186,7 +186,7 @@ class AsyncJob(JobFields):
 
         Args:
             priority: 0 for none, otherwise 1 (first) to 2,097,151 (last).
-            lifo: Put the job ahead of the other jobs with that priority, not behind them.
+            lifo: Put the job before the other jobs with that priority, instead of after them.
         """
         wanted = check_priority(priority)
         await self._context.arun(scripts.change_priority(self._context.keys, self.id, wanted, lifo=lifo))

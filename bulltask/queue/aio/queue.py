@@ -237,7 +237,7 @@ class AsyncQueue(AsyncQueueGetters):
     ) -> AsyncJob | None:
         """Acquire the next job without a worker; ``None`` if the queue has no job (Node's ``Worker.getNextJob``).
 
-        A worker is the normal way to run jobs: it renews their locks, handles exceptions in their code, and releases
+        A worker is the normal way to run jobs: it renews their locks, handles the exceptions of tasks, and releases
         them when it stops. If you process jobs manually, your code must do that: end the job with
         ``move_to_completed()``, ``move_to_failed()`` …, renew its lock with ``extend_lock()`` before it expires, and
         fail a job that has a ``deferred_failure`` with that text instead of running it.

@@ -84,7 +84,7 @@ class QueueGetters(QueueBase):
         )
 
     def count(self) -> int:
-        """Count the jobs that no worker has acquired: waiting, paused, prioritized, delayed, waiting for child jobs."""
+        """Count the jobs that are waiting, paused, prioritized, delayed or waiting for child jobs."""
         counts = self.get_job_counts("waiting", "paused", "delayed", "prioritized", "waiting-children")
         return sum(counts.values())
 

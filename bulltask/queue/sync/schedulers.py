@@ -16,7 +16,7 @@ __all__ = ["JobSchedulers"]
 
 
 class JobSchedulers(SchedulersBase):
-    """A queue's job schedulers. A scheduler adds a job at every interval, or whenever a cron pattern fires.
+    """A queue's job schedulers. A scheduler adds a job at every interval, or whenever a cron pattern matches.
 
     The worker that acquires a scheduler's job adds the next iteration, in Python or in Node.js. Iterations that
     were due while no worker was running are skipped, except for one: that job runs as soon as a worker is running, and
@@ -46,7 +46,7 @@ class JobSchedulers(SchedulersBase):
                 :class:`bulltask.schedules.repeat.Rule`.
 
         Returns:
-            The scheduler; ``None`` if there is no further iteration, because the pattern does not fire before ``end``.
+            The scheduler; ``None`` if there is no further iteration, because the pattern matches none before ``end``.
 
         Raises:
             ConfigError, InvalidNameError, TypeError, EncodeError, PayloadTooLargeError: Nothing was changed.

@@ -86,7 +86,7 @@ def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: D
         span: The days. Rows of other days are omitted.
 
     Returns:
-        ``queue``, ``name``, ``minute`` (milliseconds since 1970), ``kind``, ``bucket``, ``amount``.
+        ``queue``, ``name``, ``minute`` (epoch milliseconds), ``kind``, ``bucket``, ``amount``.
     """
     added_fact = _fact_sql(_minute_sql("unix_millis(event_at)"), "'added'")
     ended_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"

@@ -183,7 +183,7 @@ OPTIONS: Final = (
     _O("state", "states", _JOBS, _job_states, "completed,failed", "states of the jobs to read"),
     _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "maximum number; default: 2 per core"),
     _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "minimum number of jobs per partition"),
-    _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; only for one query per load()"),
+    _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; call load() again for each query"),
     _O("fetchSize", "fetch_size", _JOBS, integer(1, 100_000), 1_000, "jobs per round trip to Redis"),
     _O("fetchSize", "fetch_size", _EVENTS, integer(1, 100_000), 5_000, "events per round trip to Redis"),
     _O("chunkSize", "chunk_size", _WRITES, integer(1, 10_000), 500, "jobs per round trip to Redis"),

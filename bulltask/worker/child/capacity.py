@@ -35,7 +35,7 @@ def batches_of(app: App) -> dict[str, tuple[int, int]]:
 
 
 def long_tasks(app: App) -> frozenset[str]:
-    """Return the tasks whose jobs run alongside others, in batches or in Spark: no job should wait behind them."""
+    """Return the tasks whose jobs are not prefetched: they run alongside others, in batches or in Spark."""
     config, tasks = app.config, app.tasks.values()
     return frozenset(
         task.name for task in tasks if task.is_async or task.is_batch or config.threads or task.options.spark

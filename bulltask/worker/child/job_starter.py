@@ -69,7 +69,7 @@ class JobStarter:
     """Starts acquired jobs.
 
     Args:
-        fetcher: Puts jobs on hold if their task has reached its rate limit.
+        fetcher: Holds the jobs of tasks that have reached their rate limit.
         runner: Finds the tasks, and checks the jobs.
         iteration_adder: Adds the next iterations of job schedulers.
         async_loop: Counts the running jobs, for a job in crash quarantine.

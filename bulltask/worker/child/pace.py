@@ -18,7 +18,8 @@ _LONGEST_MS: Final = 1_000.0
 class Pace:
     """Decides how many jobs a child acquires in one round trip.
 
-    One long job makes it acquire the next ones singly; it acquires several only after several short ones in a row.
+    One long job makes it acquire the next ones one at a time; it acquires several only after several short ones in a
+    row.
 
     Args:
         maximum: The largest number; 0 and 1 turn prefetching off.

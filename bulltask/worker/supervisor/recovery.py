@@ -91,7 +91,7 @@ class _PendingRecovery:
 
     @property
     def readable(self) -> set[int]:
-        """The queues whose outcomes are written. In others, jobs that have ended would be released."""
+        """The queues in which all of the child's outcomes are written; in others, ended jobs would be released."""
         return self.queues - {index for index, token, _ in self.dead.jobs if token in self.unwritten}
 
 
