@@ -111,7 +111,7 @@ release: lint sbom audit  ## run lint, sbom and audit, then build the packages i
 bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## compare the speed with other frameworks; ARGS="--only bulltask,huey" selects frameworks
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
 
-bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## run the benchmarks in about 2 minutes: one round, fewer jobs
+bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## run the benchmarks in about 2 minutes: one round, fewer jobs and frameworks
 	$(VENV)/bench/bin/python benchmarks/run.py --rounds 1 --jobs 4000 \
 		--only bulltask,bulltask-async,celery,bullmq-1,bullmq-50,floor,floor-32 $(ARGS)
 

@@ -121,7 +121,7 @@ def _dump(directory: Path, queue: Queue) -> Path:
 
 
 def _lines(rates: Mapping[tuple[str, str, int], list[float]]) -> list[str]:
-    lines = ["| | further jobs | jobs/s | compared with 1,000 |", "|---|---|---|---|"]
+    lines = ["| | other jobs | jobs/s | compared with 1,000 |", "|---|---|---|---|"]
     for (operation, kind, behind), values in rates.items():
         few = rates[operation, kind, FEW]
         ratios = [value / other for value, other in zip(values, few, strict=True)]

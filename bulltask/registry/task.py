@@ -158,7 +158,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
         Raises:
             TypeError, EncodeError, PayloadTooLargeError: As for :meth:`delay`. The function was not called.
-            Exception: That of the function, after the last attempt, if ``throw`` is true.
+            Exception: The function's exception, after the last attempt, if ``throw`` is true.
             BulltaskError: The job has not finished after a thousand attempts.
         """
         return Signature[Any, R](self, args, kwargs, options).apply(throw=throw)

@@ -96,7 +96,8 @@ class QueueKeys:
         self.repeat = f"{base}repeat"
         self.metrics_completed = f"{base}metrics:completed"
         self.metrics_failed = f"{base}metrics:failed"
-        # bulltask's keys do not start with BullMQ's prefix, because BullMQ's orphan sweep deletes unknown keys with it.
+        # bulltask's keys do not start with BullMQ's prefix, because BullMQ's `removeOrphanedJobs` deletes
+        # unknown keys with it.
         self.bulltask_base = f"{_BULLTASK_ROOT}:{name}:" if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}:{name}:"
         self.revoked = f"{self.bulltask_base}revoked"
         self.lock_expiries = f"{self.bulltask_base}lock-ends"  # when locks expire, by job id

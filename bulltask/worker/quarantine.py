@@ -39,7 +39,7 @@ _FIELD: Final = CRASHES.encode()
 
 
 def max_concurrent(fields: Sequence[bytes], max_crashes: int) -> int:
-    """Return how many jobs a child may run along with a job with these fields, this job included; 0: no limit.
+    """Return how many jobs a child may run in total while it runs a job with these fields; 0: no limit.
 
     Args:
         fields: The fields of the job's hash as Redis returns them: name, value, name, value …

@@ -286,7 +286,7 @@ class JobFetcher:
         while True:
             call = start_or_hold(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
             try:
-                # After a lost reply, the job still has its lock unless that call held the job.
+                # After a lost reply, the job still has its lock unless that call has delayed it.
                 delay_ms = None if interrupted and not self.renew_lock(acquired) else self.client.run(call)
                 self.backoff.reset()
                 break

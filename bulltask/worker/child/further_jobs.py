@@ -34,7 +34,7 @@ class FurtherJobs:
         starter: Starts them.
         writer: Writes the outcomes of jobs whose task must not be called.
         async_loop: Runs them.
-        next_jobs: Decides whether jobs of a task may be acquired like this, as for those that the event loop fetches.
+        next_jobs: Decides whether jobs of a task may be acquired in this way; the event loop uses it, too.
     """
 
     def __init__(

@@ -49,9 +49,9 @@ class _EndedJob(NamedTuple):
 class PrefetchLoop:
     """Runs jobs while they are short: writes their outcomes, and fetches the next jobs, in one round trip.
 
-    The child holds the lock of its block of shared memory except while a task's code is running. When that takes too
-    long, the supervisor releases the jobs that have not started and writes the outcomes that are still here, so no job
-    waits for another.
+    The child holds the lock of its block of shared memory except while a task's code is running. If the task takes
+    too long, the supervisor releases the jobs that have not started and writes the outcomes that are still here, so no
+    job waits for a long one.
 
     Args:
         fetcher: Acquires jobs.

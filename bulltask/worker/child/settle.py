@@ -156,7 +156,7 @@ class Settler:
         """Return the call that rate-limits the job's queue; make it before the job is released.
 
         BullMQ's scripts, and so other workers, apply the limit only if the queue or its workers have a rate limit. This
-        child always applies it, as a Node.js worker whose job does this.
+        child always applies it, as a Node.js worker does that calls `rateLimit()`.
         """
         self._rate_limited(acquired.queue_index, outcome.limit_ms)
         return limit_now(acquired.keys, outcome.limit_ms)
@@ -179,7 +179,7 @@ class Settler:
         return add_deferred_duplicate(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
     def have_hooks(self, outcome: Outcome) -> bool:
-        """Return whether hooks follow an outcome when it is written."""
+        """Return whether hooks are called after an outcome has been written."""
         return self._hooks is not None and self._hooks.follow(outcome)
 
     def emit(

@@ -23,7 +23,8 @@ __all__ = ["SyncLoop"]
 class SyncLoop:
     """The main thread of a child.
 
-    Sync tasks run only on it, because Python runs signal handlers (time limits, stack dumps) on the main thread.
+    Sync tasks run only on it (except with ``-P threads``), because Python runs signal handlers (time limits, stack
+    dumps) on the main thread.
 
     Args:
         fetcher: Acquires jobs.

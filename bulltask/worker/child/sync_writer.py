@@ -51,7 +51,7 @@ class OutcomeWriter:
         return self._settler.call(acquired, outcome, fetch_next=fetch_next)
 
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
-        """Return the call to make before :meth:`call`'s; see :meth:`Settler.limit_call`."""
+        """Return the call to make before the one that :meth:`call` returns; see :meth:`Settler.limit_call`."""
         return self._settler.limit_call(acquired, outcome)
 
     def write_many(self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float) -> None:
@@ -83,7 +83,7 @@ class OutcomeWriter:
         if (call := self._settler.after_settle(acquired, written)) is not None:
             self._run_until_reply(call)
         if (hooks := self._settler.emit(acquired, written, duration_ms)) is not None:
-            asyncio.run(hooks)  # of an async task that was not called
+            asyncio.run(hooks)  # those of an async task whose function was not called
 
     def _write_batch(self, ended: Sequence[tuple[AcquiredJob, Outcome]]) -> Sequence[object]:
         """Return the reply to each call, or its error."""

@@ -53,7 +53,7 @@ class Heartbeat:
         self._queues, self._views, self._client, self._bus, self._backoff = queues, views, client, bus, backoff
         self._queue_backoff = QueueBackoff(queues, bus, config)
         self._lock_ms = config.lock_ms
-        # Twice as often as necessary, as in BullMQ, so that one failed tick does no harm.
+        # Four times per lock duration, as in BullMQ, so that a failed tick does no harm.
         self._interval_ms = max(50, config.renew_ms // 2)
         self._attempted_ms = 0
         self._unavailable = False

@@ -65,7 +65,7 @@ class JobsOfDeadChild:
     outcomes: Mapping[str, bytes] = field(default_factory=dict)
 
     def has_started(self, token: str, job_id: str) -> bool:
-        """Whether the child may have started the job; if not, it was prefetched, or fetched with another's outcome."""
+        """Whether the child may have started the job: it was not prefetched, or fetched by another job's last call."""
         known = {known_token: known_id for _, known_token, known_id in self.jobs}
         return token not in self.unstarted and known.get(token, job_id) == job_id
 
@@ -194,7 +194,7 @@ class Recovery:
     def _release_late_jobs(self) -> None:
         """Search once more for jobs of children whose jobs are settled.
 
-        The server may execute a call that a child has sent after the first search: the two use different connections.
+        A call that the child sent before it died may be executed after the first search: it uses another connection.
         A job that such a call acquires would otherwise wait until its lock expires.
         """
         due = [settled for settled in self._settled if mono_ms() - settled[0] >= _LATE_MS]

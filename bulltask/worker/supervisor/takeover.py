@@ -90,7 +90,8 @@ class Takeover:
         for block in blocks:
             if block.try_lock():
                 block.unlock()
-        # A child sets its flag before it takes its lock and reads this one, so one of the two sees the other's.
+        # A child sets `prefetches`, takes the lock, and reads `watches`; this method clears `watches`, takes the lock,
+        # and reads `prefetches`. So at least one side sees what the other has written.
         self._control.watches = any(block.prefetches for block in blocks)
 
     def _take_over(self, slots: Sequence[Slot]) -> None:
