@@ -33,10 +33,6 @@ class _App(Protocol):
         """The reader of results."""
         ...
 
-    def now_ms(self) -> int:
-        """Return the server's time."""
-        ...
-
     def queue_of(self, job_id: str) -> str:
         """Return the queue that has the job."""
         ...
@@ -46,16 +42,12 @@ class ResultsMixin:
     """Creates result handles: a base class of ``App``."""
 
     @overload
-    def result(
-        self: _App, job_id: str, queue: str | None = None, *, task: None = None, sent: bool = False
-    ) -> AsyncResult[Any]: ...
+    def result(self: _App, job_id: str, queue: str | None = None, *, task: None = None) -> AsyncResult[Any]: ...
     @overload
-    def result(
-        self: _App, job_id: str, queue: str | None = None, *, task: AnyTask[..., R], sent: bool = False
-    ) -> AsyncResult[R]: ...
+    def result(self: _App, job_id: str, queue: str | None = None, *, task: AnyTask[..., R]) -> AsyncResult[R]: ...
 
     def result(
-        self: _App, job_id: str, queue: str | None = None, *, task: AnyTask[..., Any] | None = None, sent: bool = False
+        self: _App, job_id: str, queue: str | None = None, *, task: AnyTask[..., Any] | None = None
     ) -> AsyncResult[Any]:
         """Return a handle for any job, including jobs that Node sent.
 
@@ -63,10 +55,9 @@ class ResultsMixin:
             job_id: The job's id.
             queue: The job's queue; default: the app's default queue.
             task: The job's task, whose type hint determines the type of the result; default: the result is JSON.
-            sent: Whether this process has just sent the job.
         """
-        sent_ms, decode = self.now_ms() if sent else None, None if task is None else task.result_decoder
-        return AsyncResult(job_id, queue or self.config.default_queue, self.results, sent_ms, decode)
+        decode = None if task is None else task.result_decoder
+        return AsyncResult(job_id, queue or self.config.default_queue, self.results, decode=decode)
 
     def AsyncResult(self: _App, job_id: str) -> AsyncResult[Any]:
         """Return a handle for a job whose queue is not known (Celery's ``app.AsyncResult``): see :meth:`queue_of`.

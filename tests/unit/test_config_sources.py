@@ -53,7 +53,10 @@ def test_a_pyproject_of_another_project_is_not_parsed(project: Path) -> None:
     ("text", "message"),
     [
         ("[tool.bulltask]\nlock_durration = 3", "unknown setting 'lock_durration'; did you mean 'lock_duration'"),
-        ("[tool.bulltask]\nlock_duration = 'long'", "lock_duration must be a number of seconds or a timedelta"),
+        (
+            "[tool.bulltask]\nlock_duration = 'long'",
+            "lock_duration must be a number of seconds or a timedelta, not 'long'",
+        ),
         ("[tool.bulltask]\nbroker_password = 'x'", "Celery's setting broker_password is not available"),
         ("[tool.bulltask]\nlock_duration = ", "cannot read the settings in .*Invalid value"),
         ("[tool]\nbulltask = 3 # tool.bulltask", r"\[tool.bulltask\] in .* must be a table, not 3"),

@@ -634,7 +634,8 @@ def test_the_signature_of_a_bound_task_has_no_self() -> None:
 
 
 def test_other_methods_of_celerys_control_raise_an_error_that_says_what_to_use(app: App) -> None:
-    with pytest.raises(AttributeError, match=r"has no 'inspect': there are no control messages, .* use the"):
+    message = r"app.control has no 'inspect': there are no control messages, .* use the"
+    with pytest.raises(AttributeError, match=message):
         app.control.inspect()  # type: ignore[attr-defined]
 
 

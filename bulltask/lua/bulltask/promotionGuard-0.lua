@@ -8,7 +8,7 @@
 
   It also promotes the due jobs that were held because of their task's rate limit (`startOrHold`). BullMQ's scripts
   would add them after all waiting jobs, and they would miss their turn. This script adds them before the waiting jobs,
-  in the order in which they were held.
+  in the order of the task's list of held jobs.
 
   The source of BullMQ's moveToActive, moveToFinished or retryJob is inserted before this one, as the function
   `official(KEYS, ARGV)` (bulltask.lua.wrappers.with_guard). In all three, the seventh key is `delayed`.
