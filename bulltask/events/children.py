@@ -14,11 +14,11 @@ __all__ = [
     "EventLoopStopped",
     "JobCompleted",
     "JobFailed",
-    "JobHeld",
     "JobReleased",
     "JobRescheduled",
     "JobRetried",
     "JobStarted",
+    "JobThrottled",
     "JobWaitsForChildren",
     "LockLost",
     "MalformedJobFailed",
@@ -100,7 +100,7 @@ class JobRetried(ChildEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class JobHeld(ChildEvent):
+class JobThrottled(ChildEvent):
     """The job's task has reached its ``rate_limit``, so the job is delayed until its turn. No attempt has started."""
 
     job_id: str

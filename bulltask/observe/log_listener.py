@@ -45,7 +45,7 @@ class LogListener:
             (logging.INFO, events.JobCompleted, self._completed),
             (logging.ERROR, events.JobFailed, self._failed),
             (logging.WARNING, events.JobRetried, self._retried),
-            (logging.DEBUG, events.JobHeld, self._held),
+            (logging.DEBUG, events.JobThrottled, self._throttled),
             (logging.INFO, events.JobReleased, self._released),
             (logging.INFO, events.JobRescheduled, self._rescheduled),
             (logging.INFO, events.JobWaitsForChildren, self._waits_for_children),
@@ -104,9 +104,9 @@ class LogListener:
             delay=seconds(event.delay_ms),
         )
 
-    def _held(self, event: events.JobHeld) -> None:
+    def _throttled(self, event: events.JobThrottled) -> None:
         delay = seconds(event.delay_ms)
-        self._log.debug("Job held", job_id=event.job_id, queue=event.queue, task=event.task, delay=delay)
+        self._log.debug("Job throttled", job_id=event.job_id, queue=event.queue, task=event.task, delay=delay)
 
     def _released(self, event: events.JobReleased) -> None:
         self._log.info("Job released", job_id=event.job_id, queue=event.queue, task=event.task, reason=event.reason)

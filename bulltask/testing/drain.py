@@ -15,7 +15,7 @@ from bulltask.errors import (
     PendingChildrenError,
     TaskError,
 )
-from bulltask.events import ChildEvent, JobCompleted, JobFailed, JobHeld, JobStarted
+from bulltask.events import ChildEvent, JobCompleted, JobFailed, JobStarted, JobThrottled
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.queue.next_iteration import add_next_iteration
 from bulltask.testing.queues import queues_in_redis
@@ -24,7 +24,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.fetch import FetchOptions, collect_batch, move_to_active
 from bulltask.transport.scripts.move import move_from_active_to_wait
-from bulltask.transport.scripts.start import start_or_hold
+from bulltask.transport.scripts.start import start_or_throttle
 from bulltask.worker.child.attempt import Attempt
 from bulltask.worker.child.capacity import batches_of
 from bulltask.worker.child.job_client import RedisJobClient
@@ -144,7 +144,7 @@ class Drain:
                 yield self._runner, hooks
 
     def _begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
-        """Return the attempt, its outcome if the task is not called, or ``None`` if the job is held."""
+        """Return the attempt, its outcome if the task is not called, or ``None`` if the job is throttled."""
         job = acquired.job
         if job.is_repeated:
             zone = zone_of(self._app.config.timezone)
@@ -152,8 +152,8 @@ class Drain:
         attempt = self._runner.begin(job)
         if isinstance(attempt, Attempt) and attempt.rate is not None:
             token, now_ms = acquired.slot.token, self._clock.now_ms()
-            if delay_ms := self._client.run(start_or_hold(acquired.keys, job, token, attempt.rate, now_ms)):
-                self._runner.bus.emit(JobHeld(job.id, job.queue, job.name, delay_ms))
+            if delay_ms := self._client.run(start_or_throttle(acquired.keys, job, token, attempt.rate, now_ms)):
+                self._runner.bus.emit(JobThrottled(job.id, job.queue, job.name, delay_ms))
                 return None
         self._runner.bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
         return attempt

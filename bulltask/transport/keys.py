@@ -158,9 +158,9 @@ class QueueKeys:
         """When the next job of a task with a rate limit may start (bulltask's own key, which expires)."""
         return f"{self.bulltask_base}next-start:{task}"
 
-    def held(self, task: str) -> str:
-        """Ids of the held jobs of a task with a rate limit, in their order (bulltask's own set, which expires)."""
-        return f"{self.bulltask_base}held:{task}"
+    def throttled(self, task: str) -> str:
+        """Ids of a task's jobs that its rate limit delays, in their order (bulltask's own set, which expires)."""
+        return f"{self.bulltask_base}throttled:{task}"
 
     def added_ids(self, write_id: str) -> str:
         """Ids of the jobs that a DataFrame write or an outbox has added (bulltask's own set, which expires)."""

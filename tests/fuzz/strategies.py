@@ -15,7 +15,7 @@ __all__ = ["FuzzedJob", "Placement", "damaged_keys", "damages", "fuzzed_jobs", "
 
 NAMES: Final = (
     "name data opts timestamp delay priority atm ats stc processedOn finishedOn progress returnvalue failedReason "
-    "stacktrace defa parentKey parent rjk nrjid deid pb bulltask:crashes bulltask:checkpoint bulltask:held"
+    "stacktrace defa parentKey parent rjk nrjid deid pb bulltask:crashes bulltask:checkpoint bulltask:throttled"
 ).split()
 OPTIONS: Final = (
     "attempts backoff delay lifo priority removeOnComplete removeOnFail kl stackTraceLimit de repeat repeatJobKey "
@@ -136,7 +136,7 @@ KEYS: Final = (
     "wait active paused prioritized delayed waiting-children completed failed stalled stalled-check limiter marker "
     "meta events id pc repeat metrics:completed metrics:failed"
 ).split()
-BULLTASK_KEYS: Final = ("revoked", "lock-ends", "retrying", "probe", "next-start:work", "held:work")
+BULLTASK_KEYS: Final = ("revoked", "lock-ends", "retrying", "probe", "next-start:work", "throttled:work")
 
 
 def damaged_keys() -> st.SearchStrategy[dict[str, str]]:

@@ -57,20 +57,20 @@ def test_all_workers_share_the_limit_of_a_task_and_do_not_hold_back_others(harne
         assert starts[-1] - starts[0] > 800  # 950, but the first job records its start late: its process connects first
         assert max(sum(start <= at < start + 400 for at in starts) for start in starts) <= scale_to_load(10)
     assert starts_ms(harness, others)[-1] - starts_ms(harness, limited)[0] < scale_to_load(700)
-    held = [line for worker in workers for line in worker.logged("Job held")]
-    assert held
-    assert {line["level"] for line in held} == {"debug"}
+    throttled = [line for worker in workers for line in worker.logged("Job throttled")]
+    assert throttled
+    assert {line["level"] for line in throttled} == {"debug"}
     assert [worker.warnings() for worker in workers] == [[], []]
 
 
-def test_the_job_of_a_child_killed_while_the_job_is_held_starts_once(harness: WorkerHarness) -> None:
+def test_the_job_of_a_child_killed_while_the_job_is_throttled_starts_once(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
     worker = harness.worker(TASKS, via=proxy, children=1, settings={"lock_duration": 30, "drain_delay": 30})
     first = harness.app.send_task("slowly")
     first.get(timeout=60)
     harness.wait_until_idle(1)
     (child,) = worker.children
-    proxy.drop_replies(1, match=wrappers.with_wakeup(wrappers.with_delay("startOrHold")).sha, then="freeze")
+    proxy.drop_replies(1, match=wrappers.with_wakeup(wrappers.with_delay("startOrThrottle")).sha, then="freeze")
     second = harness.app.send_task("slowly")
     proxy.wait_for(lambda proxy: proxy.dropped == 1)
     os.kill(child, signal.SIGKILL)

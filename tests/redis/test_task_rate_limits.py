@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from bulltask import App, Context, JobState
-from bulltask.events import Bus, JobHeld, JobStarted
+from bulltask.events import Bus, JobStarted, JobThrottled
 from bulltask.lua import wrappers
 from bulltask.queue import Queue
 from bulltask.testing import FakeClock, InlineWorker, use_server
@@ -112,7 +112,7 @@ def test_starts_are_spread_evenly_and_no_period_has_more_than_the_limit(
     assert all(6 <= gap < 6.2 for gap in gaps), gaps
 
 
-def test_jobs_of_other_tasks_are_not_held(app: App, worker: InlineWorker, starts: Starts) -> None:
+def test_jobs_of_other_tasks_are_not_throttled(app: App, worker: InlineWorker, starts: Starts) -> None:
     for number in range(5):
         send(app, 5)
         app.send_task("other", (f"other {number}",))
@@ -121,18 +121,18 @@ def test_jobs_of_other_tasks_are_not_held(app: App, worker: InlineWorker, starts
 
 
 @pytest.mark.every_topology
-def test_each_job_is_held_once(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
+def test_each_job_is_throttled_once(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
     jobs = send(app, 20)
     events = worker.run_for(200)
     assert len(starts) == 20
-    assert sum(isinstance(event, JobHeld) for event in events) == 1  # the others are held in the same call
+    assert sum(isinstance(event, JobThrottled) for event in events) == 1  # the others are throttled in the same call
     entries: Any = server.xrange("bull:{default}:events")
-    held = Counter(fields["jobId"] for _, fields in entries if fields["event"] == "delayed")
-    assert held == Counter(job.id for job in jobs[1:])
+    throttled = Counter(fields["jobId"] for _, fields in entries if fields["event"] == "delayed")
+    assert throttled == Counter(job.id for job in jobs[1:])
     assert [server.hget(f"bull:{{default}}:{job.id}", "ats") for job in jobs] == ["1"] * 20
 
 
-def test_a_held_job_has_not_started(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
+def test_a_throttled_job_has_not_started(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
     started: list[JobStarted] = []
     app.on(JobStarted, started.append)
     first, second = send(app, 2)
@@ -142,7 +142,9 @@ def test_a_held_job_has_not_started(app: App, worker: InlineWorker, starts: Star
     assert server.hmget(f"bull:{{default}}:{second.id}", "ats", "atm") == ["0", None]
 
 
-def test_a_retry_goes_before_the_held_jobs_and_takes_its_turn(app: App, worker: InlineWorker, starts: Starts) -> None:
+def test_a_retry_goes_before_the_throttled_jobs_and_waits_for_its_turn(
+    app: App, worker: InlineWorker, starts: Starts
+) -> None:
     send(app, 3, "fails")
     worker.run_for(60, propagate=False)
     assert [at for at, _ in starts] == pytest.approx([0.0, *(5.46 + 6.06 * n for n in range(8))], abs=0.1)
@@ -150,7 +152,7 @@ def test_a_retry_goes_before_the_held_jobs_and_takes_its_turn(app: App, worker: 
     assert starts.values == [(value, retry, retry + 1) for value in range(3) for retry in range(3)]
 
 
-def test_held_jobs_start_in_order_of_priority(app: App, worker: InlineWorker, starts: Starts) -> None:
+def test_throttled_jobs_start_in_order_of_priority(app: App, worker: InlineWorker, starts: Starts) -> None:
     for priority in (9, 9, 1, 5, None, 1):
         app.send_task("limited", (priority,), priority=priority)
     worker.drain()
@@ -161,7 +163,7 @@ def test_held_jobs_start_in_order_of_priority(app: App, worker: InlineWorker, st
     assert most_in(60, starts.times) <= 10
 
 
-def test_a_lifo_job_goes_before_the_held_jobs(app: App, worker: InlineWorker, starts: Starts) -> None:
+def test_a_lifo_job_goes_before_the_throttled_jobs(app: App, worker: InlineWorker, starts: Starts) -> None:
     send(app, 3)
     worker.drain()
     app.send_task("limited", ("lifo",), lifo=True)
@@ -169,7 +171,7 @@ def test_a_lifo_job_goes_before_the_held_jobs(app: App, worker: InlineWorker, st
     assert starts.values == [0, "lifo", 1, 2]
 
 
-def test_jobs_acquired_too_early_are_held_again_in_their_order(
+def test_jobs_acquired_too_early_are_throttled_again_in_their_order(
     app: App, worker: InlineWorker, clock: FakeClock, starts: Starts
 ) -> None:
     send(app, 10)
@@ -181,7 +183,7 @@ def test_jobs_acquired_too_early_are_held_again_in_their_order(
     assert most_in(60, starts.times) <= 10
     gaps = [later - earlier for earlier, later in zip(starts.times[1:], starts.times[2:], strict=False)]
     assert min(gaps) > 5.4
-    assert sum(isinstance(event, JobHeld) for event in events) <= 9
+    assert sum(isinstance(event, JobThrottled) for event in events) <= 9
 
 
 def test_a_removed_job_leaves_no_gap(app: App, worker: InlineWorker, starts: Starts, queue: Queue) -> None:
@@ -205,14 +207,14 @@ def test_promote_does_not_exceed_the_limit(app: App, worker: InlineWorker, start
     assert starts.values == [0, 1, 2]
 
 
-def test_a_held_job_expires(app: App, worker: InlineWorker, starts: Starts) -> None:
+def test_a_throttled_job_expires(app: App, worker: InlineWorker, starts: Starts) -> None:
     jobs = send(app, 3, expires=8)
     worker.run_for(20, propagate=False)
     assert starts.values == [0, 1]
     assert jobs[2].state is JobState.FAILED
 
 
-def test_a_held_job_can_be_revoked(app: App, worker: InlineWorker, starts: Starts) -> None:
+def test_a_throttled_job_can_be_revoked(app: App, worker: InlineWorker, starts: Starts) -> None:
     jobs = send(app, 3)
     worker.drain()
     jobs[1].revoke()
@@ -220,7 +222,7 @@ def test_a_held_job_can_be_revoked(app: App, worker: InlineWorker, starts: Start
     assert starts.values == [0, 2]
 
 
-def test_held_jobs_start_earlier_when_the_limit_is_raised(
+def test_throttled_jobs_start_earlier_when_the_limit_is_raised(
     app: App, broker_url: str, worker: InlineWorker, starts: Starts
 ) -> None:
     task = app.tasks["limited"]
@@ -228,13 +230,13 @@ def test_held_jobs_start_earlier_when_the_limit_is_raised(
     send(app, 4)
     worker.drain()
     task.options = replace(task.options, rate_limit="10/m")
-    app.send_task("limited", ("new",))  # a job that starts or is held applies the new limit
+    app.send_task("limited", ("new",))  # a job that starts or is throttled applies the new limit
     worker.run_for(40)
     assert starts.values == [0, 1, 2, 3, "new"]
     assert starts.times[-1] < 35
 
 
-def test_a_held_job_is_promoted_before_the_waiting_jobs(
+def test_a_throttled_job_is_promoted_before_the_waiting_jobs(
     app: App, worker: InlineWorker, clock: FakeClock, starts: Starts
 ) -> None:
     send(app, 2)
@@ -245,15 +247,15 @@ def test_a_held_job_is_promoted_before_the_waiting_jobs(
     assert starts.values == [0, 1, "other"]
 
 
-def test_waiting_jobs_of_the_task_are_held_together(
+def test_waiting_jobs_of_the_task_are_throttled_together(
     app: App, worker: InlineWorker, starts: Starts, server: redis.Redis
 ) -> None:
     send(app, 1_000)
     app.send_task("other", ("other",))
     events = worker.drain()
     assert starts.values == [0, "other"]
-    assert sum(isinstance(event, JobHeld) for event in events) == 10
-    assert server.zcard("bull:{default}:delayed") == server.zcard("bulltask:{default}:held:limited") == 999
+    assert sum(isinstance(event, JobThrottled) for event in events) == 10
+    assert server.zcard("bull:{default}:delayed") == server.zcard("bulltask:{default}:throttled:limited") == 999
     assert server.llen("bull:{default}:wait") == server.llen("bull:{default}:active") == 0
 
 
@@ -310,7 +312,7 @@ def test_async_tasks_have_limits_too(app: App, worker: InlineWorker) -> None:
     assert len(ran) == 2
 
 
-def test_a_held_job_of_a_scheduler_does_not_stop_the_scheduler(
+def test_a_throttled_job_of_a_scheduler_does_not_stop_the_scheduler(
     app: App, worker: InlineWorker, starts: Starts, queue: Queue
 ) -> None:
     queue.schedulers.upsert("often", every=1, name="limited", data={"value": 1})
@@ -322,11 +324,11 @@ def test_a_limit_leaves_no_keys_behind(app: App, worker: InlineWorker, starts: S
     jobs = send(app, 3)
     worker.drain()
     keys = server.keys("bulltask:*")
-    assert sorted(keys) == ["bulltask:{default}:held:limited", "bulltask:{default}:next-start:limited"]
+    assert sorted(keys) == ["bulltask:{default}:next-start:limited", "bulltask:{default}:throttled:limited"]
     assert all(server.pttl(key) > 0 for key in keys)
     worker.run_for(60)
-    assert server.keys("bulltask:*:held:*") == []
-    assert not any(server.hexists(f"bull:{{default}}:{job.id}", "bulltask:held") for job in jobs)
+    assert server.keys("bulltask:*:throttled:*") == []
+    assert not any(server.hexists(f"bull:{{default}}:{job.id}", "bulltask:throttled") for job in jobs)
 
 
 # ---- in a child ------------------------------------------------------------------------------------------------------
@@ -338,27 +340,27 @@ def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
         yield proxy
 
 
-@pytest.mark.parametrize(("sent_before", "held_by_the_lost_call"), [(0, False), (1, True)])
-def test_after_a_lost_reply_a_job_is_held_once_or_waits_for_another_start(
-    proxy: FlakyProxy, server: redis.Redis, sent_before: int, held_by_the_lost_call: bool
+@pytest.mark.parametrize(("sent_before", "throttled_by_the_lost_call"), [(0, False), (1, True)])
+def test_after_a_lost_reply_a_job_is_throttled_once_or_waits_for_another_start(
+    proxy: FlakyProxy, server: redis.Redis, sent_before: int, throttled_by_the_lost_call: bool
 ) -> None:
     app, ran, bus = App("tested", f"redis://127.0.0.1:{proxy.port}"), list[int](), Bus(on_error=lambda *_: None)
-    held: list[JobHeld] = []
-    bus.subscribe(JobHeld, held.append)
+    throttled: list[JobThrottled] = []
+    bus.subscribe(JobThrottled, throttled.append)
     task = app.task(name="limited", rate_limit="1/m")(ran.append)
     child = Child(app, ["default"], bus)
     for number in range(sent_before):
         task.delay(number)
     child.run_waiting()
     job = task.delay(9)
-    proxy.drop_replies(1, match=wrappers.with_wakeup(wrappers.with_delay("startOrHold")).sha)
+    proxy.drop_replies(1, match=wrappers.with_wakeup(wrappers.with_delay("startOrThrottle")).sha)
     child.run_waiting()
     child.close()
     assert ran == [*range(sent_before)]  # a start whose reply is lost is not used
-    assert server.zcard("bull:{default}:delayed") == server.zcard("bulltask:{default}:held:limited") == 1
+    assert server.zcard("bull:{default}:delayed") == server.zcard("bulltask:{default}:throttled:limited") == 1
     assert server.llen("bull:{default}:active") == 0
     assert server.hget(f"bull:{{default}}:{job.id}", "ats") == "0"
-    assert len(held) == (0 if held_by_the_lost_call else 1)
+    assert len(throttled) == (0 if throttled_by_the_lost_call else 1)
 
 
 def test_a_task_without_a_limit_needs_no_additional_round_trip(broker_url: str, server: redis.Redis) -> None:
@@ -374,7 +376,7 @@ def test_a_task_without_a_limit_needs_no_additional_round_trip(broker_url: str, 
     assert sum(calls[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "eval") if f"cmdstat_{name}" in calls) <= 13
 
 
-def test_held_jobs_do_not_count_for_the_jobs_of_a_child(broker_url: str) -> None:
+def test_throttled_jobs_do_not_count_for_the_jobs_of_a_child(broker_url: str) -> None:
     app, ran = App("tested", broker_url, worker_max_tasks_per_child=2), list[str]()
     limited = app.task(name="limited", rate_limit="1/m")(ran.append)
     free = app.task(name="free")(ran.append)

@@ -16,7 +16,7 @@ FIELDS = {
     "JobCompleted": "job_id queue task duration_ms result",
     "JobFailed": "job_id queue task duration_ms error category attempts_made traceback exception expected",
     "JobRetried": "job_id queue task duration_ms error category attempts_made delay_ms exception",
-    "JobHeld": "job_id queue task delay_ms",
+    "JobThrottled": "job_id queue task delay_ms",
     "JobReleased": "job_id queue task reason",
     "JobRescheduled": "job_id queue task delay_ms",
     "JobWaitsForChildren": "job_id queue task",

@@ -31,7 +31,7 @@ EVENTS: list[events.Event] = [
     events.JobCompleted("1", "mail", "mail.send", 2500.0, {"sent": True}),
     events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK),
     events.JobRetried("1", "mail", "mail.send", 12.5, "timed out", "transient", 1, 2000),
-    events.JobHeld("1", "mail", "mail.send", 600),
+    events.JobThrottled("1", "mail", "mail.send", 600),
     events.JobReleased("1", "mail", "mail.send", "shutdown"),
     events.JobRescheduled("1", "mail", "mail.send", 2000),
     events.JobWaitsForChildren("1", "mail", "mail.send"),
@@ -277,7 +277,7 @@ def test_an_event_bus_wants_no_events_below_the_log_level() -> None:
         events.HeartbeatSucceeded,
         events.ChildReady,
         events.ChildClosing,
-        events.JobHeld,
+        events.JobThrottled,
     }
     assert frequent < wanted["info"]
     assert not frequent & wanted["warning"]

@@ -56,7 +56,7 @@ def test_a_rate_has_bounds(value: Any) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2, 7, 10, 100, 1_000])
 def test_no_period_has_more_starts_than_the_limit(jobs: int) -> None:
-    """The starts of `startOrHold`, if all of them are as early as possible after a pause."""
+    """The starts of `startOrThrottle`, if all of them are as early as possible after a pause."""
     period = 60_000.0
     rate = TaskRate.of(jobs, period)
     starts, next_start, now = [], 0.0, 1e6

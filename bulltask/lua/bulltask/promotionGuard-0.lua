@@ -6,9 +6,9 @@
   store), and the following jobs are then no longer in any list. Therefore, this script handles both cases first. It
   changes a priority of NaN to 0, and removes from the queue a job whose key is not a hash, as `failMalformed` does.
 
-  It also promotes the due jobs that were held because of their task's rate limit (`startOrHold`). BullMQ's scripts
-  would add them after all waiting jobs, and they would miss their turn. This script adds them before the waiting jobs,
-  in the order of the task's list of held jobs.
+  It also promotes the throttled jobs that are due: jobs that were delayed because of their task's rate limit
+  (`startOrThrottle`). BullMQ's scripts would add them after all waiting jobs, and they would miss their turn. This
+  script adds them before the waiting jobs, in the order of the task's list of throttled jobs.
 
   The source of BullMQ's moveToActive, moveToFinished or retryJob is inserted before this one, as the function
   `official(KEYS, ARGV)` (bulltask.lua.wrappers.with_guard). In all three, the seventh key is `delayed`.
@@ -22,9 +22,9 @@
 local official_keys, prefix = KEYS, ARGV[7] or ARGV[1]
 local delayed = official_keys[7]
 local due = redis.call("ZRANGEBYSCORE", delayed, 0, (ARGV[2] + 1) * 4096 - 1, "LIMIT", 0, 1000)
-local held = {}
+local throttled = {}
 for _, id in ipairs(due) do
-  local fields = redis.pcall("HMGET", prefix .. id, "priority", "bulltask:held")
+  local fields = redis.pcall("HMGET", prefix .. id, "priority", "bulltask:throttled")
   if fields.err then
     redis.call("ZREM", delayed, id)
     local reason = "malformed job: " .. fields.err
@@ -36,15 +36,15 @@ for _, id in ipairs(due) do
       priority = 0
     end
     if fields[2] then
-      held[#held + 1] = { id = id, priority = priority or 0, place = tonumber(fields[2]) or 0 }
+      throttled[#throttled + 1] = { id = id, priority = priority or 0, place = tonumber(fields[2]) or 0 }
     end
   end
 end
-if #held > 0 then
+if #throttled > 0 then
   local paused = redis.call("HEXISTS", prefix .. "meta", "paused") == 1
-  table.sort(held, function(one, other) return one.place < other.place end)
-  for i = #held, 1, -1 do
-    local id, priority = held[i].id, held[i].priority
+  table.sort(throttled, function(one, other) return one.place < other.place end)
+  for i = #throttled, 1, -1 do
+    local id, priority = throttled[i].id, throttled[i].priority
     redis.call("ZREM", delayed, id)
     redis.call("HSET", prefix .. id, "delay", 0)
     if priority > 0 then

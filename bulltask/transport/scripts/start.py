@@ -1,4 +1,4 @@
-"""The call that starts or holds a job of a task with a rate limit."""
+"""The call that starts or throttles a job of a task with a rate limit."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for
 from bulltask.transport.scripts.move import wake_next
 
-__all__ = ["start_or_hold"]
+__all__ = ["start_or_throttle"]
 
 
-def start_or_hold(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRate, now_ms: int) -> Call[int]:
-    """bulltask's ``startOrHold`` with ``moveToDelayed``: hold an active job if its task has reached its rate limit.
+def start_or_throttle(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRate, now_ms: int) -> Call[int]:
+    """bulltask's ``startOrThrottle`` with ``moveToDelayed``: start a job, or delay it because of its task's rate limit.
 
     Returns:
         A call. Its result is 0 if the job may start, else the milliseconds until the job is due again.
 
     Args:
         keys: The queue.
-        job: The job. A job that has started before, or has the option ``lifo``, goes before the held jobs.
+        job: The job. A job that has started before, or has the option ``lifo``, goes before the throttled jobs.
         token: The token of its lock.
         rate: The task's rate limit.
         now_ms: The server's time.
@@ -31,7 +31,7 @@ def start_or_hold(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRate, 
     skips_line = job.lifo or job.attempts_started > 1
     script_keys = (
         keys.next_start(job.name),
-        keys.held(job.name),
+        keys.throttled(job.name),
         keys.wait,
         keys.marker,
         keys.active,
@@ -49,4 +49,4 @@ def start_or_hold(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRate, 
         raise_for(reply, job.id, keys.name)
         return int(reply)
 
-    return wake_next(keys, script_call(wrappers.with_delay("startOrHold"), script_keys, args, parse_reply))
+    return wake_next(keys, script_call(wrappers.with_delay("startOrThrottle"), script_keys, args, parse_reply))

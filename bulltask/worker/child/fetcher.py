@@ -9,7 +9,7 @@ from typing import Final
 from bulltask.clock import mono_ms
 from bulltask.config.rate_limits import TaskRate
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError, JobError
-from bulltask.events import Bus, JobHeld, JobStarted
+from bulltask.events import Bus, JobStarted, JobThrottled
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
@@ -17,7 +17,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 from bulltask.transport.scripts.fetch import collect_batch, fetch_ahead, fetch_now, move_to_active
 from bulltask.transport.scripts.move import find_by_token, move_from_active_to_wait, release_unstarted, renew_lock
-from bulltask.transport.scripts.start import start_or_hold
+from bulltask.transport.scripts.start import start_or_throttle
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.child.fetch_options import FetchOptionsCache
 from bulltask.worker.child.outcomes import AcquiredJob
@@ -277,14 +277,14 @@ class JobFetcher:
         if self._bus.wants(JobStarted):
             self._bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
 
-    def hold_if_limited(self, acquired: AcquiredJob, rate: TaskRate) -> bool:
-        """Hold an acquired job and free its slot if its task has reached its rate limit; False if the job may start.
+    def throttle_if_limited(self, acquired: AcquiredJob, rate: TaskRate) -> bool:
+        """Delay an acquired job and free its slot if its task has reached its rate limit; False if the job may start.
 
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.
         """
         job, interrupted, delay_ms = acquired.job, False, None
         while True:
-            call = start_or_hold(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
+            call = start_or_throttle(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
             try:
                 # After a lost reply, the job still has its lock unless that call has delayed it.
                 delay_ms = None if interrupted and not self.renew_lock(acquired) else self.client.run(call)
@@ -298,7 +298,7 @@ class JobFetcher:
                     break  # the stalled check recovers the job if no other worker has it
                 interrupted = True
         if delay_ms:
-            self._bus.emit(JobHeld(job.id, job.queue, job.name, delay_ms))
+            self._bus.emit(JobThrottled(job.id, job.queue, job.name, delay_ms))
         if delay_ms != 0:
             self.free_slot(acquired.slot)
         return delay_ms != 0

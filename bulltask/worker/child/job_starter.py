@@ -69,7 +69,7 @@ class JobStarter:
     """Starts acquired jobs.
 
     Args:
-        fetcher: Holds the jobs of tasks that have reached their rate limit.
+        fetcher: Throttles the jobs of tasks that have reached their rate limit.
         runner: Finds the tasks, and checks the jobs.
         iteration_adder: Adds the next iterations of job schedulers.
         async_loop: Counts the running jobs, for a job in crash quarantine.
@@ -88,12 +88,12 @@ class JobStarter:
         self._async, self._retirement = async_loop, retirement
 
     def begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
-        """Return the attempt or its outcome; ``None`` if the job is held because of its task's rate limit."""
+        """Return the attempt or its outcome; ``None`` if the job is throttled because of its task's rate limit."""
         attempt = self._prepare(acquired)
         if (
             isinstance(attempt, Attempt)
             and attempt.rate is not None
-            and self._fetcher.hold_if_limited(acquired, attempt.rate)
+            and self._fetcher.throttle_if_limited(acquired, attempt.rate)
         ):
             return None
         self._fetcher.emit_started(acquired.job)

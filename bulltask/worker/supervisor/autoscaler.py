@@ -17,7 +17,7 @@ class Autoscaler:
     """Scales the number of children between the minimum and the maximum of ``worker_autoscale``.
 
     The number grows when jobs are waiting but no child is waiting for a job. Each tick at most doubles it, so that a
-    short backlog does not start all children. If a rate limit or global concurrency holds the jobs back, children are
+    short backlog does not start all children. If jobs wait because of a rate limit or global concurrency, children are
     waiting, so none are started needlessly. It shrinks by the number of children that were never needed during the
     keepalive (30 s by default, as in Celery). Children with the fewest jobs are stopped first; they finish their jobs.
 

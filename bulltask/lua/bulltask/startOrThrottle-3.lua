@@ -1,14 +1,14 @@
 --[[
-  Starts a job of a rate-limited task, or holds it: delays it until its turn.
+  Starts a job of a rate-limited task, or throttles it: delays it until its turn.
 
   Starts are spread evenly: after each start, the next one is possible after the interval. If a start is late, later
-  ones may catch up by at most the tolerance. The task's held jobs in this queue form a list, ordered by
-  priority and then by arrival. A held job is in `delayed`, due when it is expected to start. If it is acquired before a
-  start is possible, because other starts were late, it is delayed again and keeps its place. When a job starts, the
-  first job in the list becomes due at the next possible start if it was due later, because jobs before it were removed
-  or the limit was raised.
+  ones may catch up by at most the tolerance. The task's throttled jobs in this queue form a list, ordered by
+  priority and then by arrival. A throttled job is in `delayed`, due when it is expected to start. If it is acquired
+  before a start is possible, because other starts were late, it is delayed again and keeps its place. When a job
+  starts, the first job in the list becomes due at the next possible start if it was due later, because jobs before it
+  were removed or the limit was raised.
 
-  If the job is held, the jobs of the same task that are next in `wait` are held too, without being acquired.
+  If the job is throttled, the jobs of the same task that are next in `wait` are throttled, too, without being acquired.
 
   The place in the list is also stored in the job's hash, so that jobs that are promoted together keep their order
   (`promotionGuard`).
@@ -17,19 +17,19 @@
   (bulltask.lua.wrappers.with_delay).
 
   KEYS[1]  when the next start is possible, in milliseconds
-  KEYS[2]  the held jobs, a sorted set of job ids
+  KEYS[2]  the throttled jobs, a sorted set of job ids
   KEYS[3]  wait
   KEYS[4…] the keys of moveToDelayed
   ARGV[1]  interval between two starts in milliseconds
   ARGV[2]  tolerance in milliseconds
-  ARGV[3]  "1": the job goes before all held jobs
+  ARGV[3]  "1": the job goes before all throttled jobs
   ARGV[4]  the task's name
   ARGV[5]  key prefix of the queue
   ARGV[6]  now in milliseconds
   ARGV[7]  job id
   ARGV[8]  token of its lock
-  returns  0 if the job may start; if it is held, the milliseconds until it is due; or an error code of moveToDelayed
-  event    delayed for each job that is held or becomes due earlier
+  returns  0 if the job may start; the milliseconds until it is due if it is throttled; or moveToDelayed's error code
+  event    delayed for each job that is throttled or becomes due earlier
 ]]
 local call = redis.call
 local start_key, list, wait, delay_keys = KEYS[1], KEYS[2], KEYS[3], { unpack(KEYS, 4) }
@@ -37,7 +37,7 @@ local marker, delayed, job, events, meta = delay_keys[1], delay_keys[4], delay_k
 local interval, tolerance, goes_first, task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == "1", ARGV[4]
 local prefix, now, id, token = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
 -- SCORES: the width of one priority's range of scores in the prioritized set
-local HELD, SCORES, BATCH, KEEP_S = "bulltask:held", 0x100000000, 100, 7 * 86400
+local THROTTLED, SCORES, BATCH, KEEP_S = "bulltask:throttled", 0x100000000, 100, 7 * 86400
 
 if call("EXISTS", job) == 0 then
   return -1
@@ -48,13 +48,13 @@ if holder ~= token then
 end
 
 -- The first job in the list. Jobs that were removed, or that Node.js has run, leave the list here.
-local function first_held()
+local function first_throttled()
   for _ = 1, 1000 do
     local first = call("ZRANGE", list, 0, 0)[1]
     if not first then
       return nil
     end
-    local fields = redis.pcall("HMGET", prefix .. first, HELD, "finishedOn")
+    local fields = redis.pcall("HMGET", prefix .. first, THROTTLED, "finishedOn")
     if not fields.err and fields[1] and not fields[2] then
       return first
     end
@@ -62,7 +62,7 @@ local function first_held()
   end
 end
 
-local function hold(member, priority, before)
+local function throttle(member, priority, before)
   priority = tonumber(priority) or 0
   if priority ~= priority or priority < 0 then
     priority = 0
@@ -97,7 +97,7 @@ local function update_marker()
 end
 
 local function advance_first(start)
-  local first, due = first_held(), math.ceil(math.max(now, start))
+  local first, due = first_throttled(), math.ceil(math.max(now, start))
   local score = first and call("ZSCORE", delayed, first)
   if score and math.floor(tonumber(score) / 0x1000) > due then
     set_due(first, due)
@@ -115,18 +115,18 @@ if next_start > now + interval then  -- the limit was lower, or the clock was se
   next_start = now + interval
   store(next_start)
 end
-local was_held = call("ZSCORE", list, id)
+local was_throttled = call("ZSCORE", list, id)
 
-if now >= next_start and (was_held or goes_first or not first_held()) then
+if now >= next_start and (was_throttled or goes_first or not first_throttled()) then
   next_start = math.max(next_start, now - tolerance) + interval
   store(next_start)
   call("ZREM", list, id)
-  call("HDEL", job, HELD)
+  call("HDEL", job, THROTTLED)
   advance_first(next_start)
   return 0
 end
 
-local place = was_held or string.format("%.0f", hold(id, call("HGET", job, "priority"), goes_first))
+local place = was_throttled or string.format("%.0f", throttle(id, call("HGET", job, "priority"), goes_first))
 local base = math.max(now, next_start)
 local due = math.ceil(base + call("ZRANK", list, id) * interval)
 local delay_ms = string.format("%.0f", due - now)
@@ -135,16 +135,16 @@ if code ~= 0 then
   call("ZREM", list, id)
   return code
 end
-call("HSET", job, HELD, place)
+call("HSET", job, THROTTLED, place)
 call("HINCRBY", job, "ats", -1)  -- the attempt has not started
 
 -- The next jobs in `wait`, up to the first that cannot join the end of the list: a job of another task, one that has
 -- started before, one of a job scheduler (its next iteration is added first), or one that fails or goes ahead of the
 -- list. A worker acquires that job as usual.
-local next_ids, held, score, rank = call("LRANGE", wait, -BATCH, -1), 0, nil, nil
+local next_ids, throttled, score, rank = call("LRANGE", wait, -BATCH, -1), 0, nil, nil
 for i = #next_ids, 1, -1 do
   local other = next_ids[i]
-  local fields = redis.pcall("HMGET", prefix .. other, "name", "ats", "rjk", "defa", "opts", "priority", HELD)
+  local fields = redis.pcall("HMGET", prefix .. other, "name", "ats", "rjk", "defa", "opts", "priority", THROTTLED)
   local is_same = not fields.err and fields[1] == task and (tonumber(fields[2]) or 0) == 0
   local joins_at_end = (tonumber(fields[6]) or 0) == 0 and not string.find(fields[5] or "", '"lifo":true', 1, true)
   if not is_same or fields[3] or fields[4] or not joins_at_end then
@@ -158,15 +158,15 @@ for i = #next_ids, 1, -1 do
       score, rank = score + 1, rank + 1
       call("ZADD", list, string.format("%.0f", score), other)
     else
-      score = hold(other, 0, false)
+      score = throttle(other, 0, false)
       rank = call("ZRANK", list, other)
     end
-    set_due(other, math.ceil(base + rank * interval), HELD, string.format("%.0f", score))
+    set_due(other, math.ceil(base + rank * interval), THROTTLED, string.format("%.0f", score))
   end
-  held = held + 1
+  throttled = throttled + 1
 end
-if held > 0 then
-  call("LTRIM", wait, 0, -held - 1)
+if throttled > 0 then
+  call("LTRIM", wait, 0, -throttled - 1)
 end
 call("EXPIRE", list, KEEP_S)
 advance_first(base)
