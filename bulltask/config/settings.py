@@ -162,8 +162,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "maximum number of retries of a failed job, after its first attempt",
         ),
         _S(
-            "task_max_self_retries",
-            "max_self_retries",
+            "task_max_requested_retries",
+            "max_requested_retries",
             optional(integer(0, 1_000)),
             None,
             "how many times a task may request a retry, with self.retry() or autoretry_for, if neither the task nor "

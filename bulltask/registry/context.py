@@ -18,7 +18,7 @@ from bulltask.registry.job_client import JobClient, JobCommand
 from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.option_values import UNLIMITED_RETRIES, expiry_ms
 from bulltask.registry.request import Request
-from bulltask.registry.self_retries import check_retries_left, max_attempts
+from bulltask.registry.requested_retries import check_retries_left, max_attempts
 from bulltask.registry.signature import Signature
 from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion
@@ -116,7 +116,7 @@ class JobMethods:
             countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
             exc: The exception that the job fails with if no attempt is left.
             max_retries: Maximum number of retries; default: ``max_retries`` of the call or the task, else the setting
-                ``task_max_self_retries``.
+                ``task_max_requested_retries``.
             eta: The earliest time of the next attempt, instead of ``countdown``; a naive ``datetime`` is UTC.
             expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of retrying it.
 
