@@ -44,7 +44,7 @@ def _section(area: Area) -> str:
 
 
 def _line(scenario: Scenario) -> str:
-    verdict = {"same": "same", "better": "better because ", "differs": "differs because "}[scenario.verdict]
+    verdict = {"same": "same", "better": "better: ", "differs": "differs: "}[scenario.verdict]
     cells = [scenario.sentence, verdict + scenario.because]
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 

@@ -52,18 +52,19 @@ same(
 better(
     "A signature with too many arguments raises an error when it is sent.",
     ("sent", "TypeError"),
-    "the error points to the line with the mistake: it is raised when the signature is created",
+    "the error is raised when the signature is created, so it points to the line with the mistake",
     lambda p: p.add.s(1, 2, 3) and "sent",
 )
 differs(
     "A signature is a dictionary.",
     ("dict", "object"),
-    "it is an object with the attributes `task`, `args`, `kwargs` and `options`; `to_dict()` returns the dictionary",
+    "a signature is an object with the attributes `task`, `args`, `kwargs` and `options`; `to_dict()` returns the "
+    "dictionary",
     lambda p: "dict" if isinstance(p.add.s(1, 2), dict) else "object",
 )
 same(
-    "A signature can be an argument of a task. It arrives as a dictionary, and `signature(…)` turns it back into a "
-    "signature.",
+    "A signature can be an argument of a task. The task receives a dictionary, and `signature(…)` turns it back "
+    "into a signature.",
     5,
     lambda p: p.get(p.signature(p.get(p.collect.delay(p.add.s(2, 3)))[0], app=p.app)),
 )
@@ -123,11 +124,13 @@ same(
 same("A failed step fails immutable steps, too.", "ValueError", lambda p: p.get(p.boom.si() | p.add.si(1, 2)))
 same("The result of a chain in which a step fails is in the state `FAILURE`.", True, lambda p: failed_chain(p).failed())
 same(
-    "A failed step fails a chord after it.",
+    "A failed step fails the chord after it.",
     "ValueError",
     lambda p: p.get(p.boom.si() | p.group(p.add.s(1), p.add.s(2)) | p.total.s()),
 )
-same("A chain of anything other than signatures raises `TypeError`.", "TypeError", lambda p: p.get(p.chain(1, 2)))
+same(
+    "`chain` with an argument that is not a signature raises `TypeError`.", "TypeError", lambda p: p.get(p.chain(1, 2))
+)
 same("A step can be retried.", 11, lambda p: p.get(p.retries.s(p.key, 1) | p.add.s(10)))
 
 
@@ -233,7 +236,7 @@ same(
 differs(
     "The result of a group no longer has `iterate()`.",
     ("AttributeError", [0, 2, 4]),
-    "bulltask has it: it returns the values in the order in which the members finish",
+    "bulltask has `iterate()`, which returns the values in the order in which the members finish",
     lambda p: sorted(done(p).iterate()),
 )
 same("`result.join_native()` waits for all members.", [0, 2, 4], lambda p: done(p).join_native(timeout=60))
@@ -300,7 +303,7 @@ same(
     lambda p: p.get(p.chord([p.add.s(1, 1), p.add.s(2, 2)], p.add.si(1, 2))),
 )
 same(
-    "The body can have arguments of its own.",
+    "The body can have its own arguments.",
     [[2, 4], "x"],
     lambda p: p.get(p.chord([p.add.s(1, 1), p.add.s(2, 2)], p.collect.s("x"))),
 )
@@ -359,7 +362,7 @@ same("A failed member fails the chord with its exception.", "ValueError", lambda
 better(
     "If a member fails, the error of the body's result is a `ChordError` with the message of the member's exception.",
     ("ChordError", "ValueError"),
-    "it is the member's exception, so `except ValueError` catches it",
+    "`get` raises the member's exception, so `except ValueError` catches it",
     lambda p: error_of_body(p),
 )
 same("The body does not run if a member fails.", [], lambda p: body_after_failure(p))
@@ -423,7 +426,7 @@ same(
 )
 same("A callback is called once if the task is retried.", ["[2]"], lambda p: linked_to_retried(p))
 better(
-    "`link` of a group is called for its first member, without its result.",
+    "`link` of a group calls the task after the first member has completed, without that member's result.",
     ("[]", "TypeError"),
     "bulltask raises an error instead of ignoring the results; use `group(…) | callback`",
     lambda p: linked(p, p.group(p.add.s(1, 1), p.add.s(2, 2))),

@@ -71,14 +71,14 @@ differs(
 better(
     "`except TimeoutError` does not catch the error of `get(timeout=…)`, unless it is imported from Celery.",
     ("missed", "caught"),
-    "it does: `ResultTimeoutError` is a subclass of Python's",
+    "`except TimeoutError` catches it: `ResultTimeoutError` is a subclass of Python's `TimeoutError`",
     while_held(lambda result: catches_timeout(result)),
 )
 same("The task continues after `get(timeout=…)` has timed out.", "held", lambda p: goes_on(p))
 better(
     "`get` of an id that does not exist waits forever.",
     ("TimeoutError", "JobNotFoundError"),
-    "bulltask raises an error immediately, so that a wrong id does not block the caller",
+    "bulltask raises an error immediately, so a wrong id does not block the caller",
     lambda p: handle_of_nothing(p).get(timeout=1),
 )
 differs(
@@ -88,7 +88,7 @@ differs(
     lambda p: p.add.delay(2, 3).get(timeout=60, callback=lambda _, value: value) or 5,
 )
 same(
-    "`get(interval=…)` sets how often a backend is polled, and returns the result.",
+    "`get(interval=…)` returns the result.",
     5,
     lambda p: p.add.delay(2, 3).get(timeout=60, interval=0.1),
 )
@@ -175,31 +175,31 @@ same("`failed()` is false after a success.", False, lambda p: finished(p).failed
 differs(
     "`str(result.state)` of a success is `SUCCESS`.",
     ("SUCCESS", "completed"),
-    'it is BullMQ\'s name, `completed`; `result.state == "SUCCESS"` is true, and `result.status` is `SUCCESS`',
+    'the state has BullMQ\'s name, `completed`; `result.state == "SUCCESS"` is true, and `result.status` is `SUCCESS`',
     lambda p: str(finished(p).state),
 )
 differs(
     "`str(result.state)` of a failure is `FAILURE`.",
     ("FAILURE", "failed"),
-    'it is BullMQ\'s name, `failed`; `result.state == "FAILURE"` is true, and `result.status` is `FAILURE`',
+    'the state has BullMQ\'s name, `failed`; `result.state == "FAILURE"` is true, and `result.status` is `FAILURE`',
     lambda p: str(failed(p).state),
 )
 better(
     "The state of a running task is `PENDING`, unless `track_started` is set.",
     ("PENDING", "active"),
-    "you can see that it is running: its state is always `active`, and its status `STARTED`",
+    "its state is always `active`, and its status `STARTED`, so you can see that it is running",
     while_held(lambda result: str(result.state)),
 )
 better(
-    "The state of a task that waits is `PENDING`.",
+    "The state of a waiting task is `PENDING`.",
     ("PENDING", "delayed"),
-    "you can see what it waits for: the states are `waiting`, `prioritized`, `delayed` and `waiting-children`",
+    "its state is `waiting`, `prioritized`, `delayed` or `waiting-children`, so you can see what it waits for",
     lambda p: str(p.add.apply_async((2, 3), countdown=1).state),
 )
 better(
     "The state of an id that does not exist is `PENDING`.",
     ("PENDING", "unknown"),
-    "you can tell it from a task that waits: its state is `unknown`",
+    "its state is `unknown`, so you can tell it from a waiting task",
     lambda p: str(handle_of_nothing(p).state),
 )
 same(
@@ -218,12 +218,12 @@ same("`result.info` of a success is the return value.", 5, lambda p: finished(p)
 same("`result.info` of a failure is the exception.", "ValueError", lambda p: type(failed(p).info).__name__)
 same("`result.traceback` of a successful task is `None`.", None, lambda p: finished(p).traceback)
 same("`result.parent` of a single task is `None`.", None, lambda p: finished(p).parent)
-same("Two handles of one task are equal.", True, lambda p: equal(p))
+same("Two handles for the same task are equal.", True, lambda p: equal(p))
 same("Handles can be members of a set.", 1, lambda p: len(set(both_handles(p))))
 differs(
     "`str(result)` is the id.",
     (True, False),
-    "it also shows the queue",
+    "the string also contains the queue",
     lambda p: (lambda result: str(result) == result.id)(finished(p)),
 )
 same("`result.result` is the return value.", 5, lambda p: finished(p).result)

@@ -57,7 +57,7 @@ same(
 better(
     "An exception whose constructor needs more arguments is raised as an `UnpickleableExceptionWrapper`.",
     ("UnpickleableExceptionWrapper", "Invoice"),
-    "it keeps its class, so `except Invoice` works; the constructor is not called",
+    "the exception keeps its class, so `except Invoice` works; the constructor is not called",
     lambda p: type(exception_of(p, p.fails_with.delay("Invoice"))).__name__,
 )
 better(
@@ -81,7 +81,7 @@ same("A bug, such as a `ValueError`, is not retried.", "ValueError", lambda p: p
 better(
     "A lost connection is not retried.",
     (["ConnectionError", 1], ["ConnectionError", 3]),
-    "another attempt may succeed: it is retried twice, after 1 s and 2 s, unless `task_max_retries` is 0",
+    "the task is retried twice, after 1 s and 2 s, unless `task_max_retries` is 0, because another attempt may succeed",
     lambda p: outcome_and_runs(p, p.disconnects.delay(p.key)),
 )
 same(
@@ -200,7 +200,7 @@ def _(p: Any) -> object:
 @differs(
     "`str(result.state)` of a task that waits for its retry is `RETRY`.",
     ("RETRY", "delayed"),
-    'it is BullMQ\'s name, `delayed`; `result.state == "RETRY"` is true, and `result.status` is `RETRY`',
+    'the state has BullMQ\'s name, `delayed`; `result.state == "RETRY"` is true, and `result.status` is `RETRY`',
 )
 def _(p: Any) -> object:
     result = p.retries_later.delay(p.key, error=True)

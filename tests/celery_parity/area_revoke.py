@@ -61,7 +61,7 @@ differs(
 differs(
     "`str(result.state)` of a revoked task is `REVOKED`.",
     ("REVOKED", "failed"),
-    "it is BullMQ's name, `failed`, with the reason `revoked`; `result.status` is `REVOKED`",
+    "the state has BullMQ's name, `failed`, with the reason `revoked`; `result.status` is `REVOKED`",
     lambda p: (lambda r: p.fails(r) and str(r.state))(delayed(p)),
 )
 same(
@@ -83,7 +83,7 @@ same("A revoked task is ready, even if no worker consumes its queue.", True, lam
 better(
     "`revoke()` returns `None`.",
     (None, "revoked"),
-    "the caller learns what happened: it returns `revoked`, `running`, `terminating`, `finished` or `unknown`",
+    "it returns `revoked`, `running`, `terminating`, `finished` or `unknown`, so the caller learns what happened",
     lambda p: (lambda value: None if value is None else str(value))(
         p.note.apply_async(("ran", p.key), countdown=60).revoke()
     ),
@@ -91,7 +91,7 @@ better(
 better(
     "An id that does not exist yet can be revoked: a task that is sent later with this id does not run.",
     (None, "unknown"),
-    "the caller learns that there is no such job, and workers need no list of revoked ids",
+    "`revoke()` returns `unknown`, so the caller learns that there is no such job; workers need no list of revoked ids",
     lambda p: (lambda value: None if value is None else str(value))(result_of_nothing(p).revoke()),
 )
 same("A task that has finished keeps its result.", 3, lambda p: revoked_after_the_end(p))
@@ -103,7 +103,7 @@ same(
     lambda p: revoked_by_id(p, 2),
 )
 differs(
-    "`app.control.inspect()` asks the workers.",
+    "`app.control.inspect()` asks the workers about their tasks.",
     (True, "AttributeError"),
     "workers receive no messages; `app.queue(name)` reads the state in Redis",
     lambda p: p.app.control.inspect() is not None,
@@ -154,7 +154,7 @@ same("A task that is revoked while it runs continues.", ["held", "released"], la
 better(
     "`get` of a task that is revoked while it runs raises `TaskRevokedError`, if there are several workers.",
     ("TaskRevokedError", "held"),
-    "the result is not lost: `get` waits for it",
+    "`get` waits for the result, so it is not lost",
     lambda p: result_of_continuing(p),
 )
 same("`revoke(terminate=True)` ends a running task.", "TaskRevokedError", lambda p: p.get(running(p, terminate=True)))

@@ -58,7 +58,7 @@ same(
 differs(
     "In a bound task, `self.max_retries` is the task's option, 3 by default.",
     (3, 2),
-    "it is the maximum of the running job, by default `task_max_retries` (2)",
+    "it is the running job's maximum, by default `task_max_retries` (2)",
     lambda p: p.get(p.attribute_of_self.delay("max_retries")),
 )
 same(
@@ -87,13 +87,13 @@ better(
 better(
     "A misspelled option of `@app.task` is ignored.",
     (1, "TypeError"),
-    "you notice the mistake: bulltask raises an error that suggests the right name",
+    "bulltask raises an error that suggests the right name, so you notice the mistake",
     lambda p: p.app.task(max_retrys=5, name=p.key)(one)(),
 )
 better(
     "A misspelled option of `apply_async` is ignored.",
     (3, "TypeError"),
-    "you notice the mistake: bulltask raises an error that lists the options",
+    "bulltask raises an error that lists the options, so you notice the mistake",
     lambda p: p.get(p.add.apply_async((1, 2), countdwon=0)),
 )
 same("`task.run(…)` calls the function.", 3, lambda p: p.add.run(1, 2))
@@ -182,7 +182,7 @@ same("`rate_limit` spreads the starts of a task evenly.", True, lambda p: are_sp
 differs(
     "`rate_limit` is checked when a worker starts.",
     (1, "ConfigError"),
-    "it is checked earlier, when the task is defined",
+    "bulltask checks it earlier, when the task is defined",
     defined_with(rate_limit="often"),
 )
 
@@ -205,31 +205,31 @@ same("A missing argument raises `TypeError` in the sender.", "TypeError", lambda
 same("An extra argument raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, 2, 3))
 same("An unknown keyword raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, z=2))
 same("A task can return `None`.", None, lambda p: p.get(p.nothing.delay()))
-same("Strings arrive as they were sent.", "ünï ☃ \0", lambda p: p.get(p.plain.delay("ünï ☃ \0")))
+same("A task receives a string as it was sent.", "ünï ☃ \0", lambda p: p.get(p.plain.delay("ünï ☃ \0")))
 same(
-    "Lists, dictionaries and numbers arrive as they were sent.",
+    "A task receives lists, dictionaries and numbers as they were sent.",
     {"a": [1, 2.5, None, True]},
     lambda p: p.get(p.plain.delay({"a": [1, 2.5, None, True]})),
 )
-same("A tuple arrives as a list.", "list", lambda p: p.get(p.kind.delay((1, 2))))
+same("A task receives a tuple as a list.", "list", lambda p: p.get(p.kind.delay((1, 2))))
 same(
     "An object that JSON cannot represent raises `EncodeError` in the sender.",
     "EncodeError",
     lambda p: p.plain.delay(object()),
 )
 same(
-    "A `datetime` arrives as a `datetime` if that is the parameter's type hint.",
+    "A task receives a `datetime` as a `datetime` if that is the parameter's type hint.",
     ["datetime", "UUID", "Decimal", "bytes"],
     lambda p: typed(p),
 )
 differs(
-    "A `datetime` without a type hint arrives as a `datetime`.",
+    "A task receives a `datetime` as a `datetime`, even without a type hint.",
     ("datetime", "EncodeError"),
     "the JSON contains no types, as Node.js expects; add a type hint",
     lambda p: p.get(p.kind.delay(datetime(2026, 1, 1, tzinfo=UTC))),
 )
 better(
-    "A number as a dictionary key arrives as a string.",
+    "A dictionary key that is a number becomes a string.",
     ({"1": 2}, "EncodeError"),
     "bulltask raises an error; otherwise, the task could not find the number",
     lambda p: p.get(p.plain.delay({1: 2})),
@@ -295,7 +295,7 @@ differs(
 better(
     "An unknown `serializer` of a task raises an error when the task is called.",
     (1, "ConfigError"),
-    "you notice the mistake earlier, when the task is defined",
+    "the error is raised earlier, when the task is defined",
     defined_with(serializer="unknown"),
 )
 differs(
@@ -516,7 +516,8 @@ def _(p: Any) -> object:
 better(
     "A task that waits for another task's result raises an error.",
     ("RuntimeError", 3),
-    "it can wait, while other processes run the other task; the worker's log warns that it may block the worker",
+    "the task can wait while other processes run the other task; the worker logs a warning, because such tasks can "
+    "block it",
     lambda p: p.get(p.waits_for_another.delay(p.key)),
 )
 same(
@@ -532,7 +533,7 @@ same(
 better(
     "A task whose process is killed fails with `WorkerLostError`.",
     ("WorkerLostError", "survived"),
-    "no work is lost: it runs again in another process",
+    "no work is lost: the task runs again in another process",
     lambda p: p.get(p.dies_once.delay(p.key)),
 )
 better(
@@ -549,7 +550,7 @@ same(
 better(
     "`except Exception` in a task catches `SoftTimeLimitExceeded`.",
     ("swallowed", "TaskError"),
-    "it is a `BaseException`, so that a handler for ordinary errors does not swallow the limit",
+    "it is a `BaseException`, so a handler for ordinary errors does not swallow it",
     lambda p: p.get(p.swallows_the_soft_limit.delay(p.key)),
 )
 same(
