@@ -1,7 +1,8 @@
 """Generate the table of measurements in ``explanation/guarantees.md`` from ``tests/chaos/results.json``.
 
-``make kill-matrix`` writes the measurements. Run this file to update the table; ``tests/chaos/test_table.py`` fails if
-it is out of date.
+``make kill-matrix`` writes the measurements, with a row for each fault, process and phase of a job's path. The page
+shows the sums for each fault and process. Run this file to update the table; ``tests/chaos/test_table.py`` fails if it
+is out of date.
 """
 
 from __future__ import annotations
@@ -25,19 +26,13 @@ def table(results: dict[str, Any]) -> str:
         f"{results['lock_s']} s, and the interval of stalled checks was {results['stalled_s']} s. With the default "
         "settings, both are 30 s, so the times after the death of a supervisor are longer."
     )
-    columns = [
-        "fault",
-        "process",
-        "when",
-        "faults",
-        "jobs",
-        "lost",
-        "run more than once",
-        "recovery: median",
-        "longest",
-    ]
+    columns = ["fault", "process", "faults", "jobs", "lost", "run more than once", "longest recovery"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*textwrap.wrap(head, 120), "", *lines, *map(_line, results["rows"])]) + "\n"
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in results["rows"]:
+        groups.setdefault((row["fault"], row["process"]), []).append(row)
+    body = [_line(fault, process, rows) for (fault, process), rows in groups.items()]
+    return "\n".join([*textwrap.wrap(head, 120), "", *lines, *body]) + "\n"
 
 
 def replace_table(page: str, text: str) -> str:
@@ -47,11 +42,11 @@ def replace_table(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
-def _line(row: dict[str, Any]) -> str:
-    times = ["" if row[name] is None else f"{row[name]:.2f} s" for name in ("recovery_median_s", "recovery_max_s")]
-    fault = f"`{row['fault']}`" if row["fault"] in _CODE else row["fault"]
-    cells = [fault, row["process"], row["phase"], *(f"{row[name]:,}" for name in _COUNTS), *times]
-    return f"| {' | '.join(cells)} |"
+def _line(fault: str, process: str, rows: list[dict[str, Any]]) -> str:
+    counts = [f"{sum(row[name] for row in rows):,}" for name in _COUNTS]
+    recovery = max((row["recovery_max_s"] for row in rows if row["recovery_max_s"] is not None), default=None)
+    name = f"`{fault}`" if fault in _CODE else fault
+    return f"| {' | '.join([name, process, *counts, '' if recovery is None else f'{recovery:.2f} s'])} |"
 
 
 _CODE = {"kill -9", "os._exit", "SIGSTOP"}
