@@ -1,7 +1,7 @@
 """bulltask: Celery-style tasks for Python on BullMQ's queues in Redis.
 
-Importing the package is cheap: each name is imported on first use. Spark's Python processes import parts of bulltask,
-and the modules for apps and workers would take longer to import than these parts.
+Importing the package is cheap, because each name is imported on first use. Spark's Python processes need only a few
+modules of bulltask, and do not have to import those for apps and workers.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ _MODULES: Final = {
 _NOT_AVAILABLE: Final = {
     "EagerResult": "apply() returns an AsyncResult",
     "chunks": "use task.chunks(…)",
-    "maybe_signature": "use signature, which returns a signature as it is",
+    "maybe_signature": "use signature, which returns a signature unchanged",
     "subtask": "use signature",
     "utils": "use bulltask.get_task_logger; for uuid(), use Python's uuid module, as in str(uuid.uuid4())",
     "uuid": "use Python's uuid module, as in task_id=str(uuid.uuid4())",

@@ -86,13 +86,12 @@ class App(
             ``embedded://`` for bulltask's embedded server on this machine (for development). The environment variable
             ``BULLTASK_BROKER_URL`` takes precedence.
         settings: Any other setting of :mod:`bulltask.config.settings`, or an argument of Celery's constructor:
-            ``broker`` is ``broker_url``, ``backend`` is ``result_backend``, ``changes`` is a dictionary of settings,
-            ``config_source`` and ``namespace`` are arguments of :meth:`config_from_object`, and an app with
-            ``set_as_current=False`` does not send the tasks of ``shared_task``. ``task_cls`` is the class of its tasks
-            that have no ``base``.
+            ``broker`` and ``backend`` (``broker_url`` and ``result_backend``); ``changes`` (a dictionary of settings);
+            ``config_source`` and ``namespace`` (as for :meth:`config_from_object`); ``task_cls`` (the class of tasks
+            without a ``base``); ``set_as_current`` (if false, the app does not send the tasks of ``shared_task``).
 
     Attributes:
-        Task: The class of its tasks that have no ``base``.
+        Task: The class of tasks without a ``base``.
         control: Revokes jobs by id: ``app.control.revoke(id)``.
 
     Raises:
@@ -123,11 +122,13 @@ class App(
     # ---- tasks ---------------------------------------------------------------------------------------------------
 
     def load_tasks(self) -> list[str]:
-        """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks.
+        """Import the modules that contain tasks: ``imports``, ``include`` and ``autodiscover_tasks``.
 
-        Then the receivers of ``on_after_configure`` and ``on_after_finalize`` are called. If the environment variable
-        ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first, and database connections are closed around tasks as
-        Django closes them around requests.
+        A worker calls this method before it forks. The method then calls the receivers of ``on_after_configure`` and
+        ``on_after_finalize``.
+
+        If the environment variable ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first. Unusable database
+        connections are then closed before and after each task, as Django does for requests.
 
         Raises:
             ConfigError: A task has ``typed=True``, and one of its type hints cannot be enforced.
@@ -250,7 +251,7 @@ class App(
         Args:
             name: The task's name.
             args, kwargs: As for :meth:`send_task`.
-            options: As for :meth:`send_task`; and ``immutable=True``, to ignore the result of the step before it.
+            options: As for :meth:`send_task`. ``immutable=True`` ignores the result of the previous step.
         """
         immutable = bool(options.pop("immutable", False))
         task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
@@ -271,7 +272,7 @@ class App(
 
     @property
     def current_task(self) -> Any:
-        """The running task, ``None`` outside of a task: see :data:`bulltask.current_task`."""
+        """The running task, ``None`` outside a task: see :data:`bulltask.current_task`."""
         return running_task()
 
     @property

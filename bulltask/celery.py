@@ -39,7 +39,10 @@ _GUIDE: Final = "see docs/how-to/coming-from-celery.md"
 
 
 class _MissingNames(MetaPathFinder):
-    """Explains that bulltask has no such name. ``from celery import name`` looks for a module of this name, too."""
+    """Raises an error for a name that bulltask does not have.
+
+    Python also searches for a module when it executes ``from celery import name`` and ``celery`` has no such attribute.
+    """
 
     def find_spec(self, fullname: str, *_: object) -> None:
         name = fullname.removeprefix("bulltask.")

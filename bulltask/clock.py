@@ -79,8 +79,8 @@ def wall_ms() -> int:
 class ServerClock:
     """The server's time, extrapolated with the monotonic clock.
 
-    Every timestamp in Redis is the server's. Otherwise a worker whose wall clock is two minutes ahead would run
-    delayed jobs two minutes early, and so would a worker whose wall clock jumps.
+    Every timestamp in Redis is the server's. With its own wall clock, a worker whose clock is two minutes ahead, or
+    jumps ahead, would run delayed jobs two minutes early.
     """
 
     resync_ms = 60_000

@@ -1,4 +1,4 @@
-"""Optional dependencies: lazy imports, so that the package can be imported without them, and their errors."""
+"""Optional dependencies: they are imported on first use, and an error names the extra that installs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPARK: Final = frozenset({"numpy", "pyarrow", "pyspark", "py4j"})
 
 
 def look_up(package: str, name: str, modules: Mapping[str, str], extra: str, libraries: Set[str]) -> Any:
-    """Import and return a public name of a package; the body of its ``__getattr__``.
+    """Import a public name of a package and return it; the package's ``__getattr__`` calls this.
 
     Args:
         package: Name of the package.

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class GroupResult(ResultSet[R]):
-    """The handle of a group: the result set of its members, in their order.
+    """The handle of a group: a result set of its members, in order.
 
     Args:
         group_id: The group's id.
@@ -26,7 +26,7 @@ class GroupResult(ResultSet[R]):
         parent: The handle of the step before the group, if it is a step of a chain.
 
     Attributes:
-        id, results, parent: As above.
+        id, results, parent: The arguments.
         children: The handles of the steps after the group, if this process sent it as a step of a chain.
     """
 
@@ -62,7 +62,7 @@ class GroupResult(ResultSet[R]):
 
     @classmethod
     def restore(cls, group_id: str, app: Sender | None = None) -> GroupResult[Any] | None:
-        """Return a group that was saved with :meth:`save`, in any process; ``None`` if it is missing or has expired.
+        """Return a group that any process has stored with :meth:`save`; ``None`` if there is none, or it has expired.
 
         Args:
             group_id: The group's id.

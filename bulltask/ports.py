@@ -20,7 +20,7 @@ __all__ = ["DataFrameMapper", "EagerRunner", "OutboxRelay", "ResultReader", "Sen
 
 
 class ResultReader(Protocol):
-    """Reads jobs, waits for their outcome, and revokes them."""
+    """Reads jobs, waits for their outcomes, and revokes jobs."""
 
     @property
     def payloads(self) -> PayloadCodec:
@@ -74,7 +74,7 @@ class ResultReader(Protocol):
         ...
 
     def load_group(self, queue: str, group_id: str) -> str | None:
-        """Return what :meth:`save_group` stored, ``None`` if there is none, or it has expired."""
+        """Return what :meth:`save_group` stored; ``None`` if there is no such group, or it has expired."""
         ...
 
     def forget_group(self, queue: str, group_id: str) -> None:
@@ -87,8 +87,8 @@ class ResultReader(Protocol):
         Args:
             ref: The job.
             timeout_ms: Maximum wait; ``None`` waits forever.
-            sent_ms: When it was sent (server time), if known: the outcome of a job that was removed as soon as it ended
-                is then read from the event stream.
+            sent_ms: When it was sent (server time in epoch milliseconds), ``None`` if unknown. With this time, the
+                outcome of a job that was removed as soon as it finished is read from the event stream.
 
         Raises:
             ResultTimeoutError: It did not finish in time.
@@ -181,10 +181,10 @@ class OutboxRelay(Protocol):
     """Sends the rows of a transactional outbox; :class:`bulltask.outbox.base.OutboxBase` implements it."""
 
     def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
-        """Send rows until ``wait``, which waits for a number of seconds, returns true.
+        """Send rows until ``wait`` returns true.
 
         Args:
-            wait: Waits between two reads of the table.
+            wait: Waits for a number of seconds between two reads of the table; returns whether to stop.
             logger: Logs errors.
         """
         ...

@@ -54,9 +54,10 @@ _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: its affinity and its container's CPU quota (cgroup v2), at least 1.
+    """Return how many CPU cores this process may use, at least 1.
 
-    A container limited to 2 of a machine's 64 cores sees all 64, and 64 children would compete for 2.
+    The CPU affinity and the container's CPU quota (cgroup v2) limit the number. Without the quota, a container that is
+    limited to 2 of a machine's 64 cores would start 64 children, which would compete for 2 cores.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

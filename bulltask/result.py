@@ -59,14 +59,14 @@ class AsyncResult(ResultDetails, Generic[R]):
         job_id: The job's id.
         queue: The name of the job's queue in the app; default: see :meth:`bulltask.App.queue_of`.
         reader: Reads jobs and waits for them; default: that of ``app``.
-        sent_ms: When this process sent the job (server time), if it did.
+        sent_ms: When this process sent the job (server time in epoch milliseconds); ``None`` if another process did.
         decode: Converts the JSON result to the task's return type; ``None``: the result is not converted.
         parent: The handle of the previous step, if this process sent the job as a step of a chain.
         app: The app; default: the current app, which is the app created last.
 
     Attributes:
         ref: The job's reference (queue and id).
-        reader, parent: As above.
+        reader, parent: The arguments.
         children: The handles of the steps after this one, if this process sent the job as a step of a chain.
     """
 
@@ -115,14 +115,14 @@ class AsyncResult(ResultDetails, Generic[R]):
     ) -> R:
         """Wait for the job to finish and return the task's return value.
 
-        A task that waits in a worker causes a warning, once per task, because it may block the worker.
+        If a task calls this method in a worker, bulltask warns once per task, because waiting may block the worker.
 
         Args:
             timeout: Seconds or ``timedelta``; ``None`` waits without a limit.
             propagate: Raise the exception of a failed task; otherwise, return it.
-            disable_sync_subtasks: False: without that warning, as in :func:`allow_join_result`. (Celery raises an
-                error instead.)
-            celery: Options that have no effect; for code written for Celery.
+            disable_sync_subtasks: ``False`` turns off that warning, like :func:`allow_join_result`. (Celery raises an
+                error instead of warning.)
+            celery: Celery's other options, which have no effect.
 
         Raises:
             ResultTimeoutError: The job did not finish in time; it keeps running.
@@ -131,8 +131,8 @@ class AsyncResult(ResultDetails, Generic[R]):
                 encrypted, and this app does not accept it or has no key for it.
             BrokerError: Redis could not be reached.
             TaskRevokedError: The job was revoked.
-            Exception: The task failed. If its exception was pickled, or its class is loaded in this process, that
-                exception is raised, with the worker's traceback as its cause; otherwise ``TaskError`` with the
+            Exception: The task failed. The task's exception is raised if it was pickled, or if its class is loaded in
+                this process; its cause is the worker's traceback. Otherwise, ``TaskError`` is raised, with the
                 traceback in its message.
         """
         check_wait_options(celery)
@@ -162,9 +162,9 @@ class AsyncResult(ResultDetails, Generic[R]):
                 the task does not end. Without this, a running job continues.
 
         Returns:
-            ``"revoked"``; ``"running"``: the job is running and continues; ``"terminating"``: its worker will cancel it
-            within about a second (``get()`` waits for that); ``"finished"``: it had already finished; ``"unknown"``:
-            the job does not exist.
+            ``"revoked"``: the job has failed; ``"running"``: it is running and continues; ``"terminating"``: its worker
+            will cancel it within about a second (``get()`` waits for that); ``"finished"``: it had already finished;
+            ``"unknown"``: it does not exist.
 
         Raises:
             SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
@@ -252,10 +252,10 @@ class AsyncResult(ResultDetails, Generic[R]):
 
     @property
     def info(self) -> Any:
-        """Celery's ``info``: the return value, the exception, or what the task has reported.
+        """The return value, the exception, or what the task has reported (Celery's ``info``).
 
-        It is the return value of a completed job, the exception of a job that failed or waits for its retry, else the
-        ``meta`` of ``update_state``, or the progress.
+        For a completed job, it is the return value; for a job that failed or waits for a retry, the exception; for any
+        other job, the ``meta`` of ``update_state``, or the progress.
         """
         snapshot = self.snapshot()
         if snapshot.state is JobState.COMPLETED:

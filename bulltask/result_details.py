@@ -14,7 +14,7 @@ __all__ = ["ResultDetails"]
 class ResultDetails:
     """Celery's ``name``, ``args``, ``kwargs`` and ``date_done``; a base class of ``AsyncResult``.
 
-    Each of them reads the job, and is ``None`` if the job does not exist.
+    Each property reads the job from Redis, and is ``None`` if the job does not exist.
     """
 
     ref: JobRef
@@ -38,7 +38,7 @@ class ResultDetails:
 
     @property
     def kwargs(self) -> dict[str, Any] | None:
-        """The arguments by the names of their parameters, as they are stored: positional arguments, too.
+        """The stored arguments by parameter name, including those that were passed by position.
 
         Raises:
             DecodeError: As for :attr:`args`.

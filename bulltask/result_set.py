@@ -24,7 +24,7 @@ _POLL_MS: Final = 200
 
 
 class ResultSet(Generic[R]):
-    """A sequence of handles, to wait for several jobs and to read their states together (Celery's ``ResultSet``).
+    """Several handles: waits for all of their jobs, and reads their states together (Celery's ``ResultSet``).
 
     The jobs may belong to different queues and apps.
 
@@ -79,12 +79,12 @@ class ResultSet(Generic[R]):
         disable_sync_subtasks: bool = True,
         **celery: Unpack[WaitOptions],
     ) -> list[R]:
-        """Wait for all members, and return the list of their return values, in their order.
+        """Wait for all members, and return the list of their return values, in the members' order.
 
         Args:
             timeout: Seconds or ``timedelta`` for all of them; ``None`` waits without a limit.
-            propagate: Raise the exception of the first member, in their order, that failed. Otherwise, the list
-                contains the exceptions of failed members.
+            propagate: If members have failed, raise the exception of the first of them. Otherwise, the list contains
+                the exceptions of failed members.
             disable_sync_subtasks, celery: As for :meth:`bulltask.result.AsyncResult.get`.
 
         Raises:

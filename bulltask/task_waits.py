@@ -27,10 +27,10 @@ class WaitOptions(TypedDict, total=False):
     """Options of Celery's ``get`` that have no effect here.
 
     Attributes:
-        interval: Nothing is polled.
-        no_ack: Results are not messages.
+        interval: bulltask waits for an event instead of polling.
+        no_ack: Results are not messages, so there is nothing to acknowledge.
         follow_parents: A step of a canvas always fails if a step before it has failed.
-        on_message: Results are not messages; a warning names what to use instead.
+        on_message: Results are not messages. This option causes a warning that says what to use instead.
     """
 
     interval: float
@@ -56,9 +56,9 @@ def check_wait_options(given: WaitOptions) -> None:
 
 @contextmanager
 def allow_join_result() -> Iterator[None]:
-    """Wait for the results of other jobs in a task without a warning (Celery's function).
+    """Let a task wait for the results of other jobs without a warning (Celery's function).
 
-    ``with allow_join_result(): result.get(timeout=10)``. Outside of a worker, it has no effect.
+    ``with allow_join_result(): result.get(timeout=10)``. Outside a worker, it has no effect.
     """
     token = _allowed.set(True)
     try:
@@ -68,7 +68,7 @@ def allow_join_result() -> Iterator[None]:
 
 
 def warn_in_tasks(running_task: Callable[[], str]) -> None:
-    """Warn about waits from now on in this process, a child of a worker.
+    """Turn on the warning in this process, a child of a worker.
 
     Args:
         running_task: Returns the name of the task that the caller runs in, ``""`` for none.

@@ -27,7 +27,9 @@ def value_class(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def value_class(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
-    """Turn a class into a dataclass with slots that is frozen for type checkers; compared and hashed by its fields.
+    """Turn a class into a dataclass with slots that type checkers treat as frozen.
+
+    Instances are compared and hashed by their fields.
 
     Args:
         cls: The class; omit it to pass options.

@@ -62,7 +62,8 @@
 
 Names of exceptions end in ``Error``; those of interrupts do not. ``TimeLimitExceeded`` has the same name as in Celery.
 
-A message says what happened, to which job or queue, and what to do. The default: the first line of the docstring.
+A message says what happened, to which job or queue, and what to do. An exception that is raised without a message uses
+the first line of its docstring.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
     """Redis cannot be reached, or sends no reply before the timeout.
 
     Attributes:
-        refused: The host refused the connection, because nothing is listening on the port; a quick retry is cheap.
+        refused: Whether the host refused the connection, because nothing is listening on the port.
         wrong_protocol: Whether a server replied, but not in Redis' protocol.
     """
 

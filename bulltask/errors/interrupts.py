@@ -31,10 +31,10 @@ class Retry(Interrupt):
     Attributes:
         delay_ms: Delay before the next attempt in milliseconds, ``None`` for the job's backoff.
         exc: The exception that the job fails with if no attempt is left.
-        max_retries: Maximum number of retries of this job, ``None`` for its own.
+        max_retries: Maximum number of retries; ``None`` for the maximum that is stored in the job.
         eta_ms: Epoch milliseconds before which the next attempt does not start, ``None`` for ``delay_ms``.
-        expires: ``(in_ms, at_ms)``: when the job is no longer retried, relative to now or in epoch milliseconds; at
-            most one of the two is set.
+        expires: ``(in_ms, at_ms)``: the time after which the job is no longer retried, in milliseconds from now or in
+            epoch milliseconds. At most one of them is set.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class ReleaseJob(Interrupt):
 class RateLimitQueue(Interrupt):
     """Releases the job and rate-limits the queue, without counting the attempt.
 
-    BullMQ's ``worker.rateLimit(ms)`` with ``RateLimitError``. If the queue has a rate limit, all workers wait;
-    otherwise only the workers with a ``limiter`` and the child that ran the task.
+    It is BullMQ's ``worker.rateLimit(ms)`` with ``RateLimitError``. If the queue has a global rate limit, all workers
+    stop acquiring its jobs. Otherwise, only the workers with a ``limiter`` stop, and the child that ran the task.
 
     Args:
-        duration: How long they stop acquiring jobs from the queue: seconds or ``timedelta``.
+        duration: How long they stop: seconds or ``timedelta``.
     """
 
     def __init__(self, duration: float | timedelta) -> None:
@@ -103,19 +103,19 @@ class RateLimitQueue(Interrupt):
 
 
 class Ignore(Interrupt):
-    """Ends the job with the state that its task has set last (Celery's ``Ignore``).
+    """Ends the job in the state that its task set last (Celery's ``Ignore``).
 
-    After ``self.update_state(state=…, meta=…)`` in the same attempt,
+    If the task called ``self.update_state(state=…, meta=…)`` in this attempt, the last ``state`` has this effect:
 
-    * ``FAILURE`` fails the job without a retry. Its reason is ``meta``: a string, or ``exc_message`` in Celery's form
+    * ``FAILURE`` fails the job without a retry. The reason is ``meta``: a string, or ``exc_message`` in Celery's form
       of an exception, ``{"exc_type": "ValueError", "exc_message": "no such customer"}``. ``get()`` then raises that
-      exception if its class is loaded (``exc_module`` names the module of a class that is not built in), else
-      ``TaskError``.
+      exception if its class is loaded, else ``TaskError``. ``exc_module`` is the module of a class that is not built
+      in.
     * ``REVOKED`` fails the job with the reason ``revoked``.
-    * ``SUCCESS`` completes it with the result ``meta``.
+    * ``SUCCESS`` completes the job with the result ``meta``.
 
-    In all other cases the job completes without a result: ``get()`` returns ``None``. In Celery, the task would keep
-    its state forever; here, a job that waits for it would otherwise wait forever.
+    In all other cases, the job completes without a result, and ``get()`` returns ``None``. (In Celery, the task would
+    stay in its last state, and everything that waits for it would wait forever.)
     """
 
 
@@ -139,7 +139,7 @@ class WaitForChildren(Interrupt):
     ``fail_parent_on_failure`` has failed, the job fails.
 
     Attributes:
-        replaced: The task has replaced itself with a canvas, whose result is the job's.
+        replaced: Whether the task has replaced itself with a canvas, whose result becomes the job's result.
     """
 
     def __init__(self, *, replaced: bool = False) -> None:
@@ -150,9 +150,11 @@ class WaitForChildren(Interrupt):
 class SoftTimeLimitExceeded(Interrupt):
     """Raised inside a sync task that exceeds its ``soft_time_limit``, so that it can clean up.
 
-    The task may catch it and return, or raise another exception; this determines its outcome. If the task does not
-    catch it, the job is retried as after a transient error. An async task is cancelled instead
-    (``asyncio.CancelledError``); if it does not suppress the cancellation, its attempt ends with this exception.
+    If the task catches it, the attempt ends as usual: with the value that the task then returns, or the exception that
+    it raises. If the task does not catch it, the job is retried as after a transient error.
+
+    An async task is cancelled instead (``asyncio.CancelledError``). Unless the task suppresses the cancellation, the
+    attempt then ends with ``SoftTimeLimitExceeded``.
     """
 
 

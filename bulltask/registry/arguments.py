@@ -90,8 +90,9 @@ class Arguments:
             args, kwargs: The other arguments.
 
         Returns:
-            The other arguments by parameter name, and the names of the parameters that will receive the first ones. If
-            the data has a list for such a parameter, it is ``*args``, and the value comes before the list's items.
+            The other arguments by parameter name, and the names of the parameters that will receive the first ones.
+            One of them may be ``*args``, for which the arguments already contain a list; the value is inserted before
+            the items of that list.
 
         Raises:
             TypeError: The arguments, with those that are not known yet, do not match the signature.

@@ -34,7 +34,7 @@ __all__ = [
 A = TypeVar("A")
 
 PARAMETER: Final = "data"
-"""The name of the one parameter of a call."""
+"""The name of a call's only parameter."""
 
 ErrorOrResult = tuple[BaseException | None, object]
 """The outcome of a call for one job: an exception and ``None``, or ``None`` and the job's result."""
@@ -43,8 +43,8 @@ ErrorOrResult = tuple[BaseException | None, object]
 class BatchJob(Generic[A]):
     """One of the jobs for which a batch task's function was called: ``def index(jobs: list[BatchJob[Document]])``.
 
-    If you call none of its methods, the job ends as the function does: with its item of the returned list, or with the
-    exception that the function raises.
+    If you call none of its methods, the function decides the job's outcome: its item in the returned list is the
+    result, or the exception that the function raises fails the attempt.
 
     Attributes:
         data: The argument of the job's call.
@@ -200,7 +200,7 @@ class BatchArguments(Arguments):
         super().__init__(_one_call, task, skip_first=False)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the argument by the name of its parameter."""
+        """Return the argument as a dictionary with its parameter's name."""
         return super().bind(*_with_fields(args, kwargs))
 
     def bind_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

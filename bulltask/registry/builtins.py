@@ -1,4 +1,4 @@
-"""Tasks that every app has: the jobs of a canvas that call no function of the user."""
+"""Tasks that every app has, for those jobs of a canvas that call none of the user's functions."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class CallOptions:
             3600}``; overrides the task's ``retry_backoff`` unless that is a function.
         timestamp: The job's creation time: a ``datetime``, or seconds since the epoch.
         deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`. If this job is a duplicate, the call
-            returns the existing job's result.
+            returns the existing job's handle.
         parent: The parent job; in a task, ``parent=self.request``.
         serializer, compression: How the arguments are serialized and compressed; for results, these are options of the
             task.

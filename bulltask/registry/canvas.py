@@ -51,11 +51,11 @@ class Canvas(Generic[A_contra, R_co]):
     def delay(self, first: A_contra, /, *args: Any, **kwargs: Any) -> AsyncResult[R_co]: ...
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R_co]:
-        """Send it; return the handle of its result once Redis has stored all of its jobs.
+        """Send the canvas; return the handle of its result once Redis has stored all of its jobs.
 
         Args:
-            args, kwargs: Arguments for the calls that start first, before and in addition to their own, unless they are
-                immutable (Celery's partials).
+            args, kwargs: Arguments for the calls that start first, unless these are immutable (Celery's partials).
+                ``args`` come before a call's own arguments; ``kwargs`` override its own keyword arguments.
 
         Raises:
             TypeError: The arguments of a call do not match its task. Nothing was sent.
@@ -76,11 +76,11 @@ class Canvas(Generic[A_contra, R_co]):
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> AsyncResult[R_co]:
-        """Send it, with options for the calls that start first: ``countdown``, ``queue`` …
+        """Send the canvas, with options for the calls that start first: ``countdown``, ``queue`` …
 
         Args:
             args, kwargs: As for :meth:`delay`.
-            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`. Those of a chain apply to its first
+            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`. In a chain, they apply to the first
                 step, except ``link`` and ``link_error``: see :meth:`link` and :meth:`link_error`.
         """
         return cast(AsyncResult[R_co], self._sender().send_canvas(self.clone(args, kwargs, **options)))
@@ -99,7 +99,7 @@ class Canvas(Generic[A_contra, R_co]):
         throw: bool | None = None,
         **options: Unpack[CallKeywords[R_co]],
     ) -> AsyncResult[R_co]:
-        """Run its calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
+        """Run all calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
         canvas = self.clone(args, kwargs, **options)
         return cast(AsyncResult[R_co], self._sender().apply_canvas(canvas, throw=throw))
 
@@ -110,7 +110,7 @@ class Canvas(Generic[A_contra, R_co]):
         raise NotImplementedError
 
     def set(self, **options: Unpack[SignatureKeywords[Any]]) -> Any:
-        """Set options of every call in it, in place, and return it: ``add.s(1, 2).set(countdown=5)``.
+        """Set options of all calls in this canvas, and return the canvas: ``add.s(1, 2).set(countdown=5)``.
 
         Args:
             options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`; and ``immutable``.
@@ -120,7 +120,7 @@ class Canvas(Generic[A_contra, R_co]):
         return self
 
     def calls(self) -> Iterator[Signature[Any, Any]]:
-        """Iterate over the signatures in it, without callbacks."""
+        """Iterate over the signatures in this canvas, without callbacks."""
         raise NotImplementedError
 
     def link(self, callback: Canvas[R_co, Any]) -> Any:
@@ -128,14 +128,18 @@ class Canvas(Generic[A_contra, R_co]):
         raise NotImplementedError
 
     def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
-        """Run ``callback`` once if a call in it fails, after that call's last attempt; return ``callback``.
-
-        ``callback`` is called with the failed job's address (a dict with ``id``, ``task`` and ``queue``), its error
-        message and its traceback; if it accepts only one argument, with the job's id; if it is immutable (``si``), with
-        its own arguments only. The worker that fails the job adds the callback in the same step, so no callback is
-        added for a job that a Node.js worker fails.
+        """Run ``callback`` once if a call in this canvas fails, after that call's last attempt; return ``callback``.
 
         In a group, the callback is called once for each member that fails.
+
+        The callback's arguments depend on what it accepts:
+
+        * three arguments: the failed job's address (a dict with ``id``, ``task`` and ``queue``), the error message and
+          the traceback;
+        * one argument: the failed job's id;
+        * an immutable signature (``si``): only its own arguments.
+
+        The worker that fails the job adds the callback in the same step. A Node.js worker does not add callbacks.
         """
         raise NotImplementedError
 
@@ -145,11 +149,11 @@ class Canvas(Generic[A_contra, R_co]):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it in the format of Celery's JSON; :func:`bulltask.signature` and ``Signature.from_dict`` read it."""
+        """Return a dictionary in Celery's format, which :func:`bulltask.signature` and ``Signature.from_dict`` read."""
         raise NotImplementedError
 
     def __json__(self) -> dict[str, Any]:
-        """Return what represents it in the arguments of a call."""
+        """Return the JSON form of a canvas that is an argument of a call."""
         return self.to_dict()
 
     def _sender(self) -> Sender:
@@ -292,7 +296,7 @@ class Group(_ReturnsGroup[A_contra, R]):
         Raises:
             TypeError: Always.
         """
-        raise TypeError("a group has no callback of its own; use group(…) | callback, or link each member")
+        raise TypeError("a group cannot have a callback; use group(…) | callback, or link each member")
 
     def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
         """Run ``callback`` for each member that fails; see :meth:`Canvas.link_error`."""

@@ -65,7 +65,7 @@ class _Expanded:
         result: The jobs whose results are the result of the canvas, for its handle.
         source: The jobs from which the next step receives this result: those of ``result`` or, after a call with
             callbacks, its fan-out job.
-        before: The results of the steps of a chain before the last one.
+        before: The results of a chain's steps, except the last one.
     """
 
     entries: list[Step]
@@ -214,7 +214,7 @@ class _Expansion:
 
 
 def _deliver(entries: Sequence[Step], value: Node) -> None:
-    """Set the result that steps receive. A step after an empty group receives that group's, and keeps it."""
+    """Set the result that steps receive, unless it is set already: a step after an empty group receives its result."""
     for entry in entries:
         entry.receives = entry.receives or value
 
@@ -313,7 +313,7 @@ class _JobBuilder:
         if options.delay_ms or options.eta_ms or options.priority or options.expires_in_ms or call.links:
             raise ConfigError(
                 f"the error callback {call!r} is added when a job fails; it cannot have countdown, eta, expires, "
-                "priority or callbacks of its own"
+                "priority or callbacks"
             )
         queue = qualified_name(job.queue, self._config.prefix, hash_tag=self._config.queue_hash_tag)
         return Errback(queue, job.name, codec.decode(job.data), options.to_wire(0), tuple(parameters), cascades)
@@ -345,7 +345,7 @@ class _JobBuilder:
         return f"{bullmq_name(self._queue(step), hash_tag=self._config.queue_hash_tag)}:{step.id}"
 
     def shape(self, node: Node, expected_id: str) -> Shape:
-        """Return the structure of results; ``expected_id`` is the id for which no address is needed."""
+        """Return the structure of results. The job with the id ``expected_id`` is represented by ``None``."""
         if isinstance(node, Step):
             return None if node.id == expected_id else self._address(node)
         parts = [self.shape(item, member_id(node.id, index)) for index, item in enumerate(node.items)]

@@ -16,7 +16,7 @@ class Step:
     """A call that becomes a job, or a fan-out job (without a call).
 
     Attributes:
-        queue: The queue of a job that exists already.
+        queue: The queue, if the job exists already.
         parent: The job that waits for it and receives its result.
         receives: The structure of the results that it receives, ``None`` if it has no preceding step.
         followers: The other jobs that wait for it, if it is a fan-out job.

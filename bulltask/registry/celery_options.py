@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 _Options = Mapping[str, tuple[tuple[object, ...], str]]
-"""Options by name: the values that match what bulltask does anyway, and why others have no effect, or what to use."""
+"""Options by name: the values that match bulltask's behavior, and why others have no effect, or what to use instead."""
 
 _ROUTING: Final[_Options] = {
     "exchange": (("",), "use queue="),
@@ -69,7 +69,7 @@ IGNORED_TASK_OPTIONS: Final[_Options] = {
 """Task options that are ignored: other values cause a warning."""
 
 TASK_OPTIONS: Final = frozenset({*_REFUSED_TASK_OPTIONS, *IGNORED_TASK_OPTIONS, "retry_kwargs"})
-"""Celery's task options that bulltask does not have itself."""
+"""Celery's task options that bulltask does not have."""
 
 _REFUSED_CALL_OPTIONS: Final[_Options] = {
     **_ROUTING,
@@ -112,9 +112,9 @@ _RETRY_KWARGS: Final[Mapping[str, str]] = {"max_retries": "max_retries", "countd
 
 
 def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options in bulltask's form: without those that have no effect, ``retry_kwargs`` resolved.
+    """Return task options in bulltask's form: without options that have no effect, and with ``retry_kwargs`` expanded.
 
-    An ignored option causes a warning, unless its value matches what bulltask does anyway.
+    An ignored option causes a warning, unless its value matches bulltask's behavior.
 
     Raises:
         ConfigError: ``retry_kwargs`` is invalid.
@@ -131,9 +131,9 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_call_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return call options in bulltask's form: without those that have no effect; ``task_id`` is ``job_id``.
+    """Return call options in bulltask's form: without options that have no effect; ``task_id`` becomes ``job_id``.
 
-    An ignored option causes a warning, unless its value matches what bulltask does anyway.
+    An ignored option causes a warning, unless its value matches bulltask's behavior.
     """
     options = _without_ignored("call", given, _REFUSED_CALL_OPTIONS, IGNORED_CALL_OPTIONS)
     if "task_id" in options and "job_id" not in options:

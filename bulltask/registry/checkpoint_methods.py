@@ -41,12 +41,12 @@ class CheckpointMethods:
         and the job is released.
 
         Args:
-            source: The items, in the same order in each attempt; the cursor is the number of finished items, which the
-                next attempt skips. Or a function that receives the cursor (``None`` at first) and returns items after
-                it, in order; it is called again until it returns no items.
-            cursor: Only with a function: returns the cursor after an item, a small JSON value such as a primary key.
-                ``None`` means that no item follows.
-            total: The number of items. If it is given, the job's progress is stored with its cursor, in percent.
+            source: The items, in the same order in each attempt. The cursor is then the number of finished items, which
+                the next attempt skips. Alternatively, a function that receives the cursor (``None`` at first) and
+                returns the next items after it, in order. It is called again until it returns no items.
+            cursor: Required if ``source`` is a function: returns the cursor after an item, a small JSON value such as a
+                primary key. ``None`` means that no item follows.
+            total: The number of items. If given, the job's progress is stored in percent, together with its cursor.
 
         Returns:
             An object for ``for``, and in an async task for ``async for``.

@@ -147,7 +147,7 @@ class Checkpoints:
         """Return the checkpoint to store with the attempt's outcome; ``None`` if Redis has it already.
 
         Args:
-            completed: The job has completed, so that its checkpoint is removed.
+            completed: Whether the job has completed; its checkpoint is then removed.
         """
         if completed:
             return NO_CHECKPOINT if self._exists else None

@@ -56,11 +56,11 @@ class JobMethods:
     def update_state(self, task_id: str | None = None, state: str | None = None, meta: codec.Json = None) -> None:
         """Set a custom state and its ``meta``, which ``result.status`` and ``result.info`` return while the job runs.
 
-        It is Celery's method. The two are stored as the job's progress, ``{"state": …, "meta": …}``. The state in Redis
-        remains BullMQ's.
+        State and ``meta`` are stored as the job's progress, ``{"state": …, "meta": …}``. The job's state in Redis does
+        not change. (This is Celery's method.)
 
         If the task then raises ``Ignore``, the state ``FAILURE`` fails the job, ``SUCCESS`` completes it with the
-        result ``meta``, and ``REVOKED`` revokes it: see :class:`bulltask.errors.Ignore`.
+        result ``meta``, and ``REVOKED`` fails it as revoked: see :class:`bulltask.errors.Ignore`.
 
         Args:
             task_id: The job's own id, or ``None``.
@@ -184,9 +184,10 @@ class JobMethods:
     def rate_limit(self, duration: Duration) -> Never:
         """End this attempt, release the job, and rate-limit its queue for ``duration``.
 
-        Use it when a service replies "too many requests". The job is then the next in its queue, and no attempt is
-        counted. All of the queue's workers wait if the queue has a rate limit or they have a ``limiter``. Without
-        either, BullMQ does not check for a limit, and only the child that ran the task waits.
+        Use it when a service replies "too many requests". The job is next in its queue, and the attempt does not count.
+
+        If the queue has a global rate limit, all workers stop acquiring its jobs for ``duration``; otherwise, only
+        workers with a ``limiter`` and the child that ran the task, because BullMQ checks no limit for other workers.
 
         Args:
             duration: Seconds or ``timedelta``, more than 0. It replaces an existing limit.
@@ -202,8 +203,8 @@ class JobMethods:
     def replace(self, canvas: Canvas[Any, Any]) -> Never:
         """End this attempt, and run a canvas instead of the task (Celery's ``replace``).
 
-        The job waits for the canvas and then completes with its result, or fails with its error. Everything that waits
-        for this job, such as the next step of a chain, therefore waits for the canvas. The attempt does not count.
+        The job waits for the canvas, and then completes with the canvas's result or fails with its error. The next step
+        of a chain, for example, therefore waits for the canvas, too. The attempt does not count.
 
         Args:
             canvas: A signature, chain or group.

@@ -1,7 +1,6 @@
-"""The current app, which sends what belongs to no app: shared tasks, and empty groups.
+"""The current app, which sends shared tasks and empty groups, because these belong to no app.
 
-This is the package's only process-wide state, because ``@shared_task`` works in any module before an app exists, as in
-Celery.
+It is the package's only process-wide state. As in Celery, ``@shared_task`` must work before an app exists.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _shared_with_structlog = False
 
 
 def current_job() -> RunningJob | None:
-    """Return the job that this code runs for, ``None`` outside of a job.
+    """Return the job that this code runs for, ``None`` outside a job.
 
     It is a context variable: ``asyncio.to_thread`` and asyncio tasks inherit it, a ``threading.Thread`` does not.
     """
@@ -33,7 +33,7 @@ def enter_job(job: RunningJob) -> None:
 
 
 def share_with_structlog() -> None:
-    """Let ``structlog.contextvars.merge_contextvars`` add the job to the lines of an app's own configuration."""
+    """Let ``structlog.contextvars.merge_contextvars`` add the job to log lines, for apps that configure structlog."""
     global _shared_with_structlog  # noqa: PLW0603 - like structlog's configuration, it belongs to the process
     _shared_with_structlog = True
 

@@ -31,10 +31,11 @@ def add_to_import_path(directory: str | None = None) -> None:
 def find_app(spec: str, kind: type[A]) -> A:
     """Return the app that ``-A`` names.
 
-    ``pkg.mod:name`` is that object (``name()`` calls a factory). ``pkg.mod`` is the app in that module: the object
-    named ``app``, ``bulltask``, ``celery`` or ``application``, or the only app. If a package has no app, its submodules
-    ``app``, ``bulltask``, ``celery``, ``tasks``, ``main`` and ``worker`` are searched. ``pkg.mod.name`` works too, as
-    in Celery.
+    * ``pkg.mod:name``: the object ``name`` in that module; ``pkg.mod:name()`` calls a factory.
+    * ``pkg.mod``: the app named ``app``, ``bulltask``, ``celery`` or ``application`` in that module, or its only app.
+    * ``pkg``: if a package contains no app, its submodules ``app``, ``bulltask``, ``celery``, ``tasks``, ``main`` and
+      ``worker`` are searched.
+    * ``pkg.mod.name``: the same as ``pkg.mod:name``, as in Celery.
 
     Args:
         spec: The value of ``-A``.

@@ -15,9 +15,9 @@ __all__ = ["source_location", "task_name"]
 def task_name(function: Callable[..., Any]) -> str:
     """Return the automatic name of a task.
 
-    A module that runs as a script is named ``__main__`` in its process, and has another name in the worker. The task's
-    name contains the name that an import would use. (Celery names such a task ``__main__.f``, which no worker has
-    registered.)
+    A module that runs as a script is called ``__main__`` in its process, but has another name in the worker, which
+    imports it. The task's name therefore contains the name that an import would use. (Celery names such a task
+    ``__main__.f``, which no worker has registered.)
 
     Raises:
         ConfigError: The function has no usable name (a lambda, for example).

@@ -52,7 +52,7 @@ class OnCommitMixin(ABC, Generic[P, R]):
         have the error logged instead, use :meth:`apply_async_on_commit` with ``robust``.
 
         Returns:
-            The result. Its id is final, but the job does not exist before the commit. (Celery returns ``None``.)
+            The result handle. Its id is final, but the job does not exist before the commit. (Celery returns ``None``.)
 
         Raises:
             TypeError, EncodeError, PayloadTooLargeError: As for ``delay``.

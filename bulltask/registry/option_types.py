@@ -29,8 +29,8 @@ Exceptions = tuple[type[BaseException], ...] | list[type[BaseException]]
 class TaskKeywords(TypedDict, total=False):
     """Options of ``@app.task``: see :class:`bulltask.registry.task_options.TaskOptions`.
 
-    The last ones are Celery's. They are accepted, but have no effect. A value that does not describe what bulltask does
-    anyway causes a warning (:mod:`bulltask.registry.celery_options`).
+    The options at the end are Celery's and have no effect. A value that differs from bulltask's behavior causes a
+    warning (:mod:`bulltask.registry.celery_options`).
     """
 
     queue: str | None
@@ -104,7 +104,7 @@ class BatchTaskKeywords(TaskKeywords, total=False):
 class SingleCallKeywords(TypedDict, total=False):
     """Options of calls: see :class:`bulltask.registry.call_options.CallOptions`.
 
-    The last ones are Celery's, as in :class:`TaskKeywords`.
+    The options at the end are Celery's, as in :class:`TaskKeywords`.
     """
 
     countdown: Duration | None

@@ -24,8 +24,8 @@ class PeriodicTasksMixin:
 
     Attributes:
         on_after_configure, on_after_finalize: Celery's signals, for functions that call :meth:`add_periodic_task`. Each
-            is sent once, in every process that loads the tasks: when all of them have been imported, before the
-            settings are frozen and the schedule is read. The sender is the app; an exception in a receiver prevents the
+            is sent once in every process that loads the tasks, after all of them have been imported, and before the
+            settings are frozen and the schedule is read. The sender is the app. An exception in a receiver prevents the
             worker from starting.
         periodic_tasks: The entries that :meth:`add_periodic_task` has added, in the format of ``beat_schedule``.
     """
@@ -50,8 +50,8 @@ class PeriodicTasksMixin:
     ) -> str:
         """Add an entry to the schedule, in addition to those of ``beat_schedule`` (Celery's ``add_periodic_task``).
 
-        A worker reads the schedule when it starts, so a task cannot add an entry; it can use
-        ``app.queue(…).schedulers``.
+        A worker reads the schedule when it starts, so a task cannot add an entry. Use ``app.queue(…).schedulers`` in a
+        task.
 
         Args:
             schedule: Seconds, a ``timedelta``, ``crontab(…)`` or a cron pattern.
@@ -86,7 +86,8 @@ class PeriodicTasksMixin:
         """Call the receivers of ``on_after_configure`` and ``on_after_finalize``, unless this was done before.
 
         Raises:
-            Exception: A receiver's. If it were ignored, the worker would remove the schedules that the receiver adds.
+            Exception: A receiver raised it. If bulltask ignored it, the worker would remove the schedules that the
+                receiver adds.
         """
         if self._has_set_up:
             return

@@ -1,7 +1,7 @@
-"""Types of tasks by their positional parameters, for methods that take the arguments of several calls.
+"""Protocols for tasks by number of positional parameters, for methods that take the arguments of several calls.
 
-No type describes "tuples of positional arguments of a ``ParamSpec``", so there is one protocol for each number of
-parameters. A task with optional parameters matches several.
+Python's type system has no type for "tuples of the positional arguments of a ``ParamSpec``", so there is one protocol
+for each number of parameters. A task with optional parameters matches several protocols.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The jobs from which a job descends: the job whose task sent it, and the previous steps of its canvas."""
+"""The ancestors of a job: the job whose task sent it, and the previous steps of its canvas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many times a task may ask for a retry of its job: with ``self.retry()``, or with ``autoretry_for``."""
+"""How many retries a task may request, with ``self.retry()`` or ``autoretry_for``."""
 
 from __future__ import annotations
 

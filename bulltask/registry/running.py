@@ -14,7 +14,7 @@ __all__ = ["LazyContext", "current_context", "current_task", "enter_attempt", "e
 
 
 class LazyContext:
-    """The context of an attempt, created on first use, because few functions of unbound tasks use it.
+    """The context of an attempt. It is created on first use, because most unbound tasks do not need it.
 
     Args:
         create: Creates it.
@@ -61,7 +61,7 @@ def enter_attempt(job: RunningJob, context: LazyContext) -> None:
 
 
 def running_task() -> Any:
-    """Return what ``self`` is in the running task if it is bound; ``None`` outside of a task, and in a batch."""
+    """Return what ``self`` is in the running task if it is bound; ``None`` outside a task, and in a batch."""
     context = _running_context()
     if context is None:
         return None
@@ -80,7 +80,7 @@ else:
 
 
 class _CurrentTask(_Base):
-    """A proxy for the running task; outside of a task, it equals ``None`` (Celery's ``current_task``)."""
+    """A proxy for the running task; outside a task, it equals ``None`` (Celery's ``current_task``)."""
 
     if not TYPE_CHECKING:  # type checkers would accept any name
 
@@ -103,8 +103,8 @@ class _CurrentTask(_Base):
 
 
 current_task: _CurrentTask = cast(Any, _CurrentTask)()
-"""The running task, for functions that a task calls: what ``self`` is in a bound task. Outside of a task, it is false
-and equals ``None``.
+"""The running task, for functions that a task calls. It has the attributes of ``self`` in a bound task. Outside a task,
+it is false and equals ``None``.
 
 It is a context variable: ``asyncio.to_thread`` and asyncio tasks inherit it, a ``threading.Thread`` does not. A task
 that another task calls directly does not change it."""

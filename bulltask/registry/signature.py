@@ -34,7 +34,7 @@ class Signature(Canvas[A_contra, R_co]):
         task: The task.
         args, kwargs: The arguments; the result of the previous step comes first.
         options: Options of ``apply_async``.
-        immutable: It ignores the result of the step before it (Celery's ``si``).
+        immutable: Ignore the result of the previous step (Celery's ``si``).
 
     Raises:
         TypeError: The task has no such parameters.
@@ -59,7 +59,7 @@ class Signature(Canvas[A_contra, R_co]):
         task.check_partial(self.args, self.kwargs)
 
     def set(self, **options: Unpack[SignatureKeywords[R_co]]) -> Signature[A_contra, R_co]:
-        """Set options of the call, in place, and return it; see :meth:`Canvas.set`."""
+        """Set options of the call, and return this signature; see :meth:`Canvas.set`."""
         given: dict[str, Any] = {**options}
         self.immutable = given.pop("immutable", self.immutable)
         self._take_callbacks(given)
@@ -70,7 +70,7 @@ class Signature(Canvas[A_contra, R_co]):
     def clone(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> Signature[A_contra, R_co]:
-        """Return a copy. ``args`` come before its own, ``kwargs`` and ``options`` replace its own.
+        """Return a copy. ``args`` come before the signature's own; ``kwargs`` and ``options`` override its own.
 
         The arguments of an immutable signature do not change.
         """

@@ -181,9 +181,9 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
     def delay_many(self, calls: Iterable[Unchecked]) -> list[AsyncResult[R]]: ...
 
     def delay_many(self, calls: Iterable[Any]) -> list[AsyncResult[R]]:
-        """Send one job for each tuple of positional arguments, a thousand per round trip.
+        """Send one job for each tuple of positional arguments, up to a thousand per round trip.
 
-        All calls are checked before the first one is sent.
+        The arguments of all calls are checked before the first job is sent.
         """
         jobs = [self._plan(data).job(data) for data in (self.bind_json(args, {}) for args in calls)]
         sender = self._sender()
@@ -216,8 +216,8 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         """Return a call that is sent later, alone or as part of a canvas (Celery's ``s``).
 
         Args:
-            args, kwargs: The arguments. If it follows another call, ``a.s() | b.s()``, the result of that call is its
-                first positional argument, before these.
+            args, kwargs: The arguments. In a chain, such as ``a.s() | b.s()``, the result of the previous call comes
+                first, before these arguments.
 
         Raises:
             TypeError: The task has no such parameters.
@@ -229,7 +229,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         return Signature(self, args, kwargs, immutable=True)
 
     def map(self: Takes1[A], items: Iterable[A]) -> Signature[Never, list[R]]:
-        """Return a call that runs the task for each item in turn, in one job (Celery's ``map``)."""
+        """Return a call that runs the task for one item after another, in a single job (Celery's ``map``)."""
         task: Any = self
         return cast(Signature[Never, list[R]], task.starmap([(item,) for item in items]))
 
@@ -273,7 +273,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
     def chunks(self, items: Iterable[Unchecked], size: int) -> Group[Never, list[R]]: ...
 
     def chunks(self, items: Iterable[Any], size: int) -> Group[Never, list[R]]:
-        """Return a group of calls of :meth:`starmap`, with up to ``size`` items each (Celery's ``chunks``)."""
+        """Return a group of :meth:`starmap` calls with up to ``size`` items each (Celery's ``chunks``)."""
         every = list(items)
         return Group([self.starmap(every[start : start + size]) for start in range(0, len(every), size)])
 

@@ -1,4 +1,4 @@
-"""``TaskClass``: what a user's task class inherits, so that ``self`` in a task is the task, as in Celery."""
+"""``TaskClass``: the base class of users' task classes, in which ``self`` is the task, as in Celery."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
     def on_retry(
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], einfo: ExceptionInfo
     ) -> Any:
-        """Called after a failed attempt, when the job waits in Redis for its retry."""
+        """Called after a failed attempt, once Redis has stored that the job will be retried."""
 
     def after_return(
         self,

@@ -90,8 +90,8 @@ class TaskDefinitionMixin:
             base: The task's class, a subclass of :class:`bulltask.Task`; default: ``task_cls`` of the app. A bound
                 function then receives the task itself.
             name: The task's name; default: ``module.function``.
-            options: See :class:`bulltask.registry.task_options.TaskOptions`; ``max_retries=None`` retries without a
-                limit.
+            options: See :class:`bulltask.registry.task_options.TaskOptions`. ``max_retries=None`` means unlimited
+                retries.
 
         Raises:
             DuplicateTaskError: Another function has this name.

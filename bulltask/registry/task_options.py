@@ -51,7 +51,7 @@ _HANDLERS: Final = {
     "on_retry": "the signal task_retry",
     "after_return": "the signal task_postrun",
 }
-"""Celery's handlers, which are options there but not here, with what else does the same."""
+"""Celery's handlers, which are task options only in Celery, with the alternatives."""
 
 Exceptions = tuple[type[BaseException], ...]
 
@@ -62,13 +62,14 @@ class TaskOptions:
 
     Attributes:
         queue: Queue of the task's jobs.
-        priority: 1 (first) to 2,097,151 (last); jobs without a priority run before all others (BullMQ's order, not
-            Celery's).
+        priority: 1 (first) to 2,097,151 (last). Jobs without a priority run before all others. (This is BullMQ's order,
+            not Celery's.)
         expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
         max_retries: Maximum number of retries after the first attempt (3 attempts are ``max_retries=2``).
         unlimited_retries: Retry without a limit.
-        retry_backoff: Initial delay of the exponential backoff (seconds, ``timedelta``; ``True`` is 1 s), ``False``
-            for the fixed ``default_retry_delay``, or a function of (attempts made, exception) that returns seconds.
+        retry_backoff: Initial delay of the exponential backoff (seconds or ``timedelta``; ``True`` is 1 s). ``False``:
+            every delay is ``default_retry_delay``. A function receives the attempts made and the exception, and returns
+            seconds.
         retry_backoff_max: Maximum delay.
         retry_jitter: Random variation of the delay, as a fraction; ``True`` is 0.2.
         default_retry_delay: A fixed delay instead of the backoff (Celery's name); default: 180 s if ``retry_backoff``
@@ -94,8 +95,8 @@ class TaskOptions:
             :class:`~bulltask.registry.batches.BatchJob`.
         batch_wait: Seconds or ``timedelta`` to wait for further jobs of a batch; 0: only jobs that are already waiting.
         spark: Give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
-        typed: Which type hints are enforced: ``True``: all; ``False``: none; ``None``: the setting ``task_typed``, by
-            default those of types that JSON does not have (``datetime``, dataclasses, pydantic models …).
+        typed: Which type hints are enforced. ``True``: all; ``False``: none; ``None``: the setting ``task_typed``, by
+            default the hints of types that JSON does not have (``datetime``, dataclasses, pydantic models …).
         serializer: How arguments, results and exceptions are serialized: ``"json"`` or ``"cloudpickle"``; ``None``: the
             settings ``task_serializer`` and ``result_serializer``.
         compression: How large arguments and results are compressed: ``"zlib"`` (in Celery also called ``"gzip"``) or
@@ -176,7 +177,7 @@ class TaskOptions:
             bind: Whether it receives a context.
 
         Raises:
-            ConfigError: It cannot.
+            ConfigError: The options do not fit the function.
         """
         if is_async and self.spark:
             raise ConfigError(

@@ -38,8 +38,8 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def add(self, task: AnyTask[Any, Any]) -> None:
         """Register a task.
 
-        A function that is defined again replaces itself, as in Python: after ``importlib.reload`` of an edited module,
-        when a notebook cell runs twice, or when a file is imported under two names.
+        A function that is defined again replaces its earlier definition, as in Python: after ``importlib.reload``, when
+        a notebook cell runs twice, or when a file is imported under two names.
 
         Raises:
             DuplicateTaskError: Another function already has the name; the message shows both locations.

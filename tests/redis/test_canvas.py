@@ -133,7 +133,7 @@ def test_an_invalid_canvas_is_rejected_before_anything_is_stored(calls: Calls, r
         (lambda: group([anything]), TypeError, "consists of signatures"),
         (lambda: anything.s(1, 2) | anything, TypeError, "consists of signatures"),
         (lambda: anything.starmap([(1,)]), TypeError, "missing a required argument"),
-        (lambda: group(add.s(1, 1)).link(total.s()), TypeError, "no callback of its own"),
+        (lambda: group(add.s(1, 1)).link(total.s()), TypeError, "a group cannot have a callback"),
         (with_option(deduplication="x"), ConfigError, "cannot be deduplicated"),
         (with_option(ignore_dependency_on_failure=True), ConfigError, "cannot have the option 'idof'"),
         (with_option(parent={"id": "1", "queue": "q"}), ConfigError, "is followed by another step"),
