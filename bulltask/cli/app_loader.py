@@ -60,8 +60,9 @@ def load_tasks(ctx: click.Context, options: Mapping[str, Any]) -> tuple[str, App
 
 
 def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:
-    """Return the app that ``-A`` names, or an app without tasks for ``-b``, which suffices for commands on queues and
-    jobs.
+    """Return the app that ``-A`` names; without ``-A``, an app for the server of ``-b``, without tasks.
+
+    Such an app suffices for commands on queues and jobs.
 
     Args:
         ctx: The command's context.

@@ -24,7 +24,7 @@ _MAX_LINES: Final = 8
 
 @contextmanager
 def reporting_import_errors(what: str) -> Iterator[None]:
-    """Replace an error with a message without the frames of bulltask and of Python's import system.
+    """Replace an error with a message that omits the frames of bulltask and of Python's import system.
 
     Args:
         what: What is imported, for the message.

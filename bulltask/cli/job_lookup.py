@@ -27,7 +27,7 @@ MAX_LOG_LINES: Final = 1_000
 """How many of the newest lines of a job's log are read."""
 
 MAX_PAGES: Final = 1_000
-"""How many pages, of a thousand keys each, are scanned for queue names on each server: a second of its time."""
+"""How many pages, of a thousand keys each, are scanned for queue names on each server; this takes about a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _scan_queues(client: SyncClient, config: Config) -> set[str]:
 
 
 def _app_names(bullmq_names: Iterable[str], config: Config) -> list[str]:
-    """Return the queues' names in the app, without queues that the app cannot name."""
+    """Return the queues' names in the app; queues whose names are invalid in bulltask are left out."""
     named = []
     for name in bullmq_names:
         bare = name_in_app(name, hash_tag=config.queue_hash_tag)

@@ -35,12 +35,12 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def safe(text: str) -> str:
-    """Escape control characters in text from a job, which a terminal would interpret; keep newlines and tabs."""
+    """Escape control characters in text from a job, because a terminal would interpret them; keep newlines and tabs."""
     return CONTROL.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print text that may contain names from Redis, a server's messages or data of jobs; see :func:`safe`.
+    """Print text that may contain names from Redis, a server's messages or jobs' data, with :func:`safe`.
 
     Args:
         text: The text.

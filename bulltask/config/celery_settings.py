@@ -1,8 +1,8 @@
 """Celery's settings that bulltask does not have: the effect of each, the reason, and what to use instead.
 
-A setting of Celery 5.7 is in exactly one place: here, or in :data:`bulltask.config.settings.SETTINGS` with the same
-name and meaning. A setting without effect causes a warning unless its value describes what bulltask does anyway. It is
-rejected if a job would otherwise run elsewhere, in another order or with less protection than the setting demands.
+Each setting of Celery 5.7 is either here, or in :data:`bulltask.config.settings.SETTINGS` with the same name and
+meaning. A setting without effect causes a warning, unless its value matches bulltask's behavior. It is rejected if
+ignoring it would run jobs elsewhere, in another order, or with less protection than the user expects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CelerySetting:
     rejected: bool = False
 
     def is_redundant(self, value: object) -> bool:
-        """Return whether ``value`` describes what bulltask does anyway, so that no warning is needed."""
+        """Return whether ``value`` matches bulltask's behavior, so that no warning is needed."""
         accepts = _REDUNDANT.get(self.name)
         return accepts is not None and accepts(value)
 
@@ -320,4 +320,4 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     (_is(0, 1), "worker_prefetch_multiplier"),
 )
 _REDUNDANT: Final = {name: accepts for accepts, names in _DONE_ANYWAY for name in names.split()}
-"""For each setting whose value may describe what bulltask does anyway, the test for that."""
+"""For each setting that may have a value that matches bulltask's behavior, the test for such values."""

@@ -164,9 +164,8 @@ class Config:
 class Settings:
     """The mutable settings of an app, by their public names: ``app.conf.lock_duration = 60``.
 
-    Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to
-    send a job, or when a worker starts: children are forks, so a later change would apply to only some
-    processes.
+    Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to send
+    a job, or when a worker starts. A later change would apply to only some processes, because children are forks.
 
     Raises:
         ConfigError: A setting of the app, the environment, pyproject.toml or the ``--config`` file is invalid.
@@ -227,7 +226,7 @@ class Settings:
 
     @property
     def is_url_from_celery(self) -> bool:
-        """Whether ``broker_url`` is set only by Celery's environment variable ``CELERY_BROKER_URL``."""
+        """Whether ``broker_url`` comes from Celery's environment variable ``CELERY_BROKER_URL``."""
         return self._celery_url is not None and "broker_url" not in self._given()
 
     def overridden(self, settings: Mapping[str, object]) -> Settings:
@@ -249,10 +248,10 @@ class Settings:
         return self._frozen
 
     def freeze_one(self, name: str) -> Any:
-        """Return a parsed setting that can no longer be changed, while the others can.
+        """Return a parsed setting, and freeze it; the other settings can still be changed.
 
-        For a setting that is needed before the app sends anything, for example by a signature that a module creates
-        when it is imported.
+        This is for settings that are needed before the app sends anything, for example by a signature that a module
+        creates when it is imported.
         """
         self._used.add(name)
         return SETTINGS[name].parse(getattr(self, name), name)
@@ -266,7 +265,7 @@ class Settings:
         if self.is_url_from_celery:
             url(self._celery_url, CELERY_URL)
             given["broker_url"] = self._celery_url
-        merged = {row.name: row.default for row in SETTINGS.values()} | _patience(given) | given
+        merged = {row.name: row.default for row in SETTINGS.values()} | _failover_defaults(given) | given
         parsed = {row.field: row.parse(merged[row.name], row.name) for row in SETTINGS.values()}
         config = Config(**parsed)
         if config.renew_ms >= config.lock_ms:
@@ -354,8 +353,8 @@ def _check_broker(config: Config) -> None:
         )
 
 
-def _patience(given: Mapping[str, object]) -> dict[str, object]:
-    """Return defaults with which a send outlasts a failover, if the URL names several servers."""
+def _failover_defaults(given: Mapping[str, object]) -> dict[str, object]:
+    """Return the defaults for a URL of several servers: a send is retried until a failover has ended."""
     address = given.get("broker_url")
     if not isinstance(address, SecretUrl) or address.kind == "single":
         return {}

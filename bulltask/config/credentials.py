@@ -1,4 +1,4 @@
-"""The setting ``broker_credential_provider``: where the user and password come from whenever a process connects."""
+"""The setting ``broker_credential_provider``: the source of the user and password for each new connection."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FILE: Final = "file://"
 
 
 class Credentials:
-    """Reads the user and password anew whenever a process connects, so that they can change while it runs.
+    """Reads the user and password for each new connection, so that they can change while the process is running.
 
     Args:
-        source: An object with redis-py's ``get_credentials()``, its class, or a function, which returns a password or
-            a user and a password; the name of one of them, ``"module:attribute"``, which is imported when it is first
-            needed; or ``"file:///path"`` of a file that contains a password.
+        source: One of the following: an object with redis-py's ``get_credentials()``, or its class; a function; the
+            name of one of these, ``"module:attribute"``, which is imported on first use; ``"file:///path"`` of a file
+            that contains a password. A function or ``get_credentials()`` returns a password, or a user and a password.
     """
 
     __slots__ = ("_source",)

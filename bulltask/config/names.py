@@ -1,4 +1,4 @@
-"""Which setting a name stands for: one of bulltask's, one of Celery's, or none."""
+"""Finds the setting for a name, which may be bulltask's or Celery's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bulltask.user_warnings import warn_user
 __all__ = ["check_same_meaning", "constructor_settings", "explain", "resolve"]
 
 _CLOSE: Final = 0.75
-"""The minimum similarity of a suggestion. The names of settings have many words in common, so a lower one misleads."""
+"""The minimum similarity of a suggestion, 0 to 1. Names of settings are similar, so a lower value would mislead."""
 
 _RENAMED_ARGUMENTS: Final = {"broker": "broker_url", "backend": "result_backend"}
 _APP_ARGUMENTS: Final = ("changes", "config_source", "namespace", "set_as_current", "task_cls")
@@ -32,7 +32,7 @@ _REMOVED_ARGUMENTS: Final = {
 
 
 def resolve(name: str, value: object, label: str) -> str | None:
-    """Return the setting that takes a value, ``None`` if none does: then a warning says why.
+    """Return the setting to which a value applies; if the value has no effect, warn and return ``None``.
 
     Args:
         name: The name of a setting, bulltask's or Celery's.
@@ -101,7 +101,7 @@ def constructor_settings(broker_url: SecretUrl | None, given: Mapping[str, objec
 
 
 def check_same_meaning(found: Mapping[str, tuple[str, Any]]) -> None:
-    """Check the values that mean something else in Celery.
+    """Reject values that have a different meaning in Celery.
 
     Raises:
         ConfigError: ``result_expires`` is 0, which keeps results forever in Celery, but not at all in bulltask.

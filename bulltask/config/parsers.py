@@ -2,7 +2,7 @@
 
 A parser takes the value (a string from the environment or the command line, any object from code) and the setting's
 name for the message. It returns the field's value in :class:`bulltask.config.config.Config`, or raises ``ConfigError``.
-The documentation describes values with the text after "must be" in the message.
+The documentation of the settings contains the text after "must be" in this message.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class TaskRate:
 
     Attributes:
         interval_ms: Average time between two starts.
-        tolerance_ms: By how much starts may catch up after a late one: 1% of the limit's period, at most 1 s. To
-            compensate, each interval is longer by ``tolerance_ms / jobs``, so no period has more starts than the limit.
+        tolerance_ms: By how much the starts after a late one may be early: 1% of the limit's period, at most 1 s. To
+            compensate, each interval is longer by ``tolerance_ms / jobs``, so that no period exceeds the limit.
     """
 
     interval_ms: float
@@ -108,7 +108,7 @@ def _of_mapping(value: Any, name: str) -> Limits:
 
 
 def _is_limit(part: Any) -> bool:
-    """Return whether a value is a limit, so that its key ``max`` or ``duration`` is the name of a queue."""
+    """Return whether a value is a limit. If so, the key that it belongs to is a queue's name, even ``max``."""
     return isinstance(part, Mapping) or (isinstance(part, str) and "/" in part)
 
 

@@ -15,7 +15,7 @@ from bulltask.errors import ConfigError
 __all__ = ["Route", "Routes", "queue_names", "routes"]
 
 Route = Mapping[str, Any]
-"""The options of a route: ``queue``, and any other option of a call."""
+"""A route: ``queue``, and any other option of a call."""
 
 _Router = Callable[..., Any]
 _FUNCTION: Final = re.compile(r"\w+(\.\w+)*[.:]\w+")

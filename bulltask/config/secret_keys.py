@@ -28,7 +28,7 @@ _HOW: Final = "make one with: python -c \"import secrets; print('k1:' + secrets.
 
 
 class SecretKey:
-    """A key with its id, which payloads name.
+    """A key and its id. A payload contains the ids of the keys that sign and encrypt it.
 
     Attributes:
         id: The id.
@@ -58,7 +58,7 @@ def signing_keys(value: Any, name: str) -> tuple[SecretKey, ...]:
 
 
 def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
-    """Return the keys of each queue; no keys mean that its payloads are not encrypted.
+    """Return the keys of each queue. The payloads of a queue without keys are not encrypted.
 
     Args:
         value: A mapping from queue to keys, as for :func:`signing_keys`, or this mapping as a JSON string; ``"*"``
@@ -72,7 +72,7 @@ def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
 
 
 def _parse(parse: Callable[[Any, str], T], value: Any, name: str) -> T:
-    """Parse keys; an error is raised here, because the variables of the functions below contain the keys."""
+    """Parse keys, and raise errors here, because the local variables of the functions below contain the keys."""
     secret = value if isinstance(value, SecretKeys) else SecretKeys(value)
     del value
     try:

@@ -134,5 +134,5 @@ def _value(source: object, name: str) -> Any:
 
 
 def _is_definition(value: object) -> bool:
-    """Return whether a module or class has the value for its own use: an import, a function or a class."""
+    """Return whether a value is an import, a function or a class, and therefore not a setting."""
     return isinstance(value, ModuleType) or inspect.isclass(value) or inspect.isroutine(value)

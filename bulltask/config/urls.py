@@ -39,7 +39,7 @@ _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC begi
 _URL_IN_JSON = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>\x1b]+")
 
 Kind = Literal["single", "cluster", "sentinel"]
-"""What a broker URL names: one server, nodes of a Redis Cluster, or sentinels that know the server."""
+"""What a broker URL names: one server, nodes of a Redis Cluster, or sentinels that monitor a primary."""
 
 Address = tuple[str, int]
 """Host and port."""
@@ -114,7 +114,7 @@ class SecretUrl:
         return scheme != "unix" and bool(set(userinfo) & set("/?#[]")) and not _WITH_OPTIONS.match(rest)
 
     def hide_in(self, text: str) -> str:
-        """Return ``text``, a driver's message about this URL, masking words that occur only in its password."""
+        """Return a driver's message about this URL, with words that occur only in the password masked."""
         hidden = self._url[: _userinfo_end(self.scheme, self._url)] if self.has_secret else ""
         return _WORD.sub(lambda word: HIDDEN if word[0] in hidden and word[0] not in self._shown else word[0], text)
 

@@ -1,8 +1,9 @@
-"""The delay before the next attempt, in milliseconds; without I/O.
+"""The delay before the next attempt, in milliseconds.
 
-There are two formulas. A job that bulltask sent has jitter in both directions and a maximum delay. A job that another
-client sent gets BullMQ 5.62's delay (jitter only shortens it, no maximum), so a shared queue behaves the same with
-Node workers. In both, ``attempts_made`` includes the attempt that has just failed: it is 1 after the first attempt.
+There are two formulas. In a job that bulltask sent, jitter lengthens or shortens the delay, which has a maximum. For a
+job that another client sent, the delay is BullMQ 5.62's: jitter only shortens it, and there is no maximum. Workers of
+Node.js and bulltask therefore wait equally long. In both formulas, ``attempts_made`` includes the attempt that has just
+failed, so it is 1 after the first attempt.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Backoff:
         type: ``"fixed"`` (always ``delay_ms``), ``"exponential"`` (doubles each time), or the name of a registered
             custom strategy.
         delay_ms: First delay in milliseconds, 0 or more.
-        jitter: Random fraction of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20%; in a job that
-            another client sent it has BullMQ's meaning and only shortens the delay. A fixed delay with a maximum (every
-            fixed delay that bulltask stores) has no jitter, and 0 is stored, so that Node waits equally long.
-        max_delay_ms: Maximum delay in milliseconds; ``None`` for none (as in BullMQ).
+        jitter: Random fraction of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20%. In a job that another
+            client sent, it only shortens the delay, as in BullMQ. A fixed delay with a maximum has no jitter, and 0 is
+            stored, so that Node waits equally long. (bulltask stores every fixed delay with a maximum.)
+        max_delay_ms: Maximum delay in milliseconds; ``None`` for no maximum (as in BullMQ).
 
     Raises:
         ConfigError: A value has the wrong type or is out of range.
@@ -160,7 +161,7 @@ def _stored_ms(name: str, value: object) -> int:
 
 
 def _double(delay_ms: int, times: int) -> int:
-    """Double ``delay_ms`` ``times`` times. Bounded, because attempt 10^9 must not create a number of 10^9 bits."""
+    """Double ``delay_ms`` ``times`` times, up to a bound: attempt 10^9 must not create a number of 10^9 bits."""
     return min(delay_ms << min(times, _MAX_DOUBLINGS), _MAX_MS)
 
 
@@ -193,9 +194,9 @@ def _jitter_factor(jitter: float, random: Callable[[], float]) -> float:
 def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], float] = _random.random) -> int:
     """Return the delay for a job that another BullMQ client sent, as Node calculates it.
 
-    Fixed is ``D``, exponential ``2^(n-1) · D``; jitter ``j`` shortens it to a value in ``[d · (1-j), d)``; there is no
-    maximum. An unknown type counts as exponential, starting at one second if the job has no delay (a Node worker
-    throws, and the job stays active until it stalls).
+    A fixed delay is ``D``, an exponential one ``2^(n-1) · D``. Jitter ``j`` shortens a delay ``d`` to a value in
+    ``[d · (1-j), d)``. There is no maximum. An unknown type counts as exponential, and starts at one second if the job
+    has no delay. (A Node worker throws, and the job stays active until it stalls.)
 
     Args:
         backoff: The job's backoff.
@@ -220,8 +221,7 @@ def reconnect_delay_ms(
 ) -> int:
     """Return the delay before the next attempt to connect to Redis: ``first_ms``, doubling up to ``cap_ms``, ±20%.
 
-    The jitter is applied after the maximum. Otherwise all workers that have reached the maximum would reconnect at the
-    same time.
+    Jitter also changes the maximum delay; otherwise, all workers that have reached it would reconnect at the same time.
 
     Args:
         attempt: Failed attempts so far; 1 after the first.

@@ -9,7 +9,7 @@ stores, among bulltask's options, which parameter receives the results, and thei
   (:func:`member_id`), so a job with ten thousand children does not store ten thousand ids. The shape is stored as JSON
   text, because msgpack and Lua lose a ``null`` in a list.
 
-A job that ignores the results of the step before it stores :data:`NO_RESULTS`, so that it fails with that step's error.
+A job that ignores the result of the previous step stores :data:`NO_RESULTS`, so that it fails with that step's error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Shape = None | int | str | Sequence["Shape"]
 """The structure of results; see the module."""
 
 NO_RESULTS: Final = {"to": ""}
-"""The stored form for a job in a canvas that comes after others, but receives nothing from them."""
+"""The stored form for a job in a canvas that waits for other jobs, but receives no result from them."""
 
 
 def member_id(job_id: str, index: int) -> str:

@@ -1,8 +1,11 @@
 """JSON that Node and Python read in the same way.
 
-The output is identical to ``JSON.stringify``'s. A value that the two languages would read differently is
-rejected, with its path in the message, before anything is sent or stored: NaN and Infinity permanently stop all of the
-queue's Node listeners, Node silently rounds integers beyond ±(2^53-1), and non-string keys come back as strings.
+The output is identical to that of ``JSON.stringify``. A value that the two languages would read differently is rejected
+before anything is sent or stored, and the message contains the value's path:
+
+* NaN and Infinity would permanently stop all of the queue's Node listeners.
+* Node silently rounds integers beyond ±(2^53-1).
+* Keys that are not strings would be read as strings.
 """
 
 from __future__ import annotations
@@ -24,15 +27,15 @@ MAX_SAFE_INTEGER = 2**53 - 1
 """Largest integer that JavaScript represents exactly."""
 
 ON_SURROGATE: Final = "bulltask.surrogate"
-"""Name of the error handler for surrogates, for ``str.encode``.
+"""Name of an error handler for ``str.encode`` that encodes surrogates.
 
-Surrogates that represent non-UTF-8 bytes (``surrogateescape``: an id that another program created) become those bytes
-again. A lone surrogate from a JSON escape becomes U+FFFD, as in Node.
+Python represents bytes that are not UTF-8 as surrogates (``surrogateescape``), for example in an id that another
+program has created. They become the original bytes. A lone surrogate from a JSON escape becomes U+FFFD, as in Node.
 """
 
 MAX_LEVELS: Final = 500
-"""Maximum nesting of lists and objects. Python supports about 950, fewer if its stack is already deep: an explicit
-limit is the same in every process."""
+"""Maximum nesting of lists and objects. Python's own limit is about 950 levels, and lower if the stack is already deep.
+A fixed limit is the same in every process."""
 
 # check_circular is off: _problem() has already rejected values that contain themselves.
 _dumps = json.JSONEncoder(
@@ -113,7 +116,7 @@ def decode_object(data: bytes, *, what: str) -> dict[str, Any]:
 
 
 def decode_text(data: bytes | None) -> str:
-    """Return stored text; bytes that are not UTF-8 become escapes, so that reading never fails."""
+    """Return stored text as a string; bytes that are not UTF-8 become escapes, so that decoding never fails."""
     return "" if data is None else data.decode("utf-8", "backslashreplace")
 
 

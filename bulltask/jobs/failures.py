@@ -1,4 +1,4 @@
-"""Size limits of stored failures, because Redis keeps them in the job and sends them to all the queue's listeners."""
+"""Size limits for failures, because Redis stores them in the job and sends them to all listeners of the queue."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def truncate_reason(reason: str) -> str:
 def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
     """Return the traceback of ``exc`` with ``frames`` as text.
 
-    A reason that is truncated in the job is truncated in the same way in the traceback, where ``AsyncResult`` searches
-    for it.
+    If the reason is truncated in the job, it is truncated in the same way in the traceback, because ``AsyncResult``
+    searches the traceback for the reason.
     """
     text = "".join(traceback.format_exception(type(exc), exc, frames))
     if len(text) > REASON_CHARS:

@@ -19,7 +19,7 @@ class PlannedJob:
         job: The job.
         has_custom_id: The caller set its id, so a job with this id may exist already.
         children: Its child jobs.
-        followers: Jobs of the same flow, other than its parent, that also wait for it.
+        followers: The other jobs of the same flow that wait for this job, besides its parent.
         result: The stored id, or the error; ``None`` until it has been sent.
     """
 

@@ -1,7 +1,7 @@
 """A job in BullMQ's format, as a sender writes it and as a worker reads it.
 
-Field and option names in Redis are BullMQ's. bulltask stores its additional options under one key of the options,
-``bulltask``. Node ignores it; a worker uses it to recognize jobs that bulltask sent, because they have a different
+Field and option names in Redis are BullMQ's. bulltask stores its additional options under the key ``bulltask`` of the
+options, which Node ignores. The key also tells a worker that bulltask sent the job, because such jobs have a different
 retry policy.
 """
 
@@ -53,7 +53,8 @@ class JobOptions:
         attempts: Maximum number of attempts, including the first.
         backoff: Delay between attempts; ``None`` retries immediately.
         delay_ms: Delay before the job may run, counted from when it is sent.
-        eta_ms: Epoch milliseconds before which the job may not run; the later of ``delay_ms`` and ``eta_ms`` applies.
+        eta_ms: Epoch milliseconds before which the job may not run. If both ``delay_ms`` and ``eta_ms`` are set, the
+            later time applies.
         priority: 0 for none (runs before all others), else 1 (first) to 2,097,151 (last).
         lifo: Add the job to the front of the queue.
         keep_completed_ms, keep_failed_ms: Retention of the finished job, ``None`` for no limit.
@@ -64,7 +65,7 @@ class JobOptions:
         ignore_result: Whether the return value is not stored; ``None``: the task's option applies.
         max_requested_retries: How many retries the task may request; ``None``: as many as ``attempts`` permits.
         origin: The ids of the job whose task sent this one, and of its first ancestor; empty for most jobs.
-        canvas: The job's place in a canvas, as it is stored; empty for most jobs.
+        canvas: The job's place in a canvas, in its stored form; empty for most jobs.
         more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
             the fields above.
     """

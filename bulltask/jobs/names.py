@@ -26,7 +26,7 @@ __all__ = [
 MAX_NAME: Final = 255
 
 FAN_OUT: Final = "bulltask.fan_out"
-"""The task of a fan-out job: it returns the result that it receives, and its worker starts the jobs after it."""
+"""The task of a fan-out job. It returns the result that it receives, for the job's followers."""
 
 STARMAP: Final = "bulltask.starmap"
 """The task of a job that makes several calls of another task, one after the other."""
@@ -38,10 +38,10 @@ _QUEUE_KEYS: Final = frozenset(
     "active completed delay delayed events failed id limiter marker meta paused pc prioritized priority repeat stalled"
     " stalled-check wait waiting-children".split()
 )
-"""Last parts of a queue's keys; a job with such an id would overwrite one of its queue's keys."""
+"""Ends of a queue's keys. A job with such an id would overwrite that key."""
 
 _KEY_PREFIXES: Final = ("de:", "dn:", "metrics:")
-"""Beginnings of other keys of a queue, which have two colons like the ids of repeated jobs: ``de:{id}``."""
+"""First parts of a queue's other keys, such as ``de:{id}``, which have two colons like the ids of repeated jobs."""
 
 
 def bullmq_name(queue: str, *, hash_tag: bool) -> str:
@@ -68,9 +68,9 @@ def qualified_name(queue: str, prefix: str, *, hash_tag: bool) -> str:
 def address_of(key: str, prefix: str) -> tuple[str, str, str]:
     """Return the prefix, BullMQ's queue name and the id from a job's full key.
 
-    Queue names contain no ``:``. Ids may contain one (those of job schedulers do), and so may a prefix; a prefix other
-    than ``prefix`` is assumed to end at the first ``:``. (BullMQ 5.62 uses three parts and loses the
-    rest of such an id.)
+    Queue names contain no ``:``, but ids may (those of job schedulers do), and so may prefixes. A prefix other than
+    ``prefix`` is assumed to end at the first ``:``. (BullMQ 5.62 splits the key into three parts, and loses the rest of
+    an id with a ``:``.)
     """
     head = prefix if key.startswith(f"{prefix}:") else key.partition(":")[0]
     name, _, job_id = key[len(head) + 1 :].partition(":")
@@ -106,9 +106,10 @@ def check_job_id(job_id: str) -> str:
     """Return ``job_id`` if Node's client would accept it, too.
 
     Raises:
-        InvalidNameError: It is empty, longer than 255 characters, an integer (like the ids of BullMQ's counter),
-            starts with ``0:``, contains a ``:`` (unless exactly two, like the ids of repeated jobs) or control
-            characters, or is the name of one of the queue's keys (Node does not check that, and overwrites the key).
+        InvalidNameError: It is empty, longer than 255 characters, or an integer (like the ids of BullMQ's counter); it
+            starts with ``0:``, or contains control characters or a ``:`` (exactly two are allowed, as in the ids of
+            repeated jobs); or it is the name of one of the queue's keys. (Node does not check the last condition, and
+            overwrites the key.)
     """
     _check_text(job_id, "job_id")
     if _INTEGER.fullmatch(job_id):

@@ -1,7 +1,7 @@
-"""Stored numbers, clamped when they are read, so that later code cannot overflow.
+"""Stored numbers. They are clamped when they are read, so that later code cannot overflow.
 
-Node stores ``Number.MAX_VALUE`` as ``1.7976931348623157e+308`` and works with it. In Python that is an integer of 309
-digits, which overflows in msgpack, in shared memory and in divisions.
+Node stores ``Number.MAX_VALUE`` as ``1.7976931348623157e+308``. As a Python integer, this number has 309 digits, and
+overflows in msgpack, in shared memory and in divisions.
 """
 
 from __future__ import annotations

@@ -55,14 +55,13 @@ class Deduplication:
     """Which jobs are duplicates of each other, and for how long (BullMQ's five modes).
 
     ``Deduplication("x")`` lasts until the first job has finished. With ``ttl``, it lasts for that time, even if the job
-    finishes earlier. With ``extend``, every duplicate restarts the time. With ``replace``, a duplicate replaces a job
-    that is still delayed. ``ttl``, ``extend``, ``replace`` and a ``delay`` together are a debounce.
+    finishes earlier. For a debounce, set ``ttl``, ``extend`` and ``replace``, and send the job with a ``delay``.
 
     Attributes:
-        id: Jobs with this id are duplicates.
-        ttl: Seconds or ``timedelta``; ``None``: until the job has finished.
-        extend: Restart ``ttl`` at every duplicate.
-        replace: Keep the newest job while the first is delayed.
+        id: Jobs with this id are duplicates of each other.
+        ttl: Seconds or ``timedelta``; ``None``: until the first job has finished.
+        extend: Each duplicate restarts the ``ttl``.
+        replace: A duplicate replaces the first job while that is delayed.
     """
 
     id: str
@@ -183,7 +182,7 @@ def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -
     """Check a job's data against its ``size_limit``, and data and options together against ``max_payload``.
 
     Args:
-        data: The encoded data; alone it is within ``limit``.
+        data: The encoded data, which alone does not exceed ``limit``.
         options: The job's options.
         limit: The setting ``max_payload``; ``None`` for no limit.
         what: Name of the data in messages.

@@ -31,9 +31,9 @@ _CELERY: Final[Mapping[str, frozenset[object]]] = {
 class JobState(StrEnum):
     """State of a job, as BullMQ's ``getState`` returns it.
 
-    It also equals Celery's names: ``COMPLETED == "SUCCESS"``, ``FAILED == "FAILURE"``, ``ACTIVE == "STARTED"``, and
-    ``DELAYED`` equals ``"RETRY"`` and, like all other states, ``"PENDING"``. Its hash is that of BullMQ's name, so use
-    tuples rather than sets of Celery's names.
+    A state also equals Celery's name for it: ``COMPLETED == "SUCCESS"``, ``FAILED == "FAILURE"``, ``ACTIVE ==
+    "STARTED"``. ``DELAYED`` equals both ``"RETRY"`` and ``"PENDING"``; all other states equal ``"PENDING"``. The hash
+    is that of BullMQ's name, so compare with tuples, not sets, of Celery's names.
     """
 
     WAITING = "waiting"

@@ -109,7 +109,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """What a job was sent with, and when it finished.
+    """A job's name and arguments, and when it finished.
 
     Attributes:
         data: The arguments as they are stored, which may be an envelope.

@@ -22,9 +22,9 @@ _MAX_CACHED_BYTES: Final = 1_000
 
 
 class StoredOptions(dict[str, Any]):
-    """A job's ``opts``. Do not change them: jobs with the same options share one object.
+    """A job's ``opts``. Do not change it: jobs with the same options share one object.
 
-    What a worker reads for each job is therefore derived once for all of them.
+    The cached properties are therefore computed only once for all jobs with the same options.
     """
 
     @cached_property

@@ -52,7 +52,7 @@ class AddOptions(TypedDict, total=False):
             Default: the app's ``result_expires`` (a day) and ``result_failure_expires`` (forever).
         keep_logs: Maximum number of lines in its log; 0: no limit (default: the setting ``max_logs``, 1,000).
         stack_trace_limit: How many tracebacks of failed attempts are kept.
-        size_limit: Maximum size of its data as JSON, in bytes; checked before anything is sent.
+        size_limit: Maximum size of its data as JSON, in bytes; checked before the job is sent.
         deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`.
         parent: The job that waits for this job.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,

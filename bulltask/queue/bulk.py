@@ -18,7 +18,7 @@ _RETRIABLE: Final = ("failed", "completed")
 
 
 def set_paused(context: QueueContext, *, paused: bool) -> Operation[None]:
-    """Pause or resume; jobs in the lists ``wait`` and ``paused`` are merged into one list first."""
+    """Pause or resume a queue, after merging its lists ``wait`` and ``paused`` into one."""
     while (yield from execute(scripts.set_paused(context.keys, paused=paused))):
         pass
 

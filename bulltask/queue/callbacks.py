@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", bound=QueueEvent)
 C = TypeVar("C", bound=Callable[[Any], Any])
 Callback = Callable[[Any], Any]
-"""Called with an event. An exception that it raises is logged; reading continues."""
+"""A function that is called with an event. If it raises an exception, that is logged, and reading continues."""
 
 _Key = tuple[type[QueueEvent], str, str | None]
 """An event class, the name of a custom event, and a job id (``None``: all jobs)."""

@@ -1,4 +1,4 @@
-"""Connection, keys and default options that a queue shares with its jobs and schedulers, sync and asyncio."""
+"""The connection, keys and default options that a queue shares with its jobs and schedulers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class QueueContext:
 
     Args:
         queue: The queue's name in the app.
-        broker: Returns the connection to Redis. It is called on every use, so that a forked child gets a new
-            connection, and never earlier, so that an app's settings can still be changed.
+        broker: Returns the connection to Redis. It is called on every use, because a forked child needs a new
+            connection. It is not called before the first use, so that an app's settings can still be changed.
         defaults: Default options of jobs that are added through this queue.
         owned: The connection belongs to this context and is closed with it.
 

@@ -1,8 +1,9 @@
 """The events in a queue's event stream: one class for each of BullMQ's events.
 
-An event has the fields that BullMQ's scripts write, under Python names; read the job itself from the queue. Malformed
-events do not stop a reader: malformed JSON is kept as text with an ``error``, and an event that lacks a field is
-returned as :class:`Custom`.
+An event has the fields that BullMQ's scripts write, under Python names. To get the whole job, read it from the queue.
+
+Malformed events do not stop a reader. If the JSON is malformed, the event contains its text and an ``error``. An event
+that lacks a field is returned as :class:`Custom`.
 """
 
 from __future__ import annotations
@@ -223,7 +224,10 @@ class Cleaned(QueueEvent):
 
 @dataclass(frozen=True, slots=True)
 class Drained(QueueEvent):
-    """The last waiting job has finished. Not emitted if a delayed job exists and the worker fetched the next job."""
+    """The last waiting job has finished.
+
+    BullMQ does not emit this event if a delayed job exists and the worker fetched the next job.
+    """
 
     event: ClassVar[str] = "drained"
 

@@ -20,9 +20,9 @@ __all__ = ["add_flow_once"]
 def add_flow_once(roots: Sequence[PlannedJob], broker: Broker, write_id: str, ttl_ms: int) -> Operation[bool]:
     """Return the operation that adds a flow unless the same write has already added it.
 
-    The operation returns whether it added the flow. A key in Redis marks the write: the connection watches
-    the key, and the transaction that adds the jobs sets it, so only one of two senders can add them. After any error,
-    the operation can be run again.
+    The operation returns whether it added the flow. A key in Redis marks the write. The connection watches this key,
+    and the transaction that adds the jobs sets it, so only one of two senders can add them. After any error, the
+    operation can be run again.
 
     Args:
         roots: The trees of jobs.

@@ -29,8 +29,8 @@ class ChildOptions(TypedDict, total=False):
     Without any of them, the parent waits until the child is retried and completes.
 
     Attributes:
-        fail_parent_on_failure: The parent fails immediately, and then the parent's parent, if the parent has this
-            option.
+        fail_parent_on_failure: The parent fails immediately. If the parent itself has this option, its own parent
+            fails, too.
         continue_parent_on_failure: The parent runs immediately; ``get_failed_children`` returns the reason.
         ignore_dependency_on_failure: The parent runs after its other child jobs; ``get_failed_children`` returns the
             reason.

@@ -1,4 +1,4 @@
-"""Adds flows, each exactly once and never partially, even if the connection to Redis fails."""
+"""Adds flows as a whole and exactly once, even if the connection to Redis fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CLOCK_MARGIN_MS: Final = 2_000
 
 @dataclass(slots=True)
 class ServerFacts:
-    """Facts about the server that a producer caches.
+    """What a producer remembers about the server.
 
     Attributes:
         queues_with_meta: Queues whose ``meta`` was written.
@@ -49,9 +49,9 @@ class ServerFacts:
 class FlowSender:
     """Adds flows in one transaction.
 
-    An attempt whose reply was lost may have succeeded. Redis executes a transaction as a whole or not at all, so one
-    job that did not exist before (the probe) shows whether that attempt succeeded. Adding the flow again could
-    attach children to a parent that has already counted them.
+    An attempt whose reply was lost may have succeeded. Redis executes a transaction as a whole or not at all, so a
+    single job that did not exist before (the probe) shows whether the attempt succeeded. If it did, the flow must not
+    be added again, because a parent would count its children twice.
 
     Args:
         roots: The flows.

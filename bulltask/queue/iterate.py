@@ -27,7 +27,7 @@ class JobPages:
         context: The queue.
         states: The states to iterate over (default: all).
         size: Jobs per page.
-        asc: In each state, begin with the job that is next in line (or finished first); otherwise, end with it.
+        asc: In each state, begin with the job that runs next (or finished first); otherwise, end with it.
 
     Raises:
         ConfigError: A state is unknown, or ``size`` is below 1.

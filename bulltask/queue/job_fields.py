@@ -16,7 +16,7 @@ __all__ = ["JobFields", "sent_job"]
 
 
 class JobFields:
-    """A job as it was when it was read or added, including changes made with this object's methods.
+    """A job's fields as they were when it was read or added, with the changes made through this object's methods.
 
     Times are epoch milliseconds. Those that bulltask writes are the server's; Node.js writes its machine's.
     ``refresh()`` reads all fields again.

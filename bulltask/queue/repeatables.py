@@ -1,7 +1,8 @@
-"""Repeatable jobs, which BullMQ had before job schedulers (5.10) and Node's ``queue.add(…, {repeat})`` still creates.
+"""Repeatable jobs, BullMQ's predecessor of job schedulers (5.10); Node's ``queue.add(…, {repeat})`` creates them.
 
-Their key in ``repeat`` consists of their options (name, id, end, time zone, rule), and the worker adds each next
-iteration. bulltask creates none, but its workers continue existing ones, and users can list and remove them.
+The key of a repeatable job consists of its options (name, id, end, time zone, rule). The worker that acquires an
+iteration adds the next one. bulltask cannot create repeatable jobs, but its workers run existing ones, and users can
+list and remove them.
 """
 
 from __future__ import annotations

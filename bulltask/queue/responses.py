@@ -20,7 +20,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """A queue's job counts in five groups; jobs that are waiting for child jobs are in none of them.
+    """A queue's job counts in five groups. Jobs that are waiting for child jobs are not counted.
 
     Attributes:
         waiting: Ready to run: ``waiting``, ``paused`` or ``prioritized``.

@@ -1,4 +1,4 @@
-"""Options of pipeline commands: the queues' location, and the Spark session."""
+"""Options of pipeline commands: where the queues are, and the Spark session."""
 
 from __future__ import annotations
 

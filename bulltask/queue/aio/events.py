@@ -28,8 +28,8 @@ class AsyncQueueEvents(AsyncEventReader):
         await events.listen()  # reads in the background and calls the callbacks
         await events.close()
 
-    After an outage or a slow callback, reading continues where it stopped. If events were trimmed in the
-    meantime, an :class:`~bulltask.queue.events.EventsLost` is returned instead.
+    After an outage or a slow callback, reading continues where it stopped. If Redis has trimmed events in the
+    meantime, an :class:`~bulltask.queue.events.EventsLost` takes their place.
 
     Callbacks may be coroutine functions; each is awaited before the next event is read. One task at a time may read;
     :meth:`close` may be called from any task in the same loop.

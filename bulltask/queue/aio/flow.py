@@ -45,8 +45,8 @@ class AsyncFlowProducer(FlowBase):
 
         Args:
             flow: The tree.
-            parent: Another job that waits for the tree's root. In a task, pass ``self.request`` to give the running
-                job children (then call ``self.move_to_waiting_children()``).
+            parent: Another job that waits for the tree's root. In a task, pass ``self.request`` to add child jobs to
+                the running job, then call ``self.move_to_waiting_children()``.
             queue_defaults: Options by queue, for jobs that do not set them (Node's ``queuesOptions``).
 
         Returns:

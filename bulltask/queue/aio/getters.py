@@ -51,15 +51,16 @@ class AsyncQueueGetters(QueueBase):
     ) -> AsyncIterator[AsyncJob]:
         """Iterate over any number of jobs, a page at a time, while other clients use the queue.
 
-        A job that stays in its state throughout is returned exactly once. A job that is added, removed or moved
-        during the iteration may or may not be returned; a job that moves to a later state is returned at least once.
-        The iteration ends even if jobs are added faster than it reads. Some jobs may be returned twice, but only if a
-        whole page of jobs leaves its state between two reads.
+        A job that stays in its state is returned exactly once, and a job that moves to a later state at least once. A
+        job that is added, removed, or moved to an earlier state during the iteration may be missing. If a whole page of
+        jobs leaves its state between two reads, some jobs may be returned twice.
+
+        The iteration ends even if jobs are added faster than it reads.
 
         Args:
             states: As in :meth:`get_jobs`. They are read in the order in which jobs pass through them.
-            asc: In each state, begin with the job that is next in line (or finished first); otherwise, end with it.
-            page_size: Jobs in memory at a time.
+            asc: In each state, begin with the job that runs next (or finished first); otherwise, end with it.
+            page_size: Maximum number of jobs in memory at a time.
         """
         pages = JobPages(self._context, states, page_size, asc=asc)
         while (page := await self._context.arun(pages.next())) is not None:

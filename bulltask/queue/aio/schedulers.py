@@ -17,9 +17,8 @@ __all__ = ["AsyncJobSchedulers"]
 class AsyncJobSchedulers(SchedulersBase):
     """A queue's job schedulers. A scheduler adds a job at every interval, or whenever a cron pattern matches.
 
-    The worker that acquires a scheduler's job adds the next iteration, in Python or in Node.js. Iterations that
-    were due while no worker was running are skipped, except for one: that job runs as soon as a worker is running, and
-    the next iteration when it is due.
+    The worker that acquires a scheduler's job, in Python or Node.js, adds the next iteration. If no worker is running
+    while several iterations are due, only one of them runs, as soon as a worker has started; the others are skipped.
     """
 
     async def upsert(
@@ -49,7 +48,7 @@ class AsyncJobSchedulers(SchedulersBase):
 
         Raises:
             ConfigError, InvalidNameError, TypeError, EncodeError, PayloadTooLargeError: Nothing was changed.
-            SchedulerCollisionError: A job for the next time exists and cannot be replaced, because it has run.
+            SchedulerCollisionError: A job for the next time exists and cannot be replaced, because it has already run.
             SchedulerBusyError: Jobs for the next two times of an interval exist and cannot be replaced.
         """
         return await self._context.arun(self._upsert(scheduler_id, rule, name, data, options))

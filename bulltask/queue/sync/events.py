@@ -29,8 +29,8 @@ class QueueEvents(EventReader):
         events.listen()  # a separate thread reads and calls the callbacks
         events.close()
 
-    After an outage or a slow callback, reading continues where it stopped. If events were trimmed in the
-    meantime, an :class:`~bulltask.queue.events.EventsLost` is returned instead.
+    After an outage or a slow callback, reading continues where it stopped. If Redis has trimmed events in the
+    meantime, an :class:`~bulltask.queue.events.EventsLost` takes their place.
 
     It has a separate connection, which does not survive a fork. One thread at a time may read; :meth:`close`
     may be called from any thread.

@@ -211,7 +211,7 @@ class Job(JobFields):
             fetch_next: Acquire the next job in the same step, with the same token.
 
         Returns:
-            The next job; ``None`` without ``fetch_next``, and if the queue has no job.
+            The next job; ``None`` without ``fetch_next``, or if the queue has no job.
 
         Raises:
             EncodeError, PayloadTooLargeError: The value is not JSON, or is too large; the job is still active.
@@ -232,19 +232,19 @@ class Job(JobFields):
     ) -> Job | None:
         """End a failed attempt: as in Node, the job is retried while it has attempts left.
 
-        It fails permanently at its last attempt, after :meth:`discard`, or with a ``PermanentError``. A worker also
-        decides by the error's category whether to retry; this method does not.
+        It fails permanently at its last attempt, after :meth:`discard`, or with a ``PermanentError``. Unlike a worker,
+        this method does not consider the error's category.
 
         Args:
-            error: The reason; an exception is stored with its traceback. ``Retry``, which ``self.retry()`` raises, and
-                ``TransientError(retry_after=…)`` can set the time of the retry.
+            error: The reason. An exception is stored with its traceback. The exceptions ``Retry``, which
+                ``self.retry()`` raises, and ``TransientError(retry_after=…)`` can set the delay of the retry.
             token: The token of its lock (default: the token used to acquire it).
             countdown: Seconds or ``timedelta`` before the next attempt, instead of the job's backoff and the
                 error's delay; 0: immediately. The maximum number of attempts does not change.
             fetch_next: Acquire the next job in the same step, with the same token; ignored if the job is retried.
 
         Returns:
-            The next job; ``None`` without ``fetch_next``, and if the queue has no job.
+            The next job; ``None`` without ``fetch_next``, or if the queue has no job.
 
         Raises:
             DecodeError: The job's ``backoff`` is malformed.
@@ -312,7 +312,9 @@ class Job(JobFields):
         return self._context.run(read.get_failed_children(self._context, self.id))
 
     def remove_child_dependency(self) -> bool:
-        """Stop the parent from waiting for this job; it runs if no child is pending. False if there is no parent.
+        """Make the parent no longer wait for this job; false if there is no parent.
+
+        The parent is ready to run if no other child is pending.
 
         Raises:
             ParentNotFoundError: The parent does not exist.

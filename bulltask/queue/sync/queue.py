@@ -63,12 +63,12 @@ class Queue(QueueGetters):
         return jobs[0]
 
     def add_bulk(self, jobs: Iterable[BulkJob]) -> list[Job]:
-        """Add jobs in order, a thousand per round trip: ``[{"name": …, "data": …, "options": {…}}, …]``.
+        """Add jobs in order, up to a thousand per round trip: ``[{"name": …, "data": …, "options": {…}}, …]``.
 
         All jobs are checked before the first one is sent. They are not added in one transaction.
 
         Raises:
-            TypeError: A job has no name, or it or its options have an unknown key.
+            TypeError: A job has no name or an unknown key, or an option is unknown.
             EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: A job's data, name or option is invalid.
         """
         bulk = check_bulk_jobs(jobs)
@@ -113,7 +113,7 @@ class Queue(QueueGetters):
         """Remove jobs of one state that are older than ``grace``.
 
         Args:
-            grace: Minimum age, since the job finished, or since it was created if it has not.
+            grace: Minimum age, counted from when the job finished, or from its creation if it has not finished.
             limit: Maximum number of jobs; 0 for all.
             state: ``completed``, ``failed``, ``wait``, ``active`` (only jobs without a lock), ``paused``,
                 ``delayed`` or ``prioritized``.
@@ -164,8 +164,8 @@ class Queue(QueueGetters):
     def resume(self) -> None:
         """Resume the queue.
 
-        Unlike in BullMQ 5, no jobs are lost if BullMQ 6 clients paused the queue, or added jobs to it while it was
-        paused.
+        Unlike BullMQ 5, this method loses no jobs if BullMQ 6 clients have paused the queue, or have added jobs while
+        it was paused.
         """
         self._context.run(bulk.set_paused(self._context, paused=False))
 
@@ -178,7 +178,10 @@ class Queue(QueueGetters):
         return self._context.run(scripts.is_maxed(self._context.keys))
 
     def rate_limit(self, duration: Duration) -> None:
-        """Stop workers from acquiring jobs for ``duration``, if a rate limit is set globally or on the worker."""
+        """Stop workers from acquiring jobs for ``duration``.
+
+        It applies to all workers if the queue has a global rate limit, otherwise to those with a ``limiter``.
+        """
         duration_ms = to_ms(duration, "duration")
         if duration_ms:
             self._context.run(scripts.limit_now(self._context.keys, duration_ms))
@@ -237,9 +240,11 @@ class Queue(QueueGetters):
         """Acquire the next job without a worker; ``None`` if the queue has no job (Node's ``Worker.getNextJob``).
 
         A worker is the normal way to run jobs: it renews their locks, handles the exceptions of tasks, and releases
-        them when it stops. If you process jobs manually, your code must do that: end the job with
-        ``move_to_completed()``, ``move_to_failed()`` …, renew its lock with ``extend_lock()`` before it expires, and
-        fail a job that has a ``deferred_failure`` with that text instead of running it.
+        jobs when it stops. If you process jobs manually, your code must:
+
+        * end each job with ``move_to_completed()``, ``move_to_failed()`` …;
+        * renew its lock with ``extend_lock()`` before it expires;
+        * fail a job that has a ``deferred_failure``, with that text, instead of running it.
 
         Args:
             token: Locks the job; a unique string, such as a UUID.
@@ -249,7 +254,7 @@ class Queue(QueueGetters):
 
         Raises:
             DecodeError, ConfigError: A scheduler's job has a malformed rule; the job is delayed.
-            BrokerUnavailableError: A job may have been acquired; it is waiting again once its lock has expired.
+            BrokerUnavailableError: A job may have been acquired. It is moved back to waiting after its lock expires.
         """
         acquisition = Acquisition(self._context, token, timeout, lock_duration, worker)
         while (stored := self._context.run(acquisition.try_once())) is None and (wait_ms := acquisition.wait_ms):
