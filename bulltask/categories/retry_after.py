@@ -19,9 +19,9 @@ _MAX_MS = 3_600_000  # with a longer delay, the job would seem to be lost
 def retry_after_ms(exc: BaseException, *, now: datetime | int) -> int | None:
     """Return the minimum delay before the next attempt that the error requests.
 
-    That is ``TransientError.retry_after`` if the task set it. Otherwise it is the ``Retry-After`` header of a 429 or
-    503 response (seconds or an HTTP date, at most 1 h) in an error of httpx, requests, aiohttp, urllib or a similar
-    client. If there are several errors (causes, members of an ``ExceptionGroup``), the longest delay is used.
+    If the task set ``TransientError.retry_after``, that is the delay. Otherwise, it is the ``Retry-After`` header of a
+    429 or 503 response (seconds or an HTTP date, at most 1 h) in an error of httpx, requests, aiohttp, urllib or a
+    similar client. If there are several errors (causes, members of an ``ExceptionGroup``), the longest delay is used.
 
     Args:
         exc: The attempt's error.

@@ -63,7 +63,7 @@ class JobCheck:
 
     Args:
         options: The migration's options.
-        bull_only: Skip jobs that are not recognizably Bull's, because the queue also has BullMQ's jobs.
+        bull_only: Skip jobs unless they are certainly Bull's, because the queue also has BullMQ's jobs.
         outcome: Counts skipped jobs.
     """
 

@@ -1,4 +1,4 @@
-"""Convert a job's hash from Bull's layout to BullMQ's; without I/O."""
+"""Convert a job's hash from Bull's layout to BullMQ's, without access to Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``BullMigration``: plan and run a migration, which can be stopped and resumed, because each job moves atomically."""
+"""``BullMigration``: plan and run a migration. It can be stopped and resumed, because each job moves atomically."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class BullMigration:
     def run(self, plan: MigrationPlan | None = None, on_progress: OnProgress = _ignore) -> MigrationReport:
         """Migrate the jobs.
 
-        If the migration is interrupted (by an error, Ctrl-C, ``kill -9``), every job is either Bull's or BullMQ's, and
-        the migration can be run again.
+        If the migration is interrupted (by an error, Ctrl-C or ``kill -9``), every job is in either Bull's or BullMQ's
+        layout. Run the migration again to continue.
 
         Args:
             plan: The result of :meth:`plan`, which is called if this argument is omitted.
@@ -165,7 +165,7 @@ class BullMigration:
         mover = Mover(client, self.source, self.target, check, outcome, in_place=self.in_place)
         info = plan.info
         for _ in range(_PASSES):
-            # Another pass finds jobs that were added during the previous pass, and jobs that it missed because others
+            # The next pass finds jobs that were added during this one, and jobs that this one missed because others
             # were removed between two pages.
             outcome.reset_skipped()
             if not mover.run(info, self._remaining(outcome), lambda done: on_progress(done, plan.total)):
@@ -192,8 +192,8 @@ class BullMigration:
     def _clean_up(self, client: SyncClient, outcome: MigrationOutcome) -> None:
         """Remove keys that only Bull uses, unless it still has jobs that need them.
 
-        The id counter stays, and so does Bull's pause after a move: jobs that a forgotten sender still adds wait for
-        another migration.
+        The id counter stays. After a move to another queue, Bull's pause stays, too: if a forgotten sender still adds
+        jobs, they wait for another migration.
         """
         if outcome.total_skipped:
             return

@@ -138,7 +138,7 @@ class MigrationPlan:
 
     @property
     def bull_only(self) -> bool:
-        """Whether jobs that are not recognizably Bull's are skipped, because the queue also has BullMQ's jobs."""
+        """Whether jobs are skipped unless they are certainly Bull's, because the queue also has BullMQ's jobs."""
         return self.in_place or self.layout is QueueLayout.MIXED
 
     @property

@@ -30,7 +30,7 @@ class _Scan:
     Attributes:
         origins: The number of jobs by origin.
         known: The outcome for jobs of known origin.
-        unknown: The outcome for jobs of unknown origin, if they are Bull's.
+        unknown: The outcome for jobs of unknown origin, assuming that they are Bull's.
         unknown_ids: The ids of jobs whose origin is unknown.
         repeating: The next job of each repeatable job, by id.
     """

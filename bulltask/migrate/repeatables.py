@@ -43,7 +43,7 @@ class BullRepeatables:
     address: str
 
     def convert(self, planned: BullRepeatable, job: BullJob, conversion: Conversion, now_ms: int) -> bool:
-        """Create the scheduler and remove the repeatable job; it is safe to do so twice.
+        """Create the scheduler and remove the repeatable job. It is safe to call this method again.
 
         Returns:
             False if no further jobs are due, so that no scheduler is created.

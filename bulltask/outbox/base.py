@@ -49,7 +49,7 @@ class OutboxBase:
         store: Accesses the rows.
         poll_interval: Seconds or ``timedelta`` between two reads of the table while it is empty.
         idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs. If a relay is killed
-            before it has deleted a row, the row is sent again, but adds nothing.
+            before it has deleted a row, the row is sent again. During this time, that adds no job twice.
 
     Raises:
         ConfigError: A duration is invalid.

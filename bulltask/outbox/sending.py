@@ -20,8 +20,8 @@ __all__ = ["RowSender"]
 class RowSender:
     """Sends rows to an app's server.
 
-    If a relay is killed after it has sent a row and before it has deleted it, another relay sends the row again. By
-    then, the jobs may have run and been removed. Therefore, Redis remembers for ``ttl_ms`` what was added.
+    If a relay is killed after it has sent a row, but before it has deleted the row, another relay sends the row again.
+    By then, the jobs may have run and been removed. Therefore, Redis remembers the ids of added jobs for ``ttl_ms``.
 
     Args:
         app: The app.

@@ -54,11 +54,12 @@ class Outbox(OutboxBase):
     Args:
         app: The app. Its workers send the rows.
         engine: The ``Engine`` or ``AsyncEngine`` from which relays get their connections, or a function that returns
-            it.
-        metadata: The table ``bulltask_outbox`` is added to it; default: a new ``MetaData``.
+            one.
+        metadata: The ``MetaData`` to which the table ``bulltask_outbox`` is added; default: a new one.
         poll_interval: Seconds or ``timedelta`` between two reads of the table while it is empty.
-        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs. If a relay is killed
-            before it has deleted a row, the row is sent again, but adds nothing.
+        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs (default: a day). If a
+            relay is killed before it has deleted a row, the row is sent again. During this time, that adds no job
+            twice.
 
     Attributes:
         metadata: Contains the table, for ``metadata.create_all(engine)`` or Alembic.
@@ -178,7 +179,7 @@ def _table(metadata: sa.MetaData) -> sa.Table:
         sa.Column("created_ms", sa.BigInteger, nullable=False),
         sa.Column("payload", sa.Text, nullable=False),
         sa.Column("error", sa.Text),
-        # Otherwise, SQLite would use the key of a deleted row again, and a slow relay could delete the wrong row.
+        # Otherwise, SQLite would reuse the key of a deleted row, and a slow relay could delete the wrong row.
         sqlite_autoincrement=True,
     )
 

@@ -1,9 +1,9 @@
 """The stored form of a call: the jobs as they will be sent, as JSON text.
 
-Times are absolute: ``countdown`` and ``expires`` count from the call, however late the jobs reach Redis.
+Times are absolute: ``countdown`` and ``expires`` count from the call, even if the jobs reach Redis later.
 
-Increment :data:`VERSION` if a change of the format makes rows unreadable for relays of the previous version. A relay
-ignores rows of newer versions, and newer relays send them.
+Increment :data:`VERSION` if relays of the previous version cannot read a changed format. A relay ignores rows of newer
+versions, which newer relays send.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ class PayloadContext:
     """What a payload belongs to: it cannot be verified or decrypted in another context.
 
     Attributes:
-        purpose: What the payload contains.
+        purpose: What the payload contains: arguments, a result, or an exception.
         queue: BullMQ's name of the queue, ``{mail}``.
-        owner: The name of the task for arguments; for results and exceptions, the id of the job. Arguments do not
-            depend on the id, because dashboards, job schedulers and deduplication copy them to jobs with other ids.
+        owner: For arguments, the name of the task; for results and exceptions, the id of the job. Arguments are not
+            bound to the id, because dashboards, job schedulers and deduplication copy them to jobs with other ids.
     """
 
     purpose: Literal["arguments", "result", "error"]

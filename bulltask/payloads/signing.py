@@ -41,5 +41,5 @@ def verify(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKey
 
 
 def _signature(envelope: Envelope, context: PayloadContext, key: SecretKey) -> bytes:
-    # The text is JSON without line breaks, so nobody can move the boundary between it and the body.
+    # The text is JSON without line breaks, so the boundary between the text and the body is unambiguous.
     return hmac.digest(key.secret, envelope.signed_text(context) + b"\n" + envelope.body, "sha256")

@@ -4,9 +4,9 @@ An iteration's time is part of its job's id, and the worker that acquires the jo
 and Node.js workers must therefore agree on the dialect (5 or 6 fields, ``L``, ``#``, ``?``, which field wins when both
 day fields are restricted) and on days when clocks change. The tests compare the two at thousands of times.
 
-When clocks change, a pattern whose hour field is ``*`` matches in both occurrences of a repeated hour, and never in a
-skipped hour. A pattern with specific hours matches once: a time in the skipped hour moves one hour later, and the
-second occurrence of a repeated hour is ignored.
+When clocks change, a pattern whose hour field is ``*`` matches in both occurrences of a repeated hour, and not in a
+skipped hour. A pattern with specific hours matches once: a time in a skipped hour moves one hour later, and the second
+occurrence of a repeated hour is ignored.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ class crontab:
         day_of_month: 1 to 31.
         month_of_year: 1 to 12, or names.
 
-    As in Celery, ``day_of_week`` and ``day_of_month`` must both match. A cron pattern matches when either does, so the
-    only accepted combination is one weekday in one week of the month (``"mon"`` and ``"1-7"``: the first Monday).
+    As in Celery, ``day_of_week`` and ``day_of_month`` must both match. A cron pattern matches if either of them does.
+    Therefore, the only accepted combination is one weekday in one week of the month (``"mon"`` and ``"1-7"``: the first
+    Monday).
 
     Raises:
         ConfigError: A field is malformed, or both day fields are restricted in another way.

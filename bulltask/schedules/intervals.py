@@ -10,11 +10,11 @@ __all__ = ["schedule"]
 
 
 def schedule(run_every: float | timedelta, relative: bool = False) -> timedelta:
-    """Return a beat entry's interval, like Celery's ``schedule``. Seconds or a ``timedelta`` mean the same.
+    """Return a beat entry's interval, like Celery's ``schedule``. An entry may also contain ``run_every`` itself.
 
     Args:
         run_every: Seconds or ``timedelta`` between jobs.
-        relative: Must be false: intervals are not rounded.
+        relative: Must be false, because bulltask does not round intervals.
 
     Raises:
         ConfigError: ``relative`` is true.

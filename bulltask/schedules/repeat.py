@@ -1,4 +1,4 @@
-"""Job schedulers: their repeat options, and their form in Redis."""
+"""Job schedulers: their repeat options, and how Redis stores them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Rule(TypedDict, total=False):
         start: No job runs before this time; a naive ``datetime`` is UTC.
         end: No job runs after this time.
         limit: Maximum number of jobs.
-        offset: With ``every``: run this long after each multiple of ``every``, counted from 1 January 1970 UTC. It
-            takes effect if the scheduler is new or its ``every`` changes.
+        offset: With ``every``: each job runs this long after a multiple of ``every``, counted from 1 January 1970 UTC.
+            It takes effect if the scheduler is new or its ``every`` changes.
         immediately: With ``cron``: run the first job immediately.
     """
 

@@ -19,14 +19,13 @@ _PAGE_SIZE: Final = 1_000
 
 
 class FakeClock(ServerClock):
-    """The time of an app in a test: this machine's, plus the time by which it was advanced.
+    """An app's clock in a test: this machine's time, plus the durations passed to :meth:`advance`.
 
-    BullMQ's scripts compare the due time of a delayed job with the time that their caller passes. Therefore, delays,
-    retries, schedules and ``expires`` follow this clock. It also follows libraries that replace Python's clock, such as
-    time-machine and freezegun.
+    Delays, retries, schedules and ``expires`` follow this clock, because BullMQ's scripts receive the current time as
+    an argument. The clock also follows libraries that replace Python's clock, such as time-machine and freezegun.
 
-    Redis itself ends rate limits and deduplication, so :meth:`advance` makes their keys expire earlier. It does not
-    change the locks of running jobs.
+    Rate limits and deduplication end when keys in Redis expire. Therefore, :meth:`advance` makes these keys expire
+    earlier. It does not change the locks of running jobs.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ MAX_ATTEMPTS: Final = 10_000
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 
 Steps = Generator[tuple[InProcessRunner, Runnable], Any, None]
-"""Yields the attempts to run and receives their outcomes, so that sync and async callers share the other steps."""
+"""A generator that yields the attempts to run, and receives their outcomes; sync and async callers share it."""
 
 
 class Drain:
@@ -53,10 +53,10 @@ class Drain:
 
     Attributes:
         events: The events of the attempts.
-        ended: True once a job whose exception must be raised has failed, or the awaited job has finished.
-        next_ms: When the next job is due, ``None`` if no job is delayed.
-        unregistered: Queues whose next job has a task that is not registered in the app, with the task's name. As other
-            workers may run such jobs, for example in Node.js, the rest of the run leaves these queues alone.
+        ended: Whether a job whose exception must be raised has failed, or the awaited job has finished.
+        next_ms: When the next job is due (epoch milliseconds), ``None`` if no job is delayed.
+        unregistered: The task names of jobs whose tasks are not registered in the app, by queue. This run acquires no
+            further jobs from these queues, because other workers may run them, for example in Node.js.
     """
 
     def __init__(self, app: App, client: SyncClient, running: set[JobRef], *, propagate: bool) -> None:

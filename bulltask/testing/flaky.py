@@ -9,13 +9,13 @@
             app.send_task("add", kwargs={"x": n, "y": 1})
         assert proxy.dropped == 10
 
-Faults accumulate (``latency`` and ``drop_replies`` can be active at the same time) until ``pass_all`` ends them. A
-method returns when its fault is active, so it applies to the next byte that the test sends.
+Several faults can be active at the same time, such as ``latency`` and ``drop_replies``; ``pass_all`` ends all of them.
+A method returns when its fault is active, so the fault applies to the next byte that the test sends.
 
-The unit of ``drop_replies``, ``partial_reply`` and ``inject_error`` is one command and its reply: the proxy reads RESP2
-and RESP3, passes whole values on, and pairs the n-th reply with the n-th command. RESP3 pushes and RESP2 pub/sub
-messages are not replies and are never affected. On a stream that is not RESP (TLS, inline commands) the unit is the
-chunk that one ``recv`` returned, and a chunk of replies belongs to all chunks sent before it.
+``drop_replies``, ``partial_reply`` and ``inject_error`` apply to a command and its reply. The proxy parses RESP2 and
+RESP3, and pairs the n-th reply with the n-th command. Pushes (RESP3) and pub/sub messages (RESP2) are not replies and
+are never affected. If the stream is not RESP (TLS, inline commands), these faults apply to chunks as ``recv`` returns
+them, and a chunk of replies belongs to all chunks sent before it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ NO_LIMIT = 2**63
 class FlakyProxy:
     """A TCP proxy on 127.0.0.1, in a separate thread, for one server; its faults can be switched on and off.
 
-    It is a context manager; between ``start()`` and ``close()`` every method may be called from any thread. A process
-    that is forked (without exec) while the proxy is running inherits its sockets, and ``reset`` then closes a
-    connection only when that process exits, too: fork before the start, or start workers as programs.
+    It is a context manager. Between ``start()`` and ``close()``, methods may be called from any thread.
+
+    Do not fork (without exec) while the proxy is running: a forked process inherits the proxy's sockets, and ``reset``
+    would then close a connection only after that process has exited. Fork before the start, or start workers as
+    programs.
 
     Args:
         host: The server's address.
@@ -129,9 +131,9 @@ class FlakyProxy:
         self._change(self._faults.open.clear)
 
     def freeze(self) -> None:
-        """Make all current connections half-open forever: bytes are dropped, nothing is closed. New connections work.
+        """Freeze all current connections forever: their bytes are dropped, but they are not closed. New ones work.
 
-        The connections to the server stay open, too: data that the server still sends, such as a popped job, is lost.
+        The connections to the server stay open, too. Data that the server still sends, such as a popped job, is lost.
         """
         self._change(self._freeze)
 
@@ -161,14 +163,15 @@ class FlakyProxy:
         """Execute commands but lose their replies, together with the connection.
 
         The proxy waits for the complete reply, so the command was executed. Commands that the client sent later (the
-        rest of a pipeline) are executed and lost as well: the connection ends when no more data is in transit.
+        rest of a pipeline) are also executed, and their replies are lost. The connection ends when no more data is in
+        transit.
 
         Args:
             count: Number of replies to lose, ``None`` for no limit.
             every: Lose only every n-th reply.
             probability: Probability of losing each of them.
-            match: Consider only commands that contain this text in their first 4 KiB, ignoring case. Without it, the
-                handshake of a new connection (HELLO, CLIENT SETINFO) counts as well.
+            match: Only commands that contain this text in their first 4 KiB, ignoring case. By default, all commands,
+                including the handshake of a new connection (HELLO, CLIENT SETINFO).
             then: ``reset`` the connection, or ``freeze`` it, so that the client waits until its timeout.
 
         Raises:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["InlineResults"]
 
 _FIRST_MS = 0
-"""A waiter that begins here finds the outcome of a removed job, wherever in the event stream it is."""
+"""A start position before all events, so that the outcome of a removed job is always found in the event stream."""
 
 
 class InlineResults(Results):

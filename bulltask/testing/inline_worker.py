@@ -36,11 +36,12 @@ class InlineWorker:
     """Runs jobs in the thread that calls its methods, one after another.
 
     Everything else is as in production: the jobs are in Redis, their arguments and results are JSON, and BullMQ's
-    scripts move them. Patches, database transactions and breakpoints of the test apply to the tasks, too. While the
-    worker is open, ``result.get()`` and ``await result`` run the jobs that are due until the awaited job has finished;
-    if it is delayed, they advance the clock instead of waiting.
+    scripts move them. Patches, database transactions and breakpoints of the test apply to the tasks, too.
 
-    Time limits are not enforced, and nothing is retried if Redis is unavailable.
+    While the worker is open, ``result.get()`` and ``await result`` run the jobs that are due until the awaited job has
+    finished. If that job is delayed, they advance the clock instead of waiting.
+
+    The worker does not enforce time limits, and does not try again if Redis is unavailable.
 
     Args:
         app: An app inside :func:`bulltask.testing.use_server`.
@@ -89,10 +90,10 @@ class InlineWorker:
         return await self._arun(self.clock.now_ms(), propagate=propagate)
 
     def run_for(self, duration: Duration, *, propagate: bool = True) -> list[ChildEvent]:
-        """Let time pass while the worker is running, without waiting: each job runs when the clock shows its time.
+        """Advance the clock without waiting, and run each job when it is due.
 
-        This includes retries, the iterations of job schedulers, and ``beat_schedule``, which is stored first, as every
-        worker does when it starts.
+        This includes retries, iterations of job schedulers, and ``beat_schedule``, which is stored first, as when a
+        worker starts.
 
         Args:
             duration: Seconds or ``timedelta`` by which the clock is advanced.
@@ -113,7 +114,7 @@ class InlineWorker:
         await self._arun(self._deadline_ms(timeout_ms), propagate=False, awaited=ref)
 
     def is_running(self, ref: JobRef) -> bool:
-        """Return whether this job is running, and its task is the caller, which would wait for its result forever."""
+        """Return whether this job is running. If so, its task is the caller, which would wait for itself forever."""
         return ref in self._running and _running_worker.get() is self
 
     def unregistered_task(self, queue: str) -> str:

@@ -22,10 +22,9 @@ _LAST_LINES = 20
 
 
 class WorkerProcess:
-    """A running worker, created by `WorkerProcess.start`. Its methods send signals; `pause`, `resume` and `close` have
-    the same names as in Node's ``Worker``.
+    """A running worker, created by `WorkerProcess.start`.
 
-    Example::
+    `pause`, `resume` and `close` have the same names as in Node's ``Worker``. Example::
 
         def test_a_paused_worker_leaves_jobs_alone(server):
             with WorkerProcess.start("shop.tasks:app", broker_url=server.url) as worker:

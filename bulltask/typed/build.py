@@ -37,7 +37,7 @@ class NoConverter(Exception):
 
 
 def register_converter(kind: type, converter: Converter) -> None:
-    """Add the converter of a class of a higher layer."""
+    """Register a converter for a class that is defined in a higher layer."""
     _REGISTERED[kind] = converter
 
 

@@ -70,7 +70,7 @@ class CallTypes:
             typed: ``True``: all hints are enforced; ``None``: those of types that JSON does not have; ``False``: none.
 
         Raises:
-            ConfigError: All hints are to be enforced, and one of them cannot be.
+            ConfigError: ``typed`` is true, and a hint cannot be enforced.
         """
         if typed is False:
             return None
@@ -209,7 +209,7 @@ _Problem = tuple[_Path, str]
 
 
 def _convert(converter: Converter | None, method: str, value: Any, path: _Path, problems: list[_Problem]) -> Any:
-    """Return the converted value; add what is wrong to ``problems``."""
+    """Return the converted value; append any mismatch to ``problems``."""
     if converter is None:
         return value
     try:
@@ -222,9 +222,9 @@ def _convert(converter: Converter | None, method: str, value: Any, path: _Path, 
 
 
 def hints_of(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the evaluated hints of a function, and why a hint cannot be evaluated, by name.
+    """Return a function's evaluated hints, and the reasons why others cannot be evaluated, by parameter name.
 
-    A name that exists only for type checkers (``if TYPE_CHECKING:``) makes only its own hint unusable.
+    A name that exists only for type checkers (``if TYPE_CHECKING:``) affects only the hints that contain it.
     """
     try:
         return typing.get_type_hints(function, include_extras=True), {}

@@ -11,9 +11,9 @@ from bulltask.typed.definitions import Definitions, Schema
 __all__ = ["ANYTHING", "EXACT", "FIRST", "LAST", "Converter", "Mismatch", "shown"]
 
 FIRST, EXACT, CONVERTED, LAST, ANYTHING = range(5)
-"""In which order a value is compared with the members of a union: single values (enum members, literals), JSON's
-numbers and booleans, converted types, JSON's strings, arrays and objects (which also represent the converted types),
-anything."""
+"""The order in which a value is compared with the members of a union: single values (enum members, literals); JSON's
+numbers and booleans; converted types; JSON's strings, arrays and objects, which may also represent converted types;
+any value."""
 
 _LONGEST: Final = 60
 _MOST_PROBLEMS: Final = 3
@@ -39,7 +39,7 @@ class Mismatch(Exception):
         return mismatch
 
     def below(self, part: str | int) -> Mismatch:
-        """Return the mismatch as seen from the container that has the value under the key or index ``part``."""
+        """Return the mismatch with ``part``, a key or index of the surrounding container, before its path."""
         return Mismatch.of_several([((part, *path), text) for path, text in self.problems])
 
     def __str__(self) -> str:

@@ -59,7 +59,7 @@ class Record(Converter):
         if not isinstance(value, Mapping):
             raise self.mismatch(value)
         encoded = self._encode_fields(value)
-        self.decode(encoded)  # the class may have checks of its own
+        self.decode(encoded)  # runs the checks of the class, such as __post_init__
         return encoded
 
     def _encode_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -295,7 +295,7 @@ class EnumMember(OneOf):
         self._kind = kind
 
     def decode(self, value: Any) -> Any:
-        if issubclass(self._kind, enum.Flag) and type(value) is int:  # combinations of members have values of their own
+        if issubclass(self._kind, enum.Flag) and type(value) is int:  # a combination of members has a different value
             try:
                 return self._kind(value)
             except ValueError:

@@ -34,11 +34,11 @@ _PRIORITY_OF_HIGHEST: Final = _tasks.TASK_MAX_PRIORITY + 1
 class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
     """A backend for ``TASKS``: ``{"default": {"BACKEND": "bulltask.contrib.django.backend.BulltaskBackend"}}``.
 
-    ``QUEUES`` are the names of the queues that the project's workers process; an empty list allows any name.
-    ``OPTIONS`` are options of bulltask's tasks, such as ``{"max_retries": 5, "time_limit": 60}``, for all tasks of this
-    backend. The name of a job is the path of its task: ``shop.tasks.send_receipt``.
+    ``QUEUES`` lists the names of the queues that the project's workers process. An empty list allows any name.
+    ``OPTIONS`` contains options of bulltask's tasks, such as ``{"max_retries": 5, "time_limit": 60}``, which apply to
+    all tasks of this backend. A job's name is the path of its task: ``shop.tasks.send_receipt``.
 
-    Every job has a priority: Django's 100 becomes BullMQ's 1 (the highest), 0 becomes 101, and -100 becomes 201.
+    Django's priorities are converted to BullMQ's: 100 becomes 1 (the highest), 0 becomes 101, and -100 becomes 201.
     """
 
     supports_defer = True

@@ -21,9 +21,11 @@ __all__ = ["project_app"]
 def project_app() -> App:
     """Return the project's app.
 
-    If the setting ``BULLTASK_APP`` is set, it names the app (``"shop.bulltask:app"``). Otherwise, it is the app that
-    the project has already created, for example in ``shop/celery.py``. If there is none, a new app is created from the
-    dictionary ``BULLTASK`` and the settings whose names begin with ``CELERY_``.
+    The project's app is the first of these:
+
+    1. the app that the setting ``BULLTASK_APP`` names (``"shop.bulltask:app"``);
+    2. an app that the project has already created, for example in ``shop/celery.py``;
+    3. a new app with the settings in the dictionary ``BULLTASK`` and those whose names begin with ``CELERY_``.
 
     Raises:
         ConfigError: A setting has an unknown name or an invalid value.

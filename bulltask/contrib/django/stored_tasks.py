@@ -62,9 +62,10 @@ def new_result(
 
 
 def with_header(task: Any, header: Mapping[str, Any], queue: str) -> Any:
-    """Return a copy of a task with the values of ``Task.using()`` with which a job was sent.
+    """Return a copy of a task with the values of ``Task.using()`` that a job was sent with.
 
-    ``task.using()`` itself would check the values again, and ``QUEUES`` may be different in this process.
+    It does not call ``task.using()``, which would check the values again, because ``QUEUES`` may be different in this
+    process.
 
     Args:
         task: The task as it is defined.

@@ -26,7 +26,7 @@ _tasks: Any = api("base")
 _signals: Any = api("signals")
 
 _registered: Final[dict[str, tuple[Any, AnyTask[..., Any]]]] = {}
-"""By path: Django's task, and bulltask's task that runs it."""
+"""Django's task, and bulltask's task that runs it, by path."""
 
 
 def register(task: Any, options: TaskOptions) -> AnyTask[..., Any]:

@@ -39,8 +39,9 @@ class Outbox(OutboxBase):
         app: The app. Its workers send the rows.
         using: The alias of the database.
         poll_interval: Seconds or ``timedelta`` between two reads of the table while it is empty.
-        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs. If a relay is killed
-            before it has deleted a row, the row is sent again, but adds nothing.
+        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs (default: a day). If a
+            relay is killed before it has deleted a row, the row is sent again. During this time, that adds no job
+            twice.
 
     Raises:
         ConfigError: A duration is invalid.

@@ -13,7 +13,7 @@ __all__ = ["Command"]
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    """The command; ``-A`` is necessary only for another app."""
+    """The command. ``-A`` is needed only for an app other than the project's."""
 
     help = "Run a bulltask command with this project's app, such as 'bulltask worker -c 4'."
 
