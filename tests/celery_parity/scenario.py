@@ -33,7 +33,7 @@ class Project:
         tasks: The tasks by name; default: defined now.
 
     Attributes:
-        library, app: As above.
+        library, app: The arguments.
         is_celery: Whether the library is Celery, for scenarios in which the two have different names.
         key: A name that only this scenario uses.
     """
@@ -113,7 +113,7 @@ class Scenario:
 
 
 class Area:
-    """A list of scenarios. Each method adds one, and is a decorator if it is called without the code."""
+    """A list of scenarios. Each method adds one; without ``run``, it returns a decorator for the code."""
 
     def __init__(self, title: str) -> None:
         self.title = title

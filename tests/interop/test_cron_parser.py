@@ -91,7 +91,7 @@ def test_both_parsers_agree_in_four_zones_around_clock_changes(session_node: Nod
         for zone, change in times
         for moment in moments(rng, change)
     ]
-    # Node takes milliseconds for a pattern that matches rarely, so each random pattern has a few times of its own.
+    # Node takes milliseconds for a pattern that matches rarely, so each random pattern is checked at a few times only.
     for pattern in random_patterns(rng, 200):
         cases += [(pattern, zone, rng.choice(moments(rng, change))) for zone, change in rng.sample(times, 4)]
     replies = session_node.call("cron.next", cases=cases, timeout=300)

@@ -20,7 +20,7 @@ STALLS = {"lockDuration": 1_000, "stalledInterval": 1_000}
 def acquire_and_kill(side: InteropQueue, job_id: str) -> None:
     """Let a Node worker acquire the job, and kill it; its lock expires a second later."""
     with NodeBridge.to(side.url) as doomed:
-        # A stalled check of its own would not record when the lock expires.
+        # A stalled check by this worker would not record when the lock expires.
         opts = {**STALLS, "skipStalledCheck": True}
         doomed.call("worker.start", queue=side.name, processor="sleep", args={"ms": 60_000}, opts=opts)
         side.wait_for_event("active", job_id)

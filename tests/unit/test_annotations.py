@@ -10,7 +10,7 @@ from bulltask import App, ConfigError
 
 
 class Annotation:
-    """Celery's form of an object."""
+    """An object with Celery's methods for annotations."""
 
     def annotate(self, task: Any) -> dict[str, Any] | None:
         return {"queue": "fast"} if task.name == "quick" else None
@@ -26,7 +26,7 @@ def app_with(annotations: object) -> App:
     return app
 
 
-def test_options_of_the_tasks_name_have_precedence_over_those_of_all_tasks_and_of_the_decorator() -> None:
+def test_annotations_of_a_task_name_override_those_of_all_tasks_and_the_decorator() -> None:
     app = app_with({"*": {"max_retries": 5, "time_limit": 9}, "quick": {"max_retries": 3}})
     assert app.config.max_retries == 2
     options = [app.tasks[name].options for name in ("quick", "slow")]

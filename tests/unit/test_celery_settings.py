@@ -118,7 +118,7 @@ def test_a_value_that_describes_what_bulltask_does_is_accepted_silently(name: st
         ("broker_transport_options", {"visibility_timeout": 3600}),
     ],
 )
-def test_a_value_that_bulltask_cannot_honor_warns(name: str, value: object) -> None:
+def test_a_value_that_bulltask_cannot_honor_causes_a_warning(name: str, value: object) -> None:
     assert warning(name, value).startswith(f"Celery's setting {name} has no effect in bulltask: ")
 
 
@@ -132,7 +132,7 @@ def test_a_value_that_bulltask_cannot_honor_warns(name: str, value: object) -> N
         ("task_default_priority", 5),
     ],
 )
-def test_a_setting_is_rejected_if_ignoring_it_would_do_something_else(name: str, value: object) -> None:
+def test_a_setting_that_cannot_safely_be_ignored_is_rejected(name: str, value: object) -> None:
     assert error(name, value).startswith(f"Celery's setting {name} is not available in bulltask: ")
 
 

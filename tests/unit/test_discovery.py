@@ -220,7 +220,7 @@ def test_a_package_may_be_named_by_the_class_of_its_django_app(write: Write) -> 
             import_related([name], "tasks")
 
 
-def test_tasks_can_be_discovered_at_once(write: Write) -> None:
+def test_tasks_can_be_discovered_immediately(write: Write) -> None:
     write(shop="", shop__tasks="")
     App("a").autodiscover_tasks(["shop"], force=True)
     assert "shop.tasks" in sys.modules

@@ -25,16 +25,16 @@ def app() -> App:
 
 
 @pytest.fixture
-def lazy_app() -> App:
-    """An app without eager mode."""
+def normal_app() -> App:
+    """An app that is not in eager mode."""
     return App("tested", NOWHERE)
 
 
 # ---- apply() ---------------------------------------------------------------------------------------------------------
 
 
-def test_apply_runs_a_task_in_this_process_without_a_server(lazy_app: App) -> None:
-    @lazy_app.task
+def test_apply_runs_a_task_in_this_process_without_a_server(normal_app: App) -> None:
+    @normal_app.task
     def where(x: int, *, y: int = 0) -> list[Any]:
         return [x, y, threading.current_thread().name]
 
@@ -44,10 +44,10 @@ def test_apply_runs_a_task_in_this_process_without_a_server(lazy_app: App) -> No
     assert len(result.id) == 36
 
 
-def test_apply_retries_without_waiting_and_counts_the_attempts(lazy_app: App) -> None:
+def test_apply_retries_without_waiting_and_counts_the_attempts(normal_app: App) -> None:
     seen = []
 
-    @lazy_app.task(bind=True, max_retries=3, default_retry_delay=3600)
+    @normal_app.task(bind=True, max_retries=3, default_retry_delay=3600)
     def flaky(self: Context) -> int:
         seen.append(self.request.retries)
         if self.request.retries < 2:
@@ -63,8 +63,8 @@ def test_apply_retries_without_waiting_and_counts_the_attempts(lazy_app: App) ->
     assert result.snapshot().attempts_made == 4
 
 
-def test_apply_stores_the_exception_of_the_last_attempt(lazy_app: App) -> None:
-    @lazy_app.task(max_retries=1)
+def test_apply_stores_the_exception_of_the_last_attempt(normal_app: App) -> None:
+    @normal_app.task(max_retries=1)
     def fail() -> None:
         raise ConnectionError("refused")
 
@@ -76,10 +76,10 @@ def test_apply_stores_the_exception_of_the_last_attempt(lazy_app: App) -> None:
         result.get()
 
 
-def test_apply_raises_the_exception_itself_if_throw_is_true(lazy_app: App) -> None:
+def test_apply_raises_the_exception_itself_if_throw_is_true(normal_app: App) -> None:
     error = PermanentError("no such order")
 
-    @lazy_app.task
+    @normal_app.task
     def fail() -> None:
         raise error
 
@@ -88,10 +88,10 @@ def test_apply_raises_the_exception_itself_if_throw_is_true(lazy_app: App) -> No
     assert raised.value is error
 
 
-def test_arguments_and_results_are_json_as_in_redis(lazy_app: App) -> None:
+def test_arguments_and_results_are_json_as_in_redis(normal_app: App) -> None:
     received: list[Any] = []
 
-    @lazy_app.task
+    @normal_app.task
     def echo(value: Any) -> Any:
         received.append(value)
         return (value, value)
@@ -104,8 +104,8 @@ def test_arguments_and_results_are_json_as_in_redis(lazy_app: App) -> None:
         echo.apply()
 
 
-def test_a_result_that_is_not_json_fails_the_job(lazy_app: App) -> None:
-    @lazy_app.task
+def test_a_result_that_is_not_json_fails_the_job(normal_app: App) -> None:
+    @normal_app.task
     def wrong() -> Any:
         return object()
 
@@ -119,16 +119,16 @@ class Point:
     on: date
 
 
-def test_type_hints_convert_arguments_and_results(lazy_app: App) -> None:
-    @lazy_app.task
+def test_type_hints_convert_arguments_and_results(normal_app: App) -> None:
+    @normal_app.task
     def move(point: Point) -> Point:
         return Point(point.x + 1, point.on)
 
     assert move.apply((Point(1, date(2026, 1, 2)),)).get() == Point(2, date(2026, 1, 2))
 
 
-def test_a_bound_task_sees_its_request_and_stores_its_progress(lazy_app: App) -> None:
-    @lazy_app.task(bind=True, name="report")
+def test_a_bound_task_sees_its_request_and_stores_its_progress(normal_app: App) -> None:
+    @normal_app.task(bind=True, name="report")
     def report(self: Context, x: int) -> Any:
         self.update_progress({"x": x})
         self.log("a line")
@@ -140,8 +140,8 @@ def test_a_bound_task_sees_its_request_and_stores_its_progress(lazy_app: App) ->
     assert (result.progress, result.id) == ({"x": 1}, "mine")
 
 
-def test_an_attempt_can_be_rescheduled_released_and_continued_with_other_data(lazy_app: App) -> None:
-    @lazy_app.task(bind=True)
+def test_an_attempt_can_be_rescheduled_released_and_continued_with_other_data(normal_app: App) -> None:
+    @normal_app.task(bind=True)
     def step(self: Context, number: int) -> int:
         if number < 3:
             self.update_data({"number": number + 1})
@@ -153,8 +153,8 @@ def test_an_attempt_can_be_rescheduled_released_and_continued_with_other_data(la
     assert step.apply((1,)).get() == 3
 
 
-def test_a_task_that_never_finishes_is_reported(lazy_app: App) -> None:
-    @lazy_app.task(bind=True)
+def test_a_task_that_never_finishes_is_reported(normal_app: App) -> None:
+    @normal_app.task(bind=True)
     def poll(self: Context) -> None:
         self.move_to_delayed(10)
 
@@ -162,8 +162,8 @@ def test_a_task_that_never_finishes_is_reported(lazy_app: App) -> None:
         poll.apply()
 
 
-async def test_an_async_task_runs_in_sync_and_async_code(lazy_app: App) -> None:
-    @lazy_app.task
+async def test_an_async_task_runs_in_sync_and_async_code(normal_app: App) -> None:
+    @normal_app.task
     async def where() -> bool:
         await asyncio.sleep(0)
         return asyncio.get_running_loop() is loop
@@ -173,12 +173,12 @@ async def test_an_async_task_runs_in_sync_and_async_code(lazy_app: App) -> None:
     assert await asyncio.to_thread(lambda: where.apply().get()) is False
 
 
-def test_listeners_receive_the_events(lazy_app: App) -> None:
+def test_listeners_receive_the_events(normal_app: App) -> None:
     received: list[Any] = []
     for kind in (JobCompleted, JobRetried, JobFailed):
-        lazy_app.on(kind, received.append)
+        normal_app.on(kind, received.append)
 
-    @lazy_app.task(max_retries=1)
+    @normal_app.task(max_retries=1)
     def fail() -> None:
         raise ConnectionError("refused")
 
@@ -361,8 +361,8 @@ def test_callbacks_run_eagerly(tasks: Any, calls: list[Any]) -> None:
     assert (request["id"], reason) == (failed.id, "no such order")
 
 
-def test_every_canvas_can_be_applied_without_eager_mode(lazy_app: App) -> None:
-    @lazy_app.task
+def test_every_canvas_can_be_applied_without_eager_mode(normal_app: App) -> None:
+    @normal_app.task
     def add(x: int, y: int) -> int:
         return x + y
 
@@ -370,4 +370,4 @@ def test_every_canvas_can_be_applied_without_eager_mode(lazy_app: App) -> None:
     assert (add.s(1, 2) | add.s(3)).apply().get() == 6
     assert group(add.s(n, n) for n in range(3)).apply().get() == [0, 2, 4]
     with pytest.raises(TypeError, match="missing a required argument"):
-        lazy_app.signature(add.name, (1,)).apply()
+        normal_app.signature(add.name, (1,)).apply()

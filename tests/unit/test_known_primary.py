@@ -1,4 +1,4 @@
-"""Which sentinel is asked next, and which epoch counts, without servers."""
+"""Which sentinel is queried next, and which epoch applies, without servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_after_a_silent_sentinel_the_next_one_is_asked_first() -> None:
     assert list(known.in_order(SENTINELS)) == ["b", "c", "a"]
 
 
-def test_checks_rotate_and_leave_out_silent_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_rotate_among_the_sentinels_and_skip_silent_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 20_000
     monkeypatch.setattr(known_primary, "mono_ms", lambda: now_ms)
     known = KnownPrimary()
@@ -38,7 +38,7 @@ def test_a_sentinel_that_missed_a_failover_does_not_change_the_epoch() -> None:
     assert known.epoch == 6
 
 
-def test_the_epoch_begins_again_if_a_majority_of_the_sentinels_say_so() -> None:
+def test_the_epoch_is_lowered_if_a_majority_of_the_sentinels_report_a_lower_one() -> None:
     known = KnownPrimary()
     known.record(5)
     known.observe(0, "a", 3)

@@ -1,4 +1,4 @@
-"""Middleware: what an app accepts, and when hooks cost nothing."""
+"""Middleware: what an app accepts, and which of its methods are called."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def test_jobs_are_prefetched_only_after_several_short_ones_in_a_row() -> None:
     assert pace_after(*[0.1] * 40).jobs == 16
 
 
-def test_a_long_job_ends_prefetching_at_once() -> None:
+def test_a_long_job_ends_prefetching_immediately() -> None:
     pace = pace_after(*[0.1] * 40)
     pace.record(20)
     assert pace.jobs == 1

@@ -1,4 +1,4 @@
-"""Payloads: what is written is read again, and only where it belongs, with the right keys."""
+"""Payloads can be read again, but only in the context they were written for, and with the right keys."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_json_that_looks_like_an_envelope_is_read_as_it_was_written() -> None:
     assert payloads().load_arguments(job(dumped(payloads(), value, JSON))).value == value
 
 
-def test_cloudpickle_carries_functions_and_classes() -> None:
+def test_cloudpickle_supports_functions_and_classes() -> None:
     codec = payloads(**PICKLES)
     loaded = codec.load_arguments(job(dumped(codec, {"f": lambda x: x + 1, "m": Money(Decimal("1.5"))}, PICKLED))).value
     assert (loaded["f"](1), loaded["m"]) == (2, Money(Decimal("1.5")))
@@ -110,7 +110,7 @@ def test_a_value_that_cannot_be_pickled_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize("name", ["zlib", "zstd"])
-def test_a_payload_is_compressed_from_the_threshold_on(name: str) -> None:
+def test_a_payload_is_compressed_if_its_size_reaches_the_threshold(name: str) -> None:
     codec, form = payloads(compression_threshold=1_000), PayloadFormat("json", name)
     assert dumped(codec, "x" * 997, form) == b'"' + b"x" * 997 + b'"'
     large = dumped(codec, "x" * 998, form)
@@ -145,7 +145,7 @@ BOMB = b'"' + b"x" * 10_000_000 + b'"'
         ("zstd", zstandard.ZstdCompressor(write_content_size=False).compress(BOMB)),
     ],
 )
-def test_a_small_payload_cannot_fill_the_memory(name: str, body: bytes) -> None:
+def test_a_small_compressed_payload_cannot_exhaust_memory(name: str, body: bytes) -> None:
     data = Envelope("json", body, name).to_json()
     with pytest.raises(DecodeError, match=r"1,000,000 bytes after decompression|not valid zstd data"):
         payloads(max_decompressed=1_000_000).load_arguments(job(data))
@@ -228,7 +228,7 @@ def _body(value: object) -> str:
         (of_unknown_serializer, "is serialized with 'pickle', which this app does not accept"),
     ],
 )
-def test_a_foreign_pickle_is_never_loaded(forge: Forge, reason: str, tmp_path: Path) -> None:
+def test_an_untrusted_pickle_is_never_loaded(forge: Forge, reason: str, tmp_path: Path) -> None:
     codec, written = payloads(**PICKLES), tmp_path / "written"
     assert codec.load_arguments(job(dumped(codec, WritesFile(written), PICKLED))).value is None
     assert written.exists()  # the payload works if it is accepted

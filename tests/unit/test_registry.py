@@ -45,7 +45,7 @@ CONFIG = Settings({}, {}).freeze()
 NOW_MS = 1_800_000_000_000
 
 
-class Outbox:
+class RecordingSender:
     """A sender that records jobs. It has the settings of a new app."""
 
     def __init__(self) -> None:
@@ -85,8 +85,8 @@ def app() -> App:
 
 
 @pytest.fixture
-def outbox() -> Outbox:
-    return Outbox()
+def recorder() -> RecordingSender:
+    return RecordingSender()
 
 
 @pytest.fixture
@@ -102,8 +102,10 @@ def add(x: int, y: int = 1) -> int:
     return x + y
 
 
-def task_of(function: Callable[..., Any], outbox: Outbox, *, bind: bool = False, **options: Any) -> Task[Any, Any]:
-    return Task(function, "t", TaskOptions(**options), lambda: outbox, bind=bind)
+def task_of(
+    function: Callable[..., Any], recorder: RecordingSender, *, bind: bool = False, **options: Any
+) -> Task[Any, Any]:
+    return Task(function, "t", TaskOptions(**options), lambda: recorder, bind=bind)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -315,14 +317,14 @@ async def test_calling_an_async_task_returns_its_coroutine(app: App) -> None:
     assert await work(5) == 5
 
 
-def test_function_attributes_do_not_replace_task_attributes(outbox: Outbox) -> None:
+def test_function_attributes_do_not_replace_task_attributes(recorder: RecordingSender) -> None:
     def work() -> None: ...
 
     work.__dict__.update(name="other", options="other", _sender=None)
-    task = task_of(work, outbox)
+    task = task_of(work, recorder)
     assert task.name == "t"
     task.delay()
-    assert outbox.jobs[0].name == "t"
+    assert recorder.jobs[0].name == "t"
 
 
 def test_a_bound_task_that_is_called_directly_gets_a_new_context(app: App) -> None:
@@ -367,17 +369,17 @@ def test_progress_that_is_not_json_is_rejected_in_a_direct_call() -> None:
 # --- sending ----------------------------------------------------------------------------------------------------------
 
 
-def test_calls_without_options_use_the_settings_of_the_current_sender(outbox: Outbox) -> None:
-    task = task_of(add, outbox)
+def test_calls_without_options_use_the_settings_of_the_current_sender(recorder: RecordingSender) -> None:
+    task = task_of(add, recorder)
     task.delay(1)
-    outbox.config = Settings({"task_default_queue": "other", "task_max_retries": 5}, {}).freeze()
+    recorder.config = Settings({"task_default_queue": "other", "task_max_retries": 5}, {}).freeze()
     task.delay(1)
     task.delay_many([(1,)])
-    assert [(job.queue, job.options.attempts) for job in outbox.jobs] == [("default", 3), ("other", 6), ("other", 6)]
+    assert [(job.queue, job.options.attempts) for job in recorder.jobs] == [("default", 3), ("other", 6), ("other", 6)]
 
 
-def test_all_send_methods_build_the_same_job(outbox: Outbox) -> None:
-    task = task_of(add, outbox, queue="mail")
+def test_all_send_methods_build_the_same_job(recorder: RecordingSender) -> None:
+    task = task_of(add, recorder, queue="mail")
     handles = [
         task.delay(1, y=2),
         task.apply_async((1, 2)),
@@ -385,33 +387,33 @@ def test_all_send_methods_build_the_same_job(outbox: Outbox) -> None:
         task.apply_async(kwargs={"x": 1, "y": 2}),
         *task.delay_many([(1, 2)]),
     ]
-    assert outbox.data == [{"x": 1, "y": 2}] * 5
-    assert {(job.name, job.queue) for job in outbox.jobs} == {("t", "mail")}
-    assert [handle.id for handle in handles] == [job.id for job in outbox.jobs]
-    assert len({job.id for job in outbox.jobs}) == 5
+    assert recorder.data == [{"x": 1, "y": 2}] * 5
+    assert {(job.name, job.queue) for job in recorder.jobs} == {("t", "mail")}
+    assert [handle.id for handle in handles] == [job.id for job in recorder.jobs]
+    assert len({job.id for job in recorder.jobs}) == 5
 
 
-async def test_all_async_send_methods_build_the_same_job(outbox: Outbox) -> None:
-    task = task_of(add, outbox)
+async def test_all_async_send_methods_build_the_same_job(recorder: RecordingSender) -> None:
+    task = task_of(add, recorder)
     handles = [
         await task.adelay(1, y=2),
         await task.aapply_async((1, 2)),
         await task.aapply_async((), {"x": 1, "y": 2}),
     ]
-    assert outbox.data == [{"x": 1, "y": 2}] * 3
-    assert [handle.id for handle in handles] == [job.id for job in outbox.jobs]
+    assert recorder.data == [{"x": 1, "y": 2}] * 3
+    assert [handle.id for handle in handles] == [job.id for job in recorder.jobs]
 
 
-def test_generated_ids_are_ordered_by_time(outbox: Outbox) -> None:
-    task = task_of(add, outbox)
+def test_generated_ids_are_ordered_by_time(recorder: RecordingSender) -> None:
+    task = task_of(add, recorder)
     task.delay_many([(n,) for n in range(1_000)])
-    ids = [job.id for job in outbox.jobs]
+    ids = [job.id for job in recorder.jobs]
     assert ids == sorted(ids)
     assert ids[0][14] == "7"
 
 
-def test_invalid_calls_are_rejected_before_anything_is_sent(outbox: Outbox) -> None:
-    task = task_of(add, outbox)
+def test_invalid_calls_are_rejected_before_anything_is_sent(recorder: RecordingSender) -> None:
+    task = task_of(add, recorder)
     with pytest.raises(TypeError, match=r"t\(\) missing a required argument: 'x'"):
         task.delay()
     with pytest.raises(EncodeError, match=r"the arguments of task t: \['x'\] is of type builtins.bytes"):
@@ -422,30 +424,30 @@ def test_invalid_calls_are_rejected_before_anything_is_sent(outbox: Outbox) -> N
         task.apply_async((1,), quueue="mail")  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         task.delay_many([(1,), (1, 2, 3)])
-    assert outbox.jobs == []
+    assert recorder.jobs == []
 
 
-def test_a_signature_is_a_call_to_be_sent_later(outbox: Outbox) -> None:
-    call = task_of(add, outbox, priority=3).s(1, y=2)
+def test_a_signature_is_a_call_to_be_sent_later(recorder: RecordingSender) -> None:
+    call = task_of(add, recorder, priority=3).s(1, y=2)
     later = call.clone().set(countdown=5).set(queue="slow")
-    assert outbox.jobs == []
+    assert recorder.jobs == []
     assert (call.job().options.delay_ms, call.job().queue) == (0, "default")
     assert (later.job().options.delay_ms, later.job().queue, later.job().options.priority) == (5_000, "slow", 3)
     assert later.job().id != later.job().id
     assert later.set(job_id="a").job().id == "a"
     with pytest.raises(TypeError, match="missing"):
-        task_of(add, outbox).s().job()
+        task_of(add, recorder).s().job()
     with pytest.raises(TypeError, match="unknown option"):
         call.set(nothing=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="has callbacks"):
-        call.on_error(task_of(add, outbox).s()).job()
+        call.on_error(task_of(add, recorder).s()).job()
 
 
 def test_a_task_of_another_app_is_sent_by_its_name(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     app.task(name="known")(add)
-    outbox = Outbox()
-    jobs = outbox.jobs
-    monkeypatch.setattr(app, "send", outbox.send)
+    recorder = RecordingSender()
+    jobs = recorder.jobs
+    monkeypatch.setattr(app, "send", recorder.send)
     app.send_task("remote", ["a", 1], queue="mail", priority=2)
     app.send_task("remote", kwargs={"to": "a"})
     app.send_task("remote")

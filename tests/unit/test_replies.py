@@ -85,7 +85,7 @@ def test_the_reply_of_a_fetch_is_parsed(reply: Any, fetched: Fetched) -> None:
         [0, 0, [b"7"], 0],
     ],
 )
-def test_a_reply_to_another_call_is_no_job(reply: Any) -> None:
+def test_a_reply_to_another_call_is_not_read_as_a_job(reply: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         parse_fetched(reply)
 

@@ -62,7 +62,7 @@ def poll(rotation: RoundRobin, lengths: list[int]) -> int | None:
 
 
 @given(queues=st.integers(1, 6), rounds=st.integers(1, 5))
-def test_jobs_are_fetched_from_full_queues_in_turn(time: Time, queues: int, rounds: int) -> None:
+def test_full_queues_are_polled_round_robin(time: Time, queues: int, rounds: int) -> None:
     rotation, lengths = round_robin(time, queues), [100] * queues
     assert [poll(rotation, lengths) for _ in range(queues * rounds)] == [*range(queues)] * rounds
 

@@ -13,7 +13,7 @@ from bulltask.worker.run import default_queues
 
 
 class KombuQueue:
-    """Has the one attribute of ``kombu.Queue`` that matters here."""
+    """A stand-in for ``kombu.Queue`` with the only attribute that bulltask reads."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -28,7 +28,7 @@ def route_large_orders(
 
 
 class Router:
-    """The older form of a router."""
+    """A router in Celery's older form: an object with a method."""
 
     def route_for_task(self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         return "old" if task.startswith("old.") and not (args or kwargs) else None
@@ -66,7 +66,7 @@ def test_a_task_without_a_route_goes_to_the_default_queue(routes: object) -> Non
     assert queue_of(routes) == "default"
 
 
-def test_the_queue_of_a_call_or_a_task_has_precedence() -> None:
+def test_the_queue_of_a_call_or_a_task_takes_precedence_over_its_route() -> None:
     app = App("shop", task_routes={"*": {"queue": "routed", "priority": 7, "keep_logs": 3}}, set_as_current=False)
 
     @app.task(name="own", queue="own")

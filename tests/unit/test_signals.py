@@ -1,4 +1,4 @@
-"""Signals: how functions are connected, and which of them a send calls."""
+"""Signals: how receivers are connected, and which of them a signal calls."""
 
 from __future__ import annotations
 

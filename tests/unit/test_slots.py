@@ -254,7 +254,7 @@ def test_slots_in_the_same_anonymous_file_share_memory() -> None:
         os.close(fd)
 
 
-def test_children_share_permits_and_an_unused_one_is_given_back() -> None:
+def test_children_share_the_permits_for_jobs_and_return_unused_ones() -> None:
     fd = anonymous_file("permits")
     assert fd is not None
     supervisor = Slots(2, 1, fd).control
@@ -274,6 +274,6 @@ def test_children_share_permits_and_an_unused_one_is_given_back() -> None:
     os.close(fd)
 
 
-def test_a_limit_of_jobs_needs_a_file() -> None:
+def test_the_option_max_jobs_needs_an_anonymous_file() -> None:
     with pytest.raises(ConfigError, match="--max-jobs needs memfd_create"):
         Slots(1, 1).control.limit_jobs(1)

@@ -26,7 +26,7 @@ from bulltask.config.rate_limits import TaskRate, task_rate
         (" 1 / 500 ms ", 1, 0.5),
     ],
 )
-def test_a_rate_is_a_number_per_second_or_text(value: object, jobs: float, period_s: float) -> None:
+def test_a_rate_is_a_number_per_second_or_a_string(value: object, jobs: float, period_s: float) -> None:
     rate = task_rate(value, "rate_limit")
     assert rate == TaskRate.of(jobs, period_s * 1000)
     assert rate.tolerance_ms == min(period_s * 10, 1000)

@@ -22,7 +22,7 @@ def spin(rounds: int) -> int:
     return total
 
 
-def test_interrupts_at_random_moments_never_reach_the_next_code_of_the_thread(rng: random.Random) -> None:
+def test_interrupts_at_random_moments_never_affect_the_next_call_in_the_thread(rng: random.Random) -> None:
     interrupted = completed = 0
     with ThreadPoolExecutor(1) as thread:
         for _ in range(500):

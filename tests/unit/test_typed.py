@@ -176,7 +176,7 @@ PAIRS: list[tuple[Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("hint", "value", "form"), PAIRS, ids=lambda part: str(part)[:40])
-def test_a_value_has_a_json_form_that_becomes_the_value_again(hint: Any, value: Any, form: Any) -> None:
+def test_a_value_survives_conversion_to_its_json_form_and_back(hint: Any, value: Any, form: Any) -> None:
     converter = converter_of(hint)
     encoded = codec.decode(codec.encode(converter.encode(value)))
     assert (encoded, type(encoded)) == (form, type(form))
@@ -271,14 +271,14 @@ def test_a_subclass_whose_fields_would_be_lost_is_rejected() -> None:
 
 
 @given(st.timedeltas())
-def test_every_duration_survives(length: timedelta) -> None:
+def test_every_duration_survives_a_round_trip(length: timedelta) -> None:
     converter = converter_of(timedelta)
     assert converter.decode(converter.encode(length)) == length
     assert pydantic.TypeAdapter(timedelta).validate_python(converter.encode(length)) == length
 
 
 @given(st.datetimes(timezones=st.none() | st.just(UTC)))
-def test_every_datetime_survives(moment: datetime) -> None:
+def test_every_datetime_survives_a_round_trip(moment: datetime) -> None:
     converter = converter_of(datetime)
     assert converter.decode(converter.encode(moment)) == moment
 
@@ -344,7 +344,7 @@ def typed_values(draw: st.DrawFn, depth: int = 3) -> tuple[Any, Any]:
 
 
 @given(typed_values())
-def test_nested_values_of_any_type_survive_and_match_the_schema(pair: tuple[Any, Any]) -> None:
+def test_nested_values_of_any_type_survive_a_round_trip_and_match_the_schema(pair: tuple[Any, Any]) -> None:
     hint, value = pair
     converter = converter_of(hint)
     form = codec.decode(codec.encode(converter.encode(value)))

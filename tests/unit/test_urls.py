@@ -141,7 +141,7 @@ def test_sentinels_have_their_own_user_and_password_and_the_tls_of_the_primary(o
 
 
 @pytest.mark.parametrize("make", [lambda url: App("shop", url), lambda url: Queue("mail", url)])
-def test_a_url_must_be_text(make: Callable[[Any], object]) -> None:
+def test_a_url_must_be_a_string(make: Callable[[Any], object]) -> None:
     with pytest.raises(ConfigError, match=r"broker_url must start with .*, not 5"):
         make(5)
 

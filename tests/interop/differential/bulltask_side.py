@@ -176,7 +176,7 @@ class BulltaskSide:
         return self.number(held.id)
 
     def with_held(self, step: Step, work: Callable[[HeldJob, str], Any]) -> Any:
-        """Call ``work`` with a held job, which is not held afterward."""
+        """Call ``work`` with an acquired job; then forget the job."""
         if not self._held:
             return "nothing"
         held = self._held.pop(step["held"] % len(self._held))

@@ -162,7 +162,7 @@ _TREES: Final[list[dict[str, Any]]] = [
         ],
     },
 ]
-"""Flows without ignored failures, whose retry is a row of docs/reference/differences.md."""
+"""Flows without ignored failures: docs/reference/differences.md describes how their retry differs."""
 _FLOWING = st.one_of(
     _step("add_child", name=st.just("child"), data=_DATA, opts=_options(), **_JOB),
     _step("flow", flow=st.sampled_from(_TREES)),
@@ -173,7 +173,8 @@ _FLOWING = st.one_of(
 
 
 _SCHEDULING = st.one_of(
-    # One interval, no pattern: docs/reference/differences.md has rows for changed ones and for patterns in the past.
+    # One interval, no pattern: for changed intervals and for patterns in the past, the clients differ as
+    # docs/reference/differences.md describes.
     _step(
         "upsert_scheduler",
         id=st.just("s"),
