@@ -23,7 +23,7 @@ class GroupResult(ResultSet[R]):
     Args:
         group_id: The group's id.
         results: The members' handles. A member that ends with a group has a ``GroupResult``.
-        parent: The handle of the step before the group, if it is a step of a chain.
+        parent: The handle of the previous step, if the group is a step of a chain.
 
     Attributes:
         id, results, parent: The arguments.

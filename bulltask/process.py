@@ -89,8 +89,8 @@ _BLOCKED: Final = BLOCKED_AT_START | {signal.SIGTERM, signal.SIGQUIT}
 def fork_with_blocked_signals() -> int:
     """Fork, with signals blocked in the child until it calls :func:`unblock_signals`.
 
-    Before the child has its own handlers, a signal would run its parent's handler and be lost: a child that is asked to
-    stop at that moment would continue.
+    Before the child has installed its own handlers, a signal would run the parent's handler in the child, and be lost.
+    A child that is asked to stop at that moment would continue.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     pid = os.fork()
@@ -105,7 +105,7 @@ def unblock_signals() -> None:
 
 
 def exit_if_forked(pid: int, raised: BaseException | None = None) -> None:
-    """Exit if this is not process ``pid`` but a child that user code forked in it. Call this after user code has ended.
+    """Exit if this process is a child that user code has forked from process ``pid``; call this after user code.
 
     The exit code is the one that Python would use after ``raised``. Nothing is flushed and no ``atexit`` handler runs,
     because the buffers and handlers are copies from process ``pid``.

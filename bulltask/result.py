@@ -127,8 +127,8 @@ class AsyncResult(ResultDetails, Generic[R]):
         Raises:
             ResultTimeoutError: The job did not finish in time; it keeps running.
             JobNotFoundError: The job does not exist, and no event contains its outcome.
-            DecodeError: The result does not match the type hint of the task's return value; or it is pickled or
-                encrypted, and this app does not accept it or has no key for it.
+            DecodeError: The result does not match the type hint of the task's return value, is pickled and this app
+                does not accept pickles, or is encrypted and this app has no key for it.
             BrokerError: Redis could not be reached.
             TaskRevokedError: The job was revoked.
             Exception: The task failed. The task's exception is raised if it was pickled, or if its class is loaded in
@@ -254,8 +254,8 @@ class AsyncResult(ResultDetails, Generic[R]):
     def info(self) -> Any:
         """The return value, the exception, or what the task has reported (Celery's ``info``).
 
-        For a completed job, it is the return value; for a job that failed or waits for a retry, the exception; for any
-        other job, the ``meta`` of ``update_state``, or the progress.
+        A completed job has the return value. A job that failed or waits for a retry has the exception. For any other
+        job, it is the ``meta`` of ``update_state``, or the progress.
         """
         snapshot = self.snapshot()
         if snapshot.state is JobState.COMPLETED:

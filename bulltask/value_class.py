@@ -1,9 +1,9 @@
 """``@value_class``: an immutable dataclass that is cheap to construct.
 
-A frozen dataclass enforces immutability at run time: it sets each field through ``object.__setattr__``, which costs
-three times as much as an assignment, and a worker constructs ten such objects per job. Here the type checkers enforce
-it (``mypy`` and ``pyright`` reject assignments, as for ``@dataclass(frozen=True)``); at run time it is a dataclass
-with slots.
+A frozen dataclass enforces immutability at run time. It sets each field through ``object.__setattr__``, which costs
+three times as much as an assignment, and a worker constructs ten such objects per job. A value class is a dataclass
+with slots that only type checkers treat as frozen: mypy and pyright reject assignments, as for
+``@dataclass(frozen=True)``.
 
 Use it only for classes on the hot path of a job; all others are frozen dataclasses.
 """

@@ -1,9 +1,13 @@
 """Error categories: transient (retry), permanent (do not retry) or unknown.
 
-Library exceptions are recognized by their types' names, so no library is imported. The modules are ``category``
-(the categories), ``chain`` (an exception's causes), ``known`` (the table of known exceptions, with ``http`` and
-``database`` for types that do not determine the category), ``categorizer`` (the decision, with the user's rules) and
-``retry_after`` (the delay that a server requests).
+Library exceptions are recognized by the names of their types, so no library is imported. The modules:
+
+* ``category``: the categories.
+* ``chain``: an exception's causes.
+* ``known``: the table of known exceptions; ``http`` and ``database`` for types that have several categories; ``text``
+  for messages of unknown types.
+* ``categorizer``: the decision, with the user's rules.
+* ``retry_after``: the delay that a server requests.
 """
 
 from __future__ import annotations

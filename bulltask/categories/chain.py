@@ -1,8 +1,8 @@
 """The chain of an exception's causes, and attribute access that never raises.
 
 The causes are explicit ones: ``raise … from cause``, and the exception that a wrapper contains as ``.reason`` (urllib,
-urllib3), as ``.orig`` (SQLAlchemy) or as its first argument. The implicit ``__context__`` is not a cause: a bug in an
-``except ConnectionError:`` block has the connection error as its context, and would be retried like a network error.
+urllib3), as ``.orig`` (SQLAlchemy) or as its first argument. The implicit ``__context__`` is not a cause. Otherwise, a
+bug in an ``except ConnectionError:`` block, whose context is the ``ConnectionError``, would be retried.
 """
 
 from __future__ import annotations

@@ -96,10 +96,10 @@ def find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = 
     Args:
         app: The app whose Redis is searched.
         job_id: The job's id.
-        queue: The job's queue. Without it, known queues are searched first: ``known``, the app's, and those that
-            workers process; then all queues with a key among the first million keys that ``SCAN`` returns, on each
-            node of a cluster.
-        known: Further names of queues.
+        queue: The job's queue. Without it, the known queues are searched first: ``known``, the app's, and those that
+            workers process. If none of them has the job, the names of further queues are read with ``SCAN``, from up to
+            a million keys on each server.
+        known: Names of queues to search first.
 
     Raises:
         click.UsageError: Several queues have a job with this id.

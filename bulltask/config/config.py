@@ -292,7 +292,7 @@ class Settings:
         return {**self._project, **self._values, **self._file, **self._overrides}
 
     def _read(self, layer: dict[str, object], found: Mapping[str, tuple[str, object]], source: str) -> None:
-        """Set the settings from a source in a layer; errors name the source, and the setting as it is written there."""
+        """Add the settings of a source to a layer; errors contain the source and the setting's name in it."""
         for label, (name, value) in found.items():
             try:
                 self._set(layer, name, value, label)

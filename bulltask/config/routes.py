@@ -78,10 +78,10 @@ def routes(value: Any, name: str) -> Routes | None:
     """Return the routers of ``task_routes``, or ``None`` if there are none.
 
     Args:
-        value: A dictionary of routes by name or pattern (``"feed.*"``, or a compiled regular expression), a list of
-            such pairs, a function ``(name, args, kwargs, options, task=None, **_)`` that returns a route or ``None``,
-            the name of one, or a list of these. A route is a queue's name, or a dictionary with ``queue`` and other
-            options.
+        value: One of the following, or a list of them: a dictionary of routes by task name or pattern (``"feed.*"``, or
+            a compiled regular expression); a list of pairs of these; a function ``(name, args, kwargs, options,
+            task=None, **_)`` that returns a route or ``None``; a function's name. A route is a queue's name, or a
+            dictionary with ``queue`` and other options.
         name: Name of the setting, for the message.
 
     Raises:

@@ -168,7 +168,7 @@ def _double(delay_ms: int, times: int) -> int:
 def bulltask_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], float] = _random.random) -> int:
     """Return the delay for a job that bulltask sent: ``min(delay · 2^(n-1) · uniform(1-j, 1+j), max_delay)``.
 
-    A fixed delay is constant. A custom type counts as exponential, as it is stored; the caller applies the strategy.
+    A fixed delay is constant. A custom type is stored, and computed, as exponential; the caller applies the strategy.
 
     Args:
         backoff: The job's backoff.

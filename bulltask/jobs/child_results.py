@@ -6,8 +6,8 @@ stores, among bulltask's options, which parameter receives the results, and thei
 * ``to``: the name of the parameter. If it is empty, the data is a list, and the results become its first item.
 * ``shape``: ``"queue:id"`` for the result of that job; 3 for a list of three results; ``[null, 2]`` for a list of one
   result and a list of two. In a list, ``null`` is the child job whose id is derived from its position
-  (:func:`member_id`), so a job with ten thousand children does not store ten thousand ids. The shape is stored as JSON
-  text, because msgpack and Lua lose a ``null`` in a list.
+  (:func:`member_id`). Thus, a job with ten thousand children does not store ten thousand ids. The shape is stored as
+  JSON text, because msgpack and Lua lose a ``null`` in a list.
 
 A job that ignores the result of the previous step stores :data:`NO_RESULTS`, so that it fails with that step's error.
 """

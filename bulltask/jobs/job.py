@@ -199,8 +199,8 @@ class NewJob:
         """Return the ``opts`` to store if the job is sent at ``now_ms`` (server time)."""
         wire = self.options.to_wire(now_ms)
         if self.has_custom_id:
-            # As in Node. If a generated id were stored, a client that adds a copy with these options (bull-board's
-            # "Duplicate") would send the same id again, and nothing would be added.
+            # A generated id is not stored, as in Node. Otherwise, a copy of the job with these options (bull-board's
+            # "Duplicate") would have the same id, and would not be added.
             wire["jobId"] = self.id
         return wire
 

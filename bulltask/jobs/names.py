@@ -105,11 +105,16 @@ def check_job_name(name: str) -> str:
 def check_job_id(job_id: str) -> str:
     """Return ``job_id`` if Node's client would accept it, too.
 
+    These ids are invalid:
+
+    * an empty string, and more than 255 characters;
+    * an integer, like the ids of BullMQ's counter;
+    * an id that starts with ``0:``, or contains control characters;
+    * an id with a ``:``, unless it contains exactly two, like the ids of repeated jobs;
+    * the name of one of the queue's keys. (Node does not check this, and overwrites the key.)
+
     Raises:
-        InvalidNameError: It is empty, longer than 255 characters, or an integer (like the ids of BullMQ's counter); it
-            starts with ``0:``, or contains control characters or a ``:`` (exactly two are allowed, as in the ids of
-            repeated jobs); or it is the name of one of the queue's keys. (Node does not check the last condition, and
-            overwrites the key.)
+        InvalidNameError: The id is invalid.
     """
     _check_text(job_id, "job_id")
     if _INTEGER.fullmatch(job_id):

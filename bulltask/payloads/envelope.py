@@ -15,7 +15,7 @@ ENVELOPE_KEY: Final = "bulltask:payload"
 """The only key of the object."""
 
 ENVELOPE_START: Final = f'{{"{ENVELOPE_KEY}":'.encode()
-"""The first bytes of every envelope, no matter which client has written it."""
+"""The first bytes of every envelope, whichever client has written it."""
 
 VERSION: Final = 1
 

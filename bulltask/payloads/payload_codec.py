@@ -80,7 +80,7 @@ class PayloadCodec:
     # ---- write -------------------------------------------------------------------------------------------------------
 
     def dump_arguments(self, data: Any, queue: str, task: str, form: PayloadFormat, what: str) -> bytes:
-        """Return a job's data as it is stored.
+        """Return the stored form of a job's data.
 
         Args:
             data: The arguments.
@@ -105,11 +105,11 @@ class PayloadCodec:
         return self.dump_arguments(data, queue, task, PLAIN, what)
 
     def dump_result(self, value: Any, ref: JobRef, form: PayloadFormat, what: str) -> bytes:
-        """Return a job's result as it is stored; raises the errors of :meth:`dump_arguments`."""
+        """Return the stored form of a job's result; raises the errors of :meth:`dump_arguments`."""
         return self._dump(value, self._context("result", ref), form, what)
 
     def dump_error(self, exc: BaseException, ref: JobRef) -> str:
-        """Return a job's exception as it is stored next to the reason; ``""`` if it cannot be stored."""
+        """Return the stored form of a job's exception, ``""`` if it cannot be stored."""
         try:
             return self._dump(exc, self._context("error", ref), PayloadFormat(CLOUDPICKLE), "the exception").decode()
         except BulltaskError:
@@ -176,7 +176,7 @@ class PayloadCodec:
         return self._load(envelope, self._arguments(ref.queue, task), self._config.accept_content, what)
 
     def change_arguments(self, data: Any, queue: str, task: str, change: Callable[[Any], Any]) -> bytes:
-        """Return the data of a job as it is stored, after a change.
+        """Return the stored form of a job's data after a change.
 
         Args:
             data: The decoded data, which may be an envelope.
@@ -239,8 +239,8 @@ class PayloadCodec:
     def fingerprint(self, job: NewJob) -> str:
         """Return a fingerprint that is the same for jobs with the same data, even in different envelopes.
 
-        If the data is in an envelope and there are keys, the fingerprint is an HMAC: with a plain hash, readers of
-        Redis could confirm a guess of encrypted data.
+        If the data is in an envelope and the app has keys, the fingerprint is an HMAC. A plain hash would let readers
+        of Redis confirm a guess of encrypted data.
         """
         if not job.data.startswith(ENVELOPE_START):
             return job.data.decode()

@@ -37,8 +37,9 @@ class EventReaderBase(Callbacks):
     Args:
         queue: The queue's name in the app.
         broker_url: The server's URL, for a reader without an app; ``BULLTASK_BROKER_URL`` takes precedence.
-        start: ``"$"`` starts with the first event after :meth:`open` (or after the first call to :meth:`next`),
-            ``"0"`` with the oldest event in the stream, an event's id with the event after it (see :attr:`position`).
+        start: The first event to read. ``"$"``: the next one after :meth:`open` (or after the first call to
+            :meth:`next`); ``"0"``: the oldest one in the stream; an event's id: the one after it (see
+            :attr:`position`).
         broker: Returns the connection of an app's reader.
         settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 

@@ -271,9 +271,9 @@ class EventsLost(QueueEvent):
     Attributes:
         last_id_before: Id of the last event that was read before the gap, or the reader's start position.
         first_id_after: Id of the first event after the gap, ``None`` if no event has followed yet.
-        count: How many events were lost; ``None`` if that is unknown (it may be 0): with Redis versions before
-            7.0, which do not count; if the reader started at an id that had been trimmed; and if the stream was
-            deleted (``obliterate``).
+        count: How many events were lost; ``None`` if the number is unknown, and may be 0. It is unknown with Redis
+            before 7.0, if the reader started at an id that had been trimmed, and if the stream was deleted
+            (``obliterate``).
     """
 
     event: ClassVar[str] = "events-lost"

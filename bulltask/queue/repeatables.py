@@ -1,8 +1,9 @@
 """Repeatable jobs, BullMQ's predecessor of job schedulers (5.10); Node's ``queue.add(…, {repeat})`` creates them.
 
 The key of a repeatable job consists of its options (name, id, end, time zone, rule). The worker that acquires an
-iteration adds the next one. bulltask cannot create repeatable jobs, but its workers run existing ones, and users can
-list and remove them.
+iteration adds the next one.
+
+bulltask cannot create repeatable jobs, but its workers run existing ones, and users can list and remove them.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ ErrorOrResult = tuple[BaseException | None, object]
 class BatchJob(Generic[A]):
     """One of the jobs for which a batch task's function was called: ``def index(jobs: list[BatchJob[Document]])``.
 
-    If you call none of its methods, the function decides the job's outcome: its item in the returned list is the
-    result, or the exception that the function raises fails the attempt.
+    If you call none of its methods, the function decides the job's outcome. The job's item in the returned list is its
+    result. If the function raises an exception, the attempt fails with that exception.
 
     Attributes:
         data: The argument of the job's call.

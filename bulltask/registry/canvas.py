@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # signature.py imports this module
 __all__ = ["Canvas", "Chain", "Group", "GroupChain", "chain_of", "pop_callbacks"]
 
 A_contra = TypeVar("A_contra", contravariant=True)
-"""What a canvas accepts from the step before it."""
+"""What a canvas accepts from the previous step."""
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 S = TypeVar("S")
@@ -32,8 +32,8 @@ S = TypeVar("S")
 class Canvas(Generic[A_contra, R_co]):
     """Base class of signatures, chains and groups: something that can be sent, or be a step of a chain.
 
-    Its type parameters are what it accepts from the step before it (``Never``: nothing, because all of its
-    arguments are given; ``object``: it ignores that result) and what it returns.
+    Its type parameters are what it accepts from the previous step, and what it returns. ``Never`` means that it accepts
+    nothing, because all of its arguments are given, and ``object`` that it ignores the previous step's result.
     """
 
     @overload
@@ -161,7 +161,7 @@ class Canvas(Generic[A_contra, R_co]):
 
 
 class Chain(Canvas[A_contra, R_co]):
-    """Steps that run one after the other, each with the result of the one before: ``a | b``, or :func:`chain`."""
+    """Steps that run one after another, each with the previous step's result: ``a | b``, or :func:`chain`."""
 
     def __init__(self, steps: Iterable[Canvas[Any, Any]]) -> None:
         self.steps: list[Canvas[Any, Any]] = []

@@ -61,7 +61,7 @@ class _Expanded:
     """The jobs of a canvas.
 
     Attributes:
-        entries: The jobs that receive the result of the step before the canvas.
+        entries: The jobs that receive the result of the step that precedes the canvas.
         result: The jobs whose results are the result of the canvas, for its handle.
         source: The jobs from which the next step receives this result: those of ``result`` or, after a call with
             callbacks, its fan-out job.

@@ -34,7 +34,7 @@ class CeleryTask:
         """Return a call that is sent later. Type checkers check only the arguments of ``task.s(…).set(…)``.
 
         Args:
-            args, kwargs: The arguments; the result of the call before it comes first.
+            args, kwargs: The arguments; the result of the previous call comes before them.
             options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`; and ``immutable=True``.
 
         Raises:

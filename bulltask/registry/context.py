@@ -186,8 +186,8 @@ class JobMethods:
 
         Use it when a service replies "too many requests". The job is next in its queue, and the attempt does not count.
 
-        If the queue has a global rate limit, all workers stop acquiring its jobs for ``duration``; otherwise, only
-        workers with a ``limiter`` and the child that ran the task, because BullMQ checks no limit for other workers.
+        If the queue has a global rate limit, all workers stop acquiring its jobs for ``duration``. Otherwise, only
+        workers with a ``limiter`` stop, and the child that ran the task: BullMQ does not check a limit for others.
 
         Args:
             duration: Seconds or ``timedelta``, more than 0. It replaces an existing limit.
@@ -350,7 +350,7 @@ class Context(JobMethods, CheckpointMethods):
         return cast(Signature[Any, Any], self.task.s(*args, **kwargs))
 
     def si(self, *args: Any, **kwargs: Any) -> Signature[object, Any]:
-        """Like :meth:`s`, but ignore the result of the call before it."""
+        """Like :meth:`s`, but ignore the result of the previous call."""
         return cast(Signature[object, Any], self.task.si(*args, **kwargs))
 
     def signature(

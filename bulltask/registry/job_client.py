@@ -9,8 +9,8 @@ from bulltask.registry.checkpoints import CheckpointStore
 __all__ = ["JobClient", "JobCommand"]
 
 JobCommand = Literal["progress", "log", "data", "children_values", "pending_children", "child_failure"]
-"""Commands on a job: store progress, append a log line, replace the data; read the results of child jobs, how many are
-pending, and why one has failed."""
+"""Commands on a job. The first three store progress, append a log line, and replace the data. The others read the
+results of child jobs, the number of pending ones, and the reason why one has failed."""
 
 
 class JobClient(CheckpointStore, Protocol):

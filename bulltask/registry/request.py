@@ -34,8 +34,8 @@ class Request:
         soft_time_limit, time_limit: The limits of this attempt in seconds, ``None`` for no limit.
         root_id: The id of the first job from which this one descends: its own id, unless a task sent it or it follows
             another step of a canvas.
-        parent_id: The id of the job whose task sent this one, or of the previous step of its canvas; for the body of a
-            chord, of the last member. ``None`` if there is no such job.
+        parent_id: The id of the job whose task sent this one, or of the previous step of its canvas. For the body of a
+            chord, it is the id of the last member. ``None`` if there is no such job.
         group: The id of the group (``GroupResult.id``) that has this job as a member; in a chord, the id of its body.
             ``None`` for other jobs, and for a member with its own ``job_id``.
         chord: The id of the chord's body, which receives the results of this job's group; ``None`` if there is none.

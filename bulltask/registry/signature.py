@@ -32,7 +32,7 @@ class Signature(Canvas[A_contra, R_co]):
 
     Args:
         task: The task.
-        args, kwargs: The arguments; the result of the previous step comes first.
+        args, kwargs: The arguments; the result of the previous step comes before them.
         options: Options of ``apply_async``.
         immutable: Ignore the result of the previous step (Celery's ``si``).
 

@@ -145,8 +145,8 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
     ) -> AsyncResult[R]:
         """Run a call in this process, without Redis, and return its result (Celery's ``apply``).
 
-        Unlike a plain call, it runs as a job in a worker would: arguments and result are converted to JSON and back,
-        and failed attempts are retried according to the task's policy, but without waiting for any delay.
+        Unlike a plain call, it behaves like a job in a worker: arguments and result are converted to JSON and back, and
+        failed attempts are retried as the task's options say. It does not wait for delays.
 
         Args:
             args, kwargs: The arguments.
@@ -225,7 +225,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         return Signature(self, args, kwargs)
 
     def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[object, R]:
-        """Like :meth:`s`, but ignore the result of the call before it (Celery's ``si``)."""
+        """Like :meth:`s`, but ignore the result of the previous call (Celery's ``si``)."""
         return Signature(self, args, kwargs, immutable=True)
 
     def map(self: Takes1[A], items: Iterable[A]) -> Signature[Never, list[R]]:

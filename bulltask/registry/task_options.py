@@ -89,8 +89,8 @@ class TaskOptions:
         soft_time_limit: Seconds or ``timedelta`` after which the task is interrupted with ``SoftTimeLimitExceeded`` (an
             async task is cancelled).
         time_limit: Seconds or ``timedelta`` after which the attempt is stopped and fails with ``TimeLimitExceeded``.
-        rate_limit: How often the task's jobs may start, across all workers of a queue: a number per second, or a string
-            such as ``"10/s"``, ``"100/m"`` or ``"5/30s"``; 0 for no limit. Starts are spread evenly.
+        rate_limit: How often the task's jobs may start, across all workers of a queue. A number is jobs per second; a
+            string has a unit: ``"10/s"``, ``"100/m"``, ``"5/30s"``. 0 means no limit. Starts are spread evenly.
         batch: Call the task's function once for up to this many jobs, 1 to 1,000, with a list of
             :class:`~bulltask.registry.batches.BatchJob`.
         batch_wait: Seconds or ``timedelta`` to wait for further jobs of a batch; 0: only jobs that are already waiting.

@@ -38,7 +38,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def add(self, task: AnyTask[Any, Any]) -> None:
         """Register a task.
 
-        A function that is defined again replaces its earlier definition, as in Python: after ``importlib.reload``, when
+        A function that is defined again replaces its earlier definition. This happens after ``importlib.reload``, when
         a notebook cell runs twice, or when a file is imported under two names.
 
         Raises:

@@ -98,7 +98,7 @@ def chain(step: Canvas[A, S], /) -> Chain[A, S]: ...
 
 
 def chain(*steps: Any) -> Chain[Any, Any]:
-    """Return a chain, ``a | b | c``; each step receives the result of the one before it as its first argument.
+    """Return a chain, ``a | b | c``. Each step receives the previous step's result as its first argument.
 
     Args:
         steps: Signatures, groups and chains, or one iterable of them.
@@ -110,10 +110,10 @@ def chain(*steps: Any) -> Chain[Any, Any]:
 
 
 def group(*members: Canvas[A, B] | Iterable[Canvas[A, B]]) -> Group[A, B]:
-    """Return a group, whose members run at the same time; its result is the list of their results, in their order.
+    """Return a group, whose members run at the same time. Its result is the list of the members' results, in order.
 
     Args:
-        members: Signatures, chains and groups, or one iterable of them; without any, the group is empty.
+        members: Signatures, chains and groups, or one iterable of them; without members, the group is empty.
 
     Raises:
         TypeError: One of them is something else.

@@ -1,8 +1,9 @@
 """Computes the next time that a cron pattern matches, exactly as ``cron-parser`` 4.9 does, which BullMQ 5.62 uses.
 
-An iteration's time is part of its job's id, and the worker that acquires the job computes the next iteration. Python
-and Node.js workers must therefore agree on the dialect (5 or 6 fields, ``L``, ``#``, ``?``, which field wins when both
-day fields are restricted) and on days when clocks change. The tests compare the two at thousands of times.
+An iteration's time is part of its job's id, and the worker that acquires the job computes the next iteration. Workers
+in Python and Node.js must therefore compute the same times. They must agree on the dialect (5 or 6 fields, ``L``,
+``#``, ``?``, what it means if both day fields are restricted), and on days when clocks change. Tests compare both at
+thousands of times.
 
 When clocks change, a pattern whose hour field is ``*`` matches in both occurrences of a repeated hour, and not in a
 skipped hour. A pattern with specific hours matches once: a time in a skipped hour moves one hour later, and the second

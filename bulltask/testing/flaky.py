@@ -44,9 +44,8 @@ class FlakyProxy:
 
     It is a context manager. Between ``start()`` and ``close()``, methods may be called from any thread.
 
-    Do not fork (without exec) while the proxy is running: a forked process inherits the proxy's sockets, and ``reset``
-    would then close a connection only after that process has exited. Fork before the start, or start workers as
-    programs.
+    Do not fork (without exec) while the proxy is running. A forked process inherits the proxy's sockets, so ``reset``
+    would close a connection only after that process has exited. Fork before the start, or start workers as programs.
 
     Args:
         host: The server's address.

@@ -68,7 +68,7 @@ def with_header(task: Any, header: Mapping[str, Any], queue: str) -> Any:
     process.
 
     Args:
-        task: The task as it is defined.
+        task: The task as defined, without ``Task.using()``.
         header: The job's header.
         queue: The job's queue.
     """
@@ -87,7 +87,7 @@ def result_of(task: Any, stored: StoredJob, state: JobState) -> Any:
     """Return the result of a stored job.
 
     Args:
-        task: The task as it is defined.
+        task: The task as defined, without ``Task.using()``.
         stored: The job.
         state: Its state.
     """

@@ -114,7 +114,7 @@ class _Attempt:
     """An attempt to run a Django task.
 
     Args:
-        task: The task as it is defined.
+        task: The task as defined, without ``Task.using()``.
         context: The job's context.
         args, kwargs: The arguments.
         attempts: The worker and start time of each earlier failed attempt.
