@@ -1,6 +1,6 @@
 """Protocols between tasks, results and their implementations.
 
-They are in a layer below both their users and their implementations, so a task does not import ``App``, and a result
+They are in a layer below both their users and their implementations. Thus, a task does not import ``App``, and a result
 does not import the transport.
 """
 

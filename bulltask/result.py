@@ -52,8 +52,8 @@ class RemoteTraceback(Exception):
 class AsyncResult(ResultDetails, Generic[R]):
     """A handle for a job: its state, result or exception.
 
-    It works for every job in the queue, including jobs that Node sent or ran. Waiting blocks on the queue's event
-    stream; the job is also read every 5 s, so that ``get()`` does not hang if events were trimmed.
+    It works for every job in the queue, including jobs that Node sent or ran. ``get()`` waits for the queue's events,
+    and also reads the job every 5 s, so that it does not hang if events were trimmed.
 
     Args:
         job_id: The job's id.
@@ -127,8 +127,8 @@ class AsyncResult(ResultDetails, Generic[R]):
         Raises:
             ResultTimeoutError: The job did not finish in time; it keeps running.
             JobNotFoundError: The job does not exist, and no event contains its outcome.
-            DecodeError: The result does not match the type hint of the task's return value, is pickled and this app
-                does not accept pickles, or is encrypted and this app has no key for it.
+            DecodeError: The result does not match the type hint of the task's return value. Or this app does not accept
+                its serializer, or has no key for it.
             BrokerError: Redis could not be reached.
             TaskRevokedError: The job was revoked.
             Exception: The task failed. The task's exception is raised if it was pickled, or if its class is loaded in
@@ -320,7 +320,7 @@ def _rebuild(reason: str, trace: str) -> Exception | None:
     """Rebuild the task's exception from its traceback and message; return ``None`` if that is not safe.
 
     Any client with access to Redis may have written them. Therefore, nothing is imported: the class must already be
-    loaded, be an ``Exception``, and have exactly that name; and none of its code runs except ``__str__``.
+    loaded, be an ``Exception``, and have exactly that name. None of its code runs except ``__str__``.
     (CVE-2021-23727: Celery called any name that it found.)
     """
     kind = _loaded_class(_class_name(reason, trace))

@@ -1,10 +1,16 @@
 """The configuration of an app: a frozen value, built from the table of settings and validated once.
 
-Precedence, highest first: the command line, the environment (``BULLTASK_`` and the name in capitals), the ``--config``
-file, ``app.conf`` and the arguments of ``App``, ``[tool.bulltask]`` in pyproject.toml, the defaults
-(:mod:`bulltask.config.settings`). Durations are seconds or ``timedelta`` for the user and integer milliseconds
-internally (``_ms``). An unknown name raises an error that suggests a similar one; for one of Celery's names, it says
-what to use instead.
+Precedence, highest first:
+
+1. the command line;
+2. the environment (``BULLTASK_`` and the name in capitals);
+3. the ``--config`` file;
+4. ``app.conf`` and the arguments of ``App``;
+5. ``[tool.bulltask]`` in pyproject.toml;
+6. the defaults (:mod:`bulltask.config.settings`).
+
+Durations are seconds or ``timedelta`` for the user, and integer milliseconds internally (``_ms``). An unknown name
+raises an error that suggests a similar one. For one of Celery's names, the error says what to use instead.
 """
 
 from __future__ import annotations

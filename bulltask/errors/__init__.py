@@ -62,8 +62,7 @@
 
 Names of exceptions end in ``Error``; those of interrupts do not. ``TimeLimitExceeded`` has the same name as in Celery.
 
-A message says what happened, to which job or queue, and what to do. An exception that is raised without a message uses
-the first line of its docstring.
+A message says what happened, to which job or queue, and what to do; by default, it is the docstring's first line.
 """
 
 from __future__ import annotations

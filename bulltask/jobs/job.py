@@ -1,8 +1,7 @@
 """A job in BullMQ's format, as a sender writes it and as a worker reads it.
 
-Field and option names in Redis are BullMQ's. bulltask stores its additional options under the key ``bulltask`` of the
-options, which Node ignores. The key also tells a worker that bulltask sent the job, because such jobs have a different
-retry policy.
+Field and option names in Redis are BullMQ's. bulltask stores its additional options in the option ``bulltask``, which
+Node ignores. It also tells workers that bulltask sent the job, because such jobs have another retry policy.
 """
 
 from __future__ import annotations

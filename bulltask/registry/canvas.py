@@ -1,9 +1,12 @@
 """Signatures, chains and groups: calls that are described first and sent together later (Celery's canvas).
 
-``add.s(1, 2)`` describes one call, ``a | b`` runs ``b`` with the result of ``a``, ``group(a, b)`` runs both at the same
-time, and ``group(a, b) | c`` (a *chord*) runs ``c`` with the list of their results. They can be combined into any
-structure, which :mod:`bulltask.registry.canvas_plan` turns into a flow: one transaction stores all of its jobs, or
-none.
+* ``add.s(1, 2)`` describes one call.
+* ``a | b`` runs ``b`` with the result of ``a``.
+* ``group(a, b)`` runs both at the same time.
+* ``group(a, b) | c`` (a *chord*) runs ``c`` with the list of their results.
+
+These can be combined into any structure. :mod:`bulltask.registry.canvas_plan` turns the structure into a flow: one
+transaction stores all of its jobs, or none.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The jobs of a canvas: which job waits for which, and how results reach the next call.
 
 BullMQ has only one kind of dependency: a parent job runs after its child jobs. Thus, ``a | b`` is a parent ``b`` with a
-child ``a``, and ``group(a, b) | c`` a parent ``c`` with the children ``a`` and ``b``. But a job has only one parent. If
-several jobs wait for the same one, as in ``a | group(b, c)``, a *fan-out job* is inserted between them: it receives the
-result of ``a``, and when a worker completes it, ``b`` and ``c``, its followers, become ready to run in the same step.
+child ``a``, and ``group(a, b) | c`` is a parent ``c`` with the children ``a`` and ``b``. A parent reads the results of
+its child jobs from BullMQ (:mod:`bulltask.jobs.child_results`), and fails if one of them fails.
 
-Results flow as BullMQ's results of child jobs (:mod:`bulltask.jobs.child_results`), and a failed job fails its parent.
+A job can have only one parent. If several jobs wait for the same one, as in ``a | group(b, c)``, a *fan-out job* is
+inserted between them. It receives the result of ``a``. When a worker completes the fan-out job, its followers, ``b``
+and ``c``, become ready to run in the same step.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def share_with_structlog() -> None:
 def get_task_logger(name: str) -> logging.Logger:
     """Return the logger for a module's tasks (Celery's function): ``logger = get_task_logger(__name__)``.
 
-    It is ``logging.getLogger(name)``: in a worker, a line that a task logs through any logger has the id of its job and
-    the name of its task.
+    It is ``logging.getLogger(name)``. In a worker, each line that a task logs, through any logger, contains the job's
+    id and the task's name.
 
     Args:
         name: The logger's name, usually ``__name__``.

@@ -24,8 +24,8 @@ class PeriodicTasksMixin:
 
     Attributes:
         on_after_configure, on_after_finalize: Celery's signals, for functions that call :meth:`add_periodic_task`. Each
-            is sent once in every process that loads the tasks, after all of them have been imported, and before the
-            settings are frozen and the schedule is read. The sender is the app. An exception in a receiver prevents the
+            is sent once in every process that loads the tasks, after all of them have been imported. Receivers can
+            still change settings and the schedule. The sender is the app. An exception in a receiver prevents the
             worker from starting.
         periodic_tasks: The entries that :meth:`add_periodic_task` has added, in the format of ``beat_schedule``.
     """

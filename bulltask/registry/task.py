@@ -146,7 +146,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         """Run a call in this process, without Redis, and return its result (Celery's ``apply``).
 
         Unlike a plain call, it behaves like a job in a worker: arguments and result are converted to JSON and back, and
-        failed attempts are retried as the task's options say. It does not wait for delays.
+        failed attempts are retried, but without waiting for delays.
 
         Args:
             args, kwargs: The arguments.

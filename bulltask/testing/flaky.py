@@ -15,7 +15,7 @@ A method returns when its fault is active, so the fault applies to the next byte
 ``drop_replies``, ``partial_reply`` and ``inject_error`` apply to a command and its reply. The proxy parses RESP2 and
 RESP3, and pairs the n-th reply with the n-th command. Pushes (RESP3) and pub/sub messages (RESP2) are not replies and
 are never affected. If the stream is not RESP (TLS, inline commands), these faults apply to chunks as ``recv`` returns
-them, and a chunk of replies belongs to all chunks sent before it.
+them. A chunk of replies then belongs to all chunks that were sent before it.
 """
 
 from __future__ import annotations

@@ -141,6 +141,6 @@ def test_a_mixed_fleet_that_loses_a_worker_of_each_kind_still_completes_every_jo
         runs = Counter(recorded_ids(file))
         assert runs.keys() == set(sent)
         # Only jobs that ran when the workers were killed may run twice: at most four of Node's, two of bulltask's, and
-        # short jobs that had ended in the same round trips as these two.
+        # short jobs whose outcomes a bulltask child had not yet written.
         assert sum(runs.values()) <= jobs + 4 + 2 * PREFETCH
         bulltask_workers[0].wait()
