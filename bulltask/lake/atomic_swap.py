@@ -160,9 +160,9 @@ def _lock_path(temporary: Path) -> Path:
 
 @contextmanager
 def hold_swaps(layout: Layout) -> Iterator[None]:
-    """Hold back swaps while a block reads directories.
+    """Let no process swap directories while a ``with`` block reads them.
 
-    Do not swap inside the block, because the swap would wait for the block to end.
+    A swap inside the block would wait forever, because it waits for the end of the block.
     """
     while True:
         with _file_lock(layout, fcntl.LOCK_SH):
@@ -193,7 +193,7 @@ def _file_lock(layout: Layout, operation: int) -> Iterator[None]:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Write a file that readers see whole or not at all."""
+    """Write a file atomically: readers see all of it, or no file."""
     temporary = path.with_suffix(".temporary")
     with temporary.open("w") as file:
         file.write(text)

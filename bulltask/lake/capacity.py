@@ -1,4 +1,4 @@
-"""Recommend a concurrency for queues, from gold tables and a queueing model, with the reasoning in words."""
+"""Recommend a concurrency for queues, from gold tables and a queueing model, and explain the calculation."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 
 A batch is committed when it is the head. Files of a batch that is being published but is not the head are removed
 before anything else is written. If Spark was killed before it recorded the end of a committed batch, it reruns the
-batch, which then does nothing: its events may be gone from Redis by now. Files are replaced atomically.
+batch, which then does nothing: Redis may have trimmed its events by then. Files are replaced atomically.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class RunLock:
         file, self._file = self._file, -1
         if file >= 0:
             with suppress(OSError):
-                # Closing alone would leave the lock to a process that was forked in the meantime, until it exits.
+                # Closing is not enough: a process that was forked in the meantime would keep the lock until it exits.
                 fcntl.flock(file, fcntl.LOCK_UN)
                 os.close(file)
 

@@ -124,7 +124,7 @@ class Pipeline:
 
         Returns:
             The running query; ``awaitTermination()`` waits for it to end. ``query.stop()`` interrupts the batch,
-            without losing events; :meth:`stop` waits for it.
+            without losing events; :meth:`stop` waits for the batch.
 
         Raises:
             LakeInUseError: Another pipeline is writing to this lake.
@@ -170,7 +170,7 @@ class Pipeline:
         return snapshot(self.spark, self.layout, self._broker_options(), states=states, since=since).rows
 
     def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillResult:
-        """Add jobs that finished in gaps to silver, with the last attempt of each job as far as it is known.
+        """Add jobs that finished in gaps to silver, each with its last attempt.
 
         Running a backfill again adds nothing.
 
@@ -189,11 +189,10 @@ class Pipeline:
     def build(
         self, layer: Literal["silver", "gold"], *, days: Collection[date], slo_config: SLOConfig | None = None
     ) -> None:
-        """Build the tables of a layer for some days and replace existing rows; the query may be running.
+        """Build the tables of a layer for some days and replace existing rows, even while the query is running.
 
-        Gold is always built with this method. A day may be built any number of times: its rows change until the
-        attempts that began on that day have ended. The query writes silver itself; rebuild silver if the lake was
-        damaged.
+        The query does not write gold. Build a day of gold again after all attempts that began on it have ended. The
+        query writes silver; rebuild it only if the lake was damaged.
 
         Args:
             layer: ``"silver"`` or ``"gold"``.
@@ -227,7 +226,7 @@ class Pipeline:
     def replay(
         self, where: str, *, queue: str | None = None, dry_run: bool = True, limit: int | None = None
     ) -> ReplayResult:
-        """Send finished jobs again, with their names, data and options but new ids, each once.
+        """Send finished jobs again, each once: with the same name, data and options, but a new id.
 
         The delay, parent, schedule and ``expires`` of a job are not copied.
 

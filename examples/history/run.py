@@ -26,7 +26,7 @@ from bulltask.queue import Queue
 
 HERE = Path(__file__).parent
 QUEUES = ["--queues", "shop,mail"]
-PREFIX = "history-demo"  # of all keys, so that the demo changes no other keys on the server
+PREFIX = "history-demo"  # the first part of all keys of the demo, which changes no other keys on the server
 PLAN_FILE = "_demo_plan.json"
 
 

@@ -4,7 +4,7 @@
 //   import { revoke } from './revoke.js';
 //   await revoke(queue, job.id);
 //
-// The request is stored in Redis under a key of bulltask's own, which the queue's workers read once a second.
+// The request is stored in a Redis key of bulltask, which the queue's workers read once a second.
 export async function revoke(queue, jobId) {
   const client = await queue.client;
   const { prefix = 'bull' } = queue.opts;

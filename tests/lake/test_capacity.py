@@ -1,4 +1,4 @@
-"""Capacity: the queueing model against known values and a simulation, recommendations against their rows."""
+"""The queueing model matches known values and a simulation; recommendations match the rows that they are based on."""
 
 from __future__ import annotations
 

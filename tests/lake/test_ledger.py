@@ -1,4 +1,4 @@
-"""The ledger of a lake's batches: which batches are done, and which records are kept."""
+"""The ledger of a lake's batches: which batches are committed, and which records are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def records_in(root: Path) -> int:
     return len(list(Layout(root).internal("batches").iterdir()))
 
 
-def test_a_batch_stays_done_after_its_record_is_removed(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_batch_stays_committed_after_its_record_is_removed(ledger: Ledger, tmp_path: Path) -> None:
     finish(ledger, QUERY, range(15))
     assert records_in(tmp_path) == 15
     finish(ledger, QUERY, range(15, 16))
@@ -50,7 +50,7 @@ def test_a_batch_stays_done_after_its_record_is_removed(ledger: Ledger, tmp_path
     assert not ledger.has(batch_ingest_id(NEXT_QUERY, 30))
 
 
-def test_a_batch_that_was_killed_before_the_head_was_written_is_not_done(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_batch_that_was_killed_before_the_head_was_written_is_not_committed(ledger: Ledger, tmp_path: Path) -> None:
     finish(ledger, QUERY, range(1))
     before = Layout(tmp_path).internal("head.json").read_text()
     finish(ledger, QUERY, range(1, 2))

@@ -50,7 +50,7 @@ def test_the_rate_is_that_of_the_busiest_span() -> None:
 
 
 def test_the_size_table_contains_the_measured_example() -> None:
-    """15 minutes at 200 jobs a second are 747,000 events, which take 46 MB."""
+    """200 jobs a second produce 747,000 events in 15 minutes, which take 46 MB."""
     [line] = [example for example in retention_examples() if example.jobs_per_s == 200]
     assert (line.quarter_hour, round(line.quarter_hour_mb)) == (747_000, 46)
     assert round(line.default_retention_s) == 12

@@ -60,7 +60,7 @@ class Chart:
 
     Attributes:
         title: The title.
-        unit: The unit of the y axis, in words.
+        unit: The unit of the y axis, as text.
         curves: The lines.
         x_ticks: Ticks from left to right.
         y_ticks: Ticks from the bottom up.
@@ -119,7 +119,7 @@ def chart(
 
     Args:
         title: The title.
-        unit: The unit of the values, in words; ``ms`` makes the axis logarithmic.
+        unit: The unit of the values, as text; ``ms`` makes the axis logarithmic.
         axis: The time axis.
         lines: The series, with at least one value. Series without values are omitted; all others keep their style.
         lost: The result of :func:`bands`.

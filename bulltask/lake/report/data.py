@@ -107,7 +107,7 @@ class DurationHistograms:
 
 @dataclass(slots=True)
 class ReportData:
-    """The data of a period, aggregated to what a report uses.
+    """The data of a period, aggregated for a report.
 
     Attributes:
         period: The period.

@@ -23,8 +23,8 @@ __all__ = ["EnqueueStreamOptions", "enqueue_stream"]
 class EnqueueStreamOptions(WriteArguments, total=False):
     """Further arguments of ``enqueue_stream``, in addition to :class:`bulltask.spark.sink.enqueue.WriteArguments`.
 
-    ``write_id`` replaces the query's id in the jobs' ids: with a write id, a query with a new checkpoint on the same
-    source adds no job twice. Times in ``opts`` are durations, not points in time.
+    ``write_id`` replaces the query's id, from which the jobs' ids are derived. A query with a new checkpoint but the
+    same source and ``write_id`` therefore adds no job twice. Times in ``opts`` are durations, not points in time.
 
     Attributes:
         trigger: How often a batch starts: seconds, ``timedelta``, or Spark's syntax; default: ``"5 seconds"``.

@@ -119,7 +119,7 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
 
 
 def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Return the gaps that overlap some days. Usually there are none, and an empty frame makes Spark's plan shorter."""
+    """Return the gaps that overlap some days. Usually there are none: an empty DataFrame makes the plan shorter."""
     ends_late = F.greatest(F.coalesce("first_at_after", "detected_at"), "last_at_before") >= F.lit(span.start)
     starts_early = F.col("last_at_before").isNull() | (F.col("last_at_before") < F.lit(span.end))
     overlapping = gaps.where(ends_late & starts_early)

@@ -19,7 +19,7 @@ all three are equivalent. The rules follow from the events that BullMQ's scripts
 * A stream has gaps where it was trimmed. An attempt whose last event is missing is ``open``, like a running
   attempt. An attempt whose ``active`` event is missing has no start time.
 
-Times come from the stream, by Redis' clock. The times in a job's hash are by the clients' clocks.
+Times come from the stream, by Redis' clock. The times in a job's hash come from the clients' clocks.
 
 Each row has a version: ``as_of`` is the time of the last event from which the row is derived. If the same row is
 derived again later, from more events, it has the same or a later ``as_of``, and the latest row counts.

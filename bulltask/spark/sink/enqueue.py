@@ -71,9 +71,9 @@ class EnqueueOptions(WriteArguments, total=False):
     """Further arguments of ``enqueue``, in addition to :class:`WriteArguments`.
 
     Attributes:
-        on_duplicate_rows: What to do with rows that have the same name and data: make them one job (``collapse``, the
-            default), make one job of each (``keep``), or reject them before anything is sent (``error``). With
-            ``job_id``, ids are compared instead, and ``keep`` is not allowed.
+        on_duplicate_rows: What to do with rows that have the same name and data: add one job for all of them
+            (``collapse``, the default), add a job for each (``keep``), or raise an error before anything is sent
+            (``error``). With ``job_id``, ids are compared instead, and ``keep`` is not allowed.
     """
 
     on_duplicate_rows: Literal["collapse", "keep", "error"]
@@ -120,7 +120,7 @@ def enqueue(
     ``on_duplicate_rows`` is changed.
 
     A job's id is ``job_id``, or derived from the write, the queue, the job's name and its data. A write cannot be
-    rolled back: jobs that were sent before an error stay, and retrying the write with the same write id adds only
+    rolled back: jobs that were sent before an error are not removed. Retry the write with the same write id to add the
     missing jobs.
 
     Args:
@@ -219,7 +219,7 @@ def as_json(column: str | Column) -> Column:
 
 
 def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> DataFrame:
-    """Number equal rows to keep them, or reject them.
+    """Number equal rows to keep them, or raise an error if there are any.
 
     Args:
         rows: The rows.

@@ -49,9 +49,9 @@ class MapOptions(TypedDict, total=False):
         poll: The time between two checks of unfinished jobs (seconds or ``timedelta``); default: 2 seconds.
         options: The options of every call, as for ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
         write_id: Makes the calls safe to retry: the same rows with the same id add no job twice. Default: a new id.
-        on_duplicate_rows: What to do with rows that have the same arguments: make them one job with one result
-            (``collapse``, the default), make one job of each (``keep``), or reject them before anything is sent
-            (``error``).
+        on_duplicate_rows: What to do with rows that have the same arguments: add one job for all of them, whose result
+            they share (``collapse``, the default), add a job for each (``keep``), or raise an error before anything is
+            sent (``error``).
         result_prefix: A prefix for the names of the added columns; default: no prefix.
         chunk_size: The number of jobs in one round trip to Redis; default: 500.
         idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.

@@ -107,7 +107,7 @@ def lookup_deadline_ms(wait: Duration | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class JobLookup:
-    """Looks up jobs and waits for them. It is sent to the executors.
+    """Looks up jobs and waits for them, on the executors.
 
     Attributes:
         config: The location of Redis.

@@ -73,7 +73,7 @@ class JobsWriter(DataSourceArrowWriter):
         return TaskCommit(self._sender.builder.write_id, self._sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log that sent jobs stay, and how to resume. Spark calls this when a task has permanently failed."""
+        """Log that sent jobs are not removed, and how to resume. Spark calls this when it gives up on a task."""
         _log_abort(self._sender.builder.write_id, messages)
 
 
@@ -116,7 +116,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         return TaskCommit(write_id, sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log that sent jobs stay, and how to resume. Spark calls this when a task has permanently failed."""
+        """Log that sent jobs are not removed, and how to resume. Spark calls this when it gives up on a task."""
         write_id = next((message.write_id for message in messages if isinstance(message, TaskCommit)), None)
         _log_abort(write_id or f"of batch {batchId}", messages)
 
@@ -167,7 +167,7 @@ class WriteCounts:
 
 @dataclass(frozen=True, slots=True)
 class RowSender:
-    """Sends the rows of a task. It is sent to the executors and holds no connection.
+    """Sends the rows of a task. Spark serializes it for the executors, so it holds no connection.
 
     Attributes:
         builder: The builder of the jobs.
@@ -196,8 +196,8 @@ class RowSender:
         The rows of a round trip are checked before it is sent.
 
         Raises:
-            BulltaskError: A row is not a valid job, or Redis cannot be reached. Jobs that were sent before stay,
-                because they may already have run. Retrying the write adds only missing jobs. Every error that
+            BulltaskError: A row is not a valid job, or Redis cannot be reached. Jobs that were already sent are
+                not removed, because they may have run; retrying the write adds the missing ones. Every error that
                 interrupts the write has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
         """
         broker = broker_of(self.builder.config)
@@ -226,7 +226,7 @@ class RowSender:
 def resume_hint(write_id: str) -> str:
     """Return the instruction for resuming a failed write."""
     return (
-        f"[BULLTASK_WRITE_ABORTED] The write {write_id} has failed; the jobs that it has sent stay. Write the same "
-        "rows again with this write id to add only missing jobs; a streaming query does so when it is started again "
-        "with its checkpoint."
+        f"[BULLTASK_WRITE_ABORTED] The write {write_id} has failed. The jobs that it has sent are not removed: write "
+        "the same rows again with this write id to add the missing ones. A streaming query does so when it is started "
+        "again with its checkpoint."
     )

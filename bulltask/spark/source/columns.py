@@ -80,7 +80,7 @@ def event_record_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry
     """Return ``queue``'s events as an Arrow record batch, in the order of ``entries``.
 
     Entries with the same fields are converted together. BullMQ's scripts write a dozen kinds of events, so thousands of
-    entries form a few groups, and no entry needs a mapping of its own.
+    entries form a few groups, and no mapping for each entry is needed.
     """
     indexes: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
     for index, (_, flat) in enumerate(entries):

@@ -180,7 +180,7 @@ def gc_paused() -> Iterator[None]:
     """Pause Python's cyclic garbage collector.
 
     A page of replies consists of tens of thousands of lists without cycles. They trigger the collector many times,
-    which takes two thirds of the time that it takes to read a page of events. Unused objects are still freed, by
+    which would take two thirds of the time for reading a page of events. Unused objects are still freed, by
     reference counting. With several threads, the first one that finishes turns the collector on again.
     """
     was_enabled = gc.isenabled()

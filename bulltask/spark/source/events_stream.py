@@ -125,7 +125,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._fail_for(planned.gaps)
         if planned.end == start_offsets:
-            return start  # so that Spark gets the same text
+            return start  # the same text, because Spark compares offsets as text
         return encode_offsets(planned.end, start_offsets if start_offsets == batch_start(None, start) else None)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

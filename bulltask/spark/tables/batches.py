@@ -55,7 +55,7 @@ _CONF: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class BatchWriter:
-    """Writes each batch. It is sent to the process in which Spark runs it, and has no references to Spark.
+    """Writes each batch. Spark serializes it for the process that runs the batches, so it has no references to Spark.
 
     Attributes:
         root: The directory of the lake.
@@ -145,7 +145,7 @@ class _BatchRun:
         return {table: rows.num_rows for table, rows in tables.items()}
 
     def _time_out_before_ms(self, read: bronze.BronzeBatch) -> int:
-        """Return a time: open jobs whose last event is older than this time out. 0 if no event is older."""
+        """Return the cutoff: open jobs whose last event is older time out; 0 if no event is older."""
         time_out_before_ms = max(read.newest_ms, self._head.newest_event_ms) - self._writer.open_job_timeout_ms
         oldest_ms = min(read.oldest_ms, self._head.oldest_open_event_ms or read.oldest_ms)
         return time_out_before_ms if oldest_ms < time_out_before_ms else 0

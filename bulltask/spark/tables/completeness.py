@@ -64,6 +64,6 @@ def _shown(expected: ExpectedRows) -> str:
 
 
 def _offset(layout: Layout, number: int) -> dict[str, Any]:
-    """Return the offset at which a batch ends: the last line of Spark's file, after two lines of Spark's own."""
+    """Return the offset at which a batch ends: the last line of Spark's file, after two header lines."""
     stored: dict[str, Any] = json.loads((layout.checkpoint / "offsets" / str(number)).read_text().splitlines()[-1])
     return stored

@@ -50,10 +50,10 @@ def spark_schema(table: Table) -> StructType:
 
 
 def as_table(frame: DataFrame, table: Table) -> DataFrame:
-    """Return a frame with a table's columns and partitions, in order and with their types; other columns are dropped.
+    """Return a DataFrame with exactly a table's columns and partitions, in order and with their types.
 
     Raises:
-        AnalysisException: The frame lacks a column.
+        AnalysisException: A column is missing.
     """
     return frame.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in spark_schema(table)))
 

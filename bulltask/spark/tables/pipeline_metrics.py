@@ -33,7 +33,7 @@ class PipelineMetrics(Collector):
         self._ledger, self._status = ledger, status
 
     def collect(self) -> Iterable[Metric]:
-        """Return the current metrics; without Redis, lag metrics are missing."""
+        """Return the current metrics; if Redis is unavailable, lag metrics are missing."""
         status = self._status()
         yield from _queue_metrics(status)
         yield _gauge("redis_up", "1 if Redis is available, else 0", float(status.redis_error is None))

@@ -43,7 +43,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
         LakeError: Events that these days are derived from have expired.
     """
     _check_not_expired(layout, days, open_job_timeout)
-    # List the directories before reading events: rows that a batch adds afterwards are kept, and duplicate rows do no
+    # List the directories before reading events: rows that a batch adds after that are kept, and duplicate rows do no
     # harm.
     old = {table: _partitions(layout, table, days) for table in _TABLES}
     head = Ledger(layout).head()

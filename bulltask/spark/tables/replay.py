@@ -135,10 +135,10 @@ def replay(
     *,
     dry_run: bool = True,
 ) -> ReplayResult:
-    """Send finished jobs again, with their names, data and options but new ids.
+    """Send finished jobs again, with the same name, data and options, but a new id.
 
-    The new id is derived from the job and the time when it finished. A job is therefore not sent twice while its replay
-    exists, or if a replay with the same condition sent it within the last 7 days. Options that belong only to the
+    The new id is derived from the job and the time when it finished. A job is therefore not sent again while its copy
+    is in Redis, nor for 7 days after a replay with the same condition has sent it. Options that belong only to the
     original job are dropped: its delay, its parent, its schedule, and when it expires.
 
     Args:
@@ -257,7 +257,7 @@ def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class HashLookup:
-    """Looks up the hashes of jobs. It is sent to the executors.
+    """Looks up the hashes of jobs, on the executors.
 
     Attributes:
         options: The location of Redis.
@@ -313,7 +313,7 @@ def replay_options(opts: str | None) -> StoredOptions:
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    """Sends jobs again. It is sent to the executors and holds no connection.
+    """Sends jobs again. Spark serializes it for the executors, so it holds no connection.
 
     Attributes:
         config: The location of Redis, and the settings for queue names.
@@ -330,8 +330,8 @@ class Replayer:
         ``duplicate`` for each row.
 
         Raises:
-            BulltaskError: Redis cannot be reached, or a job's options are invalid. Jobs that were sent before stay;
-                running the replay again adds only missing jobs.
+            BulltaskError: Redis cannot be reached, or a job's options are invalid. Jobs that were already sent are
+                not removed; running the replay again adds the missing ones.
         """
         broker = broker_of(self.config)
         write = IdempotentWrite(self.write_id, self.idempotency_ttl_ms)

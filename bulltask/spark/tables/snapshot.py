@@ -63,6 +63,6 @@ def _jobs(spark: SparkSession, source: Mapping[str, str], states: Sequence[str],
     options = {**source, "table": "jobs", "state": ",".join(states), "skipUnsupportedQueues": "true"}
     if since is None:
         return spark.read.format("bulltask").options(**options).load()
-    # This frame is read once, with a single filter, so Redis may apply the filter.
+    # This DataFrame is read once, with a single filter, so Redis may apply the filter.
     rows = spark.read.format("bulltask").options(**options, pushdown="true").load()
     return rows.where(F.col("finished_at") >= F.lit(since))

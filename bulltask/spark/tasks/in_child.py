@@ -1,4 +1,4 @@
-"""Spark in a worker's child: one JVM and one session for all tasks with ``spark=True``, one after the other.
+"""Spark in a worker's child: one JVM and one session, which its ``spark=True`` tasks use one after another.
 
 :mod:`bulltask.worker.child.spark_tasks` imports this module and defines the interface.
 """

@@ -32,7 +32,7 @@ _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 
 
 class SparkJobMonitor:
-    """Reports a job's progress, and cancels its work on Spark if its lock is lost.
+    """Reports a job's progress, and cancels its Spark jobs if its lock is lost.
 
     It runs in a separate thread, with a separate connection to the JVM, because the task's connection is blocked while
     the task waits for Spark.
@@ -94,7 +94,7 @@ class SparkJobMonitor:
 
 
 class StageProgress:
-    """Counts the stages and tasks of a Spark job group, from now on.
+    """Counts the stages and tasks of the Spark jobs that are added to a job group after this object is created.
 
     Earlier Spark jobs in the group are ignored, because a job that is run again has the same group. Finished Spark jobs
     are not queried again.

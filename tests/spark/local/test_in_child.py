@@ -76,7 +76,7 @@ def wait_until_idle(context: SparkContext) -> None:
     wait_until(lambda: not active_jobs(context), 60.0, "the end of Spark's jobs")
 
 
-def test_a_tasks_job_group_is_its_job_id_and_is_reset_afterwards(context: SparkContext, child: SparkInChild) -> None:
+def test_a_tasks_job_group_is_its_job_id_until_the_task_ends(context: SparkContext, child: SparkInChild) -> None:
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
     with child.run(Job("named").run):
         inside = [context.getLocalProperty(name) for name in names]

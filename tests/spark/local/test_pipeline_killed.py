@@ -161,7 +161,7 @@ def run_and_kill(
     """
     head = Ledger(layout).head()
     before = 0 if head is None else head.number
-    leftover = set(layout.internal("staging").glob("*"))  # of drivers that were killed earlier
+    leftover = set(layout.internal("staging").glob("*"))  # from drivers that were killed earlier
 
     def is_reached() -> bool:
         current = Ledger(layout).head()

@@ -96,7 +96,7 @@ def test_the_same_write_adds_the_missing_jobs_after_all_attempts_failed(
     sent = redis_client.lrange(WAIT, 0, -1)
     assert 20 <= len(sent) < ROWS
     if write is write_by_enqueue:
-        assert "The write w1 has failed; the jobs that it has sent stay" in caught.value.__notes__[0]
+        assert "The write w1 has failed. The jobs that it has sent are not removed" in caught.value.__notes__[0]
     report = write(rows, fail(0), broker_url)
     jobs = redis_client.lrange(WAIT, 0, -1)
     assert len(set(jobs)) == len(jobs) == ROWS

@@ -134,7 +134,7 @@ def test_an_option_of_another_operation_is_rejected_with_the_name_of_that_operat
     assert "batch read of events" in error_of(WriteOptions, table="jobs")
 
 
-def test_options_of_spark_itself_are_accepted() -> None:
+def test_options_that_spark_adds_are_accepted() -> None:
     assert write(queryName="q", checkpointLocation="/tmp/x").queue is None
 
 

@@ -1,4 +1,4 @@
-"""A query is stopped after its batch; no JVM (with a JVM: tests/spark/local/test_pipeline_commands.py)."""
+"""A query is stopped after its batch, without a JVM; tests/spark/local/test_pipeline_commands.py needs one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.spark.pipeline import Pipeline, stop_after_batch
 
 
 class FakeQuery:
-    """A fake Spark query; ``done`` has the batch numbers that ``lastProgress`` returns in turn."""
+    """A fake Spark query; ``done`` has the batch numbers that ``lastProgress`` returns, one for each access."""
 
     def __init__(self, done: list[int], *, idle: bool = False, polls: int = 99) -> None:
         self._done, self._polls = iter([*done, *[done[-1]] * 99]), polls
