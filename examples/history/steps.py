@@ -140,9 +140,9 @@ class DemoSteps:
         """Write the report."""
         page = self._lake / "report.html"
         days = f"{self._first_day}..{datetime.now(UTC).date()}"
-        words = ["pipeline", "report", "--lake", str(self._lake), "--days", days, "-o", str(page)]
-        print(f"5. Write a report\n   $ bulltask {' '.join(words)}", flush=True)
-        subprocess.run([sys.executable, "-m", "bulltask", *words], check=True, stdout=subprocess.DEVNULL)
+        arguments = ["pipeline", "report", "--lake", str(self._lake), "--days", days, "-o", str(page)]
+        print(f"5. Write a report\n   $ bulltask {' '.join(arguments)}", flush=True)
+        subprocess.run([sys.executable, "-m", "bulltask", *arguments], check=True, stdout=subprocess.DEVNULL)
         print(f"   Open {page} in a browser.\n")
 
     def _counts(self, name: str, by: str) -> list[Row]:

@@ -159,9 +159,9 @@ def open_in_browser(page: str, directory: Path) -> str:
     """Return the HTML of a page after a browser has loaded it and run its scripts."""
     browser = shutil.which("chromium") or pytest.skip("needs chromium")
     (directory / "page.html").write_text(page)
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-breakpad", "--dump-dom"]
+    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-breakpad", "--dump-dom"]
     return subprocess.run(
-        [browser, *words, f"--user-data-dir={directory}/profile", (directory / "page.html").as_uri()],
+        [browser, *arguments, f"--user-data-dir={directory}/profile", (directory / "page.html").as_uri()],
         capture_output=True,
         text=True,
         check=True,

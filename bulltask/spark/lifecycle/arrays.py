@@ -193,14 +193,14 @@ def derive(lifecycles: Lifecycles) -> DerivedColumns:
     )  # fmt: skip
 
 
-def is_in(column: Any, words: tuple[str, ...]) -> Any:
-    """Return whether each string of an Arrow column is one of ``words``; null is not."""
-    return pc.is_in(column, pa.array(words, column.type))
+def is_in(column: Any, values: tuple[str, ...]) -> Any:
+    """Return whether each string of an Arrow column is one of ``values``; null is not."""
+    return pc.is_in(column, pa.array(values, column.type))
 
 
-def is_one_of(kind: Ints, words: tuple[str, ...]) -> Bools:
-    """Return whether each number in ``kind``, an index of `KINDS`, is one of ``words``."""
-    return np.isin(kind, [_KIND_NUMBERS[word] for word in words])
+def is_one_of(kind: Ints, names: tuple[str, ...]) -> Bools:
+    """Return whether each number in ``kind``, an index of `KINDS`, is the number of one of these kinds."""
+    return np.isin(kind, [_KIND_NUMBERS[name] for name in names])
 
 
 def _ends_unknown_attempt(lifecycles: Lifecycles) -> Bools:

@@ -72,7 +72,7 @@ def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "ended_at": _times(derived.ended_ms[at]),
         "wait_ms": _between(derived.queued_ms[at], derived.started_ms[at]),
         "run_ms": _between(derived.started_ms[at], derived.ended_ms[at]),
-        "outcome": _take_words(OUTCOMES, outcome),
+        "outcome": _take_strings(OUTCOMES, outcome),
         "failed_reason": failed_reason,
         "error_fingerprint": fingerprint,
         "as_of": rows.as_of(derived.as_of_event[at]),
@@ -94,7 +94,7 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "created_at": _times(added_ms),
         "first_started_at": _times(derived.first_started_ms[at]),
         "finished_at": _times(finished_ms),
-        "state": _take_words(_STATES, state),
+        "state": _take_strings(_STATES, state),
         "attempt_count": pa.array(derived.attempt_count[at], pa.int32()),
         "stalls": pa.array(derived.stalls[at], pa.int32()),
         "wait_ms": _known(derived.wait_ms[at]),
@@ -181,5 +181,5 @@ def _times(ms: Ints) -> pa.Array:
     return pa.array(np.minimum(ms, MAX_TIME_MS) * 1000, mask=ms < 0).cast(pa.timestamp("us", "UTC"))
 
 
-def _take_words(words: tuple[str, ...], numbers: Ints) -> pa.Array:
-    return pa.array(words, pa.string()).take(pa.array(numbers))
+def _take_strings(strings: tuple[str, ...], numbers: Ints) -> pa.Array:
+    return pa.array(strings, pa.string()).take(pa.array(numbers))

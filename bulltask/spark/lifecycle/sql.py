@@ -291,7 +291,7 @@ def _shown(ms: Column) -> Column:
     return F.when(ms > MAX_TIME_MS, MAX_TIME_MS).otherwise(ms)  # NULL stays NULL
 
 
-def _case(column: str, words: Mapping[str, str]) -> Column:
+def _case(column: str, values: Mapping[str, str]) -> Column:
     """Map the values of a column."""
-    table = F.create_map(*[F.lit(word) for pair in words.items() for word in pair])
+    table = F.create_map(*[F.lit(value) for pair in values.items() for value in pair])
     return table[F.col(column)]

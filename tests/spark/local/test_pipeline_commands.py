@@ -38,8 +38,8 @@ Run = Callable[..., Result]
 def run(spark: SparkSession, broker_url: str) -> Run:
     """Return a function that runs a command in the shared session."""
 
-    def invoke(*words: str) -> Result:
-        return CliRunner().invoke(main, ["-b", broker_url, "pipeline", *words])
+    def invoke(*args: str) -> Result:
+        return CliRunner().invoke(main, ["-b", broker_url, "pipeline", *args])
 
     return invoke
 
@@ -66,9 +66,9 @@ def test_enqueue_and_gather_add_jobs_and_write_their_results(
 ) -> None:
     rows = str(tmp_path / "rows")
     spark.range(3).selectExpr("id AS n", "'send' AS task", "concat('k', id) AS key").write.parquet(rows)
-    words = ("enqueue", rows, "--queue", "mail", "--name-col", "task", "--data-cols", "n", "--write-id", "one", *CONF)
-    assert "3 rows: 3 jobs added, 0 duplicates\nwrite id one" in output_of(run(*words))
-    assert "3 rows: 0 jobs added, 3 duplicates" in output_of(run(*words))
+    args = ("enqueue", rows, "--queue", "mail", "--name-col", "task", "--data-cols", "n", "--write-id", "one", *CONF)
+    assert "3 rows: 3 jobs added, 0 duplicates\nwrite id one" in output_of(run(*args))
+    assert "3 rows: 0 jobs added, 3 duplicates" in output_of(run(*args))
     manual_worker.complete("done")
     summary = output_of(run("gather", "one", "--queue", "mail", "--out", str(tmp_path / "out"), *CONF))
     assert [line.split() for line in summary.splitlines()[1:]] == [["completed", "1"], ["unfinished", "2"]]
@@ -142,8 +142,8 @@ def test_snapshot_replay_and_backfill_print_summaries(
     manual_worker.complete()
     LakeBuilder(tmp_path).jobs([])
     assert "2 jobs written to bronze.jobs" in output_of(run("snapshot", "--lake", str(tmp_path), *CONF))
-    words = ("replay", "--lake", str(tmp_path), "--where", "state = 'failed'", *CONF)
-    assert "0 finished jobs selected" in output_of(run(*words))
+    args = ("replay", "--lake", str(tmp_path), "--where", "state = 'failed'", *CONF)
+    assert "0 finished jobs selected" in output_of(run(*args))
     summary = output_of(
         run("backfill", "--lake", str(tmp_path), "--since", "2026-01-01", "--until", "2036-01-01", *CONF)
     )
@@ -160,10 +160,10 @@ def test_days_are_rebuilt_unless_their_events_have_expired(run: Run, tmp_path: P
         [{"job_id": "1", "name": "send", "outcome": "completed", "started_at": at("2026-11-20 09:59"),
           "ended_at": at("2026-11-20 10:00"), "run_ms": 60_000}]
     )  # fmt: skip
-    words = ("--lake", str(tmp_path), "--days", "2026-11-19..2026-11-20", *CONF)
-    assert "built gold for 2 days, 2026-11-19 to 2026-11-20" in output_of(run("build", "gold", *words))
+    args = ("--lake", str(tmp_path), "--days", "2026-11-19..2026-11-20", *CONF)
+    assert "built gold for 2 days, 2026-11-19 to 2026-11-20" in output_of(run("build", "gold", *args))
     assert date(2026, 11, 20) in lake.layout.days(TASK_MINUTE)
-    assert "events that it is derived from have expired" in output_of(run("build", "silver", *words), 1)
+    assert "events that it is derived from have expired" in output_of(run("build", "silver", *args), 1)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def run_and_kill(
     rng: random.Random,
     layout: Layout,
     program: str,
-    *words: str,
+    *arguments: str,
     attached_to: SparkSession | None = None,
 ) -> None:
     """Run a driver and kill it at the given point.
@@ -174,7 +174,7 @@ def run_and_kill(
     when = [point.pattern, rng.randint(point.first, point.last)] if point.pattern else None
     conf = json.dumps(settings(layout.root.parent))
     variables = {} if attached_to is None else gateway_variables(attached_to)
-    with run_program(program, str(layout.root), conf, json.dumps(when), *words, **variables) as driver:
+    with run_program(program, str(layout.root), conf, json.dumps(when), *arguments, **variables) as driver:
         jvms = json.loads(read_output(driver))
         if point.pattern:
             assert driver.process.wait(300) == -signal.SIGKILL, f"the driver did not reach {point}"
@@ -259,9 +259,9 @@ def test_a_killed_driver_leaves_the_same_tables_as_an_uninterrupted_one(
     events = history(rng.randrange(10**6), 24 + 8 * KILLS)
     write_events(redis_client, events)
     layout, kills = Layout(tmp_path / "lake"), Counter[str]()
-    words = (broker_url, json.dumps(OPTIONS))
+    arguments = (broker_url, json.dumps(OPTIONS))
     for number, point in zip(range(KILLS), kill_points(rng), strict=False):
-        run_and_kill(point, rng, layout, STREAM, *words, attached_to=spark if number else None)
+        run_and_kill(point, rng, layout, STREAM, *arguments, attached_to=spark if number else None)
         observed, files = interrupted_step(layout)
         # Leftovers of an earlier kill in the same batch may look like another step.
         step = point.step or observed
@@ -294,14 +294,14 @@ def test_a_killed_gold_build_leaves_old_or_new_rows_for_each_day(
     write_events(redis_client, history(rng.randrange(10**6), 40))
     layout = write_undisturbed(spark, tmp_path / "lake", broker_url, SLOConfig())
     old, slo_config = gold_days(layout), SLOConfig(price_per_hour=PRICES)
-    words = (json.dumps(PRICES), *(day.isoformat() for day in layout.days(EVENTS)))
+    arguments = (json.dumps(PRICES), *(day.isoformat() for day in layout.days(EVENTS)))
     shutil.copytree(layout.root, tmp_path / "undisturbed")
     new = gold_days(build_gold(spark, Layout(tmp_path / "undisturbed"), slo_config))
     assert old != new
     for number in range(max(1, KILLS // 3)):
         # Each day of each table is moved away and replaced: five tables, two days, at least twenty moves.
         point = KillPoint(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 20)
-        run_and_kill(point, rng, layout, BUILD, *words, attached_to=spark)
+        run_and_kill(point, rng, layout, BUILD, *arguments, attached_to=spark)
         moves, days = finish_intents(layout), gold_days(layout)
         log.warning("kill %d of a build: %d moves were unfinished", number + 1, moves)
         assert days.keys() == old.keys()

@@ -41,8 +41,8 @@ def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
 
     def make(grants: Grants, *, without: str = "") -> str:
         redis_client.script_flush()  # scripts that another user loaded would hide missing grants
-        words = [word for word in grants.rules() if word.lstrip("+") != without]
-        assert redis_client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *words)
+        rules = [rule for rule in grants.rules() if rule.lstrip("+") != without]
+        assert redis_client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *rules)
         return broker_url.replace("redis://", f"redis://{name}:secret@")
 
     yield make
@@ -155,7 +155,7 @@ def broker_url_of_redis(server_factory: ServerFactory) -> str:
 
 
 class TestOnRedis:
-    """Redis words its error replies differently from Valkey."""
+    """The text of Redis' error replies differs from Valkey's."""
 
     @pytest.fixture
     def broker_url(self, broker_url_of_redis: str) -> str:

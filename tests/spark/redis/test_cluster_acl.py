@@ -36,9 +36,9 @@ def user(cluster: Cluster, certificates: Certificates) -> Iterator[MakeUser]:
     name = f"spark-{secrets.token_hex(4)}"
 
     def make(grants: Grants, *, without: str = "") -> str:
-        words = [word for word in grants.rules(cluster=True) if word != f"+{without}"]
+        rules = [rule for rule in grants.rules(cluster=True) if rule != f"+{without}"]
         for client in cluster.clients:
-            assert client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *words)
+            assert client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *rules)
         return f"rediss://{name}:secret@localhost:{cluster.tls_ports[0]}/0?{certificates.query()}"
 
     yield make

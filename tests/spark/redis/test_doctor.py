@@ -20,7 +20,7 @@ Doctor = Callable[..., Result]
 
 @pytest.fixture
 def doctor(broker_url: str) -> Doctor:
-    return lambda *words, url=broker_url: CliRunner().invoke(main, ["-b", url, "pipeline", "doctor", *words])
+    return lambda *arguments, url=broker_url: CliRunner().invoke(main, ["-b", url, "pipeline", "doctor", *arguments])
 
 
 def queues(result: Result) -> Mapping[str, Any]:

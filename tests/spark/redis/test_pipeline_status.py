@@ -26,8 +26,8 @@ Status = Callable[..., Result]
 
 @pytest.fixture
 def status(broker_url: str, tmp_path: Path) -> Status:
-    def invoke(*words: str, url: str = broker_url) -> Result:
-        return CliRunner().invoke(main, ["-b", url, "pipeline", "status", "--lake", str(tmp_path), *words])
+    def invoke(*arguments: str, url: str = broker_url) -> Result:
+        return CliRunner().invoke(main, ["-b", url, "pipeline", "status", "--lake", str(tmp_path), *arguments])
 
     return invoke
 
@@ -122,9 +122,9 @@ def test_skipped_queues_are_listed_with_their_reasons(
 ) -> None:
     write(redis_client, 10)
     write_skipped_queues(redis_client)
-    words = ["-b", broker_url, "pipeline", command, *(["--lake", str(tmp_path)] if command == "status" else [])]
+    arguments = ["-b", broker_url, "pipeline", command, *(["--lake", str(tmp_path)] if command == "status" else [])]
 
-    as_json, as_table = (CliRunner().invoke(main, [*words, *more]) for more in (["--json"], []))
+    as_json, as_table = (CliRunner().invoke(main, [*arguments, *more]) for more in (["--json"], []))
 
     assert as_json.exit_code == (0 if command == "status" else 1), as_json.output
     report = json.loads(as_json.output)
