@@ -16,71 +16,78 @@ CHILD_SETTINGS: Final = (
         "concurrency",
         cores,
         "auto",
-        "number of child processes, or of threads with worker_pool=threads; auto: one per CPU core",
+        "Number of child processes, or of threads with worker_pool=threads; auto: one per CPU core. "
+        "Increase it if tasks mostly wait, reduce it if they need much memory.",
     ),
     _S(
         "worker_pool",
         "pool",
         worker_pool,
         "prefork",
-        "where sync tasks run: in child processes, or in threads of one child process",
+        "Where sync tasks run: in child processes (prefork), or in threads of one child process "
+        "(threads). Use threads if tasks mostly wait and processes need too much memory.",
     ),
     _S(
         "worker_autoscale",
         "autoscale",
         optional(autoscale),
         None,
-        "maximum and minimum number of child processes, instead of worker_concurrency; none: a fixed number",
+        "Maximum and minimum number of child processes, which then follows the load; none: worker_concurrency applies.",
     ),
     _S(
         "worker_autoscale_keepalive",
         "autoscale_keepalive_ms",
         duration(1_000),
         30,
-        "how long a worker must have had more child processes than it needed before worker_autoscale stops the surplus",
+        "How long child processes must be idle before worker_autoscale stops them. Increase it if the "
+        "load changes often.",
     ),
     _S(
         "worker_start_method",
         "start_method",
         choice("auto", "fork", "spawn"),
         "auto",
-        "how child processes are started, as in multiprocessing; auto: fork where possible",
+        "How child processes are started, as in multiprocessing; auto: fork where possible. Use spawn if "
+        "a library does not work after a fork.",
     ),
     _S(
         "worker_max_tasks_per_child",
         "max_tasks_per_child",
         optional(integer(1)),
         None,
-        "how many jobs a child process acquires before it is replaced; none: unlimited",
+        "How many jobs a child process acquires before it is replaced; none: no limit. Set it if a task "
+        "leaks memory or other resources.",
     ),
     _S(
         "worker_max_memory_per_child",
         "max_memory_kib",
         optional(memory),
         None,
-        "resident memory of a child process above which it is replaced when it has finished its jobs, in KiB or "
-        "with a unit; none: unlimited",
+        "Resident memory, in KiB or with a unit, above which a child process is replaced once its jobs "
+        "have finished; none: no limit. Set it if tasks leak memory.",
     ),
     _S(
         "worker_hard_memory_limit",
         "hard_memory_kib",
         optional(memory),
         None,
-        "resident memory of a child process above which it is killed while it runs a job, in KiB or with a unit; "
-        "none: unlimited",
+        "Resident memory, in KiB or with a unit, above which a child process is killed while it runs a "
+        "job; none: no limit. Set it if a single job can exhaust the machine's memory.",
     ),
     _S(
         "worker_prefetch",
         "prefetch",
         integer(0, 1_000),
         16,
-        "maximum number of jobs that a child process acquires in one round trip while jobs are short; 0: always one",
+        "How many jobs a child process acquires in one round trip while jobs are short. 0: always one, "
+        "for jobs that should start as soon as any process is idle.",
     ),
     _S(
         "worker_async_concurrency",
         "async_concurrency",
         integer(1, 10_000),
         100,
-        "maximum number of async jobs that run concurrently in each child process",
+        "How many async jobs run at the same time in each child process. Reduce it if they overload a "
+        "service or need much memory.",
     ),
 )

@@ -159,48 +159,68 @@ def _row(name: str, parse: Callable[[Any, str], Any], default: object, doc: str,
 
 
 PAYLOAD_SETTINGS: Final = (
-    _row("task_serializer", serializer, JSON, "serializer of arguments, for tasks and calls without `serializer`"),
-    _row("result_serializer", serializer, JSON, "serializer of results and exceptions, for tasks without `serializer`"),
+    _row(
+        "task_serializer",
+        serializer,
+        JSON,
+        "Serializer of arguments, for tasks and calls without `serializer`. Use cloudpickle for Python "
+        "objects that JSON cannot express.",
+    ),
+    _row(
+        "result_serializer", serializer, JSON, "Serializer of results and exceptions, for tasks without `serializer`."
+    ),
     _row(
         "accept_content",
         _accepted,
         (JSON,),
-        "serializers of the arguments that a worker loads; cloudpickle also needs payload_signing_keys",
+        "Serializers of the arguments that a worker loads. Add cloudpickle to run jobs with pickled "
+        "arguments; it needs payload_signing_keys.",
     ),
     _row(
         "result_accept_content",
         optional(_accepted),
         None,
-        "serializers of the results and exceptions that get() and the next step of a canvas load; none: those in "
-        "accept_content",
+        "Serializers of the results and exceptions that get() and the next step of a canvas load; none: "
+        "those in accept_content.",
     ),
-    _row("task_compression", optional(compression), None, "compression of arguments; zstd needs bulltask[zstd]"),
-    _row("result_compression", optional(compression), None, "compression of results; zstd needs bulltask[zstd]"),
+    _row(
+        "task_compression",
+        optional(compression),
+        None,
+        "Compression of arguments; zstd needs bulltask[zstd]. Set it if arguments are large.",
+    ),
+    _row(
+        "result_compression",
+        optional(compression),
+        None,
+        "Compression of results; zstd needs bulltask[zstd]. Set it if results are large.",
+    ),
     _row(
         "compression_threshold",
         integer(0),
         4_096,
-        "minimum size of a payload that is compressed, in bytes",
+        "Minimum size of a payload that is compressed, in bytes.",
     ),
     _row(
         "max_decompressed",
         integer(1),
         100_000_000,
-        "maximum size of a compressed payload after decompression, in bytes",
+        "Maximum size of a compressed payload after decompression, in bytes. It protects workers from "
+        "small payloads that decompress to huge ones.",
     ),
     _row(
         "payload_signing_keys",
         signing_keys,
         None,
-        "keys that sign pickles; the first key signs, and all keys verify",
+        "Keys that sign pickles. The first key signs, and all keys verify, so you can replace a key.",
         "signing_keys",
     ),
     _row(
         "payload_encryption_keys",
         keys_by_queue,
         None,
-        "keys that encrypt arguments and results, by queue; '*': all other queues. A queue's first key encrypts, and "
-        "all of them decrypt",
+        "Keys that encrypt arguments and results, by queue; '*': all other queues. The first key of a "
+        "queue encrypts, and all of them decrypt.",
         "encryption_keys",
     ),
 )
