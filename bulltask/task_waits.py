@@ -85,6 +85,6 @@ def warn_about_wait(ref: JobRef) -> None:
         warn_user(
             f"task {task} waits for the result of job {ref.id} in queue {ref.queue}, and occupies a slot of its "
             "worker. If all running jobs wait like this, the jobs that they wait for never start. Use a canvas, such "
-            "as a.s() | b.s(), or `await result` in an async task. If other workers run those jobs, in a queue of "
-            "their own, get(disable_sync_subtasks=False) or allow_join_result() turns off this warning"
+            "as a.s() | b.s(), or `await result` in an async task. If other workers run those jobs, in a "
+            "separate queue, get(disable_sync_subtasks=False) or allow_join_result() turns off this warning"
         )

@@ -28,7 +28,13 @@ _EPILOG: Final = "\b\nRoles:\n" + "\n".join(f"  {role:9}{text}" for role, text i
 @click.command("acl", short_help="Print the permissions that a Redis user needs.", epilog=_EPILOG)
 @click.argument("roles", metavar="ROLE...", nargs=-1, required=True, type=click.Choice(list(ROLES)))
 @redis_options
-@click.option("-q", "--queue", "queues", multiple=True, help="Only this queue; may be repeated.  [default: all]")
+@click.option(
+    "-q",
+    "--queue",
+    "queues",
+    multiple=True,
+    help="Restrict the user to this queue; may be repeated.  [default: all queues]",
+)
 @click.option("--user", help="The user's name.  [default: the first role]")
 @click.option(
     "--format",

@@ -33,7 +33,7 @@ COMMANDS: Final = {
 
 @click.group(cls=LazyGroup, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("bulltask"), prog_name="bulltask")
-@click.option("-A", "--app", envvar="BULLTASK_APP", help="The app to load: pkg.mod:name, pkg.mod or pkg.")
+@click.option("-A", "--app", envvar="BULLTASK_APP", help="The app: pkg.mod:name, pkg.mod or pkg (or set BULLTASK_APP).")
 @broker_option
 @config_option
 @click.option("--workdir", type=click.Path(exists=True, file_okay=False), help="Change to this directory first.")

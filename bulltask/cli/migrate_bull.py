@@ -33,12 +33,14 @@ _MAX_CHARS: Final = 2_000
 @click.argument("queue")
 @app_options
 @click.option("--to", "target", help="Target queue (default: QUEUE).")
-@click.option("--bull-prefix", help="Bull's key prefix (default: the app's, which is bull unless it was changed).")
+@click.option("--bull-prefix", help="Bull's key prefix (default: the app's prefix).")
 @click.option("--yes", is_flag=True, help="Migrate the jobs; without this option, nothing is changed.")
-@click.option("--states", default=",".join(STATES), show_default=True, help="States of the jobs, comma-separated.")
+@click.option(
+    "--states", default=",".join(STATES), show_default=True, help="Only jobs in these states, comma-separated."
+)
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
 @click.option("--id-prefix", default="", help="Prefix for job ids, if the target queue has jobs with the same ids.")
-@click.option("--default-name", default=DEFAULT_NAME, show_default=True, help="Name for jobs without a name.")
+@click.option("--default-name", default=DEFAULT_NAME, show_default=True, help="Task name for jobs without a name.")
 @click.option(
     "--recover-active", is_flag=True, help="Move active jobs back to the waiting list if their worker has died."
 )

@@ -66,9 +66,8 @@ def broker_option(function: F) -> F:
         "-b",
         "--broker",
         type=_BrokerUrl(),
-        help="Redis URL; overrides the app's. All users on this machine can see command lines (ps), so for a "
-        "URL with a password, set BULLTASK_BROKER_URL, or set BULLTASK_BROKER_URL_FILE to the path of a file that "
-        "contains it.",
+        help="Redis URL; overrides the app's. Other users of this machine can see it (ps), so do not pass a "
+        "password: set BULLTASK_BROKER_URL, or BULLTASK_BROKER_URL_FILE to the path of a file with the URL.",
     )(function)
 
 
@@ -85,13 +84,13 @@ def config_option(function: F) -> F:
         metavar="FILE|MODULE",
         expose_value=False,
         callback=set_variable,
-        help="TOML file (*.toml) or Python module with settings, which override the app's (or set BULLTASK_CONFIG).",
+        help="TOML file (*.toml) or Python module with settings that override the app's (or set BULLTASK_CONFIG).",
     )(function)
 
 
 def app_options(function: F) -> F:
     """Add ``-A``, ``-b`` and ``--config``, which may also be given before the command."""
-    app = click.option("-A", "--app", help="The app to load: pkg.mod:name, pkg.mod or pkg.")
+    app = click.option("-A", "--app", help="The app: pkg.mod:name, pkg.mod or pkg (or set BULLTASK_APP).")
     return app(broker_option(config_option(function)))
 
 
@@ -104,10 +103,10 @@ def redis_options(function: F) -> F:
         "--queue-hash-tag/--no-queue-hash-tag",
         "hash_tag",
         default=None,
-        help="Whether queue 'emails' is stored as BullMQ's '{emails}'; default: the app's setting, or on.",
+        help="Store queue 'emails' as BullMQ's '{emails}' (default: the app's setting, or on).",
     )
     return app_options(
-        tag(click.option("--prefix", help="Prefix of all Redis keys; default: the app's setting, or bull.")(function))
+        tag(click.option("--prefix", help="Prefix of all Redis keys (default: the app's setting, or bull).")(function))
     )
 
 

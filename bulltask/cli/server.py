@@ -64,8 +64,7 @@ def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
     binary = find_binary()
     for other in data.newer_directories(binary):
         click.echo(
-            f"note: {binary} starts without the data in {other}, which a server of another release series wrote more "
-            f"recently: {binary} cannot read that server's files",
+            f"note: {binary} starts without data, because it cannot read the newer data of another server in {other}",
             err=True,
         )
     started = EmbeddedServer(data.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])

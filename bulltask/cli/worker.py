@@ -102,7 +102,7 @@ SETTINGS: Final = {
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
     help="Minimum level of log lines (default: info).",
 )
-@click.option("-I", "--include", help="Additional task modules to import, comma-separated.")
+@click.option("-I", "--include", help="Modules with tasks to import, comma-separated, in addition to the app's.")
 @click.option("--metrics-port", type=int, help="Port for Prometheus metrics (default: no metrics).")
 @click.option("--metrics-host", help="Address to bind the metrics port to (default: 127.0.0.1).")
 @click.option(
@@ -116,7 +116,12 @@ SETTINGS: Final = {
     type=int,
     help="How many times a job may stall and run again; the next stall fails it (default: 1).",
 )
-@click.option("--skip-stalled-check", is_flag=True, default=None, help="Do not check for stalled jobs.")
+@click.option(
+    "--skip-stalled-check",
+    is_flag=True,
+    default=None,
+    help="Do not check for stalled jobs; another worker of each queue must.",
+)
 @click.option(
     "--max-crashes",
     type=int,
@@ -129,12 +134,12 @@ SETTINGS: Final = {
     help="Maximum number of times a job may start, including attempts that do not use up a retry (after a crash, stall"
     " or release; default: unlimited).",
 )
-@click.option("--burst", is_flag=True, help="Stop when the queues have no more jobs that can run now.")
+@click.option("--burst", is_flag=True, help="Stop when no job in the queues can run now.")
 @click.option(
     "--max-jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Stop when the child processes have started N jobs in total, and these have finished.",
+    help="Stop after N jobs have been started and have finished.",
 )
 @click.option("--paused", is_flag=True, default=None, help="Start paused; 'kill -CONT PID' resumes.")
 @click.option(

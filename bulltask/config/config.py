@@ -310,7 +310,10 @@ class Settings:
         if (setting := resolve(name, value, label or name)) is None:
             return
         if self._frozen is not None:
-            raise ConfigError(f"cannot set {name}: the app has already sent a job or started a worker")
+            raise ConfigError(
+                f"cannot set {name}, because the app has already been used: set it before the app sends a job, uses a "
+                "queue or starts a worker"
+            )
         if setting in self._used:
             raise ConfigError(f"cannot set {name}: a task has already used it; set it before the first call")
         SETTINGS[setting].parse(value, label or name)

@@ -123,7 +123,11 @@ def autoscale(value: Any, name: str) -> Autoscale:
     except (ConfigError, ValueError) as exc:
         raise ConfigError(
             f"{name} must be MAX,MIN as in '10,3', from 1 to 1000, not {value!r}"
-            + (": one child process always waits for jobs" if str(parts[-1:]).strip(" [(',)]") == "0" else "")
+            + (
+                ": the minimum is 1, because one child process always waits for jobs"
+                if str(parts[-1:]).strip(" [(',)]") == "0"
+                else ""
+            )
         ) from exc
     if minimum > maximum:
         raise ConfigError(f"{name} must be MAX,MIN with the maximum first, not {value!r}")

@@ -141,7 +141,7 @@ def _check_owner(directory: Path) -> None:
     if os.geteuid() not in {0, owner := directory.stat().st_uid} and owner != 0:
         raise BrokerUnavailableError(
             f"cannot use {directory} for a server's data: it belongs to another user (id {owner}); choose a directory "
-            "of your own"
+            "that you own"
         )
 
 

@@ -126,7 +126,9 @@ class EmbeddedServer:
                     raise
             else:
                 return self.url
-        raise BrokerUnavailableError(f"other processes bound {MAX_PORT_ATTEMPTS} free ports before the server did")
+        raise BrokerUnavailableError(
+            f"the server could not start: other processes took {MAX_PORT_ATTEMPTS} free ports first. Try again"
+        )
 
     def stop(self, *, timeout: float = 10.0) -> None:
         """Stop the server (``SIGTERM``), wait, and kill it if it has not ended after ``timeout`` seconds."""

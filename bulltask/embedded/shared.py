@@ -191,7 +191,9 @@ def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> Serv
             return _start_on(binary, directory, last_port or pick_port())
         except PortTakenError:
             last_port = None
-    raise BrokerUnavailableError(f"other processes bound {MAX_PORT_ATTEMPTS} free ports before the server did")
+    raise BrokerUnavailableError(
+        f"the server could not start: other processes took {MAX_PORT_ATTEMPTS} free ports first. Try again"
+    )
 
 
 def _start_on(binary: ServerBinary, directory: Path, port: int) -> ServerRecord:

@@ -30,8 +30,8 @@ CANCEL_HINT = (
     "the attempt has failed, and the child's other jobs run again"
 )
 MEMORY_HINT = (
-    "The child's memory exceeded worker_hard_memory_limit. Its jobs run again, first with few others and then alone; a "
-    "job fails if it exceeds the limit alone (max_crashes): raise the limit, or reduce the task's memory use"
+    "The child's memory exceeded worker_hard_memory_limit. Its jobs run again; a job that "
+    "exceeds the limit on its own fails after max_crashes. Raise the limit, or reduce the task's memory use"
 )
 
 

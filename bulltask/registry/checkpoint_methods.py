@@ -101,7 +101,9 @@ class CheckpointMethods:
     def _checkpoints_without_loop(self) -> Checkpoints:
         checkpoints = self._checkpoints()
         if checkpoints.in_loop:
-            raise ConfigError(f"task {self._task!r} uses self.iterate(), which moves the cursor itself")
+            raise ConfigError(
+                f"task {self._task!r} uses self.iterate(), which moves the cursor itself: do not call self.checkpoint()"
+            )
         return checkpoints
 
     def _checkpoints(self) -> Checkpoints:

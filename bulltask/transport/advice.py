@@ -27,7 +27,7 @@ _TLS_ADVICE: Final = tuple(
             "Hostname mismatch|IP address mismatch",
             "Use a host name for which the certificate was issued, or add ssl_check_hostname=false to the URL",
         ),
-        ("CERTIFICATE_VERIFY_FAILED.*expired", "The server needs a new certificate"),
+        ("CERTIFICATE_VERIFY_FAILED.*expired", "Renew the server's certificate"),
         (
             "CERTIFICATE_VERIFY_FAILED",
             "The server's certificate is not signed by an authority that this machine trusts: add ssl_ca_certs=FILE "

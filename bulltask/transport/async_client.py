@@ -220,7 +220,7 @@ class AsyncClient:
                         raise
                     reply = exc  # the connection is still authenticated with the previous credentials
                 if not self._pending:
-                    raise ConnectionError("it sent a reply that no call is waiting for")
+                    raise ConnectionError("the server sent an unexpected reply")
                 waiter = self._pending.popleft()
                 if not waiter.done():
                     waiter.set_result(reply)

@@ -217,7 +217,7 @@ class DeadlineParser(_HiredisParser):
         if self.deadline_ms is not None and self._sock is not None:
             remaining_s = (self.deadline_ms - mono_ms()) / 1000
             if remaining_s <= 0:
-                raise RedisTimeout("the reply was not complete in time")
+                raise RedisTimeout("timed out while reading a reply")
             if (timeout_s := self._sock.gettimeout()) is None or timeout_s > remaining_s + _SLACK_S:
                 self._sock.settimeout(remaining_s)
         return super().read_from_socket(*args, **kwargs)  # type: ignore[no-untyped-call]

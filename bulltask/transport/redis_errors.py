@@ -196,7 +196,7 @@ def cluster_node_error(url: str) -> BrokerConfigError:
     nodes = "redis+cluster://host:port" if scheme == "unix" else f"{scheme}+cluster://{re.split('[/?]', rest)[0]}"
     return BrokerConfigError(
         f"Redis at {url} is a node of a Redis Cluster. Set broker_url to {nodes}, so that each call goes to the node "
-        "that has its keys; more nodes can be added after a comma"
+        "that has its keys; to name several nodes, separate them with commas"
     )
 
 

@@ -116,7 +116,7 @@ class Preflight:
     def _check_lock_settings(self) -> None:
         if self._config.renew_ms > self._config.lock_ms // 2:
             self._logger.warning(
-                "lock_renew_time is more than half of lock_duration: a lock may expire after a few failed renewals",
+                "lock_renew_time is more than half of lock_duration: reduce it, or a few failed renewals lose a lock",
                 lock_renew_time=self._config.renew_ms / 1000,
                 lock_duration=self._config.lock_ms / 1000,
             )

@@ -368,7 +368,7 @@ def test_a_directory_of_another_user_is_rejected(tmp_path, monkeypatch):
     if os.geteuid() == 0:
         os.chown(tmp_path, 4711, -1)
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    with pytest.raises(BrokerUnavailableError, match=r"it belongs to another user .*choose a directory of your own"):
+    with pytest.raises(BrokerUnavailableError, match=r"it belongs to another user .*choose a directory that you own"):
         EmbeddedServer(tmp_path).start()
     assert list(tmp_path.iterdir()) == []
 

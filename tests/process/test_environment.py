@@ -32,5 +32,5 @@ def test_a_worker_warns_about_a_renew_time_over_half_the_lock_duration(harness: 
     worker = harness.worker(children=1, settings={"lock_duration": 30, "lock_renew_time": 16})
     worker.wait_for_line("Worker started")
     warnings = [(line["event"], line["lock_renew_time"], line["lock_duration"]) for line in worker.warnings()]
-    event = "lock_renew_time is more than half of lock_duration: a lock may expire after a few failed renewals"
+    event = "lock_renew_time is more than half of lock_duration: reduce it, or a few failed renewals lose a lock"
     assert warnings == [(event, 16, 30)]

@@ -96,7 +96,10 @@ async def test_a_client_certificate_that_the_server_does_not_trust_is_reported(
         ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required", "add ssl_certfile=FILE"),
         ("[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca", "does not trust the certificate in ssl_certfile"),
         ("[SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] sslv3 alert certificate expired", "does not trust the certificate"),
-        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired", "a new certificate"),
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired",
+            "Renew the server's certificate",
+        ),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "The port does not speak TLS"),
     ],
 )
