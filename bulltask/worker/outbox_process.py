@@ -54,7 +54,9 @@ class OutboxProcess:
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
                 if not pid:
                     return
-                self._logger.warning("Outbox relay died", pid=pid, code=os.waitstatus_to_exitcode(status))
+                self._logger.warning(
+                    "Outbox relay died", pid=pid, code=os.waitstatus_to_exitcode(status), hint="Another one starts"
+                )
             self.close_inherited()
         self._start()
 

@@ -273,6 +273,7 @@ class _Assembly:
                     "The task of a beat_schedule entry is not registered in this app",
                     entry=entry.name,
                     task=entry.job.name,
+                    hint="Check the task's name, or import its module: its jobs wait until a worker has the task",
                 )
 
     def _warn_about_unknown_queues(self) -> None:
@@ -281,6 +282,7 @@ class _Assembly:
             self.logger.warning(
                 "A queue in limiter is used neither by this worker nor by a task of this app",
                 queue=queue,
+                hint="Check the queue's name: the limit applies only to jobs in this queue",
             )
 
     def _warn_about_missing_spark(self) -> None:
