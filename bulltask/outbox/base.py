@@ -64,7 +64,7 @@ class OutboxBase:
         app.outboxes.append(self)
 
     def backlog(self) -> Backlog:
-        """Return how many rows are waiting, the age of the oldest, and how many rows were set aside."""
+        """Return how many rows are waiting, the age of the oldest, and how many rows have failed."""
         return self._store.backlog(self.app.now_ms())
 
     def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
@@ -77,7 +77,7 @@ class OutboxBase:
 
     def _relay_all(self) -> int:
         relay, count = self._relay(structlog.get_logger("bulltask.outbox")), 0
-        while (sent := relay.send_batch()).done or sent.set_aside:
+        while (sent := relay.send_batch()).done or sent.failed:
             count += len(sent.done)
         return count
 

@@ -49,16 +49,16 @@ class Relay:
         self._close()
 
     def send_batch(self) -> TransferOutcome:
-        """Send up to 500 rows, and log those that were set aside.
+        """Send up to 500 rows, and log those that can never be sent.
 
         Raises:
             BrokerError: Redis cannot store them.
             Exception: The database cannot be read; an error of its library.
         """
         sent = self._store.send_waiting(_BATCH, self._sender.send)
-        for row_id, error in sent.set_aside.items():
+        for row_id, error in sent.failed.items():
             self._logger.error(
-                "Outbox row set aside", row=row_id, error=error, hint="To send it again, set the column error to NULL"
+                "Outbox row failed", row=row_id, error=error, hint="To send it again, set the column error to NULL"
             )
         return sent
 
@@ -78,10 +78,10 @@ class Relay:
         if self._failures:
             self._logger.info("Outbox relay recovered", after_attempts=self._failures)
             self._failures = 0
-        return 0.0 if len(sent.done) + len(sent.set_aside) == _BATCH else self._poll_s
+        return 0.0 if len(sent.done) + len(sent.failed) == _BATCH else self._poll_s
 
     def _report(self) -> None:
-        """Once a minute, log if a row has been waiting for more than a minute, or if rows are set aside."""
+        """Once a minute, log if a row has been waiting for more than a minute, or if rows have failed."""
         if mono_ms() < self._report_at_ms:
             return
         self._report_at_ms = mono_ms() + _REPORT_MS
@@ -90,9 +90,9 @@ class Relay:
         except Exception:  # noqa: BLE001 - the next attempt to send logs the error
             self._close()
             return
-        if backlog.set_aside or backlog.oldest_s * 1000 > _REPORT_MS:
+        if backlog.failed or backlog.oldest_s * 1000 > _REPORT_MS:
             self._logger.warning(
-                "Outbox rows are waiting", rows=backlog.waiting, oldest_s=backlog.oldest_s, set_aside=backlog.set_aside
+                "Outbox rows are waiting", rows=backlog.waiting, oldest_s=backlog.oldest_s, failed=backlog.failed
             )
 
     def _close(self) -> None:

@@ -42,18 +42,18 @@ class RowSender:
         Raises:
             BrokerError: Redis could not be reached, or refused to write. Some of the rows may have been sent.
         """
-        calls, set_aside = _decode(rows)
+        calls, failed = _decode(rows)
         if self._app.broker.eager is not None:
-            return self._send_each(calls, set_aside)
+            return self._send_each(calls, failed)
         try:
             self._send(list(calls.values()))
         except Exception as exc:
             if _affects_all_rows(exc):
                 raise
-            return self._send_each(calls, set_aside)
-        return TransferOutcome(list(calls), set_aside)
+            return self._send_each(calls, failed)
+        return TransferOutcome(list(calls), failed)
 
-    def _send_each(self, calls: dict[int, StoredCall], set_aside: dict[int, str]) -> TransferOutcome:
+    def _send_each(self, calls: dict[int, StoredCall], failed: dict[int, str]) -> TransferOutcome:
         """Send the rows one by one, because at least one of them was rejected."""
         done: list[int] = []
         rejected: BrokerError | None = None
@@ -66,10 +66,10 @@ class RowSender:
                     raise
                 if isinstance(exc, BrokerError):
                     rejected = exc
-                set_aside[row_id] = _text(exc)
+                failed[row_id] = _text(exc)
         if rejected is not None and not done:
             raise rejected  # the server may be rejecting everything
-        return TransferOutcome(done, set_aside)
+        return TransferOutcome(done, failed)
 
     def _send(self, calls: Sequence[StoredCall]) -> None:
         broker = self._app.broker
@@ -88,13 +88,13 @@ class RowSender:
 
 
 def _decode(rows: Sequence[Row]) -> tuple[dict[int, StoredCall], dict[int, str]]:
-    calls, set_aside = dict[int, StoredCall](), dict[int, str]()
+    calls, failed = dict[int, StoredCall](), dict[int, str]()
     for row in rows:
         try:
             calls[row.id] = StoredCall.decode(row.payload)
         except DecodeError as exc:
-            set_aside[row.id] = _text(exc)
-    return calls, set_aside
+            failed[row.id] = _text(exc)
+    return calls, failed
 
 
 def _affects_all_rows(exc: Exception) -> bool:

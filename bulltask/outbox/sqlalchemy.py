@@ -150,7 +150,7 @@ class Outbox(OutboxBase):
         return await greenlet_spawn(self._relay_all)
 
     def backlog(self) -> Backlog:
-        """Return how many rows are waiting, the age of the oldest, and how many rows were set aside."""
+        """Return how many rows are waiting, the age of the oldest, and how many rows have failed."""
         return self._rows.blocking(super().backlog)
 
     def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
@@ -244,7 +244,7 @@ class _Rows:
     def _finish(self, connection: sa.Connection, sent: TransferOutcome) -> TransferOutcome:
         if sent.done:
             connection.execute(sa.delete(self._table).where(self._table.c.id.in_(sent.done)))
-        for row_id, error in sent.set_aside.items():
+        for row_id, error in sent.failed.items():
             connection.execute(sa.update(self._table).where(self._table.c.id == row_id).values(error=error))
         return sent
 
@@ -254,7 +254,7 @@ class _Rows:
             table.error.is_not(None)
         )
         with self.engine.connect() as connection:
-            found = {bool(set_aside): (rows, oldest_ms) for set_aside, rows, oldest_ms in connection.execute(query)}
+            found = {bool(failed): (rows, oldest_ms) for failed, rows, oldest_ms in connection.execute(query)}
         waiting, oldest_ms = found.get(False, (0, now_ms))
         return Backlog(waiting, max(0, now_ms - oldest_ms) / 1000, found.get(True, (0, 0))[0])
 

@@ -30,11 +30,11 @@ class TransferOutcome:
 
     Attributes:
         done: Keys of the rows whose jobs Redis has stored. These rows are deleted.
-        set_aside: The errors of the rows that can never be sent, by key. These rows are kept, with their errors.
+        failed: The errors of the rows that can never be sent, by key. These rows are kept, with their errors.
     """
 
     done: Sequence[int]
-    set_aside: Mapping[int, str]
+    failed: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Backlog:
     Attributes:
         waiting: The number of committed rows that are waiting to be sent.
         oldest_s: The age of the oldest of these rows in seconds, 0 if there are none.
-        set_aside: The number of rows that were set aside with an error.
+        failed: The number of rows that can never be sent. The column ``error`` contains the reason.
     """
 
     waiting: int
     oldest_s: float
-    set_aside: int
+    failed: int
 
 
 class Store(Protocol):

@@ -75,7 +75,7 @@ def _write_and_fail(outbox: Outbox, note: Any, using: str) -> None:
         _ = 1 / 0
 
 
-def test_a_relay_runs_in_a_thread_and_sets_aside_rows_that_cannot_be_sent(
+def test_a_relay_runs_in_a_thread_and_keeps_rows_that_cannot_be_sent(
     app: App, ran: list[int], outbox: Outbox, using: str, worker: InlineWorker
 ) -> None:
     OutboxRow.objects.using(using).create(version=1, created_ms=0, payload="{}")
@@ -86,9 +86,9 @@ def test_a_relay_runs_in_a_thread_and_sets_aside_rows_that_cannot_be_sent(
     assert result.get(timeout=20) == 1
     stop.set()
     relay.join()
-    assert [event for event, _ in log.lines] == ["Outbox row set aside"]
+    assert [event for event, _ in log.lines] == ["Outbox row failed"]
     assert "DecodeError" in OutboxRow.objects.using(using).get().error
-    assert (outbox.backlog().waiting, outbox.backlog().set_aside) == (0, 1)
+    assert (outbox.backlog().waiting, outbox.backlog().failed) == (0, 1)
 
 
 class Log:

@@ -57,7 +57,7 @@ def test_status_counts_the_rows_and_fails_if_one_has_waited_too_long(run: Run) -
     waiting = run("status", "--max-age", "3600")
     assert waiting.exit_code == 0, waiting.output
     assert waiting.output.startswith("outbox 0: 1 waiting, oldest ")
-    assert waiting.output.endswith(" s, 1 set aside\n")
+    assert waiting.output.endswith(" s, 1 failed\n")
     assert run("status", "--max-age", "0").exit_code == 1
 
 

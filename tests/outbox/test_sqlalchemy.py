@@ -231,7 +231,7 @@ def test_a_job_id_can_be_used_again_after_its_job_was_removed(
     assert ran == [(1, 0), (1, 0)]
 
 
-def test_a_row_that_cannot_be_sent_is_set_aside_with_its_error_and_does_not_block_others(
+def test_a_row_that_cannot_be_sent_fails_with_its_error_and_does_not_block_others(
     app: App, ran: Ran, outbox: Outbox, session: orm.Session, engine: sa.Engine, inline: InlineWorker
 ) -> None:
     add = app.tasks["add"]
@@ -248,11 +248,11 @@ def test_a_row_that_cannot_be_sent_is_set_aside_with_its_error_and_does_not_bloc
         errors = connection.scalars(sa.select(outbox.table.c.error).order_by(outbox.table.c.id)).all()
     assert [error and error.partition(":")[0] for error in errors] == ["DecodeError", "ParentNotFoundError", None]
     backlog = outbox.backlog()
-    assert (backlog.waiting, backlog.set_aside) == (1, 2)
+    assert (backlog.waiting, backlog.failed) == (1, 2)
     with engine.begin() as connection:
         connection.execute(sa.update(outbox.table).values(error=None))
     assert outbox.relay() == 0, "they are tried again, and fail again"
-    assert outbox.backlog().set_aside == 2
+    assert outbox.backlog().failed == 2
 
 
 def test_rows_stay_while_redis_is_down_and_are_sent_when_it_is_back(

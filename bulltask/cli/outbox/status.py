@@ -19,7 +19,7 @@ _EXIT_LATE: Final = 1
 @click.option("--max-age", type=float, metavar="SECONDS", help="Exit with 1 if a row has waited longer than this.")
 @click.pass_context
 def command(ctx: click.Context, /, *, max_age: float | None, **options: Any) -> None:
-    """For each outbox of the app, print how many rows are waiting, the age of the oldest, and how many were set aside.
+    """For each outbox of the app, print how many rows are waiting, the age of the oldest, and how many have failed.
 
     Exit codes: 0 (success), 1 (an error, or a row has waited longer than --max-age).
     """
@@ -28,8 +28,7 @@ def command(ctx: click.Context, /, *, max_age: float | None, **options: Any) -> 
     for number, outbox in enumerate(app.outboxes):
         backlog = outbox.backlog()
         click.echo(
-            f"outbox {number}: {backlog.waiting} waiting, oldest {backlog.oldest_s:.1f} s, "
-            f"{backlog.set_aside} set aside"
+            f"outbox {number}: {backlog.waiting} waiting, oldest {backlog.oldest_s:.1f} s, {backlog.failed} failed"
         )
         late |= max_age is not None and backlog.oldest_s > max_age
     ctx.exit(_EXIT_LATE if late else 0)

@@ -49,11 +49,11 @@ class Rows:
         waiting = Q(error=None)
         found = self._objects().aggregate(
             waiting=Count("id", filter=waiting),
-            set_aside=Count("id", filter=~waiting),
+            failed=Count("id", filter=~waiting),
             oldest_ms=Min("created_ms", filter=waiting),
         )
         oldest_ms = now_ms if found["oldest_ms"] is None else found["oldest_ms"]
-        return Backlog(found["waiting"], max(0, now_ms - oldest_ms) / 1000, found["set_aside"])
+        return Backlog(found["waiting"], max(0, now_ms - oldest_ms) / 1000, found["failed"])
 
     def after_fork(self) -> None:
         """Drop the inherited connection without closing it for the parent."""
@@ -79,7 +79,7 @@ class Rows:
     def _finish(self, sent: TransferOutcome) -> TransferOutcome:
         if sent.done:
             self._objects().filter(id__in=sent.done).delete()
-        for row_id, error in sent.set_aside.items():
+        for row_id, error in sent.failed.items():
             self._objects().filter(id=row_id).update(error=error)
         return sent
 
