@@ -214,7 +214,7 @@ def wait_until_ready(
         The 40 hexadecimal digits of ``run_id``; empty if the server has exited.
 
     Raises:
-        BrokerUnavailableError: The server neither replied nor ended in time.
+        BrokerUnavailableError: The server neither replied nor exited in time.
     """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

@@ -10,12 +10,12 @@ __all__ = ["HOST", "send_command", "server_info"]
 HOST = "127.0.0.1"
 
 
-def send_command(port: int, *words: str, password: str | None = None, timeout: float = 1.0) -> str:
+def send_command(port: int, *args: str, password: str | None = None, timeout: float = 1.0) -> str:
     """Send one command to 127.0.0.1 and return its reply as text.
 
     Args:
         port: The server's TCP port.
-        words: The command and its arguments.
+        args: The command and its arguments.
         password: Sent with ``AUTH`` before the command.
         timeout: Seconds for connecting and for each read.
 
@@ -29,7 +29,7 @@ def send_command(port: int, *words: str, password: str | None = None, timeout: f
         if password is not None:
             connection.sendall(_encode("AUTH", password))
             _read(replies)  # with a wrong password, the reply to the command is an error
-        connection.sendall(_encode(*words))
+        connection.sendall(_encode(*args))
         return _read(replies)
 
 
@@ -44,8 +44,8 @@ def server_info(port: int, *, password: str | None = None, timeout: float = 1.0)
     return {name: value for name, _, value in pairs}
 
 
-def _encode(*words: str) -> bytes:
-    raw = [word.encode() for word in words]
+def _encode(*args: str) -> bytes:
+    raw = [arg.encode() for arg in args]
     return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
 
 

@@ -113,7 +113,7 @@ class EmbeddedServer:
 
         Raises:
             BrokerUnavailableError: The port or the directory is in use, the directory is not writable, or the server
-                ended; the message gives the cause, with the last lines of the log.
+                exited; the message gives the cause, with the last lines of the log.
         """
         if self.running:
             return self.url
@@ -131,7 +131,7 @@ class EmbeddedServer:
         )
 
     def stop(self, *, timeout: float = 10.0) -> None:
-        """Stop the server (``SIGTERM``), wait, and kill it if it has not ended after ``timeout`` seconds."""
+        """Stop the server (``SIGTERM``), wait, and kill it if it has not exited after ``timeout`` seconds."""
         if self.running and self._process is not None:
             self._process.terminate()
             try:

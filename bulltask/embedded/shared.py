@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _URL = re.compile(r"embedded:(?://)?(?P<name>[^/?#]*)(?:/(?P<db>\d*))?")
 _LOCK_TIMEOUT = 90.0  # longer than a start may take
-_REGISTRATION_TIMEOUT = 40.0  # longer than a keeper waits for its server to end
+_REGISTRATION_TIMEOUT = 40.0  # longer than a keeper waits for its server to exit
 
 _process_locks: dict[Path, int] = {}
 """The descriptors of ``users.lock`` files, by the directory whose server this process uses. They stay open until the
@@ -122,8 +122,7 @@ def _start_or_join(data: DataDirectory) -> str:
 
 
 def _join(directory: Path, record: ServerRecord) -> bool:
-    """Use a running server; return False if the last process that used it has just ended, and the server
-    has stopped."""
+    """Use a running server; return False if its last user has just exited, and so the server has stopped."""
     new = _register_process(directory)
     if record.is_running():
         return True

@@ -15,7 +15,7 @@ from bulltask.signals.signal import Signal
 __all__ = ["MAY_END_ATTEMPT", "acall_hook", "call_hook", "send_signal"]
 
 MAY_END_ATTEMPT: Final = (Interrupt, asyncio.CancelledError)
-"""What a hook may raise before a task runs: a request to end the attempt, its own or the supervisor's."""
+"""Exceptions that end the attempt if a hook before the task raises them, or if a cancel request raises them there."""
 
 
 def call_hook(hook: Callable[..., Any], on: str, *args: Any, passes: tuple[type[BaseException], ...] = ()) -> None:

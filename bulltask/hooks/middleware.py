@@ -34,8 +34,8 @@ class Middleware:
 
         Args:
             job: The job.
-            exception: The exception of the send, after which Redis may or may not have stored the job; ``None`` if it
-                has.
+            exception: The exception that the send raised; Redis may have stored the job nevertheless. ``None`` if the
+                send succeeded.
         """
 
     def before_run(self, request: Request) -> None:

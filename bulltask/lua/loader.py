@@ -27,25 +27,25 @@ class Script:
     Attributes:
         name: The name without the key count, for instance ``moveToActive``.
         key_count: The number of keys that the script takes.
-        body: The source.
+        source: The Lua code.
         sha: The SHA-1 of the source in hex, which identifies the script in Redis' cache (``EVALSHA``).
         by_sha: The command that runs the script by its hash.
-        by_body: The command that runs the script by its source.
+        by_source: The command that runs the script by its source.
     """
 
     name: str
     key_count: int
-    body: bytes
+    source: bytes
     sha: str
     by_sha: str = "EVALSHA"
-    by_body: str = "EVAL"
+    by_source: str = "EVAL"
 
     def read_only(self) -> Script:
         """Return the same script with commands that reject writes; a read-only user may run these commands.
 
         Requires Redis 7.0 or newer.
         """
-        return replace(self, by_sha="EVALSHA_RO", by_body="EVAL_RO")
+        return replace(self, by_sha="EVALSHA_RO", by_source="EVAL_RO")
 
 
 @cache
@@ -85,14 +85,14 @@ def _load(folder: str, name: str, hashes: dict[str, str], hashes_file: str, fix:
     file_name = _find_file(name, list(hashes), _file(hashes_file))
     path = _file(folder) / file_name
     try:
-        body = path.read_bytes()
+        source = path.read_bytes()
     except (OSError, KeyError) as error:  # KeyError: a zip has no such file
         raise ScriptIntegrityError(f"{path} cannot be read ({error}): {fix}") from error
-    actual = hashlib.sha256(body).hexdigest()
+    actual = hashlib.sha256(source).hexdigest()
     if actual != hashes[file_name]:
         # A script that differs by one byte may corrupt every queue it touches, so it must not run.
         raise ScriptIntegrityError(f"{path} was altered (sha256 {actual}, not {hashes[file_name]}): {fix}")
-    return _script(file_name, body)
+    return _script(file_name, source)
 
 
 @cache
@@ -122,11 +122,11 @@ def _find_file(name: str, file_names: list[str], hashes_file: Traversable) -> st
     return matches[0]
 
 
-def _script(file_name: str, body: bytes) -> Script:
+def _script(file_name: str, source: bytes) -> Script:
     name, _, keys = file_name.removesuffix(".lua").rpartition("-")
-    return Script(name, int(keys), body, sha1(body))
+    return Script(name, int(keys), source, sha1(source))
 
 
-def sha1(body: bytes) -> str:
+def sha1(source: bytes) -> str:
     """Return the SHA-1 of a script in hex, which identifies the script in Redis' cache."""
-    return hashlib.sha1(body, usedforsecurity=False).hexdigest()
+    return hashlib.sha1(source, usedforsecurity=False).hexdigest()

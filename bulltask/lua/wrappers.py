@@ -1,7 +1,7 @@
 """Combines one of bulltask's scripts with one of BullMQ's, so that Redis runs both in one step.
 
 BullMQ's source is included byte for byte, as the body of a local function. The function's parameters replace the
-``KEYS`` and ``ARGV`` that the source was written for. bulltask's script calls that function.
+global variables ``KEYS`` and ``ARGV``. bulltask's script calls that function.
 """
 
 from __future__ import annotations
@@ -185,5 +185,5 @@ def with_checkpoint(script: Script) -> Script:
 
 
 def _combine(outer: Script, inner: Script, function: bytes) -> Script:
-    body = b"local function " + function + b"(KEYS, ARGV)\n" + inner.body + b"\nend\n" + outer.body
-    return Script(f"{outer.name}:{inner.name}", outer.key_count + inner.key_count, body, sha1(body))
+    source = b"local function " + function + b"(KEYS, ARGV)\n" + inner.source + b"\nend\n" + outer.source
+    return Script(f"{outer.name}:{inner.name}", outer.key_count + inner.key_count, source, sha1(source))

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Receiver)
 
 
 class Activity:
-    """Whether any of a group of signals has a receiver: one attribute, which the hot path reads.
+    """Whether any of a group of signals has a receiver: in one attribute, because it is read for every job.
 
     Attributes:
         active: True if at least one of them has a receiver.

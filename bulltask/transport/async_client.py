@@ -14,7 +14,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
-from bulltask.transport.call import Call, packed_with_bodies
+from bulltask.transport.call import Call, packed_with_sources
 from bulltask.transport.discovery import PrimaryLink
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
@@ -27,9 +27,9 @@ R = TypeVar("R")
 class AsyncClient:
     """One connection that the tasks of one event loop share.
 
-    Replies are matched by order, so a hundred tasks need one connection and no lock. The calls that tasks make in the
-    same iteration of the event loop are sent together. The reply to a cancelled task's call is read and dropped, never
-    passed to another task, as happened in CVE-2023-28858.
+    Redis replies in the order of the calls, so a hundred tasks need one connection and no lock. The calls that tasks
+    make in the same iteration of the event loop are sent together. The reply to a cancelled task's call is read and
+    dropped. It is never passed to another task, as it was in redis-py (CVE-2023-28858).
 
     Args:
         endpoint: The server.
@@ -52,7 +52,7 @@ class AsyncClient:
         """Make one call; raises the same errors as :meth:`bulltask.transport.client.Client.run`."""
         reply = (await self._exchange([call.packed()]))[0]
         if redis_errors.is_noscript(reply):
-            reply = (await self._exchange([call.packed_with_body()]))[0]
+            reply = (await self._exchange([call.packed_with_source()]))[0]
         return self._result(call, reply)
 
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
@@ -80,7 +80,7 @@ class AsyncClient:
 
     async def _resend(self, calls: Sequence[Call[Any]], replies: list[Any], deadline_ms: int | None) -> None:
         while missing := redis_errors.to_resend(calls, replies):
-            again = await self._exchange(packed_with_bodies([calls[index] for index in missing]), deadline_ms)
+            again = await self._exchange(packed_with_sources([calls[index] for index in missing]), deadline_ms)
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
 
@@ -105,7 +105,7 @@ class AsyncClient:
             sent_ms = mono_ms()
             self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], sent_ms)
         replies = await self._round_trip(connection, packed, deadline_ms)
-        if self._endpoint.primary is not None and await self._link.ais_over(replies):
+        if self._endpoint.primary is not None and await self._link.amust_close(replies):
             await self._drop(ConnectionError("the server is no longer the primary"), only=connection)
             self._link.raise_if_replaced()
         return replies
@@ -256,7 +256,7 @@ class AsyncClient:
         return redis_errors.parsed(call.parse_reply, reply, self._link.url, self._abandon)
 
     def _abandon(self) -> None:
-        """Use the connection no longer; its reader then ends and closes it."""
+        """Stop using the connection; its reader then ends and closes it."""
         connection = self._detach(ConnectionError("a reply belonged to another call"))
         if connection is not None and (writer := _writer_of(connection)) is not None:
             writer.transport.abort()

@@ -15,7 +15,7 @@ __all__ = ["REAUTHENTICATE_MS", "Authentication"]
 REAUTHENTICATE_MS: Final = 120_000
 """How long a connection is used before it authenticates again with current credentials.
 
-Microsoft Entra tokens must be replaced 3 minutes before they expire, and its client library returns a new token 5
+Microsoft Entra tokens must be replaced 3 minutes before they expire; Microsoft's client library returns a new token 5
 minutes before. ElastiCache closes a connection 12 hours after its last authentication.
 """
 

@@ -22,19 +22,19 @@ from bulltask.transport.client_pool import ClientPool
 from bulltask.transport.client_types import AnyAsyncClient, SyncClient
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.hash_slot_waits import HashSlotWaits
 from bulltask.transport.keys import QueueKeys, guard_key
 from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
 from bulltask.transport.results import FAILOVER_MS, RECHECK_MS, Results, StreamWatcher
 from bulltask.transport.revoke import revoke
-from bulltask.transport.slot_waits import SlotWaits
 from bulltask.transport.topology import Topology
 
 __all__ = ["Broker"]
 
 T = TypeVar("T")
 _UNBLOCK_MS: Final = 1_000
-"""Timeout for the call that ends a wait, which delays the acquisition of jobs from other nodes."""
+"""Timeout for the call that ends a wait. It is short, because the child acquires no jobs during this call."""
 
 
 class _PerLoop(Generic[T]):
@@ -99,7 +99,7 @@ class Broker:
         )
         results.payloads = self.payloads
         if self.endpoint.kind != "single":
-            results.patience_ms = FAILOVER_MS
+            results.outage_timeout_ms = FAILOVER_MS
         self.results = results
 
     def keys(self, queue: str) -> QueueKeys:
@@ -134,12 +134,12 @@ class Broker:
         """Create a client whose calls may block for up to ``block_ms``."""
         return self._new_client(self.endpoint.blocking(block_ms), None, name)
 
-    def slot_waits(self, block_ms: int) -> SlotWaits | None:
+    def hash_slot_waits(self, block_ms: int) -> HashSlotWaits | None:
         """Create an object for blocking calls of up to ``block_ms`` in several slots; ``None`` for a single server."""
         if self.topology is None:
             return None
         client = ClusterClient(self.endpoint.within(_UNBLOCK_MS), None, None, self.topology)
-        return SlotWaits(self.endpoint.blocking(block_ms), self.topology, client)
+        return HashSlotWaits(self.endpoint.blocking(block_ms), self.topology, client)
 
     def shared_async_client(self) -> AnyAsyncClient:
         """Return the asyncio client that all tasks of the running loop share."""

@@ -29,20 +29,21 @@ __all__ = [
     "command",
     "is_wait_for_replicas",
     "packed_chunks",
-    "packed_with_bodies",
+    "packed_with_sources",
     "script_call",
     "to_msgpack",
 ]
 
 # hiredis's type stub declares wrong types for the arguments and the result.
-_pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+_hiredis_pack: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 _LARGEST: Final = sys.float_info.max
 _CACHED_KEYS: Final = 11
 """How many of a script's first keys are cached in packed form; ``moveToFinished``'s twelfth key contains a job id."""
 
 _CHUNK_BYTES: Final = 65_536
-"""About a hundred small jobs: with larger chunks, Redis waits longer for the first; smaller ones cost system calls."""
+"""About a hundred small jobs. With larger chunks, Redis waits longer for the first one; smaller chunks need more system
+calls."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -89,20 +90,21 @@ class Call(Generic[R_co]):
             if not self.cached:
                 return _pack(self.args)
             first = len(self.args) - self.cached
-            return b"*%d\r\n%b%b" % (len(self.args), _words(self.args[:first]), _packed_names(self.args[first:]))
+            uncached, cached = _pack_without_count(self.args[:first]), _pack_cached(self.args[first:])
+            return b"*%d\r\n%b%b" % (len(self.args), uncached, cached)
         first = min(self.script.key_count, _CACHED_KEYS) + 1
-        names = _packed_names((self.script.by_sha, self.script.sha, *self.args[:first]))
-        return b"*%d\r\n%b%b" % (len(self.args) + 2, names, _words(self.args[first:]))
+        cached = _pack_cached((self.script.by_sha, self.script.sha, *self.args[:first]))
+        return b"*%d\r\n%b%b" % (len(self.args) + 2, cached, _pack_without_count(self.args[first:]))
 
     @property
     def known_sha(self) -> str | None:
-        """The hash of the script, if :meth:`packed_with_body` knows its source; ``None`` for a plain command."""
+        """The hash of the script, if :meth:`packed_with_source` knows its source; ``None`` for a plain command."""
         return None if self.script is None else self.script.sha
 
-    def packed_with_body(self) -> bytes:
+    def packed_with_source(self) -> bytes:
         """Return the bytes to send when the server does not have the script: ``EVAL`` runs and caches it."""
         assert self.script is not None
-        return _pack((self.script.by_body, self.script.body, *self.args))
+        return _pack((self.script.by_source, self.script.source, *self.args))
 
 
 class EverywhereCall(Call[R]):
@@ -134,8 +136,8 @@ class PackedCall(Call[Any]):
 
     def __init__(self, packed: bytes) -> None:
         # *COUNT $LENGTH EVALSHA $LENGTH SHA $LENGTH KEY-COUNT $LENGTH KEY …, each on a line
-        words = packed.split(b"\r\n", 9)[2:9:2]
-        super().__init__(tuple(word.decode("utf-8", ON_SURROGATE) for word in words), as_is)
+        args = packed.split(b"\r\n", 9)[2:9:2]
+        super().__init__(tuple(arg.decode("utf-8", ON_SURROGATE) for arg in args), as_is)
         self._packed = packed
 
     @property
@@ -148,44 +150,43 @@ class PackedCall(Call[Any]):
         """Return the bytes to send."""
         return self._packed
 
-    def packed_with_body(self) -> bytes:
+    def packed_with_source(self) -> bytes:
         """Return the same bytes with ``EVAL`` and the script's source in place of ``EVALSHA`` and its hash."""
         script = wrappers.outcome_scripts()[str(self.args[1])]
         count, _, _, _, _, rest = self._packed.split(b"\r\n", 5)
-        return b"%b\r\n%b%b" % (count, _words((script.by_body, script.body)), rest)
+        return b"%b\r\n%b%b" % (count, _pack_without_count((script.by_source, script.source)), rest)
 
 
-def _pack(words: tuple[Arg, ...]) -> bytes:
+def _pack(args: tuple[Arg, ...]) -> bytes:
     try:
-        return _pack_words(words)
+        return _hiredis_pack(args)
     except UnicodeEncodeError:
         # An id from another client may not be UTF-8, so it is sent as it was received (see replies.text).
-        encoded = (word.encode("utf-8", ON_SURROGATE) if isinstance(word, str) else word for word in words)
-        return _pack_words(tuple(encoded))
+        encoded = (arg.encode("utf-8", ON_SURROGATE) if isinstance(arg, str) else arg for arg in args)
+        return _hiredis_pack(tuple(encoded))
 
 
-def _words(words: tuple[Arg, ...]) -> bytes:
-    """Pack arguments without the leading count."""
-    return _pack(words).partition(b"\r\n")[2]
+def _pack_without_count(args: tuple[Arg, ...]) -> bytes:
+    return _pack(args).partition(b"\r\n")[2]
 
 
 # Half of a script call's arguments are the same in all calls for a queue. Packing them for each call would take 3 to 5%
 # of a send's instructions, and 4% of a job's.
-_packed_names = lru_cache(maxsize=500)(_words)
+_pack_cached = lru_cache(maxsize=500)(_pack_without_count)
 
 
-def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
-    """Return the bytes to send when the server does not have the calls' scripts; each script's body is sent once.
+def packed_with_sources(calls: Sequence[Call[Any]]) -> list[bytes]:
+    """Return the bytes to send when the server does not have the calls' scripts; each script's source is sent once.
 
     Plain commands are sent unchanged.
 
-    The script is already loaded when later entries run. Another ``SCRIPT FLUSH`` may come between them, but every round
-    executes at least the entries with a body.
+    Later calls of a script find it loaded by the first one. Another ``SCRIPT FLUSH`` may come in between, but every
+    round trip executes at least the calls that contain the source.
     """
     seen: set[str | None] = {None}
     packed = []
     for call in calls:
-        packed.append(call.packed() if call.known_sha in seen else call.packed_with_body())
+        packed.append(call.packed() if call.known_sha in seen else call.packed_with_source())
         seen.add(call.known_sha)
     return packed
 
@@ -210,9 +211,9 @@ def is_wait_for_replicas(call: Call[Any]) -> bool:
     return call.args[0] == "WAIT"
 
 
-def command(*words: Arg, parse_reply: Callable[[Any], R] = as_is) -> Call[R]:
+def command(*args: Arg, parse_reply: Callable[[Any], R] = as_is) -> Call[R]:
     """Build the call for a plain command."""
-    return Call(words, parse_reply)
+    return Call(args, parse_reply)
 
 
 def script_call(

@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
-from bulltask.transport.call import Call, PackedCall, command, packed_chunks, packed_with_bodies
+from bulltask.transport.call import Call, PackedCall, command, packed_chunks, packed_with_sources
 from bulltask.transport.discovery import PrimaryLink
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
@@ -66,7 +66,7 @@ class Client:
         """
         reply = self._exchange([call.packed()])[0]
         if redis_errors.is_noscript(reply):
-            reply = self._exchange([call.packed_with_body()])[0]
+            reply = self._exchange([call.packed_with_source()])[0]
         return self._result(call, reply)
 
     def wait(self, call: Call[R], wait_ms: int, nudge: Callable[[], object]) -> R:
@@ -90,7 +90,7 @@ class Client:
         replies = self._round_trip(connection, packed, self._nudge_when_due(connection, wait_ms, nudge))
         result = self._result(call, replies[0])
         if redis_errors.is_noscript(replies[1]):
-            return result, self._try(then, self._exchange([then.packed_with_body()])[0])
+            return result, self._try(then, self._exchange([then.packed_with_source()])[0])
         return result, self._try(then, replies[1])
 
     def wait_many(self, calls: Sequence[Call[Any]], wait_ms: int, nudge: Callable[[], object]) -> list[Any]:
@@ -171,7 +171,7 @@ class Client:
             if self._connection is None:
                 raise ConnectionError("it was closed")
             parser, now_ms = self._connection._parser, mono_ms()  # noqa: SLF001 - as in set_reply_deadline()
-            # Another node that hangs may have used up the time, while these replies have arrived.
+            # The time may have been used up by waiting for another node, although these replies have arrived.
             set_reply_deadline(self._connection, max(parser.deadline_ms, now_ms + _ARRIVED_MS), now_ms)
             return [parser.read_response(disable_decoding=True) for _ in range(count)]
 
@@ -270,7 +270,7 @@ class Client:
 
     def _with_missing_scripts(self, calls: Sequence[Call[Any]], replies: list[Any]) -> list[Any]:
         while missing := redis_errors.to_resend(calls, replies):
-            again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
+            again = self._exchange(packed_with_sources([calls[index] for index in missing]))
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
         return replies
@@ -304,7 +304,7 @@ class Client:
             # reply to the next call.
             self.close()
             raise
-        if self._endpoint.primary is not None and self._link.is_over(replies):
+        if self._endpoint.primary is not None and self._link.must_close(replies):
             self.close()
             self._link.raise_if_replaced()
         return replies

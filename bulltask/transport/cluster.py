@@ -160,7 +160,7 @@ class ClusterClient:
         """Make a call that blocks and one after it, as ``Client.wait_then`` does; all keys are in one slot."""
         first, second = self._wait([call, guarded(then)], wait_ms, nudge)
         if redirect_of(first) is not None and redirect_of(second) is None:
-            # The slot was moved back in between. The second call was made, so its result must not be lost.
+            # The slot was moved back between the two calls. The second one was made, so its result must not be lost.
             return call.parse_reply(None), second
         if redirect_of(second) is not None and not isinstance(first, BulltaskError):
             second = self.try_many([then])[0]

@@ -54,8 +54,8 @@ class Batch:
         self.routed.append(routed)
         selected = [calls[position] for position in routed.positions]
         if routed.ask is not None:
-            # With the body, because if the node did not have the script, the resent call would not follow an ASKING.
-            selected = [_ASKING, *map(_with_body, selected)]
+            # With the source, because if the node did not have the script, the resent call would not follow an ASKING.
+            selected = [_ASKING, *map(_with_source, selected)]
         self.calls += selected
 
     def outcomes(self, results: Sequence[Any]) -> list[tuple[RoutedCall, Sequence[Any]]]:
@@ -277,10 +277,10 @@ def redirect_of(result: object) -> BrokerError | None:
     return None
 
 
-def _with_body(call: Call[Any]) -> Call[Any]:
+def _with_source(call: Call[Any]) -> Call[Any]:
     if call.script is None:
         return call
-    return command(call.script.by_body, call.script.body, *call.args, parse_reply=call.parse_reply)
+    return command(call.script.by_source, call.script.source, *call.args, parse_reply=call.parse_reply)
 
 
 def _drop_asking(outcome: Sequence[Any]) -> list[Any]:

@@ -30,7 +30,7 @@ TIMEOUT_MS: Final = 1_000
 """Timeout for each sentinel, so that one that is down does not delay a connection for long."""
 
 CHECK_TIMEOUT_MS: Final = 500
-"""Timeout for a sentinel that is asked while other work waits."""
+"""Timeout for a sentinel that is asked whether the primary has changed; other calls wait until it replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class PrimaryLink:
         return endpoint if endpoint.primary is None else self._found(await aresolve(endpoint, deadline_ms))
 
     def not_connected(self, exc: BaseException) -> BrokerError:
-        """Return the error for a server to which no connection was possible; the next search begins elsewhere."""
+        """Return the error for a server that could not be reached; the next search begins with another sentinel."""
         if (known := self._endpoint.primary) is None:
             return redis_errors.connection_error(exc, self.url, connecting=True)
         known.ask_next()
@@ -95,15 +95,15 @@ class PrimaryLink:
             check(self._endpoint)
         return self._epoch < known.epoch
 
-    def is_over(self, replies: Sequence[object]) -> bool:
+    def must_close(self, replies: Sequence[object]) -> bool:
         """Return whether the connection must be closed, because its server is no longer the primary."""
         return self.is_replaced() or any(map(redis_errors.is_demoted, replies))
 
-    async def ais_over(self, replies: Sequence[object]) -> bool:
-        """:meth:`is_over` for asyncio."""
+    async def amust_close(self, replies: Sequence[object]) -> bool:
+        """:meth:`must_close` for asyncio."""
         if (known := self._endpoint.primary) is not None and known.takes_check():
             await acheck(self._endpoint)
-        return self.is_over(replies)
+        return self.must_close(replies)
 
     def raise_if_replaced(self) -> None:
         """Raise the error for replies from a server that has been replaced: they are discarded.
@@ -192,7 +192,7 @@ def _search(endpoint: Endpoint) -> _Search:
         known.ask_next()
     primaries = [answer for answer in answers if answer is not None]
     if primaries and len(answers) * 2 > len(endpoint.seeds):
-        # A majority agreed to each failover, so these sentinels were set up again, and count from the beginning.
+        # Each failover needs a majority, so these sentinels were set up again, and their epochs start again at 0.
         newest = max(primaries, key=lambda primary: primary.epoch)
         known.record(newest.epoch)
         return newest

@@ -55,8 +55,8 @@ _READERS: Final = frozenset(
     "getStateV2 isFinished isMaxed pageAfter paginate".split()
 )
 _WRITES_OF_READERS: Final = frozenset(("del", "rpop"))
-"""Commands with which scripts that read remove what BullMQ 4 and earlier, or an expired rate limit, have left. A reader
-must not run them; the scripts work without them where nothing was left."""
+"""Write commands in scripts that read. They remove what BullMQ 4 and earlier, or an expired rate limit, have left. A
+reader is not permitted to run them; scripts call them only if there is something to remove."""
 
 _CALLED: Final = re.compile(rb"""\b(?:r|redis\.p?|server\.p?)?call\s*\(\s*["'](\w+)["']""")
 _IN_VARIABLE: Final = re.compile(rb"""["']([LR]PUSH|Z(?:REV)?RAN(?:K|GE)|SCARD|SSCAN|HLEN|HSCAN)["']""")
@@ -136,7 +136,7 @@ def _commands_of(role: str) -> frozenset[str]:
 
 def called_in(scripts: Iterable[Script]) -> set[str]:
     """Return the commands that scripts call."""
-    names = (pattern.findall(script.body) for script in scripts for pattern in (_CALLED, _IN_VARIABLE))
+    names = (pattern.findall(script.source) for script in scripts for pattern in (_CALLED, _IN_VARIABLE))
     return {name.decode().lower() for group in names for name in group}
 
 

@@ -56,7 +56,7 @@ class KnownPrimary:
     def observe(self, epoch: int, sentinel: object, sentinels: int) -> None:
         """Record the epoch that one of the sentinels has reported in a check.
 
-        If a majority reports an older epoch, the sentinels were set up again, and count from the beginning, because no
+        If a majority reports an older epoch, the sentinels were set up again, and their epochs start again at 0: no
         failover happens without a majority.
         """
         if epoch >= self._epoch:

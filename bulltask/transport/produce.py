@@ -98,7 +98,7 @@ class Producer:
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
-        self._check_slots(jobs)
+        self._check_hash_slots(jobs)
         ids: list[str] = []
         for part in _parts(jobs):
             budget = RetryBudget(self._config, part)
@@ -111,7 +111,7 @@ class Producer:
         return ids
 
     def _send(self, jobs: Sequence[NewJob], add: _Add[R]) -> list[R]:
-        self._check_slots(jobs)
+        self._check_hash_slots(jobs)
         sent: list[R] = []
         for part in _parts(jobs):
             budget = RetryBudget(self._config, part)
@@ -123,7 +123,7 @@ class Producer:
                     threading.Event().wait(budget.pause_ms(exc) / 1000)
         return sent
 
-    def _check_slots(self, jobs: Sequence[NewJob]) -> None:
+    def _check_hash_slots(self, jobs: Sequence[NewJob]) -> None:
         if self._is_cluster:
             for job in jobs:
                 if job.parent is not None or job.options.canvas:

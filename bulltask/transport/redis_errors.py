@@ -237,7 +237,7 @@ def lost_reply(exc: BaseException) -> BaseException:
 
 
 def parsed(parse_reply: Callable[[Any], R], reply: Any, url: str, close: Callable[[], object] = lambda: None) -> R:
-    """Parse a reply; it may be in Redis' protocol, but not what the call returns.
+    """Parse a reply, which may belong to another call.
 
     Args:
         parse_reply: The call's parser.

@@ -69,12 +69,12 @@ class Results:
 
     Attributes:
         payloads: Reads results and exceptions from their stored form; the broker sets it.
-        patience_ms: How long a waiter tolerates an outage; ``None``: not at all before its first read, later at least
-            :data:`RECHECK_MS`.
+        outage_timeout_ms: How long a waiter tolerates an outage. With ``None``, an outage before the first read is an
+            error, and a later one is tolerated for at least :data:`RECHECK_MS`.
     """
 
     payloads: PayloadCodec
-    patience_ms: int | None = None
+    outage_timeout_ms: int | None = None
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Results:
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """Wait until the job has finished; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
         keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
-        tolerance = _OutageTolerance(self.patience_ms)
+        tolerance = _OutageTolerance(self.outage_timeout_ms)
         with self._waiters.client() as client:
             while True:
                 try:
@@ -219,7 +219,7 @@ class Results:
             raise _timed_out(ref, timeout_ms) from None
 
     async def _wait_for_outcome(self, future: asyncio.Future[Finished], ref: JobRef, sent_ms: int | None) -> Finished:
-        keys, tolerance = self._keys(ref.queue), _OutageTolerance(self.patience_ms)
+        keys, tolerance = self._keys(ref.queue), _OutageTolerance(self.outage_timeout_ms)
         while True:
             pause_ms = RECHECK_MS
             try:
@@ -246,18 +246,19 @@ class Results:
 
 
 class _OutageTolerance:
-    """Decides how long a waiter tolerates an outage: ``patience_ms``.
+    """Decides how long a waiter tolerates an outage: ``outage_timeout_ms``.
 
-    By default, a waiter tolerates no outage before its first read, and later at least five seconds: its next read is
-    due after :data:`RECHECK_MS`, and may fail for that long again.
+    By default, an outage before the first read is an error. A later one is tolerated for at least five seconds: the
+    next read is due after :data:`RECHECK_MS`, and may be retried for as long.
     """
 
-    def __init__(self, patience_ms: int | None = None) -> None:
-        self._patience_ms, self._until_ms = patience_ms, 0 if patience_ms is None else mono_ms() + patience_ms
+    def __init__(self, outage_timeout_ms: int | None = None) -> None:
+        self._outage_timeout_ms = outage_timeout_ms
+        self._until_ms = 0 if outage_timeout_ms is None else mono_ms() + outage_timeout_ms
 
     def record_success(self) -> None:
         """Record that Redis replied."""
-        self._until_ms = mono_ms() + (self._patience_ms or 2 * RECHECK_MS)
+        self._until_ms = mono_ms() + (self._outage_timeout_ms or 2 * RECHECK_MS)
 
     def pause_ms(self, exc: BrokerError) -> int:
         """Return how long to wait before the next read, or raise ``exc``."""

@@ -2,7 +2,7 @@
 
 If the server does not have a script, its call fails inside ``EXEC``, but the other calls are executed, so half a flow
 would be stored. Loading the script first does not help, because another client may send ``SCRIPT FLUSH`` in between.
-Therefore, the first call to each script contains its body (``EVAL``, which runs and caches it), and later calls need
+Therefore, the first call to each script contains its source (``EVAL``, which runs and caches it), and later calls need
 only the hash, because no other client can run commands inside a transaction.
 """
 
@@ -39,7 +39,7 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
     """
     return [
         command("MULTI"),
-        *_with_bodies(calls),
+        *_with_sources(calls),
         command("EXEC", parse_reply=lambda reply: _results(calls, reply, where)),
     ]
 
@@ -57,7 +57,7 @@ def transaction(calls: Sequence[Call[Any]], where: str, then: Sequence[Call[Any]
     return results
 
 
-def _with_bodies(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
+def _with_sources(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
     """Return the same calls as plain commands, so that the client does not resend individual calls."""
     known: set[str] = set()
     plain: list[Call[Any]] = []
@@ -67,7 +67,7 @@ def _with_bodies(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
         elif call.script.sha in known:
             plain.append(command(call.script.by_sha, call.script.sha, *call.args))
         else:
-            plain.append(command(call.script.by_body, call.script.body, *call.args))
+            plain.append(command(call.script.by_source, call.script.source, *call.args))
             known.add(call.script.sha)
     return plain
 

@@ -58,7 +58,7 @@ class Changes:
 
 
 class Beat:
-    """A service that brings the schedulers in Redis in line with the entries, once.
+    """A service that updates the schedulers in Redis to match the entries, once.
 
     Several workers may start at the same time: unchanged entries are skipped, and creating a scheduler twice creates
     only one. The service does not run again, because during a deployment old and new workers would remove each other's
@@ -153,7 +153,7 @@ class Beat:
 
 
 def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms: int) -> Operation[Changes]:
-    """Bring the schedulers of one queue in line with the entries.
+    """Update the schedulers of one queue to match the entries.
 
     Args:
         keys: The queue.

@@ -26,13 +26,13 @@ _INVALID_OPTIONS: Final = ("countdown", "eta", "job_id", "timestamp", "deduplica
 
 @dataclass(frozen=True, slots=True)
 class BeatEntry:
-    """One valid entry.
+    """A valid entry of ``beat_schedule``.
 
     Attributes:
         name: The key of the entry, which is the id of its job scheduler.
         rule: When its jobs run.
         job: The template of its jobs, with their queue.
-        data: A string that changes when the template's data changes, which may be encrypted differently each time.
+        data: A string that changes only when the template's data changes, even if the encrypted data is never the same.
     """
 
     name: str

@@ -175,7 +175,7 @@ class QueueBackoff:
             state.reported.add(str(exc))
             self._bus.emit(RedisErrorReply(self._queues[index].queue, str(exc)))
         state.attempt += 1
-        # As for a whole server, a worker resumes soon after another node has replaced one that is unreachable.
+        # An unreachable node of a cluster is soon replaced, so the delay stays short.
         cap_ms = self._config.run_retry_delay_ms if exc.node is None else MAX_CHEAP_DELAY_MS
         return reconnect_delay_ms(state.attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=cap_ms)
 

@@ -10,7 +10,7 @@ from bulltask.errors import ConfigError
 
 __all__ = ["ControlPage"]
 
-# Words of the page.
+# Indexes of the page's 64-bit words.
 _PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _PRIMARY_EPOCH = range(7)
 
 

@@ -31,7 +31,7 @@ __all__ = ["InProcessRunner", "Runnable", "TaskLoop"]
 T = TypeVar("T")
 
 Runnable = list[Attempt] | Coroutine[Any, Any, None]
-"""What a run's steps ask their driver to execute: one attempt, a batch's attempts, or the hooks after an attempt."""
+"""What the steps of a run yield to be executed: one attempt, a batch's attempts, or the hooks after an attempt."""
 _WORKER_ID: Final = "in-process"
 
 

@@ -68,8 +68,8 @@ class StopConditions:
     """When a worker stops without a signal.
 
     Attributes:
-        burst: When the queues have no job that can run now, and the worker is running none.
-        max_jobs: When its children have started this many jobs, and these have finished; ``None`` for no limit.
+        burst: Stop when no job in the queues can run now, and the worker is not running any.
+        max_jobs: Stop when the children have started this many jobs and these have finished; ``None`` for no limit.
     """
 
     burst: bool = False

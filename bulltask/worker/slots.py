@@ -31,7 +31,7 @@ STACKS_NAME: Final = "bulltask-stacks"
 
 _CHILD_BYTES: Final = 64
 
-# Words of a child's block.
+# Indexes of the 64-bit words at the start of a child's block.
 (
     _RUN_STATE,
     _STACKS_FD,
@@ -149,7 +149,7 @@ class ChildBlock:
 
     @property
     def running_since_ms(self) -> int:
-        """When the task that keeps the child from its prefetched jobs started (monotonic time); 0 if none does."""
+        """When the running task started (monotonic time), if prefetched jobs are waiting for it to end; otherwise 0."""
         return self._words[_RUNNING_SINCE]
 
     @running_since_ms.setter

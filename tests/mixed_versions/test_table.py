@@ -74,7 +74,7 @@ def test_the_documentation_lists_every_script_that_differs_from_the_tested_one(n
     same = [
         name
         for name in names
-        if [loader.official_script(name).body.decode().split()] == [*map(str.split, official.get(name, []))]
+        if [loader.official_script(name).source.decode().split()] == [*map(str.split, official.get(name, []))]
     ]
     text = PAGE.read_text()
     documented = re.findall(r"^\| `(\w+)` \|", text.partition("## Scripts that are newer")[2], re.MULTILINE)

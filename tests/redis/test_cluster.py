@@ -119,7 +119,7 @@ def test_no_script_runs_while_its_slot_moves(cluster: Cluster, moving: int, move
     old, new = (node_client(cluster, node) for node in (source, moving))
     for script in scripts:
         call = guarded(call_of(script))
-        for sent in (call, command(script.by_body, script.body, *call.args)):
+        for sent in (call, command(script.by_source, script.source, *call.args)):
             (reply,) = old.try_many([sent])
             assert str(reply.__cause__).startswith(("ASK", "4247", "TRYAGAIN", "Multiple keys")), (script.name, reply)
             _, reply = new.try_many([ASKING, sent])

@@ -57,7 +57,7 @@ class Worker:
         """Finish a job and trim its events in one step, so that no listener receives them."""
         call = self.finish_call(self.acquire(), value, None, keep)
         with client.pipeline(transaction=True) as step:
-            step.execute_command("EVAL", call.script.body, *call.args)
+            step.execute_command("EVAL", call.script.source, *call.args)
             step.xtrim(KEYS.events, maxlen=0, approximate=False)
             step.execute()
 

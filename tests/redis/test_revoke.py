@@ -378,12 +378,12 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
 
 
 def test_both_revocation_scripts_contain_bullmqs_script_unchanged() -> None:
-    official = loader.official_script("moveToFinished").body
+    official = loader.official_script("moveToFinished").source
     for name in ("revoke", "finishRevoked"):
         script = wrappers.with_finish(name)
         assert (
-            script.body
-            == b"local function finish(KEYS, ARGV)\n" + official + b"\nend\n" + loader.bulltask_script(name).body
+            script.source
+            == b"local function finish(KEYS, ARGV)\n" + official + b"\nend\n" + loader.bulltask_script(name).source
         )
         assert script.key_count == 14 + loader.bulltask_script(name).key_count
 

@@ -101,12 +101,12 @@ def test_every_official_script_loads_with_the_key_count_in_its_file_name() -> No
         name, _, keys = Path(file_name).stem.rpartition("-")
         script = loader.official_script(name)
         assert (script.name, script.key_count) == (name, int(keys))
-        assert script.sha == hashlib.sha1(script.body).hexdigest()
+        assert script.sha == hashlib.sha1(script.source).hexdigest()
 
 
 def test_a_script_uses_the_number_of_keys_in_its_file_name() -> None:
     script = loader.official_script("moveToActive")
-    assert script.key_count == 11 == max(int(key) for key in re.findall(rb"KEYS\[(\d+)\]", script.body))
+    assert script.key_count == 11 == max(int(key) for key in re.findall(rb"KEYS\[(\d+)\]", script.source))
 
 
 def test_a_script_is_read_once() -> None:
@@ -235,7 +235,7 @@ def test_every_bulltask_script_loads_by_name() -> None:
     for path in bulltask_scripts():
         name, _, keys = path.stem.rpartition("-")
         script = loader.bulltask_script(name)
-        assert (script.key_count, script.body) == (int(keys), path.read_bytes())
+        assert (script.key_count, script.source) == (int(keys), path.read_bytes())
 
 
 def test_every_bulltask_script_documents_its_keys_arguments_and_result() -> None:

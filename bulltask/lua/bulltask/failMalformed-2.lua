@@ -83,7 +83,7 @@ if not call("LPOS", active, id) then
   end
 end
 
--- This write comes first, so that a full or read-only Redis rejects it before anything has changed.
+-- This write comes first, so that a Redis that is out of memory or read-only rejects it before anything has changed.
 call("SET", lock, token, "PX", 30000)
 if kind == "none" then
   remove_from_active()

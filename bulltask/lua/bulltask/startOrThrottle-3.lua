@@ -10,7 +10,7 @@
 
   If the job is throttled, the jobs of the same task that are next in `wait` are throttled, too, without being acquired.
 
-  The place in the list is also stored in the job's hash, so that jobs that are promoted together keep their order
+  The score in the list is also stored in the job's hash, so that jobs that are promoted together keep their order
   (`promotionGuard`).
 
   The source of BullMQ's moveToDelayed is inserted before this one, as the function `delay(KEYS, ARGV)`
@@ -138,9 +138,9 @@ end
 call("HSET", job, THROTTLED, place)
 call("HINCRBY", job, "ats", -1)  -- the attempt has not started
 
--- The next jobs in `wait`, up to the first that cannot join the end of the list: a job of another task, one that has
--- started before, one of a job scheduler (its next iteration is added first), or one that fails or goes ahead of the
--- list. A worker acquires that job as usual.
+-- Also throttle the next jobs in `wait`, up to the first that a worker must acquire as usual: a job of another task, one
+-- that has started before, one of a job scheduler (its next iteration is added first), one that fails, or one that does
+-- not belong at the end of the list (it has a priority or is lifo).
 local next_ids, throttled, score, rank = call("LRANGE", wait, -BATCH, -1), 0, nil, nil
 for i = #next_ids, 1, -1 do
   local other = next_ids[i]

@@ -51,5 +51,5 @@ def with_followers(
 
 
 def has_followers(finish: Call[Fetched]) -> bool:
-    """Return whether the call is one of :func:`with_followers` that starts or fails followers."""
+    """Return whether a call from :func:`with_followers` starts or fails followers."""
     return finish.script == wrappers.with_finish("finishFanOut")

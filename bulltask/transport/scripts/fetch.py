@@ -68,30 +68,30 @@ def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[
     )
 
 
-def collect_batch(keys: QueueKeys, slots: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
+def collect_batch(keys: QueueKeys, options: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
     """bulltask's ``collectBatch`` with ``moveToActive``: acquire jobs of one task until a job of another task is next.
 
     Args:
         keys: The queue.
-        slots: The options for each job, with different tokens.
+        options: The options for each job, with different tokens.
         task: The task's name.
         now_ms: The server's time.
     """
-    first, *others = (move_to_active(keys, options, now_ms) for options in slots)
+    first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
     packed = (first.argv[2], *(call.argv[2] for call in others))
 
     return script_call(wrappers.collect_batch(), first.keys, (*first.argv[:2], task, *packed), _parse_all_fetched)
 
 
-def fetch_ahead(keys: QueueKeys, slots: Sequence[FetchOptions], now_ms: int) -> Call[list[Fetched]]:
+def fetch_ahead(keys: QueueKeys, options: Sequence[FetchOptions], now_ms: int) -> Call[list[Fetched]]:
     """bulltask's ``fetchAhead`` with ``moveToActive``: acquire several jobs, unless all workers share a limit.
 
     Args:
         keys: The queue.
-        slots: The options for each job, with different tokens.
+        options: The options for each job, with different tokens.
         now_ms: The server's time.
     """
-    first, *others = (move_to_active(keys, options, now_ms) for options in slots)
+    first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
     packed = (first.argv[2], *(call.argv[2] for call in others))
     return script_call(wrappers.fetch_ahead(), first.keys, (*first.argv[:2], *packed), _parse_all_fetched)
 

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 BEGINNING: Final = "0-0"
-"""The id before every entry."""
+"""An id that precedes every entry."""
 
 LONGEST_BLOCK_MS: Final = 5_000
 """Maximum time that a read blocks, so that a connection that died silently is noticed."""

@@ -189,7 +189,7 @@ class AsyncLoop:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:  # a bug in bulltask; a task's own are outcomes
+        if task.cancelled() or task.exception() is not None:  # a bug in bulltask
             raised = asyncio.CancelledError() if task.cancelled() else task.exception()
             self._exit_child(self._tasks[task], raised)
         del self._tasks[task]
@@ -216,11 +216,11 @@ class AsyncLoop:
         """Whether a job in crash quarantine is running, or the main thread waits until fewer jobs are running."""
         return bool(self._max_concurrent) or self._is_awaited
 
-    async def _start_next(self, before: AcquiredJob, fetched: Fetched, fetching_since_ms: int) -> None:
+    async def _start_next(self, previous: AcquiredJob, fetched: Fetched, fetching_since_ms: int) -> None:
         """Start the job that was fetched into the slot of the previous job, or release it."""
         next_jobs = self._next_jobs
         assert next_jobs is not None
-        acquired = next_jobs.acquired(before, fetched)
+        acquired = next_jobs.acquired(previous, fetched)
         is_late = mono_ms() - fetching_since_ms > next_jobs.lock_ms // 2  # as after a fetch of the main thread
         if is_late and not await self._writer.renew_lock(acquired, next_jobs.lock_ms):
             self._free_slots([acquired])

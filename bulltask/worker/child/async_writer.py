@@ -39,7 +39,7 @@ class AsyncOutcomeWriter:
         """Write the outcome of one job; return the next job, which is locked with the same slot's token, if any."""
         fetched: Fetched | None = None
         written: Outcome | None = outcome
-        # A job that was fetched would wait for the hooks of this one.
+        # The next job would have to wait until the hooks of this one have run.
         fetch_next = fetch_next and not self._settler.have_hooks(outcome)
         acquired.slot.settle(mono_ms())
         try:

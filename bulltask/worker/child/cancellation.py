@@ -84,7 +84,7 @@ class TaskExecution:
         task: The task's name.
         limits: Its time limits.
         acknowledged: The latest request that was passed to the task.
-        call: The call, if the task runs in a thread of its own.
+        call: The call, if the task runs in a separate thread.
         other_slots: The slots of the other jobs of a batch. Limits apply to the whole batch; during the call, none of
             its jobs can be cancelled alone.
     """

@@ -139,7 +139,7 @@ class FailedWriteHandler:
         if isinstance(exc, NoPendingChildrenError) and isinstance(outcome, WaitingForChildrenOutcome):
             return ReleasedOutcome(checkpoint=outcome.checkpoint)
         if isinstance(exc, FailedChildrenError) and isinstance(outcome, WaitingForChildrenOutcome) and outcome.replaced:
-            return ReleasedOutcome()  # the canvas has failed already: the job fails with its error when it is acquired
+            return ReleasedOutcome()  # the canvas has failed: the job fails with the same error when it is acquired
         script_stopped = isinstance(exc, BrokerError)
         if isinstance(outcome, FailedOutcome):
             return replace(outcome, malformed=True) if script_stopped and not outcome.malformed else None

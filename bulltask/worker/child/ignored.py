@@ -1,4 +1,4 @@
-"""What becomes of a job whose task ends with ``Ignore`` after it has set a final state."""
+"""The outcome of an attempt whose task raises ``Ignore``, perhaps after setting a final state."""
 
 from __future__ import annotations
 

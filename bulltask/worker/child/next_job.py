@@ -61,11 +61,11 @@ class NextJobs:
         """Fetch no jobs for a while, because the main thread needs free slots; any thread may call it."""
         self._paused_until_ms = mono_ms() + _PAUSE_MS
 
-    def acquired(self, before: AcquiredJob, fetched: Fetched) -> AcquiredJob:
+    def acquired(self, previous: AcquiredJob, fetched: Fetched) -> AcquiredJob:
         """Return the job that was fetched into the slot of the previous job."""
-        job = RunningJob.read(before.keys.queue, fetched.job_id, fetched.fields)
+        job = RunningJob.read(previous.keys.queue, fetched.job_id, fetched.fields)
         limit = max_concurrent(fetched.fields, self._max_crashes)
-        return AcquiredJob(before.slot, before.queue_index, before.keys, job, limit)
+        return AcquiredJob(previous.slot, previous.queue_index, previous.keys, job, limit)
 
     def may_start(self, acquired: AcquiredJob) -> bool:
         """Whether the event loop may start the job: only if it needs no further call to Redis, which would block."""

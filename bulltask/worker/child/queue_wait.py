@@ -11,8 +11,8 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.cluster_slots import slot_of_key
+from bulltask.transport.hash_slot_waits import HashSlotWaits
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.slot_waits import SlotWaits
 from bulltask.worker.child.round_robin import RoundRobin
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
@@ -56,11 +56,11 @@ class QueueWait:
         self._may_acquire, self._drain_delay_ms = may_acquire, broker.config.drain_delay_ms
         self._record_error = record_error
         self._blocking_client = broker.blocking_client(self._drain_delay_ms)
-        # In a cluster, a command with a key, because the same node must receive it.
+        # In a cluster, the command has a key, so that it goes to the node that has the queue.
         is_cluster = broker.topology is not None
         self._nudge_call: Call[Any] = command("EXISTS", round_robin.queues[0].probe) if is_cluster else command("PING")
-        self._slots = [slot_of_key(keys.base) for keys in round_robin.queues]
-        self._slot_waits = broker.slot_waits(self._drain_delay_ms) if len(set(self._slots)) > 1 else None
+        self._hash_slots = [slot_of_key(keys.base) for keys in round_robin.queues]
+        self._hash_slot_waits = broker.hash_slot_waits(self._drain_delay_ms) if len(set(self._hash_slots)) > 1 else None
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(round_robin.queues)}
         self._max_wait_ms, self._check_at_ms = self._drain_delay_ms, 0
         self._is_waiting = False
@@ -105,8 +105,8 @@ class QueueWait:
     def close(self) -> None:
         """Close the connections; they are opened again when needed."""
         self._blocking_client.close()
-        if self._slot_waits is not None:
-            self._slot_waits.close()
+        if self._hash_slot_waits is not None:
+            self._hash_slot_waits.close()
 
     def _pop_marker(
         self, queues: Sequence[int], wait_ms: int, fetch: Call[Fetched] | None
@@ -116,8 +116,8 @@ class QueueWait:
             self._is_waiting = True
             if not self._may_acquire():
                 return None, None
-            if self._slot_waits is not None:
-                popped = self._pop_in_slots(self._slot_waits, queues, wait_ms)
+            if self._hash_slot_waits is not None:
+                popped = self._pop_in_hash_slots(self._hash_slot_waits, queues, wait_ms)
             elif fetch is None:
                 popped = self._blocking_client.wait(self._pop_call(queues, wait_ms), wait_ms, self._nudge)
             else:
@@ -129,12 +129,12 @@ class QueueWait:
             self._round_robin.record_marker(*popped)
         return popped, fetched
 
-    def _pop_in_slots(self, slot_waits: SlotWaits, queues: Sequence[int], wait_ms: int) -> _Marker | None:
+    def _pop_in_hash_slots(self, hash_slot_waits: HashSlotWaits, queues: Sequence[int], wait_ms: int) -> _Marker | None:
         """Pop a marker of queues that are in several slots of a cluster."""
         indexes: dict[int, list[int]] = {}
         for index in queues:
-            indexes.setdefault(self._slots[index], []).append(index)
-        results = slot_waits.wait({slot: self._pop_call(own, wait_ms) for slot, own in indexes.items()}, wait_ms)
+            indexes.setdefault(self._hash_slots[index], []).append(index)
+        results = hash_slot_waits.wait({slot: self._pop_call(own, wait_ms) for slot, own in indexes.items()}, wait_ms)
         popped: list[_Marker] = []
         for slot, result in results.items():
             if isinstance(result, BrokerError):

@@ -65,7 +65,7 @@ class Retirement:
         self._memory_kib = memory_kib()
         if self._memory_kib > self._max_memory_kib:
             self._reason = RetireReason.MAX_MEMORY_PER_CHILD
-            # Its handler closes the fetcher on the main thread, which may be waiting for a job.
+            # The handler of SIGTERM closes the fetcher on the main thread, which may be waiting for a job.
             os.kill(os.getpid(), signal.SIGTERM)
 
     def announce(self, running: Callable[[], int]) -> None:

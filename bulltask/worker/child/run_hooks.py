@@ -182,9 +182,9 @@ class HookedRun:
 class RunHooks:
     """The hooks around the attempts of a child.
 
-    The hooks before and after the task's function are called where the function is: they have its time limits, and an
-    ``Interrupt`` that they raise before it ends the attempt. Signals about outcomes are sent after Redis has stored the
-    outcome, in the task's context.
+    The hooks before and after the task's function run in the same thread as the function and within its time limits. An
+    ``Interrupt`` that is raised by a hook before the function ends the attempt. Signals about outcomes are sent after
+    Redis has stored the outcome, in the task's context.
 
     Args:
         app: The app, with its tasks and middleware.

@@ -18,7 +18,7 @@ class Autoscaler:
 
     The number grows when jobs are waiting but no child is waiting for a job. Each tick at most doubles it, so that a
     short backlog does not start all children. If jobs wait because of a rate limit or global concurrency, children are
-    waiting, so none are started needlessly. It shrinks by the number of children that were never needed during the
+    waiting, so no more are started. The number shrinks by the number of children that were not needed during the
     keepalive (30 s by default, as in Celery). Children with the fewest jobs are stopped first; they finish their jobs.
 
     Args:

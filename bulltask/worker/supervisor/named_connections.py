@@ -22,7 +22,7 @@ class NamedConnections:
 
     BullMQ identifies a queue's workers by the names of connections (``CLIENT SETNAME``), and a connection has one name.
 
-    During an outage ``PING`` does not suffice, because a Redis that is read-only or full still replies to it.
+    During an outage ``PING`` does not suffice, because a Redis that is read-only or out of memory still replies to it.
 
     Args:
         broker: Creates the connections.

@@ -13,7 +13,7 @@ __all__ = ["Service", "Ticker"]
 
 
 class Service(Protocol):
-    """What the supervisor does periodically. A tick is short, makes few calls, and never raises ``BrokerError``."""
+    """Periodic work of the supervisor. A tick is short, makes few calls, and never raises ``BrokerError``."""
 
     @property
     def interval_ms(self) -> int:

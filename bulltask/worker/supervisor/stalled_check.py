@@ -81,7 +81,7 @@ class StalledCheck:
             self._not_before_ms = mono_ms() + _REACQUIRE_MS
 
     def _try_to_check(self, index: int) -> None:
-        """Check a queue, unless its node of a cluster is available again only now."""
+        """Check a queue. If its node of a cluster was unreachable, only check whether the node is reachable again."""
         try:
             if index not in self._unreachable:
                 self._check(index)

@@ -190,7 +190,7 @@ def test_a_send_whose_reply_was_lost_adds_each_job_once(broker_url: str, redis_c
 
 def test_the_add_once_script_contains_bullmqs_script_unchanged(broker: Broker) -> None:
     script = wrappers.add_once("addStandardJob")
-    assert loader.official_script("addStandardJob").body in script.body
+    assert loader.official_script("addStandardJob").source in script.source
     assert (script.name, script.key_count) == ("addOnce:addStandardJob", 10)
 
 

@@ -17,7 +17,7 @@ from bulltask.transport.cluster_slots import Address, SlotRedirectError
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.topology import Topology
 
-__all__ = ["SlotWaits"]
+__all__ = ["HashSlotWaits"]
 
 R = TypeVar("R")
 
@@ -42,7 +42,7 @@ class _Waiter:
     identity: int = 0
 
 
-class SlotWaits:
+class HashSlotWaits:
     """Makes blocking calls in several slots, and ends all of them when the first one returns.
 
     A node of a cluster rejects a blocking command whose keys are in several slots, even if it has all of them.
@@ -95,7 +95,7 @@ class SlotWaits:
             for slot in sorted(waiting):
                 results[slot] = self._end(slot, calls[slot])
         except BaseException:
-            self.close()  # the replies would be read as those of the next wait
+            self.close()  # otherwise, the next wait would read the replies
             raise
         return results
 
