@@ -20,12 +20,12 @@ def conditions() -> Conditions:
     If the loop takes longer in one run than in another, the CPU is slower or shared with others, so the rates of the
     two runs cannot be compared.
     """
-    words = Path("/proc/stat").read_text().splitlines()[0].split()
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()
     started = time.perf_counter()
     for _ in range(_LOOPS):
         pass
     return {
         "load": os.getloadavg()[0],
-        "steal_s": int(words[_STEAL]) / os.sysconf("SC_CLK_TCK"),
+        "steal_s": int(fields[_STEAL]) / os.sysconf("SC_CLK_TCK"),
         "loop_ms": (time.perf_counter() - started) * 1e3,
     }

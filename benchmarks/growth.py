@@ -29,11 +29,17 @@ HOUR_S = 3_600
 
 @dataclass(frozen=True)
 class Queue:
-    """What is in the queue: ``JOBS`` jobs with ``options``, and ``behind`` further jobs, which run later."""
+    """What is in the queue: ``JOBS`` measured jobs, and other jobs, which run later.
+
+    Attributes:
+        options: The options of the measured jobs.
+        others: The number of other jobs.
+        options_of_others: Their options.
+    """
 
     options: Mapping[str, int]
-    behind: int
-    options_behind: Mapping[str, int]
+    others: int
+    options_of_others: Mapping[str, int]
 
 
 def queues(waiting: int, others: int) -> dict[tuple[str, int], Queue]:
@@ -41,16 +47,16 @@ def queues(waiting: int, others: int) -> dict[tuple[str, int], Queue]:
     high, low, later = {"priority": 1}, {"priority": 2}, {"countdown": HOUR_S}
     kinds = {"waiting": ({}, {}, waiting), "delayed": ({}, later, others), "prioritized": (high, low, others)}
     return {
-        (kind, behind): Queue(options, behind, options_behind)
-        for kind, (options, options_behind, most) in kinds.items()
-        for behind in (FEW, most)
+        (kind, count): Queue(options, count, options_of_others)
+        for kind, (options, options_of_others, most) in kinds.items()
+        for count in (FEW, most)
     }
 
 
 def fill(url: str, queue: Queue) -> None:
     app = App("bench", broker_url=url)
     noop = app.task(name="noop")(run)
-    for count, options in ((JOBS, queue.options), (queue.behind, queue.options_behind)):
+    for count, options in ((JOBS, queue.options), (queue.others, queue.options_of_others)):
         for first in range(0, count, PART):
             app.send_many([noop.s(0).set(**options) for _ in range(first, min(first + PART, count))])
     app.close()
@@ -72,7 +78,7 @@ def send(url: str, queue: Queue, operation: str) -> float:
     """Return how many jobs like the other ones can be sent per second, one by one or in bulk."""
     app = App("bench", broker_url=url)
     noop = app.task(name="noop")(run)
-    call, jobs = noop.s(0).set(**queue.options_behind), SINGLE if operation == "single" else BULK
+    call, jobs = noop.s(0).set(**queue.options_of_others), SINGLE if operation == "single" else BULK
     call.delay()  # connect
     started = time.perf_counter()
     if operation == "single":
@@ -122,11 +128,11 @@ def _dump(directory: Path, queue: Queue) -> Path:
 
 def _lines(rates: Mapping[tuple[str, str, int], list[float]]) -> list[str]:
     lines = ["| | other jobs | jobs/s | compared with 1,000 |", "|---|---|---|---|"]
-    for (operation, kind, behind), values in rates.items():
+    for (operation, kind, others), values in rates.items():
         few = rates[operation, kind, FEW]
         ratios = [value / other for value, other in zip(values, few, strict=True)]
-        compared = "" if behind == FEW else spread(ratios, 2)
-        lines.append(f"| {operation} | {behind:,} {kind} | {spread(values)} | {compared} |")
+        compared = "" if others == FEW else spread(ratios, 2)
+        lines.append(f"| {operation} | {others:,} {kind} | {spread(values)} | {compared} |")
     return lines
 
 

@@ -38,7 +38,7 @@ class Peer:
         has_results: Whether a producer can wait for results; if not, the latency is not measured.
         settings: Pairs of processes and concurrency. The fastest pair is measured; if empty, there is only one setting.
         sleeper: The command of a worker that runs 200 sleeping jobs concurrently; ``None`` if that is not measured.
-        busy: The command that runs the busy body without the framework.
+        busy: The command that runs the busy loop without the framework.
     """
 
     name: str
@@ -82,13 +82,13 @@ _NODE_SLEEPER = [*_NODE, "worker", "2", str(SLEEPERS // 2)]
 
 def with_processes(peer: Peer, processes: int, concurrency: int) -> Peer:
     """Return the Node.js peer with other settings."""
-    words = [*_NODE, "worker", str(processes), str(concurrency)]
-    return replace(peer, note=f"{peer.note}; {processes} processes, concurrency {concurrency}", worker=lambda _: words)
+    args = [*_NODE, "worker", str(processes), str(concurrency)]
+    return replace(peer, note=f"{peer.note}; {processes} processes, concurrency {concurrency}", worker=lambda _: args)
 
 
 def _bulltask(children: int) -> list[str]:
-    words = ["-m", "bulltask", "worker", "-A", "benchmarks.apps.bulltask_app:app", "-c", str(children), "-l", "warning"]
-    return [sys.executable, *words]
+    args = ["-m", "bulltask", "worker", "-A", "benchmarks.apps.bulltask_app:app", "-c", str(children), "-l", "warning"]
+    return [sys.executable, *args]
 
 
 _CELERY = ["-A", "benchmarks.apps.celery_app:app", "worker", "-l", "WARNING"]
@@ -107,8 +107,8 @@ def _huey(children: int, kind: str = "process") -> list[str]:
 
 
 def _taskiq(children: int) -> list[str]:
-    words = ["worker", "benchmarks.apps.taskiq_app:broker", "-w", str(children), "--log-level", "WARNING"]
-    return [_program("taskiq"), *words]
+    args = ["worker", "benchmarks.apps.taskiq_app:broker", "-w", str(children), "--log-level", "WARNING"]
+    return [_program("taskiq"), *args]
 
 
 def _floor(name: str, batch: int, note: str) -> Peer:

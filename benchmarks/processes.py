@@ -82,7 +82,7 @@ def produce(peer: Peer, broker: str, operation: str, jobs: int, counters: Path |
 
 
 def ideal_seconds(peer: Peer, loops: int, jobs: int, processes: int) -> float:
-    """Return how long ``processes`` processes without a framework need for the busy bodies of ``jobs`` jobs."""
+    """Return how long ``processes`` processes without a framework need for the busy loops of ``jobs`` jobs."""
     command = [*peer.busy, str(loops), str(jobs // processes)]
     env = environ(peer, "redis://")
     running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
@@ -90,7 +90,7 @@ def ideal_seconds(peer: Peer, loops: int, jobs: int, processes: int) -> float:
 
 
 def loops_of(peer: Peer, seconds: float) -> int:
-    """Return how many iterations of the busy body take ``seconds``; measured once for each language."""
+    """Return how many iterations of the busy loop take ``seconds``; measured once for each language."""
     kind = peer.busy[0]
     if kind not in _LOOPS:
         _LOOPS[kind] = round(_SAMPLE * seconds * 20 / ideal_seconds(peer, _SAMPLE, 20, 1))
@@ -191,8 +191,8 @@ def _processes() -> Mapping[int, _Process]:
     table = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (folder / "stat").read_text().rpartition(")")[2].split()
-            table[int(folder.name)] = _Process(int(words[1]), sum(map(int, words[11:15])) * _TICK_US)
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            table[int(folder.name)] = _Process(int(fields[1]), sum(map(int, fields[11:15])) * _TICK_US)
     return table
 
 

@@ -1,6 +1,6 @@
-"""The bodies of the benchmark's jobs: ``BENCH_BODY`` is ``noop``, ``sleep`` (50 ms) or ``busy:LOOPS``.
+"""What the benchmark's tasks do (their body): ``BENCH_BODY`` is ``noop``, ``sleep`` (50 ms) or ``busy:LOOPS``.
 
-``body.py busy LOOPS JOBS`` runs the busy body JOBS times, without a framework, and prints the time in seconds.
+``body.py busy LOOPS JOBS`` runs the busy loop JOBS times, without a framework, and prints the time in seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _kind, _, _loops = os.environ.get(BODY, "noop").partition(":")
 
 
 def run(index: int) -> int:
-    """Run the body of job ``index``, count it, and return its result."""
+    """Do the work of job ``index``, count the job, and return its result."""
     if _kind != "noop":
         _run_long_body()
     count(index)

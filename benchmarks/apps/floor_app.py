@@ -62,10 +62,10 @@ class Connection:
         return replies
 
 
-def pack(*words: object) -> bytes:
+def pack(*args: object) -> bytes:
     """Return a request in Redis' protocol."""
-    encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+    encoded = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
+    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in encoded)
 
 
 def keys(names: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 Operations: ``single`` and ``bulk`` send JOBS jobs and print the time in seconds. ``latency`` sends JOBS jobs one after
     another, with a pause of 3 ms after each result, and prints each job's time from send to result, and from send to
-    the end of its body.
+    the end of the task.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Result:
 
 
 def run_cell(cell: Cell, url: str, directory: Path, *, source: str = "") -> Result:
-    """Run a cell in a queue of its own.
+    """Run a cell in a separate queue.
 
     Args:
         cell: The cell.

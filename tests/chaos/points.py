@@ -63,13 +63,13 @@ def record(what: str, **fields: object) -> None:
 
 def reach(step: str, side: str) -> None:
     """Inject the fault if this is its point."""
-    if _fuse.is_due(step, side):
-        _fuse.blow()
+    if _injector.is_due(step, side):
+        _injector.inject()
 
 
 def install(role: str) -> None:
     """Install the points in this process, which has the role ``supervisor`` or ``sender``."""
-    _fuse.role = role
+    _injector.role = role
     # A child that dies in its first second would be replaced a second after its start, which hides the recovery's time.
     child_pool._MIN_LIFETIME_MS = 0  # type: ignore[misc]
     _change_role(run, "run_child", "child")
@@ -79,7 +79,7 @@ def install(role: str) -> None:
         _surround(Slot, method, step)
     _surround(redis.connection.AbstractConnection, "connect", "connect")
     _surround_async(redis.asyncio.connection.AbstractConnection, "connect", "connect")
-    _cut_round_trips()
+    _patch_round_trips()
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def _journal() -> int:
     return os.open(Path(os.environ["CHAOS_DIRECTORY"], "journal"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
-class _Fuse:
+class _Injector:
     """Injects the cell's fault, once, when a process has reached its point ``CHAOS_NTH`` times.
 
     Attributes:
@@ -119,7 +119,7 @@ class _Fuse:
         return True
 
     @staticmethod
-    def blow() -> None:
+    def inject() -> None:
         """Inject the fault; returns only if the process survives it."""
         name = os.environ["CHAOS_FAULT"]
         record("fault", fault=name)
@@ -147,7 +147,7 @@ FAULTS: Final[dict[str, Callable[[], object]]] = {
     "reply lost": lambda: None,  # the client below raises the error
 }
 
-_fuse = _Fuse()
+_injector = _Injector()
 _scripts: dict[str, str] = {}
 
 
@@ -178,8 +178,8 @@ def _change_role(module: Any, function: str, role: str) -> None:
     original = getattr(module, function)
 
     def enter(*args: Any) -> Any:
-        _fuse.role = role
-        _fuse._seen.clear()
+        _injector.role = role
+        _injector._seen.clear()
         return original(*args)
 
     setattr(module, function, enter)
@@ -209,28 +209,28 @@ def _surround_async(owner: type, method: str, step: str) -> None:
     setattr(owner, method, surrounded)
 
 
-def _due_cut(packed: Sequence[bytes]) -> tuple[int, str] | None:
+def _fault_in_round_trip(packed: Sequence[bytes]) -> tuple[int, str] | None:
     """Return how many calls of a round trip to make before the fault, and its side; ``None`` if there is none."""
     names = [_name_of(each) for each in packed]
     if names[-1] == "DISCARD":  # no call of this transaction is executed
-        return (0, "before") if _fuse.is_due("DISCARD", "before") else None
+        return (0, "before") if _injector.is_due("DISCARD", "before") else None
     for index, name in enumerate(names):
         for made, side in ((index, "before"), (index + 1, "after"), (len(packed), "lost")):
-            if _fuse.is_due(name, side):
+            if _injector.is_due(name, side):
                 return made, side
     return None
 
 
-def _cut_round_trips() -> None:
+def _patch_round_trips() -> None:
     """Make each call a point: before it is sent, after Redis has executed it, and with a lost reply."""
     original, original_async = Client._round_trip, AsyncClient._round_trip
 
     def round_trip(self: Client, connection: Any, packed: Sequence[bytes], between: Any = None) -> list[Any]:
-        if (cut := _due_cut(packed)) is None:
+        if (fault := _fault_in_round_trip(packed)) is None:
             return original(self, connection, packed, between)
-        made, side = cut
+        made, side = fault
         replies = original(self, connection, packed[:made], between) if made else []
-        _fuse.blow()
+        _injector.inject()
         if side == "lost":
             self.close()
             raise _lost_reply(self)
@@ -239,11 +239,11 @@ def _cut_round_trips() -> None:
     async def async_round_trip(
         self: AsyncClient, connection: Any, packed: Sequence[bytes], deadline_ms: int | None = None
     ) -> list[Any]:
-        if (cut := _due_cut(packed)) is None:
+        if (fault := _fault_in_round_trip(packed)) is None:
             return await original_async(self, connection, packed, deadline_ms)
-        made, side = cut
+        made, side = fault
         replies = await original_async(self, connection, packed[:made], deadline_ms) if made else []
-        _fuse.blow()
+        _injector.inject()
         if side == "lost":
             await self._drop(ConnectionResetError(), only=connection)
             raise _lost_reply(self)

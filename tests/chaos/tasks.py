@@ -41,7 +41,7 @@ def define_tasks(app: App) -> None:
 
 
 def start(self: Context, expected: int = 1) -> None:
-    """Record the start of an attempt; ``expected`` attempts of this job are right."""
+    """Record the start of an attempt; ``expected`` is the number of attempts that the job needs without a fault."""
     record("start", job=self.request.id, expected=expected)
     reach("run the task", "before")
 

@@ -63,8 +63,8 @@ def test_commands_and_senders_name_the_modified_script(
 ) -> None:
     script = install_altered(tmp_path / "altered", file)
     job = harness.app.send_task("quick")
-    words = [word.format(url=harness.url, job=job.id) for word in command]
-    done = subprocess.run([sys.executable, *words], cwd=script.parents[3], capture_output=True, text=True, check=False)
+    args = [arg.format(url=harness.url, job=job.id) for arg in command]
+    done = subprocess.run([sys.executable, *args], cwd=script.parents[3], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"{script} was altered" in done.stderr.splitlines()[-1]
     assert "reinstall bulltask" in done.stderr.splitlines()[-1], "in one line"

@@ -186,7 +186,7 @@ def test_a_job_that_exceeds_the_hard_memory_limit_runs_again_and_then_fails(harn
     assert worker.stop() == ExitCode.OK
 
 
-def test_only_the_greedy_one_of_several_async_jobs_fails_at_the_hard_memory_limit(harness: WorkerHarness) -> None:
+def test_only_one_of_several_async_jobs_fails_at_the_hard_memory_limit(harness: WorkerHarness) -> None:
     harness.worker(MEMORY_TASKS, children=1, settings={"worker_hard_memory_limit": "300M"})
     others = [harness.app.send_task("ahold", kwargs={"gate": "others"}) for _ in range(3)]
     for job in others:

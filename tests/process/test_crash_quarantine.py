@@ -73,7 +73,7 @@ def test_one_poison_pill_among_fifty_jobs_crashes_three_times_and_only_it_fails(
     starts = max(harness.start_count(job) for job in (*before, *after))
     harness.report(deaths=deaths, jobs_with_the_poison_pill=others_running, max_starts_of_other_jobs=starts)
     assert deaths in (2, 3), "one with many jobs, one with a few, one alone: never more than max_crashes + 1"
-    # The jobs beside it may have finished by the second crash: then it was alone, and fails.
+    # The other jobs may have finished before the second crash. Then the poison pill was alone, so it fails.
     assert others_running[-1] == 0 or deaths == 2
     assert others_running[1] < 10
     assert starts <= 3

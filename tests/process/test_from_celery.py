@@ -85,9 +85,9 @@ class Project:
     def outcomes(self, *worker: str, python: str) -> list[list[object]]:
         """Run the scenario with a worker; return what it has printed."""
 
-        def run(*words: str) -> str:
+        def run(*args: str) -> str:
             done = subprocess.run(
-                [python, *words],
+                [python, *args],
                 cwd=self.directory,
                 env=self.environment,
                 capture_output=True,

@@ -52,28 +52,28 @@ def script_calls(harness: WorkerHarness) -> int:
     return int(stats["cmdstat_evalsha"]["calls"])
 
 
-def test_an_async_job_takes_one_call_and_has_a_context_of_its_own(harness: WorkerHarness) -> None:
+def test_an_async_job_takes_one_call_and_has_a_separate_context(harness: WorkerHarness) -> None:
     jobs = send(harness, "quick", 500)
     before = script_calls(harness)
     harness.worker(TASKS, children=1, settings={"worker_async_concurrency": 3})
     wait_until(lambda: harness.redis.zcard(harness.keys.completed) == 500, what="the end of the jobs", timeout=60)
     calls = script_calls(harness) - before
     harness.report(calls=calls)
-    assert calls < 500 * 1.2  # two calls per job without it
+    assert calls < 500 * 1.2  # two calls per job if the event loop did not fetch the next job
     assert {job.get(timeout=60) for job in jobs} == {None}
     assert {harness.field(job, "ats") for job in jobs} == {"1"}
 
 
 def test_a_child_with_many_free_slots_fills_them_in_few_round_trips(harness: WorkerHarness) -> None:
     jobs = [harness.app.send_task("wait") for _ in range(60)]
-    last = harness.app.send_task("plain", (1,))  # it waits for no slot, so it is acquired by itself
+    last = harness.app.send_task("plain", (1,))  # a job of another task, so it is acquired in a separate call
     before = script_calls(harness)
     worker = harness.worker(TASKS, children=1, settings={"worker_async_concurrency": 61})
     harness.journal.wait_for(60, what="wait")
     last.get(timeout=60)
     calls = script_calls(harness) - before
     harness.report(calls=calls)
-    assert calls < 25  # one call per job without it
+    assert calls < 25  # one call per job if jobs were acquired one by one
     assert {job.state for job in jobs} == {"active"}
     worker.send(signal.SIGQUIT)
 
@@ -89,7 +89,7 @@ def test_async_jobs_between_sync_ones_cost_no_further_round_trips(harness: Worke
     worker.send(signal.SIGQUIT)
 
 
-def test_sync_jobs_between_async_ones_run_in_turn_and_start_once(harness: WorkerHarness) -> None:
+def test_sync_jobs_between_async_ones_run_in_order_and_start_once(harness: WorkerHarness) -> None:
     jobs = send(harness, "nap", 100)
     plain = send(harness, "plain", 10)
     jobs += plain + send(harness, "nap", 900)

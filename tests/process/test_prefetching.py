@@ -115,7 +115,7 @@ def test_a_job_that_was_released_during_a_job_with_a_large_result_runs_once(harn
 
 
 @pytest.mark.every_topology
-def test_the_death_of_a_child_costs_only_the_job_that_was_running(harness: WorkerHarness) -> None:
+def test_when_a_child_dies_only_the_running_job_runs_again(harness: WorkerHarness) -> None:
     jobs = send(harness, "short", 300)
     dead = harness.app.send_task("dies")
     jobs += send(harness, "short", 300, 300)

@@ -53,7 +53,7 @@ def test_a_worker_in_a_long_queue_backoff_sends_no_commands_and_stops(harness: W
     assert worker.stop(timeout=30) == 0
 
 
-def test_a_full_redis_is_logged_once_and_jobs_run_when_there_is_memory(
+def test_a_redis_out_of_memory_is_logged_once_and_jobs_run_when_it_has_memory_again(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory()
@@ -94,7 +94,7 @@ def script_calls(harness: WorkerHarness) -> int:
     return calls
 
 
-def test_a_worker_that_waits_for_a_full_redis_stops_immediately(
+def test_a_worker_that_waits_while_redis_is_out_of_memory_stops_immediately(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory()

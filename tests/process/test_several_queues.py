@@ -16,7 +16,7 @@ def send(harness: WorkerHarness, queue: str, count: int) -> list[AsyncResult[Non
     return [harness.app.send_task("quick", queue=queue) for _ in range(count)]
 
 
-def test_a_full_queue_does_not_starve_another_queue(harness: WorkerHarness) -> None:
+def test_a_long_queue_does_not_starve_another_queue(harness: WorkerHarness) -> None:
     full, few = send(harness, "full", 300), send(harness, "few", 10)
     harness.worker(children=1, options=["-Q", "full,few"])
     for job in (*full, *few):
@@ -28,7 +28,7 @@ def test_a_full_queue_does_not_starve_another_queue(harness: WorkerHarness) -> N
     assert len(order) == len(set(order)) == 310
 
 
-def test_a_job_added_to_an_empty_queue_runs_soon_while_another_queue_is_full(harness: WorkerHarness) -> None:
+def test_a_job_added_to_an_empty_queue_runs_soon_while_another_queue_is_long(harness: WorkerHarness) -> None:
     harness.worker(children=1, options=["-Q", "full,few"])
     full = send(harness, "full", 2000)
     harness.journal.wait_for(50, what="start")

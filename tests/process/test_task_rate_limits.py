@@ -43,7 +43,7 @@ def starts_ms(harness: WorkerHarness, jobs: Sequence[AsyncResult[object]]) -> li
 
 
 @pytest.mark.every_topology
-def test_all_workers_share_the_limit_of_a_task_and_do_not_hold_back_others(harness: WorkerHarness) -> None:
+def test_all_workers_share_the_limit_of_a_task_and_do_not_delay_other_tasks(harness: WorkerHarness) -> None:
     workers = [harness.worker(TASKS, children=2, settings={"loglevel": "debug"}) for _ in range(2)]
     harness.wait_until_idle(4)
     limited = [harness.app.send_task(task) for _ in range(20) for task in ("limited", "alimited")]

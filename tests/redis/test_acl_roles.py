@@ -34,7 +34,7 @@ ALWAYS_ALLOWED: Final = {"auth", "hello"}
 
 
 def acl(*args: str) -> list[str]:
-    """Return the words that ``bulltask acl`` prints."""
+    """Return the arguments of ``ACL SETUSER`` that ``bulltask acl`` prints."""
     done = CliRunner().invoke(main, ["acl", *args], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output.split()
@@ -47,8 +47,8 @@ def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
 
     def make(*args: str) -> str:
         redis_client.acl_deluser(name)
-        words = acl("--user", name, "-b", broker_url, *args)
-        assert redis_client.execute_command(*(">secret" if word == ">PASSWORD" else word for word in words))
+        command = acl("--user", name, "-b", broker_url, *args)
+        assert redis_client.execute_command(*(">secret" if arg == ">PASSWORD" else arg for arg in command))
         return broker_url.replace("://", f"://{name}:secret@")
 
     yield make

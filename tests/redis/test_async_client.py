@@ -135,7 +135,7 @@ async def test_a_pipeline_raises_its_first_error_and_makes_the_other_calls(
     assert redis_client.mget("a", "b") == ["1", "1"]
 
 
-async def test_an_unknown_script_is_sent_with_its_body_once(client: AsyncClient, redis_client: redis.Redis) -> None:
+async def test_the_source_of_an_unknown_script_is_sent_once(client: AsyncClient, redis_client: redis.Redis) -> None:
     await client.connect()
     redis_client.script_flush()
     calls = count_calls(redis_client)

@@ -1,4 +1,4 @@
-"""Beat entries of an app become job schedulers, and schedulers of other origins stay."""
+"""Beat entries of an app become job schedulers; schedulers that other clients created are not changed."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_the_request_has_celerys_fields(app: App, worker: InlineWorker) -> None:
     assert sender.delivery_info == info
 
 
-def test_the_request_names_the_step_before_and_the_chord(app: App, worker: InlineWorker) -> None:
+def test_the_request_names_the_previous_step_and_the_chord(app: App, worker: InlineWorker) -> None:
     requests: dict[str, Request] = {}
 
     @app.task(name="step", bind=True)

@@ -243,7 +243,7 @@ def test_the_source_receives_the_cursor_as_decoded_json(app: App, worker: Inline
     assert cursors == [None, ["at", 3], ["at", 7], ["at", 9]]
 
 
-def test_the_cursor_is_computed_before_the_body_changes_the_item(app: App, worker: InlineWorker) -> None:
+def test_the_cursor_is_computed_before_the_loop_changes_the_item(app: App, worker: InlineWorker) -> None:
     def task(self: Context) -> Any:
         for row in self.iterate(lambda last: [{"id": found} for found in after(last)], cursor=lambda row: row["id"]):
             row.clear()
@@ -392,7 +392,9 @@ def test_the_limit_of_started_attempts_counts_from_the_last_checkpoint(broker_ur
             worker.drain()
 
 
-def test_a_checkpoint_is_stored_even_if_redis_is_full(app: App, worker: InlineWorker, plain: redis.Redis) -> None:
+def test_a_checkpoint_is_stored_even_if_redis_is_out_of_memory(
+    app: App, worker: InlineWorker, plain: redis.Redis
+) -> None:
     cursors: list[Any] = []
 
     @app.task(bind=True, checkpoint=True, checkpoint_interval=0)

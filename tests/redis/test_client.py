@@ -182,7 +182,7 @@ def test_a_script_call_with_a_wrong_number_of_keys_raises_an_error() -> None:
 # --- scripts that the server does not know ----------------------------------------------------------------------------
 
 
-def test_an_unknown_script_is_sent_with_its_body_once(client: Client, redis_client: redis.Redis) -> None:
+def test_the_source_of_an_unknown_script_is_sent_once(client: Client, redis_client: redis.Redis) -> None:
     client.connect()
     redis_client.script_flush()
     calls = count_calls(redis_client)
@@ -205,7 +205,7 @@ def test_a_pipeline_resends_only_the_calls_that_failed(client: Client, redis_cli
     assert redis_client.llen(KEYS.logs("1")) == 3
     assert calls("incr") == (2, 0)
     assert calls("echo") == (1, 0)
-    # Four by hash, of which three failed; then one with its body and the two after it by hash.
+    # Four by hash, of which three failed; then one with its source, and the two after it by hash.
     assert calls("evalsha") == (6, 3)
     assert calls("eval") == (1, 0)
 
@@ -406,7 +406,7 @@ def test_a_blocking_call_times_out_with_millisecond_precision(
     waiter.close()
 
 
-def test_a_call_behind_a_blocking_one_runs_when_that_one_ends(broker_url: str, client: Client) -> None:
+def test_a_call_after_a_blocking_one_runs_as_soon_as_the_blocking_one_ends(broker_url: str, client: Client) -> None:
     client.run(command("SCRIPT", "FLUSH"))  # the second call must not depend on an earlier one
     waiter = Client(endpoint(broker_url).blocking(1_000), None)
     counts = get_counts(KEYS, ["wait"])

@@ -523,7 +523,7 @@ def test_a_flow_that_could_not_be_sent_is_not_stored(
     assert ids_in_events(redis_client, "added") == ["before"]
 
 
-def test_a_full_server_adds_no_job_of_a_flow(server_factory: ServerFactory) -> None:
+def test_a_server_that_is_out_of_memory_adds_no_job_of_a_flow(server_factory: ServerFactory) -> None:
     server = server_factory()
     with FlowProducer(server.url) as flows, redis.Redis.from_url(server.url, decode_responses=True) as plain:
         flows.add(job("before"))

@@ -175,7 +175,7 @@ def test_a_command_that_cannot_be_queued_aborts_the_transaction(
     )
 
 
-def test_a_full_server_applies_no_part_of_a_transaction(server_factory: ServerFactory) -> None:
+def test_a_server_that_is_out_of_memory_applies_no_part_of_a_transaction(server_factory: ServerFactory) -> None:
     server = server_factory(extra=["--maxmemory-policy", "noeviction"])
     broker = Broker(Settings({}).freeze(), server.url)
     client = broker.client()

@@ -424,7 +424,7 @@ def test_get_raises_the_tasks_exception(app: App, worker: InlineWorker) -> None:
         fail.delay().get()
 
 
-def test_get_raises_at_once_if_the_job_is_not_due_within_the_timeout(
+def test_get_raises_immediately_if_the_job_is_not_due_within_the_timeout(
     app: App, worker: InlineWorker, ran: list[Any]
 ) -> None:
     began = time.monotonic()

@@ -304,7 +304,7 @@ def test_a_failed_child_is_retried_and_its_parent_waits_for_it(
     assert child.key in family.parent.get_children_values()
 
 
-def test_retrying_a_child_in_a_paused_or_full_queue_sets_no_marker(
+def test_retrying_a_child_in_a_paused_queue_or_at_the_global_concurrency_adds_no_marker(
     queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     family = Family(queue, manual_worker)

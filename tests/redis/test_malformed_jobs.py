@@ -49,7 +49,7 @@ def keys(app: App) -> QueueKeys:
 
 @pytest.fixture
 def put(redis_client: Any, keys: QueueKeys) -> Put:
-    """Add a job behind the others, with these fields in its hash, or with another value instead of the hash."""
+    """Add a job after the others, with these fields in its hash, or with another value instead of the hash."""
 
     def add(job_id: str, /, value: str = "", **fields: object) -> str:
         if value:
@@ -157,7 +157,7 @@ def test_a_job_that_cannot_be_settled_does_not_block_other_jobs_of_its_child(
 # --- the child --------------------------------------------------------------------------------------------------------
 
 
-def test_malformed_jobs_fail_and_the_job_behind_them_is_acquired(
+def test_malformed_jobs_fail_and_the_job_after_them_is_acquired(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     malformed = [
@@ -262,7 +262,7 @@ def test_a_job_with_a_huge_number_of_attempts_whose_outcome_cannot_be_stored_is_
 def test_promoting_a_malformed_delayed_job_loses_no_other_job(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
-    # BullMQ's script takes all that are due out of `delayed`, and fails on the second.
+    # BullMQ's script removes all jobs that are due from `delayed`, and fails on the second one.
     jobs = [put("a"), put("b-nan", priority="-nan"), put("c-text", value="not a hash"), put("d"), put("e", priority=5)]
     redis_client.delete(keys.wait)
     redis_client.zadd(keys.delayed, {job_id: score for score, job_id in enumerate(jobs)})

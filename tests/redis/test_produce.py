@@ -582,7 +582,7 @@ def test_a_send_succeeds_if_the_server_returns_in_time(
     assert redis_client.llen(KEYS.wait) == 2
 
 
-def test_a_send_to_a_full_server_fails_without_a_resend(server_factory: ServerFactory) -> None:
+def test_a_send_to_a_server_that_is_out_of_memory_fails_without_a_resend(server_factory: ServerFactory) -> None:
     server = server_factory(extra=["--maxmemory", "3mb", "--maxmemory-policy", "noeviction"])
     app = App("producer", server.url, broker_reconnect_delay=5, broker_reconnect_delay_max=5)
     started = time.monotonic()

@@ -82,7 +82,7 @@ def test_a_task_can_set_only_the_state_of_its_own_job(app: App, worker: InlineWo
         meddle()
 
 
-def test_a_forgotten_job_does_not_exist_any_more(app: App, worker: InlineWorker) -> None:
+def test_a_forgotten_job_no_longer_exists(app: App, worker: InlineWorker) -> None:
     @app.task(name="keep")
     def keep() -> int:
         return 1

@@ -126,7 +126,9 @@ def test_each_call_of_a_canvas_has_its_hooks(app: App, broker_url: str, calls: l
     assert [call[3]["to"] for call in calls if call[0] == "one before"] == ["eve", "ada", "bob"]
 
 
-def test_after_send_learns_of_a_deduplicated_job_and_of_a_failed_send(app: App, calls: list[tuple[Any, ...]]) -> None:
+def test_after_send_is_called_for_a_deduplicated_job_and_for_a_failed_send(
+    app: App, calls: list[tuple[Any, ...]]
+) -> None:
     app.add_middleware(Recorder("one", calls))
     published = list[str]()
 

@@ -55,7 +55,7 @@ def time_failure(send: Callable[[], object]) -> tuple[float, str]:
 
 
 async def atime_failure(send: Awaitable[object]) -> tuple[float, str]:
-    """Do the same as :func:`time_failure` for asyncio."""
+    """:func:`time_failure` for asyncio."""
     started = time.monotonic()
     with pytest.raises(BrokerUnavailableError) as caught:
         await send
@@ -190,7 +190,7 @@ def test_a_signal_handler_may_send_at_any_line_of_another_send(broker_url: str, 
     app = App("sender", broker_url)
     sent: list[str] = []
 
-    def handler(frame: FrameType, event: str, _: object) -> Any:  # as a signal's: between two steps of that thread
+    def handler(frame: FrameType, event: str, _: object) -> Any:  # runs between two lines, like a signal handler
         if not frame.f_code.co_filename.startswith(LIBRARY):
             return None
         if event == "line":

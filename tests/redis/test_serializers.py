@@ -1,4 +1,4 @@
-"""Pickled, compressed and encrypted arguments, results and exceptions, there and back through Redis."""
+"""Pickled, compressed and encrypted arguments, results and exceptions, written to Redis and read back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make(broker_url: str) -> Iterator[MakeWorker]:
 
 
 def define(app: App, **options: Any) -> dict[str, Any]:
-    """Define tasks that need no JSON."""
+    """Define tasks whose arguments and results need not be JSON."""
 
     def call(function: Any, x: Any = 1) -> Any:
         return function(x)
@@ -66,7 +66,7 @@ def stored(client: redis.Redis, job_id: str, queue: str = "default") -> dict[str
 
 
 @pytest.mark.parametrize("settings", [{}, ENCRYPTED, {"task_compression": "zstd", "compression_threshold": 0}])
-def test_functions_and_objects_travel_in_both_directions(
+def test_functions_and_objects_can_be_arguments_and_results(
     make: MakeWorker, redis_client: redis.Redis, settings: dict[str, Any]
 ) -> None:
     app, _ = make(**PICKLES, **settings)
@@ -242,7 +242,7 @@ def test_each_job_of_a_batch_has_its_own_payloads(
         assert "secret" not in fields["data"] + fields["returnvalue"]
 
 
-def test_a_job_that_cannot_be_opened_does_not_fail_its_batch(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_job_with_an_unsigned_pickle_does_not_fail_its_batch(make: MakeWorker, tmp_path: Path) -> None:
     app, worker = make(**PICKLES)
 
     @app.task(name="same", batch=10, serializer="cloudpickle")
@@ -315,7 +315,7 @@ def test_a_reader_without_the_keys_gets_the_reason(make: MakeWorker, broker_url:
     reader.close()
 
 
-def test_queues_encrypt_what_is_added_and_completed_by_hand(make: MakeWorker, redis_client: redis.Redis) -> None:
+def test_queues_encrypt_jobs_and_results_that_are_added_manually(make: MakeWorker, redis_client: redis.Redis) -> None:
     app, _ = make(**ENCRYPTED)
     define(app)
     queue = app.queue("default")

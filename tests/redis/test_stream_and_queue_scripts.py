@@ -1,4 +1,4 @@
-"""Tests of the calls of bulk readers: spans and pages of a stream, score ranges, queues under a prefix."""
+"""Tests of the calls of bulk readers: ranges and pages of a stream, score ranges, queues with a prefix."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_an_outage_is_reported_once_for_each_queue_and_locks_are_reacquired(
 
 
 @pytest.mark.parametrize("condition", ["read-only", "full"])
-def test_a_read_only_or_full_redis_is_reported_once(
+def test_a_redis_that_is_read_only_or_out_of_memory_is_reported_once(
     on_server: Callable[..., tuple[Supervised, RedisServer]], condition: str
 ) -> None:
     worker, _ = on_server()
@@ -276,7 +276,7 @@ def test_job_stalled_has_no_time_if_another_worker_has_marked_the_job(worker: Su
 # ---- expired locks ----
 
 
-def test_an_expired_lock_is_reacquired_even_if_redis_is_full(
+def test_an_expired_lock_is_reacquired_even_if_redis_is_out_of_memory(
     on_server: Callable[..., tuple[Supervised, RedisServer]],
 ) -> None:
     worker, _ = on_server()
@@ -299,7 +299,7 @@ def test_an_expired_lock_is_not_reacquired_if_the_job_was_released(worker: Super
 
 
 @pytest.mark.parametrize("state", [SlotState.WRITTEN, SlotState.RELEASING])
-def test_the_lock_of_a_job_that_was_taken_over_is_not_reacquired(worker: Supervised, state: SlotState) -> None:
+def test_the_lock_of_a_job_is_not_reacquired_after_a_takeover(worker: Supervised, state: SlotState) -> None:
     """The child's next job may take hours. Meanwhile, another worker has acquired the first one and lost its lock."""
     job_id = worker.run(worker.slot)
     worker.slot.record_takeover(state, mono_ms() - LONG_AGO_MS)

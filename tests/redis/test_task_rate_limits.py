@@ -148,7 +148,7 @@ def test_a_retry_goes_before_the_throttled_jobs_and_waits_for_its_turn(
     send(app, 3, "fails")
     worker.run_for(60, propagate=False)
     assert [at for at, _ in starts] == pytest.approx([0.0, *(5.46 + 6.06 * n for n in range(8))], abs=0.1)
-    # (value, retries, attempts started): the retries of a job are not behind the jobs that have not started.
+    # (value, retries, attempts started): the retries of a job run before the jobs that have not started.
     assert starts.values == [(value, retry, retry + 1) for value in range(3) for retry in range(3)]
 
 
@@ -356,7 +356,7 @@ def test_after_a_lost_reply_a_job_is_throttled_once_or_waits_for_another_start(
     proxy.drop_replies(1, match=wrappers.with_wakeup(wrappers.with_delay("startOrThrottle")).sha)
     child.run_waiting()
     child.close()
-    assert ran == [*range(sent_before)]  # a start whose reply is lost is not used
+    assert ran == [*range(sent_before)]  # the job does not start, because the reply was lost
     assert server.zcard("bull:{default}:delayed") == server.zcard("bulltask:{default}:throttled:limited") == 1
     assert server.llen("bull:{default}:active") == 0
     assert server.hget(f"bull:{{default}}:{job.id}", "ats") == "0"
@@ -376,7 +376,7 @@ def test_a_task_without_a_limit_needs_no_additional_round_trip(broker_url: str, 
     assert sum(calls[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "eval") if f"cmdstat_{name}" in calls) <= 13
 
 
-def test_throttled_jobs_do_not_count_for_the_jobs_of_a_child(broker_url: str) -> None:
+def test_throttled_jobs_do_not_count_toward_the_maximum_number_of_jobs_of_a_child(broker_url: str) -> None:
     app, ran = App("tested", broker_url, worker_max_tasks_per_child=2), list[str]()
     limited = app.task(name="limited", rate_limit="1/m")(ran.append)
     free = app.task(name="free")(ran.append)

@@ -35,7 +35,7 @@ def test_a_slot_moves_with_its_keys_and_back(cluster: Cluster, way: str) -> None
         client.mset({f"bull:{{mail}}:{number}": number for number in range(100)})
         for target in ((source + 1) % 3, source):
             if way == "at once":
-                cluster.move_at_once(slot, target)
+                cluster.move_atomically(slot, target)
             else:
                 cluster.begin_move(slot, target)
                 while cluster.move_keys(slot, target, 30):

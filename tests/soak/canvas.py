@@ -2,9 +2,10 @@
 
 ``.venv/bin/python -m tests.soak.canvas chords`` kills child processes and supervisors at random while 1,000 chords of
 20 run: every chord must complete with the right result, and a task may start a second time only if the process that
-ran it was killed. With ``--spare-bodies``, the bodies run on a worker that is not killed, so each must start exactly
-once. ``.venv/bin/python -m tests.soak.canvas senders`` kills a sender before each command of the canvas that it sends,
-and in the middle of commands: the server must have all jobs of the canvas, or none.
+ran it was killed. With ``--separate-body-worker``, the body of each chord (the task that receives the results) runs on
+a worker that is not killed, so it must start exactly once. ``.venv/bin/python -m tests.soak.canvas senders`` kills a
+sender before each command of the canvas that it sends, and in the middle of commands: the server must have all jobs of
+the canvas, or none.
 
 The exit code is 0 if all of this is true.
 """
@@ -46,17 +47,17 @@ def main() -> None:
 @click.option("--chords", "count", default=1_000, show_default=True)
 @click.option("--seed", type=int, help="Seed of the random generator; random by default.")
 @click.option("--every", default=0.15, show_default=True, help="Mean seconds between two kills.")
-@click.option("--spare-bodies", is_flag=True, help="Bodies have a worker that is not killed: each must start once.")
-def chords(count: int, seed: int | None, every: float, *, spare_bodies: bool) -> None:
+@click.option("--separate-body-worker", is_flag=True, help="Run the chords' bodies on a worker that is not killed.")
+def chords(count: int, seed: int | None, every: float, *, separate_body_worker: bool) -> None:
     rng = _generator(seed)
     with (
         tempfile.TemporaryDirectory(prefix="bulltask-canvas-") as name,
         RedisServer.start(Path(name, "redis")) as server,
     ):
         app = App("sender", server.url)
-        spared = "bodies" if spare_bodies else ""
-        body = app.signature("body", queue=spared or "default")
-        workers = KilledWorkers(Path(name), server.url, rng, every, spared)
+        safe_queue = "bodies" if separate_body_worker else ""
+        body = app.signature("body", queue=safe_queue or "default")
+        workers = KilledWorkers(Path(name), server.url, rng, every, safe_queue)
         began = time.monotonic()
         problems = _run_chords(app, count, body, workers.start())
         workers.stop()

@@ -132,24 +132,24 @@ class SoakEnvironment:
         """Return the keys of a queue."""
         return QueueKeys("bull", f"{{{queue}}}", queue)
 
-    def wait_until_redis_answers(self) -> int:
+    def wait_until_redis_replies(self) -> int:
         """Wait until Redis accepts writes, directly and through the proxy; return the time in epoch milliseconds."""
 
-        def answers() -> bool:
+        def replies() -> bool:
             for url in (self.url, self.proxied_url):
                 with suppress(redis.RedisError), redis.Redis.from_url(url, socket_timeout=1, retry=None) as client:
                     client.ping()
-                    client.set("soak:answered", 1)
+                    client.set("soak:reply", 1)
                     continue
                 return False
             return True
 
-        wait_until(answers, 30, "a reply from Redis")
+        wait_until(replies, 30, "a reply from Redis")
         return now_ms()
 
     def idle_after(self, fault: str, since_ms: int) -> Idle:
         """Send a job to every worker and every queue, and measure when the first one starts."""
-        answered_ms = self.wait_until_redis_answers()
+        answered_ms = self.wait_until_redis_replies()
         probes = {}
         for index in range(len(self.fleet.workers)):
             probes[f"worker {index}"] = self.direct.send_task("plain", queue=probe_queue(index)).id

@@ -53,14 +53,14 @@ class KilledWorkers:
         url: The server.
         rng: Chooses what is killed.
         every: Mean seconds between two kills.
-        spared: The queue of another worker, which is not killed; by default, there is none.
+        safe_queue: The queue of another worker, which is not killed; by default, there is none.
 
     Attributes:
         killed: The process ids of killed supervisors and children.
     """
 
-    def __init__(self, directory: Path, url: str, rng: random.Random, every: float, spared: str = "") -> None:
-        self._directory, self._url, self._rng, self._every, self._spared = directory, url, rng, every, spared
+    def __init__(self, directory: Path, url: str, rng: random.Random, every: float, safe_queue: str = "") -> None:
+        self._directory, self._url, self._rng, self._every, self._safe_queue = directory, url, rng, every, safe_queue
         self._started, self._supervisors, self._children = 0, 0, 0
         self._never = threading.Event()
         self._workers: list[Worker] = []
@@ -69,8 +69,8 @@ class KilledWorkers:
     def start(self) -> Callable[[], None]:
         """Start the workers; return a function that waits and then kills a process."""
         self._workers = [self._start() for _ in range(WORKERS)]
-        if self._spared:
-            self._workers.append(self._start(self._spared))
+        if self._safe_queue:
+            self._workers.append(self._start(self._safe_queue))
         for worker in self._workers:
             worker.wait_for_line("Child started", CHILDREN)
         return self._kill

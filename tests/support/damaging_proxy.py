@@ -17,7 +17,7 @@ CHUNK = 65_536
 
 
 class DamagingProxy:
-    """Passes commands on, and whole replies through ``damage``, which is `None` to pass them on unchanged.
+    """Forwards commands unchanged, and passes complete replies to ``damage``; `None` forwards them unchanged.
 
     Args:
         port: The server's port on 127.0.0.1.

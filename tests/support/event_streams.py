@@ -62,8 +62,8 @@ class RandomStreams:
                 last = generation.ids[-1] if generation.ids else BEGINNING
                 entry = StreamId(self._ms, last.seq + 1 if last.ms == self._ms else 0)
                 max_length = rng.randrange(12) if generation.is_known and rng.random() < 0.1 else None
-                words = {"event": "stalled", "jobId": str(number)}
-                pipe.xadd(_key(queue), words, id=str(entry), maxlen=max_length, approximate=False)  # type: ignore[arg-type]
+                fields = {"event": "stalled", "jobId": str(number)}
+                pipe.xadd(_key(queue), fields, id=str(entry), maxlen=max_length, approximate=False)  # type: ignore[arg-type]
                 generation.ids.append(entry)
             pipe.execute()
 

@@ -29,16 +29,16 @@ QUEUES = {"mail.send": "mail", **dict.fromkeys(("card.charge", "photo.resize", "
 
 
 @contextmanager
-def run_example(url: str, root: Path, python: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def run_example(url: str, root: Path, python: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
     """Run the example on a given server, without its workers; its output goes to a file next to the lake.
 
     Args:
         url: The server's URL.
         root: The directory of the lake.
         python: The interpreter of Spark's Python processes.
-        words: Further arguments for the example.
+        args: Further arguments for the example.
     """
-    command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--lake", str(root), "--no-worker", *words]
+    command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--lake", str(root), "--no-worker", *args]
     command += conf_options(SMALL_QUERIES)
     environ = {
         **os.environ,
@@ -59,10 +59,10 @@ def run_example(url: str, root: Path, python: Path, *words: str) -> Iterator[sub
 @contextmanager
 def run_worker(url: str, children: int = 2) -> Iterator[subprocess.Popen[bytes]]:
     """Run a worker for the example, which the test does not kill."""
-    words = ["-b", url, "worker", "-A", "tasks", "-c", str(children), "-l", "warning", "--queues", "mail,shop"]
+    args = ["-b", url, "worker", "-A", "tasks", "-c", str(children), "-l", "warning", "--queues", "mail,shop"]
     # A job whose moveToActive reply was lost is recovered soon.
     environ = {**os.environ, "BULLTASK_PREFIX": PREFIX, "BULLTASK_STALLED_INTERVAL": "2"}
-    command = [sys.executable, "-m", "bulltask", *words]
+    command = [sys.executable, "-m", "bulltask", *args]
     with subprocess.Popen(command, cwd=EXAMPLE, env=environ, stderr=subprocess.DEVNULL) as run:
         try:
             yield run

@@ -100,12 +100,12 @@ class ForkServer:
         return set() if self._process is None else {self._process.pid}
 
     def start(
-        self, words: Sequence[str], directory: Path, environ: Mapping[str, str], stdin: int, *, new_session: bool
+        self, args: Sequence[str], directory: Path, environ: Mapping[str, str], stdin: int, *, new_session: bool
     ) -> ForkedProcess:
-        """Start ``python -m bulltask WORDS`` with its standard output and error in one pipe.
+        """Start ``python -m bulltask ARGS`` with its standard output and error in one pipe.
 
         Args:
-            words: The arguments.
+            args: The arguments.
             directory: The working directory.
             environ: The complete environment.
             stdin: A file descriptor, or `subprocess.DEVNULL`.
@@ -113,9 +113,7 @@ class ForkServer:
         """
         reader, writer = os.pipe()
         try:
-            pid = self._fork(
-                [list(words), str(directory.absolute()), dict(environ), new_session], stdin, writer, writer
-            )
+            pid = self._fork([list(args), str(directory.absolute()), dict(environ), new_session], stdin, writer, writer)
         except BaseException:
             os.close(reader)
             raise
@@ -124,10 +122,10 @@ class ForkServer:
         return ForkedProcess(pid, os.fdopen(reader, encoding="utf-8"))
 
     @contextmanager
-    def running(self, words: Sequence[str], environ: Mapping[str, str]) -> Iterator[ForkedProcess]:
-        """Run ``python -m bulltask WORDS`` in the current directory, with its outputs in files; kill it at the end."""
+    def running(self, args: Sequence[str], environ: Mapping[str, str]) -> Iterator[ForkedProcess]:
+        """Run ``python -m bulltask ARGS`` in the current directory, with its outputs in files; kill it at the end."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            request = [list(words), str(Path.cwd()), dict(environ), False]
+            request = [list(args), str(Path.cwd()), dict(environ), False]
             process = ForkedProcess(self._fork(request, subprocess.DEVNULL, out.fileno(), err.fileno()), out, err)
             try:
                 yield process
@@ -135,14 +133,14 @@ class ForkServer:
                 process.kill()
                 process.wait()
 
-    def run(self, words: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run ``python -m bulltask WORDS`` in the current directory and wait until it exits."""
-        with self.running(words, environ) as process:
+    def run(self, args: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run ``python -m bulltask ARGS`` in the current directory and wait until it exits."""
+        with self.running(args, environ) as process:
             code = process.wait(60)
             assert process.stderr is not None
             for file in (process.stdout, process.stderr):
                 file.seek(0)
-            return subprocess.CompletedProcess(words, code, process.stdout.read(), process.stderr.read())
+            return subprocess.CompletedProcess(args, code, process.stdout.read(), process.stderr.read())
 
     def close(self) -> None:
         """Stop the server; processes that it forked continue to run."""
@@ -206,8 +204,8 @@ def serve(control: socket.socket) -> tuple[list[str], str, dict[str, str], bool]
             prepare_child(control, files, wait, go)
             os.close(names)
             os.close(name)
-            words, directory, environ, new_session = json.loads(request)
-            return words, directory, environ, new_session
+            args, directory, environ, new_session = json.loads(request)
+            return args, directory, environ, new_session
         os.waitpid(between, 0)  # from now on, the tests are the forked process's parent
         control.send(os.read(names, 100))
         for file in (*files, wait, go, names, name):
@@ -244,7 +242,7 @@ def main() -> NoReturn:
     redis_utils.get_lib_version = functools.cache(redis_utils.get_lib_version)  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
-    words, directory, environ, new_session = serve(socket.socket(fileno=int(sys.argv[1])))
+    args, directory, environ, new_session = serve(socket.socket(fileno=int(sys.argv[1])))
     gc.unfreeze()
     if new_session:
         os.setsid()
@@ -254,8 +252,8 @@ def main() -> NoReturn:
     time.tzset()
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [str(Path.cwd()), *paths, *installed]
-    sys.argv[1:] = words
-    sys.orig_argv[1:] = ["-m", "bulltask", *words]
+    sys.argv[1:] = args
+    sys.orig_argv[1:] = ["-m", "bulltask", *args]
     runpy.run_module("bulltask", run_name="__main__", alter_sys=True)
     sys.exit()
 

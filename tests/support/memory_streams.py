@@ -67,15 +67,15 @@ class MemoryStreams:
     def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
         return {queue: self.streams[queue].state() for queue in queues}
 
-    def scan(self, questions: Sequence[ScanRequest]) -> Sequence[ScanResult]:
-        answers = []
-        for question in questions:
+    def scan(self, requests: Sequence[ScanRequest]) -> Sequence[ScanResult]:
+        results = []
+        for request in requests:
             self.meanwhile()
-            stream = self.streams[question.queue]
-            max_entries = self.page if question.max_entries is None else min(self.page, question.max_entries)
-            ids = [entry_id for entry_id, _ in stream.entries if question.after < entry_id <= question.until][
+            stream = self.streams[request.queue]
+            max_entries = self.page if request.max_entries is None else min(self.page, request.max_entries)
+            ids = [entry_id for entry_id, _ in stream.entries if request.after < entry_id <= request.until][
                 :max_entries
             ]
-            more = len(ids) == self.page != question.max_entries
-            answers.append(ScanResult(ids[-1] if ids else None, len(ids), stream.state(), more))
-        return answers
+            more = len(ids) == self.page != request.max_entries
+            results.append(ScanResult(ids[-1] if ids else None, len(ids), stream.state(), more))
+        return results

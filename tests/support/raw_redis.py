@@ -11,8 +11,8 @@ from bulltask.testing.flaky_frames import Frames
 SILENCE = 0.3  # seconds without a byte until `receives_nothing` returns
 
 
-def request(*words: str) -> bytes:
-    texts = [word.encode() for word in words]
+def request(*args: str) -> bytes:
+    texts = [arg.encode() for arg in args]
     return b"*%d\r\n" % len(texts) + b"".join(b"$%d\r\n%s\r\n" % (len(text), text) for text in texts)
 
 
@@ -23,8 +23,8 @@ class RawConnection:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout)
         self.frames, self.replies = Frames(), list[bytes]()
 
-    def send(self, *words: str) -> None:
-        self.socket.sendall(request(*words))
+    def send(self, *args: str) -> None:
+        self.socket.sendall(request(*args))
 
     def receive(self) -> bytes:
         while not self.replies:
@@ -34,8 +34,8 @@ class RawConnection:
             self.replies += self.frames.feed(data)
         return self.replies.pop(0)
 
-    def ask(self, *words: str) -> bytes:
-        self.send(*words)
+    def ask(self, *args: str) -> bytes:
+        self.send(*args)
         return self.receive()
 
     def receives_nothing(self) -> bool:

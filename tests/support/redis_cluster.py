@@ -70,7 +70,7 @@ class Cluster:
                 program = testing_server.find_binary(flavor)  # type: ignore[attr-defined]
                 if program.version >= (7, 0, 0):
                     settings["port"] = str(pick_port())
-                own = [word for name, value in settings.items() for word in (f"--cluster-{name}", value)]
+                own = [arg for name, value in settings.items() for arg in (f"--cluster-{name}", value)]
                 if certificates is not None:
                     tls_ports.append(pick_port())
                     own += [*certificates.arguments(tls_ports[-1]), "--tls-cluster", "yes"]
@@ -115,7 +115,7 @@ class Cluster:
 
     @property
     def moves_atomically(self) -> bool:
-        """Whether `move_at_once` can be used: Valkey 9 and newer."""
+        """Whether `move_atomically` can be used: Valkey 9 and newer."""
         info: Any = self.clients[0].info("server")
         return int(info.get("valkey_version", "0").partition(".")[0]) >= 9
 
@@ -169,7 +169,7 @@ class Cluster:
         """Wait until all nodes know the owner of a slot."""
         wait_until(lambda: set(self._owners(slot)) == {owner}, 30, f"slot {slot} on node {owner}")
 
-    def move_at_once(self, slot: int, to: int) -> None:
+    def move_atomically(self, slot: int, to: int) -> None:
         """Move a slot with all its keys in one step, and wait until all nodes know: no command is redirected by ASK."""
         self._ask(self.owner(slot), "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[to])
         self.wait_for_owner(slot, to)
@@ -250,8 +250,8 @@ class Cluster:
     def _number(self, port: int) -> int:
         return next(number for number, server in enumerate(self.servers) if server.port == port)
 
-    def _ask(self, number: int, *words: Any) -> str:
-        return _text(self.clients[number].execute_command("CLUSTER " + str(words[0]), *words[1:]))
+    def _ask(self, number: int, *args: Any) -> str:
+        return _text(self.clients[number].execute_command("CLUSTER " + str(args[0]), *args[1:]))
 
 
 def _text(reply: Any) -> str:

@@ -22,7 +22,7 @@ def client_of(url: str, **options: Any) -> redis.Redis:
         options: Options of ``redis.Redis``.
 
     Returns:
-        A client with the methods of ``redis.Redis``, even for a cluster. There, methods that concern one server
+        A client with the methods of ``redis.Redis``, even for a cluster. There, methods for a single server
         (``info``, ``config_set``) skip the test, ``client_list`` returns the connections to all primaries, and users
         are created and deleted on all of them.
     """
@@ -45,7 +45,7 @@ def client_of(url: str, **options: Any) -> redis.Redis:
 
 
 class _ClusterClient(redis.RedisCluster):
-    """A cluster client whose methods without a key concern all primaries, not one of them."""
+    """A cluster client whose methods without a key apply to all primaries."""
 
     def keys(self, pattern: Any = "*", **_: Any) -> Any:
         """Return the keys on all primaries."""

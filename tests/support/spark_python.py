@@ -87,8 +87,8 @@ def serve(listening: socket.socket) -> tuple[list[str], str, dict[str, str]]:
             listening.close()
             control.detach()  # open until this process exits; then the program exits, too
             redirect(files)
-            words, directory, environ = json.loads(request)
-            return words, directory, environ
+            args, directory, environ = json.loads(request)
+            return args, directory, environ
         for file in files:
             os.close(file)
         control.close()
@@ -108,12 +108,12 @@ def main() -> NoReturn:
         del sys.modules[name]  # runpy warns about a module that is already imported
     gc.collect()
     gc.freeze()
-    words, directory, environ = serve(socket.socket(fileno=int(sys.argv[1])))
+    args, directory, environ = serve(socket.socket(fileno=int(sys.argv[1])))
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environ)
-    sys.argv[1:] = words[1:]
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    sys.argv[1:] = args[1:]
+    runpy.run_module(args[0], run_name="__main__", alter_sys=True)
     sys.exit()
 
 

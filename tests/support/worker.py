@@ -113,12 +113,12 @@ class Worker:
             PREFETCHING[os.environ.get("BULLTASK_TEST_PREFETCHING", "")] + APP + textwrap.dedent(source)
         )
         variables = {f"BULLTASK_{name.upper()}": str(value) for name, value in (settings or {}).items()}
-        words = ["worker", "-A", "tested:app", *options]
+        args = ["worker", "-A", "tested:app", *options]
         environment = {**os.environ, **variables, **(environ or {})}
         self.process: ForkedProcess | subprocess.Popen[str]
         if fresh or prefix or sys.platform != "linux":
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "bulltask", *words],
+                [*prefix, sys.executable, "-m", "bulltask", *args],
                 cwd=directory,
                 env=environment,
                 stdin=stdin,
@@ -128,7 +128,7 @@ class Worker:
                 start_new_session=new_group,
             )
         else:
-            self.process = fork_server.start(words, directory, environment, stdin, new_session=new_group)
+            self.process = fork_server.start(args, directory, environment, stdin, new_session=new_group)
         self.pid = self.process.pid
         self.text: list[str] = []
         self.lines: list[dict[str, Any]] = []

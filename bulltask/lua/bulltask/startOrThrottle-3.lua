@@ -138,9 +138,9 @@ end
 call("HSET", job, THROTTLED, place)
 call("HINCRBY", job, "ats", -1)  -- the attempt has not started
 
--- Also throttle the next jobs in `wait`, up to the first that a worker must acquire as usual: a job of another task, one
--- that has started before, one of a job scheduler (its next iteration is added first), one that fails, or one that does
--- not belong at the end of the list (it has a priority or is lifo).
+-- Also throttle the next jobs in `wait`, up to the first that a worker must acquire as usual: a job of another task,
+-- one that has started before, one of a job scheduler (its next iteration is added first), one that fails, or one that
+-- does not belong at the end of the list (it has a priority or is lifo).
 local next_ids, throttled, score, rank = call("LRANGE", wait, -BATCH, -1), 0, nil, nil
 for i = #next_ids, 1, -1 do
   local other = next_ids[i]
