@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from bulltask.clock import mono_ms
 from bulltask.errors import RECOVERABLE, BrokerError, JobError
@@ -20,6 +20,13 @@ from bulltask.worker.child.settle import Settler
 
 __all__ = ["AsyncOutcomeWriter"]
 
+_SHORT_MS: Final = 5
+_MAX_CALLS: Final = 4
+"""How many outcomes of jobs that are not short may wait for their replies. If a hundred jobs end at the same time and
+are written together, Redis sends the hundred replies together, so the next hundred jobs start, and end, together, too.
+Then this loop is idle while they run, and each of them waits until all the others are written. Small groups spread over
+time. Short jobs gain more from sharing a round trip."""
+
 
 class AsyncOutcomeWriter:
     """Writes outcomes; while Redis is unavailable, it repeats the call, and the supervisor renews the job's lock.
@@ -32,6 +39,7 @@ class AsyncOutcomeWriter:
 
     def __init__(self, settler: Settler, client: Callable[[], AnyAsyncClient], backoff: ReconnectBackoff) -> None:
         self._settler, self._client, self._backoff = settler, client, backoff
+        self._calls = asyncio.Semaphore(_MAX_CALLS)
 
     async def write(
         self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float, *, fetch_next: bool = False
@@ -43,7 +51,11 @@ class AsyncOutcomeWriter:
         fetch_next = fetch_next and not self._settler.have_hooks(outcome)
         acquired.slot.settle(mono_ms())
         try:
-            fetched = await self._write(acquired, outcome, fetch_next=fetch_next)
+            if duration_ms < _SHORT_MS:
+                fetched = await self._write(acquired, outcome, fetch_next=fetch_next)
+            else:
+                async with self._calls:
+                    fetched = await self._write(acquired, outcome, fetch_next=fetch_next)
         except (BrokerError, JobError) as exc:
             written = await self._execute(self._settler.failed_writes.steps(acquired, outcome, exc), acquired)
             if fetch_next and isinstance(exc, BrokerError):
