@@ -35,8 +35,8 @@ Result = dict[str, Any]
 START_S = 30
 STUCK_S = 30
 LATENCIES = 300
-BUSY_JOBS, BUSY_S = 400, 0.005
-SLEEPING_JOBS = 2_000
+BUSY_JOBS, BUSY_S = 2_000, 0.005
+SLEEPING_JOBS = 4_000
 
 
 @dataclass(frozen=True)
