@@ -118,7 +118,7 @@ bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_C
 bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask's speed relative to Celery or BullMQ's scripts is less than half of the recorded ratio
 	$(BIN)/python benchmarks/guard.py
 
-model: $(VENV)/dev.stamp  ## check the model of the worker protocol; takes about two minutes, and needs spin and gcc
+model: $(VENV)/dev.stamp  ## check the model of the worker protocol; takes about five minutes, and needs spin and gcc
 	$(BIN)/python -m tests.model
 
 mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs; takes an hour or two; ARGS="--resume" continues

@@ -15,8 +15,10 @@ from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, PackedCall, command, packed_chunks, packed_with_sources
 from bulltask.transport.discovery import PrimaryLink
-from bulltask.transport.endpoint import Endpoint, set_reply_deadline
+from bulltask.transport.endpoint import Endpoint, set_reply_deadline, socket_of
+from bulltask.transport.redis_errors import result_or_raise
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
+from bulltask.transport.unread import UnreadReplies
 
 __all__ = ["Client"]
 
@@ -50,6 +52,7 @@ class Client:
         self._authenticate_ms: int | None = None
         self._used_ms = 0
         self._identified: tuple[redis.Connection | None, int] = (None, 0)
+        self._unread: UnreadReplies | None = None
         self._link = PrimaryLink(endpoint)
 
     def set_deadline(self, deadline_ms: int | None) -> None:
@@ -57,13 +60,7 @@ class Client:
         self._deadline_ms = deadline_ms
 
     def run(self, call: Call[R]) -> R:
-        """Make one call.
-
-        Raises:
-            BrokerError: The server could not be reached or returned an error reply. After ``BrokerUnavailableError`` it
-                is unknown whether the call was executed.
-            JobError: The script returned an error code.
-        """
+        """Make one call; errors as in ``SyncClient``."""
         reply = self._exchange([call.packed()])[0]
         if redis_errors.is_noscript(reply):
             reply = self._exchange([call.packed_with_source()])[0]
@@ -74,9 +71,8 @@ class Client:
 
         Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
         """
-        connection = self._connected()
-        between = self._nudge_when_due(connection, wait_ms, nudge)
-        return self._result(call, self._round_trip(connection, [call.packed()], between)[0])
+        result: R = result_or_raise(self.wait_many([call], wait_ms, nudge)[0])
+        return result
 
     def wait_then(
         self, call: Call[R], then: Call[T], wait_ms: int, nudge: Callable[[], object]
@@ -85,19 +81,18 @@ class Client:
 
         Both replies arrive together, so this process wakes up once. If the second call fails, its result is the error.
         """
-        connection = self._connected()
-        packed = [call.packed(), then.packed()]
-        replies = self._round_trip(connection, packed, self._nudge_when_due(connection, wait_ms, nudge))
-        result = self._result(call, replies[0])
-        if redis_errors.is_noscript(replies[1]):
-            return result, self._try(then, self._exchange([then.packed_with_source()])[0])
-        return result, self._try(then, replies[1])
+        first, second = self.wait_many([call, then], wait_ms, nudge)
+        return result_or_raise(first), second
 
     def wait_many(self, calls: Sequence[Call[Any]], wait_ms: int, nudge: Callable[[], object]) -> list[Any]:
         """Like :meth:`wait_then`, but return the result, or the error, of each call."""
         connection = self._connected()
-        between = self._nudge_when_due(connection, wait_ms, nudge)
-        return self.results(calls, self._round_trip(connection, [call.packed() for call in calls], between))
+
+        def nudge_when_due() -> None:
+            if not connection.can_read(timeout=wait_ms / 1000 + _NUDGE_AFTER_S):
+                nudge()
+
+        return self.results(calls, self._round_trip(connection, [call.packed() for call in calls], nudge_when_due))
 
     def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip and return their results in order; arguments as in ``SyncClient``.
@@ -109,13 +104,20 @@ class Client:
         return [self._result(call, reply) for call, reply in zip(made, replies, strict=True)]
 
     def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
-        """Make independent calls in one round trip; the result of a failed call is its error, as in ``SyncClient``.
-
-        Raises:
-            BrokerUnavailableError: The connection broke; it is unknown which calls were executed.
-        """
+        """Make independent calls in one round trip; the result of a failed call is its error, as in ``SyncClient``."""
         replies = self._exchange_many(calls, packed)
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
+        """Send calls without waiting for their replies, as in ``SyncClient``."""
+        self._read_unread()
+        clock_due = self._clock is not None and self._clock.due
+        if self._connection is None or clock_due or self._authenticate_ms is not None or self._endpoint.primary:
+            results = self.try_many(calls, packed)
+            return lambda: results
+        unread = self._unread = UnreadReplies(len(packed), self.receive)  # before an interrupt can come
+        self.send(packed)
+        return lambda: self.results(calls, unread.get())
 
     def run_everywhere(self, call: Call[R]) -> list[R]:
         """Make one call, and return its result in a list, because there is only one server."""
@@ -182,7 +184,7 @@ class Client:
 
     def fileno(self) -> int:
         """Return the descriptor of the socket, which is readable when a reply arrives; -1 if there is no connection."""
-        sock = _socket_of(self._connection)
+        sock = socket_of(self._connection)
         return -1 if sock is None else sock.fileno()
 
     def has_reply(self) -> bool:
@@ -214,6 +216,9 @@ class Client:
         if self._connection is not None:
             self._connection.disconnect()
             self._connection = None
+        if self._unread is not None:
+            self._unread.abandon(f"the connection to Redis at {self.safe_url} was closed")
+            self._unread = None
 
     def close_if_dead(self) -> None:
         """Close a connection that the server has closed (a restart, an idle timeout); the next call opens a new one.
@@ -237,19 +242,11 @@ class Client:
 
         This only shuts the socket down. If it were closed, its descriptor could be reused while that thread is reading.
         """
-        sock = _socket_of(self._connection)
+        sock = socket_of(self._connection)
         if sock is not None:
             with suppress(OSError):
                 # Not sock.shutdown(): for a TLS socket it drops the TLS state that the other thread is using.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-    @staticmethod
-    def _nudge_when_due(connection: redis.Connection, wait_ms: int, nudge: Callable[[], object]) -> Callable[[], None]:
-        def nudge_when_due() -> None:
-            if not connection.can_read(timeout=wait_ms / 1000 + _NUDGE_AFTER_S):
-                nudge()
-
-        return nudge_when_due
 
     def _exchange_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
         replies = self._exchange([call.packed() for call in calls] if packed is None else packed)
@@ -276,6 +273,7 @@ class Client:
         return replies
 
     def _exchange(self, packed: Sequence[bytes], between: Callable[[], None] | None = None) -> list[Any]:
+        self._read_unread()
         if (connection := self._connection) is None or self._authenticate_ms is not None:
             connection = self._connected()
         if self._clock is not None and self._clock.due:
@@ -321,7 +319,14 @@ class Client:
             self.close()
             raise
 
+    def _read_unread(self) -> None:
+        """Read the replies to :meth:`start_many`, which would be read as the replies to the next call."""
+        if self._unread is not None:
+            self._unread.read()
+            self._unread = None
+
     def _connected(self) -> redis.Connection:
+        self._read_unread()
         if self._connection is None:
             endpoint = self._link.find_server(self._endpoint.within(self._remaining_ms()), self._deadline_ms)
             connection = endpoint.connection(self._name)
@@ -393,8 +398,3 @@ class Client:
             return self._result(call, reply)
         except BulltaskError as exc:
             return exc
-
-
-def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
-    sock: socket.socket | None = getattr(connection, "_sock", None)  # redis-py has no public name for it
-    return sock

@@ -69,6 +69,18 @@ class SyncClient(Protocol):
                 no node replies: otherwise, it is the result of the calls for the node, whose name it contains.
         """
 
+    def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
+        """Send independent calls, without waiting for their replies if possible; arguments as in :meth:`try_many`.
+
+        Other calls may be made meanwhile: they read these replies first.
+
+        Returns:
+            A function that waits for the replies and returns the results, or raises, as :meth:`try_many` does.
+
+        Raises:
+            BrokerUnavailableError: As in :meth:`try_many`.
+        """
+
     def pack(self, call: Call[Any]) -> bytes:
         """Return the bytes that :meth:`send_packed` sends for a call."""
 

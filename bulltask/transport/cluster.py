@@ -21,7 +21,7 @@ from bulltask.transport.cluster_rounds import (
 )
 from bulltask.transport.cluster_slots import Address, SlotMap, SlotRedirectError, guarded, slot_of, slots
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.redis_errors import is_no_cluster, is_try_again, no_cluster_error
+from bulltask.transport.redis_errors import is_no_cluster, is_try_again, no_cluster_error, result_or_raise
 from bulltask.transport.server_info import TIME
 from bulltask.transport.topology import PROBE_MS, Topology
 
@@ -133,6 +133,11 @@ class ClusterClient:
         self._watched = rounds.watched
         return rounds.results
 
+    def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
+        """Make calls, as in ``SyncClient``; this client waits for their replies, because a node may redirect a call."""
+        results = self.try_many(calls, packed)
+        return lambda: results
+
     def pack(self, call: Call[Any]) -> bytes:
         """Return the bytes that :meth:`send_packed` sends for a call."""
         return guarded(call).packed()
@@ -151,7 +156,7 @@ class ClusterClient:
         If the slot moves during the wait, the wait begins again on the new node.
         """
         (reply,) = self._wait([call], wait_ms, nudge)
-        result: R = _result(reply)
+        result: R = result_or_raise(reply)
         return result
 
     def wait_then(
@@ -164,7 +169,7 @@ class ClusterClient:
             return call.parse_reply(None), second
         if redirect_of(second) is not None and not isinstance(first, BulltaskError):
             second = self.try_many([then])[0]
-        return _result(first), second
+        return result_or_raise(first), second
 
     def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
         """Like ``Client.dry_run``, on every node, because each has its own permissions; returns all replies.
@@ -341,9 +346,3 @@ def _send_to(batch: Batch) -> Callable[[Client], None]:
 
 def _receive_from(batch: Batch) -> Callable[[Client], list[Any]]:
     return lambda client: client.results(batch.calls, client.receive(len(batch.calls)))
-
-
-def _result(result: Any) -> Any:
-    if isinstance(result, BulltaskError):
-        raise result
-    return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from bulltask.transport import authentication
 from bulltask.transport.authentication import Authentication
 from bulltask.transport.known_primary import KnownPrimary
 
-__all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline"]
+__all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline", "socket_of"]
 
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
@@ -231,6 +232,12 @@ def set_reply_deadline(connection: Any, deadline_ms: int, now_ms: int) -> None:
     remaining_s = max(1, deadline_ms - now_ms) / 1000
     if (timeout_s := sock.gettimeout()) is None or abs(timeout_s - remaining_s) > _SLACK_S:
         sock.settimeout(remaining_s)
+
+
+def socket_of(connection: redis.Connection | None) -> socket.socket | None:
+    """Return a connection's socket; ``None`` if it has none."""
+    sock: socket.socket | None = getattr(connection, "_sock", None)  # redis-py has no public name for it
+    return sock
 
 
 def _check_files(url: SecretUrl) -> None:

@@ -43,6 +43,7 @@ __all__ = [
     "replaced_primary",
     "replica_error",
     "reply_error",
+    "result_or_raise",
     "sentinel_error",
     "to_resend",
     "visible_cause",
@@ -234,6 +235,13 @@ def lost_reply(exc: BaseException) -> BaseException:
     """Return a copy of the exception that broke a connection, for one of the calls that were waiting for a reply."""
     kind = exceptions.InvalidResponse if isinstance(exc, exceptions.InvalidResponse) else ConnectionError
     return kind(str(exc))
+
+
+def result_or_raise(result: Any) -> Any:
+    """Return the result of a call, or raise it if it is the call's error."""
+    if isinstance(result, BulltaskError):
+        raise result
+    return result
 
 
 def parsed(parse_reply: Callable[[Any], R], reply: Any, url: str, close: Callable[[], object] = lambda: None) -> R:

@@ -215,6 +215,14 @@ class Slot:
         return bytes(self._outcome[: self._words[_OUTCOME_LENGTH]])
 
     @property
+    def is_sent(self) -> bool:
+        """Whether the call that writes the outcome has been sent, and is stored here, and its reply has not been read.
+
+        A quick check without the seqlock of :meth:`read`.
+        """
+        return self._words[_STATE] == SlotState.SETTLING and self._words[_OUTCOME_LENGTH] > 0
+
+    @property
     def state(self) -> int:
         """The slot's :class:`SlotState`: a quick check without the seqlock of :meth:`read`."""
         return self._words[_STATE]

@@ -24,10 +24,13 @@ from bulltask.worker.control_page import ControlPage
 from bulltask.worker.slot import OUTCOME_BYTES, SLOT_BYTES, TOKEN_AT, Slot
 from bulltask.worker.states import ProcessState, RetireReason
 
-__all__ = ["STACKS_NAME", "ChildBlock", "Slots", "anonymous_file"]
+__all__ = ["LONG_MS", "STACKS_NAME", "ChildBlock", "Slots", "anonymous_file"]
 
 STACKS_NAME: Final = "bulltask-stacks"
 """Name of the file for a child's stacks, as shown in ``/proc``."""
+
+LONG_MS: Final = 10
+"""A job that takes longer than this must not delay those that its child has prefetched."""
 
 _CHILD_BYTES: Final = 64
 

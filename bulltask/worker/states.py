@@ -20,9 +20,18 @@ class SlotState(IntEnum):
     WRITTEN = 6  # the supervisor has written the outcome, because the child's next job takes too long
     UNCERTAIN = 7  # the supervisor has received no reply to that call
     RELEASING = 8  # the supervisor is releasing the job that the token locks, or has received no reply to that call
+    RELEASED = (
+        9  # the child has sent the outcome; the supervisor has released the job that the call had fetched, if any
+    )
 
 
-HAS_JOB: Final = frozenset(SlotState) - {SlotState.FREE, SlotState.RESERVED, SlotState.WRITTEN, SlotState.RELEASING}
+HAS_JOB: Final = frozenset(SlotState) - {
+    SlotState.FREE,
+    SlotState.RESERVED,
+    SlotState.WRITTEN,
+    SlotState.RELEASING,
+    SlotState.RELEASED,
+}
 """The states of a slot that has a job. After a takeover, another worker may have acquired the job."""
 
 

@@ -56,9 +56,11 @@ class Result:
 
 CORRECT: Final = (
     Scenario("no fault", "RETRIES=1"),
+    Scenario("no fault, 3 jobs", "JOBS=3"),
     Scenario("no fault, 3 jobs, 3 slots", "JOBS=3 SLOTS=3"),
     Scenario("a lost reply", "LOST_REPLIES=1 RETRIES=1"),
     Scenario("a killed child", "CHILD_KILLS=1"),
+    Scenario("a killed child, 3 jobs", "JOBS=3 CHILD_KILLS=1"),
     Scenario("a killed worker", "WORKER_KILLS=1"),
     Scenario("an expired lock", "EXPIRIES=1"),
     Scenario("a poison pill", "POISON=1"),
@@ -77,6 +79,7 @@ WRONG: Final = (
     Scenario("RENEW_RELEASED_SLOTS", "EXPIRIES=1 RETRIES=1", ("reacquired_by_holder",)),
     Scenario("TAKEOVER_WITHOUT_LOCK", "", ("single_run",)),
     Scenario("NO_RELEASING_MARK", "LOST_REPLIES=1", ("starts_counted",)),
+    Scenario("START_RELEASED", "JOBS=3", ("single_run", "starts_counted")),
     Scenario("RELEASE_KEEPS_START", "", ("prefetch_is_free",)),
     Scenario("COUNT_CRASHES_WITHOUT_TOKEN", "CHILD_KILLS=1 LOST_REPLIES=1", ("crash_counted_once",)),
     Scenario("PREFETCHED_COUNTS_CRASH", "CHILD_KILLS=1", ("crash_counted_once",)),

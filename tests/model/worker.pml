@@ -95,6 +95,7 @@ byte child_kills = CHILD_KILLS, worker_kills = WORKER_KILLS, expiries = EXPIRIES
 #define WRITTEN 6
 #define UNCERTAIN 7
 #define RELEASING 8
+#define RELEASED 9
 
 /* outcomes */
 #define COMPLETE 1
@@ -111,6 +112,7 @@ byte reply[ALL_SLOTS] = NONE;     /* the job in a reply that the child has not r
 byte seen_attempts[ALL_SLOTS];    /* attempts_made when the job was acquired */
 bool uncertain[ALL_SLOTS];        /* JobFetcher._uncertain: a call without a reply may have locked a job */
 bool write_lost[ALL_SLOTS];       /* WriteStep.uncertain: a write of the outcome got no reply */
+byte written[ALL_SLOTS];          /* the call that writes the outcome: SENT, or its reply (OK, REJECTED, LOST) */
 
 byte holds[ALL_SLOTS] = NONE;     /* fact: the job that Redis gave this token, until the token gives it back */
 
@@ -120,11 +122,10 @@ byte holds[ALL_SLOTS] = NONE;     /* fact: the job that Redis gave this token, u
 #define RUNNING 4        /* the task's code is running, and the block is unlocked */
 #define ENDED 5          /* the task's code has ended, and the child waits for the block's lock */
 #define WRITING 6        /* PrefetchLoop._write */
-#define WROTE 7          /* the reply to a write is not read yet */
+#define WROTE 7          /* the child is reading the reply to a write */
 #define DEAD 8           /* the supervisor has not recovered its jobs yet */
 byte phase[2];
 byte current[2];         /* the slot whose job is running, or whose outcome is being written */
-byte written[2];         /* the reply to that write */
 
 /* The lock of the child's block (ChildBlock.lock) */
 #define BY_NOBODY 0
@@ -148,6 +149,7 @@ byte call, result, j, k = NONE, s;
 #define OK 1
 #define REJECTED 2
 #define LOST 3
+#define SENT 4           /* Redis has not executed the call yet; meanwhile, the child may run another job */
 
 /* These variables are used only within a step. */
 inline end_step() { call = REPLIED; result = 0; j = 0; k = NONE; s = 0 }
@@ -310,44 +312,6 @@ inline move_stalled_jobs_to_wait() {
 
 #define PREFETCHES(w) (w == 0 && SLOTS > 1)
 
-inline forget(slot) {
-    state[slot] = FREE; job[slot] = NONE; outcome[slot] = 0; reply[slot] = NONE;
-    seen_attempts[slot] = 0; uncertain[slot] = false; write_lost[slot] = false
-}
-
-/* JobFetcher.free_slot */
-inline free_slot(slot) {
-    state[slot] = (uncertain[slot] -> RESERVED : FREE);
-    job[slot] = NONE; outcome[slot] = 0; reply[slot] = NONE; seen_attempts[slot] = 0; write_lost[slot] = false
-}
-
-/* JobFetcher.acquired, with the state PREFETCHED */
-inline acquired(slot, id) {
-    state[slot] = PREFETCHED; job[slot] = id; outcome[slot] = 0; reply[slot] = NONE;
-    seen_attempts[slot] = attempts_made[id]; write_lost[slot] = false
-}
-
-/* The child dies. Its slots remain as they are. */
-inline die(w) {
-    for (s : FIRST(w) .. END(w) - 1) {
-        k = NONE;
-        if
-        :: state[s] == ACTIVE -> k = job[s]
-        :: state[s] == RESERVED || (state[s] == SETTLING && outcome[s] == 0) -> find_by_token(s)
-        :: else
-        fi;
-        if
-        :: k != NONE ->
-            deaths[k]++;
-            require(crash_limit, deaths[k] <= MAX_CRASHES + stalls[k] + faults)
-        :: else
-        fi;
-        reply[s] = NONE; seen_attempts[s] = 0; uncertain[s] = false; write_lost[s] = false
-    };
-    phase[w] = DEAD; current[w] = 0; written[w] = 0;
-    if :: block[w] == BY_CHILD -> block[w] = BY_NOBODY :: else fi  /* the kernel releases the lock */
-}
-
 #if SLOTS > 1
 #define COUNT_IN(w, x) ((state[FIRST(w)] == x) + (w == 0 && state[1] == x) SLOT_2(w, x))
 #else
@@ -371,9 +335,95 @@ inline die(w) {
 #define IS_UNCERTAIN(w) uncertain[FIRST(w)]
 #endif
 
+/* The child has sent calls and not read their replies. */
+#if SLOTS > 2
+#define HAS_SENT(w) (written[FIRST(w)] != 0 || (w == 0 && (written[1] != 0 || written[2] != 0)))
+#elif SLOTS > 1
+#define HAS_SENT(w) (written[FIRST(w)] != 0 || (w == 0 && written[1] != 0))
+#else
+#define HAS_SENT(w) (written[FIRST(w)] != 0)
+#endif
+
+/* Redis has not executed all of them. */
+#if SLOTS > 2
+#define IS_SENT(w) (written[FIRST(w)] == SENT || (w == 0 && (written[1] == SENT || written[2] == SENT)))
+#elif SLOTS > 1
+#define IS_SENT(w) (written[FIRST(w)] == SENT || (w == 0 && written[1] == SENT))
+#else
+#define IS_SENT(w) (written[FIRST(w)] == SENT)
+#endif
+
+inline forget(slot) {
+    state[slot] = FREE; job[slot] = NONE; outcome[slot] = 0; reply[slot] = NONE;
+    seen_attempts[slot] = 0; uncertain[slot] = false; write_lost[slot] = false; written[slot] = 0
+}
+
+/* JobFetcher.free_slot */
+inline free_slot(slot) {
+    state[slot] = (uncertain[slot] -> RESERVED : FREE);
+    job[slot] = NONE; outcome[slot] = 0; reply[slot] = NONE; seen_attempts[slot] = 0; write_lost[slot] = false;
+    written[slot] = 0
+}
+
+/* JobFetcher.acquired, with the state PREFETCHED */
+inline acquired(slot, id) {
+    state[slot] = PREFETCHED; job[slot] = id; outcome[slot] = 0; reply[slot] = NONE;
+    seen_attempts[slot] = attempts_made[id]; write_lost[slot] = false; written[slot] = 0
+}
+
+/* Redis executes a call that the child has sent. */
+inline execute_sent(w, slot) {
+    any_call();
+    if
+    :: call != NOT_EXECUTED -> write_and_fetch(slot, PREFETCHES(w) && !IS_UNCERTAIN(w))
+    :: else -> k = NONE; result = LOST
+    fi;
+    if :: call == REPLIED -> reply[slot] = k :: else -> result = LOST fi;
+    written[slot] = result
+}
+
+/* The child no longer reads the replies to the calls that it has sent; Redis executes them now, or never. */
+inline drop_sent(w) {
+    for (s : FIRST(w) .. END(w) - 1) {
+        if
+        :: written[s] == SENT -> if :: write_and_fetch(s, PREFETCHES(w) && !IS_UNCERTAIN(w)) :: skip fi
+        :: else
+        fi;
+        written[s] = 0
+    }
+}
+
+/* The child dies. Its slots remain as they are. */
+inline die(w) {
+    drop_sent(w);
+    for (s : FIRST(w) .. END(w) - 1) {
+        k = NONE;
+        if
+        :: state[s] == ACTIVE -> k = job[s]
+        :: state[s] == RESERVED || (state[s] == SETTLING && outcome[s] == 0) -> find_by_token(s)
+        :: else
+        fi;
+        if
+        :: k != NONE ->
+            deaths[k]++;
+            require(crash_limit, deaths[k] <= MAX_CRASHES + stalls[k] + faults)
+        :: else
+        fi;
+        reply[s] = NONE; seen_attempts[s] = 0; uncertain[s] = false; write_lost[s] = false
+    };
+    phase[w] = DEAD; current[w] = 0;
+    if :: block[w] == BY_CHILD -> block[w] = BY_NOBODY :: else fi  /* the kernel releases the lock */
+}
+
+#ifdef START_RELEASED
+#define MAY_START_FETCHED(slot) (reply[slot] != NONE)
+#else
+#define MAY_START_FETCHED(slot) (reply[slot] != NONE && state[slot] != RELEASED)
+#endif
+
 /* A quarantined job runs alone (worker/quarantine.py). */
 #define MAY_START(w, slot) (state[slot] == PREFETCHED \
-    && (crashes[job[slot]] == 0 || COUNT_IN(w, PREFETCHED) + COUNT_IN(w, FINISHED) == 1))
+    && (crashes[job[slot]] == 0 || (COUNT_IN(w, PREFETCHED) + COUNT_IN(w, FINISHED) == 1 && !HAS_SENT(w))))
 
 inline start(w, slot) {
     if
@@ -436,7 +486,7 @@ proctype Child(byte w) {
        }
 
     /* PrefetchLoop._run_ready. The child has the block's lock. */
-    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, RELEASING) > 0 ->  /* _free_slot */
+    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, RELEASING) > 0 && !HAS_SENT(w) ->  /* _free_slot */
         for (s : FIRST(w) .. END(w) - 1) {
             if :: state[s] == RELEASING -> uncertain[s] = true; free_slot(s) :: else fi
         };
@@ -456,7 +506,8 @@ proctype Child(byte w) {
        }
 #endif
     /* The child may release jobs before it starts them (_release_ready), so that a quarantined one can run alone. */
-    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, PREFETCHED) > 1 && COUNT_IN(w, FINISHED) == 0 ->
+    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, PREFETCHED) > 1 && COUNT_IN(w, FINISHED) == 0 &&
+            !HAS_SENT(w) ->
         s = FIRST(w);
         do :: state[s] != PREFETCHED -> s++ :: else -> break od;
         any_call();
@@ -465,7 +516,7 @@ proctype Child(byte w) {
         free_slot(s);
         end_step()
        }
-    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, RELEASING) == 0 &&
+    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, RELEASING) == 0 && !HAS_SENT(w) &&
             COUNT_IN(w, FINISHED) + COUNT_IN(w, WRITTEN) + COUNT_IN(w, UNCERTAIN) > 0 ->
         for (s : FIRST(w) .. END(w) - 1) {
             if
@@ -480,7 +531,7 @@ proctype Child(byte w) {
        }
     :: atomic { !killed[w] && phase[w] == CHOOSING &&
             COUNT_IN(w, PREFETCHED) + COUNT_IN(w, FINISHED) + COUNT_IN(w, WRITTEN) +
-            COUNT_IN(w, UNCERTAIN) + COUNT_IN(w, RELEASING) == 0 ->
+            COUNT_IN(w, UNCERTAIN) + COUNT_IN(w, RELEASING) == 0 && !HAS_SENT(w) ->
         phase[w] = IDLE;
         end_step()
        }
@@ -507,32 +558,52 @@ proctype Child(byte w) {
     :: atomic { !killed[w] && phase[w] == WRITING ->
         s = FIRST(w);
         do :: state[s] != SETTLING -> s++ :: else -> break od;
-        current[w] = s; k = NONE; result = LOST;
-        any_call();
         if
-        :: call != NOT_EXECUTED -> write_and_fetch(s, PREFETCHES(w) && !write_lost[s] && !IS_UNCERTAIN(w))
-        :: else
+        :: execute_sent(w, s); current[w] = s; phase[w] = WROTE
+        /* Do not wait for the reply, but run the next job; only of the first write, because a retry waits. */
+        :: PREFETCHES(w) && COUNT_IN(w, PREFETCHED) > 0 && !write_lost[s] ->
+            for (s : FIRST(w) .. END(w) - 1) { if :: state[s] == SETTLING -> written[s] = SENT :: else fi };
+            phase[w] = CHOOSING
         fi;
-        if :: call == REPLIED -> reply[s] = k :: else -> result = LOST fi;
-        written[w] = result; phase[w] = WROTE;
+        end_step()
+       }
+    /* Redis executes a call that was sent; nobody has to wait for it. */
+    :: atomic { !killed[w] && IS_SENT(w) ->
+        s = FIRST(w);
+        do :: written[s] != SENT -> s++ :: else -> break od;
+        execute_sent(w, s);
+        end_step()
+       }
+    /* PrefetchLoop._read_replies, when no job can be started, or the one that was started has ended */
+    :: atomic { !killed[w] && phase[w] == CHOOSING && HAS_SENT(w) && !IS_SENT(w) ->
+        s = FIRST(w);
+        do :: written[s] == 0 -> s++ :: else -> break od;
+        current[w] = s; phase[w] = WROTE;
         end_step()
        }
     /* PrefetchLoop._handle_reply, FailedWriteHandler.steps */
     :: atomic { !killed[w] && phase[w] == WROTE ->
         s = current[w];
+        if :: state[s] == UNCERTAIN && written[s] == REJECTED -> written[s] = LOST :: else fi;
         if
-        :: written[w] == OK && reply[s] != NONE -> k = reply[s]; acquired(s, k)
-        :: written[w] == OK && reply[s] == NONE -> free_slot(s)
-        :: written[w] == LOST -> write_lost[s] = true; uncertain[s] = true  /* writes it again */
-        :: written[w] == REJECTED ->
+        :: state[s] == WRITTEN -> free_slot(s)
+        :: state[s] == RELEASING -> uncertain[s] = true; free_slot(s)
+        :: state[s] == SETTLING || state[s] == UNCERTAIN || state[s] == RELEASED ->
             if
-            :: write_lost[s] && attempts_made[job[s]] > seen_attempts[s] -> free_slot(s)  /* already_applied */
-            :: else ->
-                renew_lock(s, job[s]);  /* reacquire_lock; if that works, the child writes the outcome again */
-                if :: result == REJECTED -> free_slot(s) :: else fi
+            :: written[s] == OK && MAY_START_FETCHED(s) -> k = reply[s]; acquired(s, k)
+            :: written[s] == OK && !MAY_START_FETCHED(s) -> free_slot(s)
+            :: written[s] == LOST -> state[s] = SETTLING; write_lost[s] = true; uncertain[s] = true  /* writes it again */
+            :: written[s] == REJECTED ->
+                if
+                :: write_lost[s] && attempts_made[job[s]] > seen_attempts[s] -> free_slot(s)  /* already_applied */
+                :: else ->
+                    renew_lock(s, job[s]);  /* reacquire_lock; if that works, the child writes the outcome again */
+                    if :: result == REJECTED -> free_slot(s) :: else -> state[s] = SETTLING fi
+                fi
             fi
         fi;
-        written[w] = 0; current[w] = 0; phase[w] = (COUNT_IN(w, SETTLING) > 0 -> WRITING : CHOOSING);
+        written[s] = 0; current[w] = 0;
+        phase[w] = (!HAS_SENT(w) && COUNT_IN(w, SETTLING) > 0 -> WRITING : CHOOSING);
         end_step()
        }
     od
@@ -544,7 +615,7 @@ proctype Child(byte w) {
 #define HAS_JOB(slot) (state[slot] != FREE && state[slot] != RESERVED)
 #else
 #define HAS_JOB(slot) (state[slot] != FREE && state[slot] != RESERVED \
-    && state[slot] != WRITTEN && state[slot] != RELEASING)
+    && state[slot] != WRITTEN && state[slot] != RELEASING && state[slot] != RELEASED)
 #endif
 
 /* A heartbeat that changes nothing is left out. */
@@ -590,7 +661,7 @@ inline heartbeat(w, slot) {
 
 inline start_child(w) {
     for (s : FIRST(w) .. END(w) - 1) { forget(s); holds[s] = NONE };
-    phase[w] = IDLE; block[w] = BY_CHILD; current[w] = 0; written[w] = 0;
+    phase[w] = IDLE; block[w] = BY_CHILD; current[w] = 0;
     generation[w] = (generation[w] + 1) % 16
 }
 
@@ -691,15 +762,34 @@ inline release(slot, id, after) {
 
 /* Takeover: while a job is running, write the outcomes of the child's other slots, and release the prefetched jobs. */
 inline take_over(w) {
-    atomic { phase[w] == RUNNING && CAN_LOCK(w) && COUNT_IN(w, PREFETCHED) + COUNT_IN(w, FINISHED) > 0 ->
+    atomic { phase[w] == RUNNING && CAN_LOCK(w) &&
+            (COUNT_IN(w, PREFETCHED) + COUNT_IN(w, FINISHED) > 0 || (HAS_SENT(w) && COUNT_IN(w, SETTLING) > 0)) ->
         TAKE_LOCK(w) };
     do
+       /* _release_fetched: Redis has executed the call, or not yet */
+       :: atomic { x < END(w) && !lost && phase[w] != DEAD && state[x] == SETTLING ->
+            any_call();
+            find_by_token(x);
+            if
+            :: call != REPLIED -> lost = true
+            :: call == REPLIED && k == job[x] -> state[x] = FINISHED  /* written below; the child has not seen this state */
+            :: call == REPLIED && k == NONE -> state[x] = RELEASED; x++
+            :: call == REPLIED && k != NONE && k != job[x] -> y = k; state[x] = RELEASING
+            fi;
+            end_step()
+          };
+          atomic {
+            if :: y != NONE -> release(x, y, RELEASED); x++ :: else fi;
+            y = NONE;
+            end_step()
+          }
        :: atomic { x < END(w) && !lost && phase[w] != DEAD && state[x] == FINISHED ->  /* _write_outcomes */
             any_call();
             if :: call != NOT_EXECUTED -> write_and_fetch(x, PREFETCHES(w)) :: else fi;
             if
             :: call == REPLIED && result == OK -> state[x] = (k == NONE -> WRITTEN : RELEASING); y = k
-            :: call == REPLIED && result == REJECTED  /* the child makes the call again */
+            :: call == REPLIED && result == REJECTED ->  /* the child makes the call again, or has sent it */
+                if :: written[x] != 0 -> state[x] = SETTLING :: else fi
             :: call != REPLIED -> state[x] = UNCERTAIN; lost = true
             fi;
             end_step()
@@ -711,7 +801,8 @@ inline take_over(w) {
           }
        :: atomic { x < END(w) && !lost && state[x] == PREFETCHED && phase[w] != DEAD -> y = job[x] };
           atomic { release(x, y, FREE); x++; y = NONE; end_step() }
-       :: atomic { x < END(w) && !lost && (phase[w] == DEAD || (state[x] != FINISHED && state[x] != PREFETCHED)) ->
+       :: atomic { x < END(w) && !lost && (phase[w] == DEAD ||
+            (state[x] != FINISHED && state[x] != PREFETCHED && state[x] != SETTLING)) ->
             x++ }
        :: atomic { x == END(w) || lost ->
             x = FIRST(w); lost = false;
@@ -781,6 +872,7 @@ inline expire(id) {
 }
 
 inline kill_worker(w) {
+    drop_sent(w);
     start_child(w);
     killed[w] = true; beating[w] = NONE; worker_kills--; faults++
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections import Counter
@@ -53,6 +54,12 @@ def dies(self):
     if self.request.attempts_started == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
+@app.task(name="medium")
+def medium(number):
+    record("medium", number=number)
+    time.sleep(0.004)
+    return number
+
 @app.task(name="sleeps")
 def sleeps(number):
     record("sleeps", number=number)
@@ -87,17 +94,30 @@ def test_short_jobs_that_are_acquired_together_share_round_trips(harness: Worker
 
 
 @needs_prefetching
+def test_a_job_of_some_milliseconds_is_acquired_while_the_one_before_it_runs(harness: WorkerHarness) -> None:
+    jobs = send(harness, "medium", 200)
+    harness.worker(TASKS, children=1, settings={"worker_prefetch": 16})
+    assert [job.get(timeout=60) for job in jobs] == list(range(200))
+    times: Any = [harness.redis.hmget(harness.keys.job(job.id), "processedOn", "finishedOn") for job in jobs]
+    ahead = [int(before[1]) - int(acquired[0]) for before, acquired in itertools.pairwise(times)]
+    assert sum(ms >= 2 for ms in ahead) > 100
+
+
+@needs_prefetching
 @pytest.mark.every_topology
-def test_a_job_that_holds_the_gil_delays_no_job_that_its_child_has_prefetched(harness: WorkerHarness) -> None:
-    jobs = send(harness, "short", 300)
+@pytest.mark.parametrize("name", ["short", "medium"])
+def test_a_job_that_holds_the_gil_delays_no_job_that_its_child_has_prefetched(
+    harness: WorkerHarness, name: str
+) -> None:
+    jobs = send(harness, name, 300)
     long_job = harness.app.send_task("holds_gil", (20,))
-    jobs += send(harness, "short", 300, 300)
+    jobs += send(harness, name, 300, 300)
     worker = harness.worker(TASKS, children=2, settings={"worker_prefetch": 16})
     assert [job.get(timeout=15) for job in jobs] == list(range(600))
     assert long_job.state == "active"  # so the outcomes before it were written, and the jobs after it were released
     assert releases(harness) > 0
     assert {harness.field(job, "ats") for job in jobs} == {"1"}
-    assert Counter(entry["number"] for entry in harness.journal.all(what="short")).most_common(1)[0][1] == 1
+    assert Counter(entry["number"] for entry in harness.journal.all(what=name)).most_common(1)[0][1] == 1
     worker.send(signal.SIGQUIT)  # without waiting for that job
 
 

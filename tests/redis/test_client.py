@@ -77,6 +77,10 @@ def echo(text: object) -> Call[str]:
     return command("ECHO", str(text), parse_reply=bytes.decode)
 
 
+def start(client: Client, *calls: Call[Any]) -> Callable[[], list[Any]]:
+    return client.start_many(calls, [client.pack(call) for call in calls])
+
+
 def count_calls(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
     """Start counting; return a function that returns a command's calls and failed calls since then."""
     client.config_resetstat()
@@ -301,6 +305,9 @@ def test_interrupts_at_random_moments_never_mix_up_replies(client: Client) -> No
                 for number in range(2_000):
                     text = f"{round_number}-{number}"
                     assert client.run_many([echo(text), echo("second")]) == [text, "second"]
+                    started = start(client, echo("started"))
+                    assert client.run(echo(text)) == text
+                    assert started() == ["started"]
             except Interrupted:
                 interrupted += 1
     assert interrupted > 120, "Python swallows the few that arrive in a destructor"
@@ -458,6 +465,39 @@ def test_the_results_of_sent_calls_are_parsed_and_unknown_scripts_are_resent(cli
     text, counts, error = client.results(calls, client.receive(3))
     assert (text, counts) == ("é", {"wait": 0})
     assert isinstance(error, BrokerError)
+
+
+def test_calls_that_were_started_return_their_results_later(client: Client, redis_client: redis.Redis) -> None:
+    client.run(command("SCRIPT", "FLUSH"))
+    started = start(client, command("SET", "key", "value"), get_counts(KEYS, ["wait"]), command("LPOP"))
+    wait_until(lambda: redis_client.get("key") == "value", what="the call, whose reply nobody has read")
+    assert client.run(echo("another call")) == "another call"
+    later = start(client, echo("é"))
+    text, counts, error = started()
+    assert (text, counts) == (b"OK", {"wait": 0})
+    assert isinstance(error, BrokerError)
+    assert later() == ["é"]
+    assert later() == ["é"]
+
+
+def test_a_closed_connection_loses_the_replies_to_calls_that_were_started(client: Client) -> None:
+    client.connect()
+    started = start(client, echo("first"))
+    client.close()
+    assert client.run(echo("second")) == "second"
+    with pytest.raises(BrokerUnavailableError, match="was closed"):
+        started()
+
+
+def test_the_clock_is_set_before_calls_are_started(
+    client: Client, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.connect()
+    calls = count_calls(redis_client)
+    assert start(client, echo("first"))() == ["first"]
+    monkeypatch.setattr(client._clock, "resync_ms", 0)
+    assert start(client, echo("second"))() == ["second"]
+    assert calls("time") == (1, 0)
 
 
 def test_an_interrupt_between_sending_and_receiving_closes_the_connection(

@@ -30,7 +30,13 @@ def test_a_long_job_ends_prefetching_immediately() -> None:
 def test_the_jobs_of_one_round_trip_take_about_five_milliseconds() -> None:
     assert pace_after(*[1.0] * 100).jobs == 5
     assert pace_after(*[2.4] * 100).jobs == 2
-    assert pace_after(*[3.0] * 100).jobs == 1
+
+
+def test_one_job_is_prefetched_while_two_do_not_fit_into_one_round_trip_and_none_will_be_released() -> None:
+    assert pace_after(*[3.0] * 100).jobs == 2
+    assert pace_after(*[7.5] * 100).jobs == 2
+    assert pace_after(*[7.6] * 100).jobs == 1
+    assert pace_after(*[3.0] * 100, maximum=1).jobs == 1
 
 
 def test_the_setting_is_the_maximum_and_turns_prefetching_off() -> None:

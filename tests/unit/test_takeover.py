@@ -13,9 +13,9 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
-from bulltask.worker.slots import Slots, anonymous_file
+from bulltask.worker.slots import LONG_MS, Slots, anonymous_file
 from bulltask.worker.states import SlotState
-from bulltask.worker.supervisor.takeover import LONG_MS, Takeover
+from bulltask.worker.supervisor.takeover import Takeover
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 
@@ -30,12 +30,17 @@ class FakeWorker:
         self.slots, self.control = self.block.slots(), slots.control
         self.replies: dict[bytes, Any] = {}
         self.sent: list[bytes] = []
+        self.locked: list[tuple[str, str]] = []
         self.released: list[str] = []
         self.release_reply: object = None
         self.failures: list[BrokerError] = []
         backoff: Any = SimpleNamespace(is_active=False, record_failure=self.failures.append)
         client: Any = self
         self.takeover = Takeover(lambda: [(self.block, self.slots)], self.control, [KEYS], client, backoff)
+
+    def run(self, _: Call[Any]) -> list[tuple[str, str]]:
+        """Find the jobs that the tokens of sent calls lock."""
+        return self.locked
 
     def send_packed(self, packed: list[bytes]) -> list[Any]:
         self.sent += packed
@@ -139,6 +144,68 @@ def test_the_child_looks_for_the_next_job_of_an_outcome_if_it_may_not_have_been_
     worker.release_reply = BrokerUnavailableError("gone")
     worker.tick()
     assert worker.slots[0].state == SlotState.RELEASING
+
+
+def test_a_job_that_a_sent_call_has_fetched_is_released_first(worker: FakeWorker) -> None:
+    sent = worker.slots[0]
+    sent.settle(3)
+    worker.locked = [(sent.token, "9")]
+    worker.tick()
+    assert (worker.sent, worker.released) == ([], ["9", "4", "3"])
+    assert sent.state == SlotState.RELEASED
+
+
+def test_a_sent_call_that_has_fetched_no_job_is_checked_once(worker: FakeWorker) -> None:
+    for slot in worker.slots[2:]:
+        slot.free(3)
+    sent = worker.slots[0]
+    sent.settle(3)
+    worker.tick()
+    assert (worker.sent, worker.released, sent.state) == ([], [], SlotState.RELEASED)
+    worker.locked = [(sent.token, "9")]  # of another call of the child, after the long job
+    worker.tick()
+    assert (worker.released, sent.state) == ([], SlotState.RELEASED)
+
+
+def test_a_call_that_was_sent_but_not_executed_is_made_by_the_supervisor(worker: FakeWorker) -> None:
+    sent = worker.slots[0]
+    sent.settle(3)
+    worker.locked, worker.replies[b"call 1"] = [(sent.token, "1")], [[b"name", b"send"], b"9", 0, 0]
+    worker.tick()
+    assert (worker.sent, worker.released) == ([b"call 1"], ["9", "4", "3"])
+    assert sent.state == SlotState.WRITTEN
+
+
+def test_a_sent_call_that_redis_executes_meanwhile_is_checked_again(worker: FakeWorker) -> None:
+    sent = worker.slots[0]
+    sent.settle(3)
+    worker.locked, worker.replies[b"call 1"] = [(sent.token, "1")], -2
+    worker.tick()
+    assert sent.state == SlotState.SETTLING
+    worker.locked = [(sent.token, "9")]
+    worker.tick()
+    assert (worker.released, sent.state) == (["4", "3", "9"], SlotState.RELEASED)
+
+
+def test_the_child_looks_for_a_job_that_a_sent_call_has_fetched_if_it_may_not_have_been_released(
+    worker: FakeWorker,
+) -> None:
+    sent = worker.slots[0]
+    sent.settle(3)
+    worker.locked, worker.release_reply = [(sent.token, "9")], BrokerUnavailableError("gone")
+    worker.tick()
+    assert sent.state == SlotState.RELEASING
+
+
+def test_the_outcome_of_an_async_job_is_left_to_the_child(worker: FakeWorker) -> None:
+    for slot in worker.slots:
+        slot.free(3)
+    settling, running, *_ = worker.slots
+    settling.activate(0, "1", 1)
+    settling.settle(3)
+    running.activate(0, "2", 2)
+    worker.tick()
+    assert settling.state == SlotState.SETTLING
 
 
 def test_the_supervisor_watches_while_a_child_prefetches_and_two_seconds_longer(worker: FakeWorker) -> None:

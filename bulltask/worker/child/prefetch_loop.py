@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +27,7 @@ from bulltask.worker.states import SlotState
 __all__ = ["PrefetchLoop"]
 
 _WRITTEN: Final = {SlotState.WRITTEN, SlotState.RELEASING}
+_NO_REPLY: Final = BrokerUnavailableError("the supervisor received no reply when it wrote this outcome")
 _RECHECK_MS: Final = 1_000
 """Interval at which a child checks whether a queue has a global concurrency or rate limit."""
 
@@ -48,6 +49,8 @@ class _EndedJob(NamedTuple):
 
 class PrefetchLoop:
     """Runs jobs while they are short: writes their outcomes, and fetches the next jobs, in one round trip.
+
+    While a job is ready, the loop does not wait for that round trip: it runs the job first, and then reads the replies.
 
     The child holds the lock of its block of shared memory except while a task's code is running. If the task takes
     too long, the supervisor releases the jobs that have not started and writes the outcomes that are still here, so no
@@ -85,6 +88,8 @@ class PrefetchLoop:
         self._long_tasks = long_tasks
         self._recheck_at_ms = 0
         self._ready: deque[AcquiredJob] = deque()
+        self._sent: Sequence[_EndedJob] = ()
+        self._replies: Callable[[], Sequence[Any]] = tuple
 
     @property
     def is_useful(self) -> bool:
@@ -118,15 +123,16 @@ class PrefetchLoop:
         ready, used = self._ready, {first.slot}
         first.slot.activate(first.queue_index, first.job.id, mono_ms(), SlotState.PREFETCHED)
         ready.append(first)
-        self._prefetch(first.queue_index, self._wanted(), used)
         alone: AcquiredJob | None = None
-        while ready and alone is None:
+        while (ready or self._sent) and alone is None:
             ended = self._run_ready()
+            self._read_replies()
             if (acquired := self._next_ready()) is not None and self._runs_alone(acquired):
                 alone = ready.popleft()
             self._write(ended, used, fetch=alone is None)
             if _limits_queue(ended) or not self._fetcher.may_collect:
                 break
+        self._read_replies()
         self._release_ready()
         if alone is not None:
             alone.slot.start(mono_ms())
@@ -153,9 +159,10 @@ class PrefetchLoop:
     def _run_ready(self) -> list[_EndedJob]:
         """Run the jobs that are ready until their outcomes should be written."""
         ended: list[_EndedJob] = []
-        wanted, began_ms, fetching = self._wanted(), mono_ms(), 0
+        wanted, began_ms = self._wanted(), mono_ms()
+        fetching = sum(item.fetches for item in self._sent)
         while (acquired := self._next_ready()) is not None:
-            if self._runs_alone(acquired) or (ended and mono_ms() - began_ms >= FLUSH_MS):
+            if self._runs_alone(acquired) or (ended and self._should_write(mono_ms() - began_ms)):
                 break
             self._ready.popleft()
             acquired.slot.start(mono_ms())
@@ -171,6 +178,10 @@ class PrefetchLoop:
             if not is_stored or isinstance(outcome, RateLimitedOutcome) or self._fetcher.closing:
                 break
         return ended
+
+    def _should_write(self, elapsed_ms: int) -> bool:
+        """Whether to write the outcomes before the next job runs."""
+        return elapsed_ms >= FLUSH_MS or elapsed_ms + self.pace.expected_ms > FLUSH_MS
 
     def _next_ready(self) -> AcquiredJob | None:
         """Return the next job; forget those that the supervisor has released, which may run elsewhere by now."""
@@ -200,15 +211,19 @@ class PrefetchLoop:
         unwritten = [item for item in ended if item.acquired.slot.state not in _WRITTEN]
         for item in ended:
             if item.acquired.slot.state in _WRITTEN:
-                self._writer.after_write(item.acquired, item.outcome, item.duration_ms)
-                self._free_slot(item.acquired.slot)
+                self._handle_reply(item, None)
         fetch = fetch and not _limits_queue(ended)
         if not (fetch and self._fetcher.may_fetch_next):
             unwritten = [self._without_fetch(item) for item in unwritten]
-        replies = self._exchange(unwritten)
-        for item, reply in zip(unwritten, replies, strict=True):
-            self._handle_reply(item, reply)
-        if fetch and ended:
+        fetching = sum(item.fetches for item in unwritten)
+        missing = self._wanted() - len(self._ready) - fetching if fetch and ended else 0
+        self._send(unwritten)
+        # The supervisor can only take over a call that was sent if the slot contains it.
+        if self._ready and fetch and missing <= 0 and all(item.acquired.slot.is_sent for item in self._sent):
+            return
+        expected = len(self._ready) + fetching
+        self._read_replies()
+        if missing > 0 and len(self._ready) >= expected:  # otherwise, the queue is empty
             free = [slot for slot in used if slot.is_free]
             index = self._fetcher.round_robin.after(ended[-1].acquired.queue_index)
             self._prefetch(index, self._wanted() - len(self._ready), used, free)
@@ -223,32 +238,51 @@ class PrefetchLoop:
         call = self._writer.call(item.acquired, item.outcome, fetch_next=False)
         return item._replace(call=call, packed=self._fetcher.client.pack(call))
 
-    def _exchange(self, items: Sequence[_EndedJob]) -> Sequence[Any]:
-        """Return the reply to each call, or its error."""
-        if not items:
-            return ()
-        lost = BrokerUnavailableError("the supervisor received no reply when it wrote this outcome")
-        uncertain = {item.acquired.slot for item in items if item.acquired.slot.state == SlotState.UNCERTAIN}
+    def _send(self, items: Sequence[_EndedJob]) -> None:
+        """Send the calls; :meth:`_read_replies` reads the replies."""
+        uncertain = [item for item in items if item.acquired.slot.state == SlotState.UNCERTAIN]
+        items = [item for item in items if item.acquired.slot.state != SlotState.UNCERTAIN]
         for item in items:
             item.acquired.slot.settle(mono_ms())
+        if items:
+            self._sent, self._replies = items, self._start(items)
+        for item in uncertain:
+            self._handle_reply(item, _NO_REPLY)
+
+    def _start(self, items: Sequence[_EndedJob]) -> Callable[[], Sequence[Any]]:
+        client, error = self._fetcher.client, BrokerError("")
         try:
             for item in items:
                 if isinstance(item.outcome, RateLimitedOutcome):
-                    self._fetcher.client.run(self._writer.limit_call(item.acquired, item.outcome))
-            certain = [item for item in items if item.acquired.slot not in uncertain]
-            replies = iter(
-                self._fetcher.client.try_many([item.call for item in certain], [item.packed for item in certain])
-            )
+                    client.run(self._writer.limit_call(item.acquired, item.outcome))
+            return client.start_many([item.call for item in items], [item.packed for item in items])
         except BrokerError as exc:
-            return [exc] * len(items)
-        return [lost if item.acquired.slot in uncertain else next(replies) for item in items]
+            error = exc
+        return lambda: [error] * len(items)
+
+    def _read_replies(self) -> None:
+        """Read the replies to the calls that were sent, and make the jobs in them ready."""
+        items, self._sent = self._sent, ()
+        if not items:
+            return
+        try:
+            replies = self._replies()
+        except BrokerError as exc:
+            replies = [exc] * len(items)
+        for item, reply in zip(items, replies, strict=True):
+            self._handle_reply(item, reply)
 
     def _handle_reply(self, item: _EndedJob, reply: Any) -> None:
-        acquired, next_job = item.acquired, None
+        """Handle the reply to a call, or its error. The supervisor may have taken the slot over in the meantime."""
+        acquired, next_job, state = item.acquired, None, item.acquired.slot.state
         written: Outcome | None = item.outcome
+        if state in _WRITTEN:
+            self._free_slot(acquired.slot)
+            self._writer.after_write(acquired, written, item.duration_ms)
+            return
         if isinstance(reply, BrokerError | JobError):
-            written = self._writer.recover(acquired, item.outcome, reply)
-        elif item.fetches:
+            written = self._writer.recover(acquired, item.outcome, _NO_REPLY if state == SlotState.UNCERTAIN else reply)
+        elif item.fetches and state != SlotState.RELEASED:
             next_job = self._fetcher.acquired(acquired.queue_index, acquired.slot, reply, SlotState.PREFETCHED)
         if next_job is None:
             self._fetcher.free_slot(acquired.slot)

@@ -24,6 +24,7 @@ __all__ = ["ChildBootError", "ChildPool"]
 HARD_MEMORY_LIMIT: Final = "hard_memory_limit"
 _MIN_LIFETIME_MS: Final = 1_000
 _MAX_BOOT_FAILURES: Final = 5
+_UNSTARTED: Final = {SlotState.PREFETCHED, SlotState.RELEASING, SlotState.RELEASED}
 
 
 class ChildBootError(Exception):
@@ -321,7 +322,7 @@ class ChildPool:
 
 def _prefetched(slots: Sequence[Slot]) -> tuple[frozenset[str], dict[str, bytes]]:
     """Return the tokens of jobs that have not started, and the stored outcomes of those that have ended."""
-    unstarted = frozenset(slot.token for slot in slots if slot.state in {SlotState.PREFETCHED, SlotState.RELEASING})
+    unstarted = frozenset(slot.token for slot in slots if slot.state in _UNSTARTED)
     ended = (slot for slot in slots if slot.state in {SlotState.FINISHED, SlotState.SETTLING, SlotState.UNCERTAIN})
     return unstarted, {slot.token: outcome for slot in ended if (outcome := slot.outcome)}
 

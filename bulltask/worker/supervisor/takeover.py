@@ -10,17 +10,15 @@ from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, parse_fetched
-from bulltask.transport.scripts.move import release_unstarted
+from bulltask.transport.scripts.move import find_by_token, release_unstarted
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.slot import Slot
-from bulltask.worker.slots import ChildBlock
+from bulltask.worker.slots import LONG_MS, ChildBlock
 from bulltask.worker.states import SlotState
 
-__all__ = ["LONG_MS", "Takeover", "next_job"]
+__all__ = ["Takeover", "next_job"]
 
-LONG_MS: Final = 10
-"""A job that takes longer than this must not delay those that its child has prefetched."""
 _INTERVAL_MS: Final = 20
 _IDLE_INTERVAL_MS: Final = 100
 _LINGER_MS: Final = 2_000
@@ -96,12 +94,34 @@ class Takeover:
 
     def _take_over(self, slots: Sequence[Slot]) -> None:
         try:
-            self._write_outcomes([slot for slot in slots if slot.state == SlotState.FINISHED])
+            unexecuted = self._release_fetched([slot for slot in slots if slot.is_sent])
+            self._write_outcomes(unexecuted + [slot for slot in slots if slot.state == SlotState.FINISHED])
             prefetched = [slot for slot in slots if slot.state == SlotState.PREFETCHED]
             prefetched.sort(key=lambda slot: slot.since_ms, reverse=True)  # the last one first, to keep their order
             self._release([(slot, slot.read().job_id) for slot in prefetched], SlotState.FREE)
         except BrokerError as exc:
             self._backoff.record_failure(exc)
+
+    def _release_fetched(self, slots: Sequence[Slot]) -> list[Slot]:
+        """Release the jobs that sent calls have fetched; return the slots whose call Redis has not executed yet.
+
+        The child has sent a call, and does not read the reply until its current job has ended. The token locks the next
+        job if Redis has executed the call, or still the job that has ended if it has not.
+        """
+        fetched, pending = [], []
+        for index in {slot.read().queue_index for slot in slots}:
+            of_queue = [slot for slot in slots if slot.read().queue_index == index]
+            locked = dict(self._client.run(find_by_token(self._queues[index], [slot.token for slot in of_queue])))
+            for slot in of_queue:
+                job_id = locked.get(slot.token)
+                if job_id is None:
+                    slot.record_takeover(SlotState.RELEASED, mono_ms())
+                elif job_id == slot.read().job_id:
+                    pending.append(slot)
+                else:
+                    fetched.append((slot, job_id))
+        self._release(fetched, SlotState.RELEASED)
+        return pending
 
     def _write_outcomes(self, slots: Sequence[Slot]) -> None:
         """Write the outcomes that the child has stored; jobs that the same calls have fetched are released."""
@@ -141,4 +161,4 @@ class Takeover:
 def _is_delayed(block: ChildBlock, slots: Sequence[Slot], now_ms: int) -> bool:
     """Whether one job has been running for too long, and others wait for it."""
     since_ms = block.running_since_ms
-    return 0 < since_ms <= now_ms - LONG_MS and any(slot.state in _WAITING for slot in slots)
+    return 0 < since_ms <= now_ms - LONG_MS and any(slot.state in _WAITING or slot.is_sent for slot in slots)
