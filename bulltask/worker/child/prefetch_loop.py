@@ -250,15 +250,16 @@ class PrefetchLoop:
             self._handle_reply(item, _NO_REPLY)
 
     def _start(self, items: Sequence[_EndedJob]) -> Callable[[], Sequence[Any]]:
-        client, error = self._fetcher.client, BrokerError("")
+        """Send the calls; return a function that returns their results or errors."""
+        client = self._fetcher.client
         try:
             for item in items:
                 if isinstance(item.outcome, RateLimitedOutcome):
                     client.run(self._writer.limit_call(item.acquired, item.outcome))
             return client.start_many([item.call for item in items], [item.packed for item in items])
         except BrokerError as exc:
-            error = exc
-        return lambda: [error] * len(items)
+            errors = [exc] * len(items)
+        return lambda: errors
 
     def _read_replies(self) -> None:
         """Read the replies to the calls that were sent, and make the jobs in them ready."""
