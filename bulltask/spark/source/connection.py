@@ -32,11 +32,11 @@ from bulltask.transport.scripts.stream import READ_ONLY_SCRIPTS
 from bulltask.transport.server_info import UNKNOWN_SERVER, ServerInfo, server_info
 from bulltask.transport.transaction import atomic
 
-__all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of", "gc_paused"]
+__all__ = ["CLUSTER_OUTAGE_TIMEOUT_MS", "Connection", "broker_of", "gc_paused"]
 
 R = TypeVar("R")
 
-CLUSTER_PATIENCE_MS: Final = 60_000
+CLUSTER_OUTAGE_TIMEOUT_MS: Final = 60_000
 """How long a cluster may take to replace a node with a replica; with Redis' defaults it takes about 20 seconds."""
 
 _MAX_ATTEMPTS: Final = 4
@@ -48,13 +48,13 @@ class Connection:
 
     Args:
         config: The location of the server, and the timeouts.
-        patience_ms: How long to wait for a server that is down, or for a cluster to replace a node. ``None``: make four
+        outage_timeout_ms: How long to wait for a server that is down, or for a cluster to replace a node. ``None``: make four
             attempts, but only one if the connection is refused.
     """
 
-    def __init__(self, config: Config, *, patience_ms: int | None = None) -> None:
+    def __init__(self, config: Config, *, outage_timeout_ms: int | None = None) -> None:
         self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url).for_cluster()
-        self._patience_ms = patience_ms
+        self._outage_timeout_ms = outage_timeout_ms
         self._cluster = ClusterClient(self._endpoint, None) if self._endpoint.kind == "cluster" else None
         self._client = self._cluster or Client(self._endpoint, None)
         self._server: ServerInfo | None = None
@@ -141,13 +141,15 @@ class Connection:
 
     def _gives_up(self, failures: int, waited_ms: int, *, refused: bool) -> bool:
         """Return whether to stop retrying."""
-        if self._patience_ms is not None:
-            return waited_ms >= self._patience_ms
-        return refused or (failures >= _MAX_ATTEMPTS if self._cluster is None else waited_ms >= CLUSTER_PATIENCE_MS)
+        if self._outage_timeout_ms is not None:
+            return waited_ms >= self._outage_timeout_ms
+        return refused or (
+            failures >= _MAX_ATTEMPTS if self._cluster is None else waited_ms >= CLUSTER_OUTAGE_TIMEOUT_MS
+        )
 
     def _pause(self, failures: int) -> None:
         max_pause_ms = self._config.reconnect_delay_max_ms
-        if self._cluster is not None or self._patience_ms is not None:
+        if self._cluster is not None or self._outage_timeout_ms is not None:
             max_pause_ms = min(max_pause_ms, _MAX_PAUSE_MS)
         pause_ms = reconnect_delay_ms(failures, first_ms=self._config.reconnect_delay_ms, cap_ms=max_pause_ms)
         threading.Event().wait(pause_ms / 1000)
@@ -163,7 +165,7 @@ def broker_of(config: Config) -> Broker:
         config = replace(
             config,
             publish_retries=100,
-            publish_timeout_ms=None if limit_ms is None else max(limit_ms, CLUSTER_PATIENCE_MS),
+            publish_timeout_ms=None if limit_ms is None else max(limit_ms, CLUSTER_OUTAGE_TIMEOUT_MS),
             reconnect_delay_max_ms=min(config.reconnect_delay_max_ms, _MAX_PAUSE_MS),
         )
     return Broker(config, _cluster_url(url) if is_cluster and url.kind == "single" else url)

@@ -46,7 +46,7 @@ __all__ = ["EventsStreamReader", "StreamPartition"]
 
 _log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
-_PATIENCE_MS: Final = 60_000
+_OUTAGE_TIMEOUT_MS: Final = 60_000
 """How long a running query waits for a server that is restarting and loading its data, before the query fails."""
 
 
@@ -83,7 +83,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return the start offsets of a new query."""
         offsets = dict[str, QueueOffset]()
-        for queue, state in self._all_states(patience_ms=None).items():  # fail early if the address is wrong
+        for queue, state in self._all_states(outage_timeout_ms=None).items():  # fail early if the address is wrong
             offsets[queue] = with_stream_end(first_offset(state, self._options.starts_at(queue)), state)
         return encode_offsets(offsets, offsets)
 
@@ -110,7 +110,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A queue that was just added to a list of names may be old; with *, it was just created.
         limits = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
         start_offsets = decode_offsets(start)
-        with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
+        with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
             selection = self._find(connection)
             self._compare_limits(connection, selection.queues)
             queues = {keys.name for keys in selection.queues}
@@ -135,7 +135,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             EventsLostError: As for :meth:`latestOffset`, because the batch may have been planned before a crash.
         """
         start_offsets, result = batch_start(start, end) or {}, list[InputPartition]()
-        with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
+        with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
             for queue, state, end_offset in self._now(connection, end):
                 gaps, span = split_range(queue.name, start_offsets.get(queue.name), end_offset, state)
                 self._fail_for(gaps)
@@ -158,7 +158,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield event_record_batch(self._schema, partition.queue, [gap_entry(piece)])
             return
         keys = QueueKeys(self._options.config.prefix, piece.queue, partition.queue)
-        with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
+        with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
             for entries in read_pages(connection, keys, piece.after, piece.upto, self._options.fetch_size):
                 count, page = count + len(entries), StreamId.parse(entries[0][0].decode())
                 yield event_record_batch(self._schema, partition.queue, entries)
@@ -206,8 +206,8 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log_skipped({queue: reason for queue, reason in skipped.items() if queue not in self._logged})
         self._logged.update(skipped)
 
-    def _all_states(self, patience_ms: int | None = _PATIENCE_MS) -> dict[str, StreamState | None]:
-        with Connection(self._options.config, patience_ms=patience_ms) as connection:
+    def _all_states(self, outage_timeout_ms: int | None = _OUTAGE_TIMEOUT_MS) -> dict[str, StreamState | None]:
+        with Connection(self._options.config, outage_timeout_ms=outage_timeout_ms) as connection:
             queues = self._find(connection).queues
             return dict(zip([keys.name for keys in queues], self._states(connection, queues), strict=True))
 

@@ -236,7 +236,7 @@ def test_every_event_is_read_once_while_slots_move(cluster: Cluster, broker_url:
 def test_a_connection_gives_up_on_an_unassigned_slot(
     cluster: Cluster, ids: list[str], options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulltask.spark.source.connection.CLUSTER_PATIENCE_MS", 300)
+    monkeypatch.setattr("bulltask.spark.source.connection.CLUSTER_OUTAGE_TIMEOUT_MS", 300)
     slot = cluster.slot("mail")
     owner = cluster.owner(slot)
     for client in cluster.clients:
