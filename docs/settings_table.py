@@ -54,7 +54,7 @@ def replace_table(page: str, text: str) -> str:
 
 def _line(row: Setting) -> str:
     cells = [f"`{row.name}`", _default(row), _valid_values(row), _flag(row), row.doc]
-    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _default(row: Setting) -> str:

@@ -198,8 +198,7 @@ _REJECTED: Final[Iterable[tuple[str, str]]] = (
     ),
     (CUSTOM_SCHEDULER, "beat_scheduler"),
     (
-        "priorities are ordered differently (1 is the highest, and jobs without a priority come first); use the "
-        "task's `priority` option",
+        "jobs without a priority come first, and 1 is the highest; use the task's `priority` option",
         "task_default_priority",
     ),
 )

@@ -97,7 +97,9 @@ def _check_hosts(value: SecretUrl, name: str) -> None:
     first, port = hosts[0]
     if value.kind == "cluster":
         if not _NO_DATABASE.fullmatch(value.path):
-            raise ConfigError(f"{name} must have no database: a cluster has only database 0. Remove it from {value}")
+            raise ConfigError(
+                f"{name} must have no database: bulltask uses database 0 of a cluster. Remove it from {value}"
+            )
     elif not _SERVICE_PATH.fullmatch(value.path):
         raise ConfigError(
             f"{name} must contain the name of the primary that the sentinels monitor, as in "
@@ -111,7 +113,9 @@ def _check_database_option(value: SecretUrl, name: str) -> None:
         if not _NUMBER.fullmatch(number):
             raise ConfigError(f"db in {name} must be a database number, not {value}")
         if value.kind == "cluster" and int(number):
-            raise ConfigError(f"{name} must have no database: a cluster has only database 0. Remove it from {value}")
+            raise ConfigError(
+                f"{name} must have no database: bulltask uses database 0 of a cluster. Remove it from {value}"
+            )
 
 
 def _check_tls(value: SecretUrl, name: str) -> None:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _MULTI: Call[Any] = command("MULTI")
 _DISCARD: Call[Any] = command("DISCARD")
 _CLIENT_ID: Call[int] = command("CLIENT", "ID")
-_NUDGE_AFTER_S = 0.002  # the server's timeout starts a little later than the client's
+_PING_AFTER_S = 0.002  # the server's timeout starts a little later than the client's
 _FRESH_MS = 100
 _ARRIVED_MS = 100
 
@@ -66,33 +66,33 @@ class Client:
             reply = self._exchange([call.packed_with_source()])[0]
         return self._result(call, reply)
 
-    def wait(self, call: Call[R], wait_ms: int, nudge: Callable[[], object]) -> R:
+    def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
         """Make a call that blocks for up to ``wait_ms``, to the millisecond; arguments and errors as in ``SyncClient``.
 
         Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
         """
-        result: R = result_or_raise(self.wait_many([call], wait_ms, nudge)[0])
+        result: R = result_or_raise(self.wait_many([call], wait_ms, ping)[0])
         return result
 
     def wait_then(
-        self, call: Call[R], then: Call[T], wait_ms: int, nudge: Callable[[], object]
+        self, call: Call[R], then: Call[T], wait_ms: int, ping: Callable[[], object]
     ) -> tuple[R, T | BulltaskError]:
         """Make a call that blocks, as :meth:`wait` does, and one after it, which Redis runs as soon as the first ends.
 
         Both replies arrive together, so this process wakes up once. If the second call fails, its result is the error.
         """
-        first, second = self.wait_many([call, then], wait_ms, nudge)
+        first, second = self.wait_many([call, then], wait_ms, ping)
         return result_or_raise(first), second
 
-    def wait_many(self, calls: Sequence[Call[Any]], wait_ms: int, nudge: Callable[[], object]) -> list[Any]:
+    def wait_many(self, calls: Sequence[Call[Any]], wait_ms: int, ping: Callable[[], object]) -> list[Any]:
         """Like :meth:`wait_then`, but return the result, or the error, of each call."""
         connection = self._connected()
 
-        def nudge_when_due() -> None:
-            if not connection.can_read(timeout=wait_ms / 1000 + _NUDGE_AFTER_S):
-                nudge()
+        def ping_when_due() -> None:
+            if not connection.can_read(timeout=wait_ms / 1000 + _PING_AFTER_S):
+                ping()
 
-        return self.results(calls, self._round_trip(connection, [call.packed() for call in calls], nudge_when_due))
+        return self.results(calls, self._round_trip(connection, [call.packed() for call in calls], ping_when_due))
 
     def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip and return their results in order; arguments as in ``SyncClient``.

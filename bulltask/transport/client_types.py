@@ -91,7 +91,7 @@ class SyncClient(Protocol):
             BrokerUnavailableError: As in :meth:`try_many`.
         """
 
-    def wait(self, call: Call[R], wait_ms: int, nudge: Callable[[], object]) -> R:
+    def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
         """Make a call that blocks for up to ``wait_ms``, to the millisecond.
 
         Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
@@ -99,14 +99,15 @@ class SyncClient(Protocol):
         Args:
             call: The blocking command, with the timeout ``wait_ms``.
             wait_ms: Maximum wait.
-            nudge: Sends a command to the same server on another connection.
+            ping: Sends a command to the same server on another connection, so that Redis checks the timeouts of blocked
+                clients.
 
         Raises:
             BrokerError: As in :meth:`run`.
         """
 
     def wait_then(
-        self, call: Call[R], then: Call[T], wait_ms: int, nudge: Callable[[], object]
+        self, call: Call[R], then: Call[T], wait_ms: int, ping: Callable[[], object]
     ) -> tuple[R, T | BulltaskError]:
         """Make a call that blocks, as :meth:`wait` does, and one after it, which Redis runs as soon as the first ends.
 

@@ -150,20 +150,20 @@ class ClusterClient:
         """
         return self.try_many([PackedCall(item) for item in packed])
 
-    def wait(self, call: Call[R], wait_ms: int, nudge: Callable[[], object]) -> R:
+    def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
         """Make a call that blocks, as ``Client.wait`` does; all of its keys are in one slot.
 
         If the slot moves during the wait, the wait begins again on the new node.
         """
-        (reply,) = self._wait([call], wait_ms, nudge)
+        (reply,) = self._wait([call], wait_ms, ping)
         result: R = result_or_raise(reply)
         return result
 
     def wait_then(
-        self, call: Call[R], then: Call[T], wait_ms: int, nudge: Callable[[], object]
+        self, call: Call[R], then: Call[T], wait_ms: int, ping: Callable[[], object]
     ) -> tuple[R, T | BulltaskError]:
         """Make a call that blocks and one after it, as ``Client.wait_then`` does; all keys are in one slot."""
-        first, second = self._wait([call, guarded(then)], wait_ms, nudge)
+        first, second = self._wait([call, guarded(then)], wait_ms, ping)
         if redirect_of(first) is not None and redirect_of(second) is None:
             # The slot was moved back between the two calls. The second one was made, so its result must not be lost.
             return call.parse_reply(None), second
@@ -225,7 +225,7 @@ class ClusterClient:
                 self._client(batch.address).close()
             raise
 
-    def _wait(self, calls: Sequence[Call[Any]], wait_ms: int, nudge: Callable[[], object]) -> list[Any]:
+    def _wait(self, calls: Sequence[Call[Any]], wait_ms: int, ping: Callable[[], object]) -> list[Any]:
         """Make a blocking call and one after it; return the results, or errors.
 
         Raises:
@@ -236,7 +236,7 @@ class ClusterClient:
         while True:
             self._ensure_map()
             address = self._topology.address(slot)
-            results = self._use(address, lambda client: client.wait_many(calls, wait_ms, nudge), blocks=True)
+            results = self._use(address, lambda client: client.wait_many(calls, wait_ms, ping), blocks=True)
             error = redirect_of(results[0])
             if error is None or redirect_of(results[-1]) is None:
                 return results

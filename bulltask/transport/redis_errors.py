@@ -179,7 +179,7 @@ def _error_while_connecting(exc: BaseException, url: str) -> BrokerError | None:
     if "max number of clients" in text:
         return BrokerNotReadyError(f"Redis at {url} accepts no more connections (maxclients): {text}")
     if any(part in text for part in _NO_DATABASE):
-        return BrokerConfigError(f"Redis at {url} has no such database: {text}. A cluster has only database 0")
+        return BrokerConfigError(f"Redis at {url} has no such database: {text}. bulltask uses database 0 of a cluster")
     if _NO_SELECT.match(text):
         return sentinel_error(url)
     return None

@@ -283,15 +283,15 @@ def waiter(cluster: Cluster) -> Iterator[SyncClient]:
 
 
 def test_a_wait_ends_with_the_marker_or_to_the_millisecond(client: ClusterClient, waiter: SyncClient) -> None:
-    nudge: Any = lambda: client.run(command("EXISTS", KEYS.probe))  # noqa: E731
-    assert waiter.wait(pop(50), 50, nudge) is None
+    ping: Any = lambda: client.run(command("EXISTS", KEYS.probe))  # noqa: E731
+    assert waiter.wait(pop(50), 50, ping) is None
     client.run(command("ZADD", KEYS.marker, 7, "0"))
-    assert waiter.wait(pop(5_000), 5_000, nudge) == [KEYS.marker.encode(), b"0", b"7"]
+    assert waiter.wait(pop(5_000), 5_000, ping) == [KEYS.marker.encode(), b"0", b"7"]
     client.run(command("ZADD", KEYS.marker, 7, "0"))
-    popped, counts = waiter.wait_then(pop(5_000), get_counts(KEYS, ["wait"]), 5_000, nudge)
+    popped, counts = waiter.wait_then(pop(5_000), get_counts(KEYS, ["wait"]), 5_000, ping)
     assert popped is not None
     assert counts == {"wait": 0}
-    popped, error = waiter.wait_then(pop(20), command("LPOP", KEYS.marker, "x"), 20, nudge)
+    popped, error = waiter.wait_then(pop(20), command("LPOP", KEYS.marker, "x"), 20, ping)
     assert popped is None
     assert isinstance(error, BrokerError)
 

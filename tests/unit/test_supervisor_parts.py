@@ -198,7 +198,7 @@ def test_the_supervisor_waits_for_the_earliest_delayed_start(monkeypatch: pytest
 
 
 def test_the_states_in_shared_memory_have_different_numbers() -> None:
-    assert [*map(int, SlotState)] == [*range(9)]
+    assert [*map(int, SlotState)] == [*range(10)]
     assert [*map(int, CancelReason)] == [*range(4)]
     assert [*map(int, ProcessState)] == [*range(5)]
 

@@ -48,8 +48,8 @@ class Connection:
 
     Args:
         config: The location of the server, and the timeouts.
-        outage_timeout_ms: How long to wait for a server that is down, or for a cluster to replace a node. ``None``: make four
-            attempts, but only one if the connection is refused.
+        outage_timeout_ms: How long to wait for a server that is down, or for a cluster to replace a node. ``None``:
+            make four attempts, but only one if the connection is refused.
     """
 
     def __init__(self, config: Config, *, outage_timeout_ms: int | None = None) -> None:

@@ -68,9 +68,9 @@ class JobFetcher:
         self.round_robin = RoundRobin([broker.keys(queue) for queue in queues], self._clock)
         self._queue_backoff = QueueBackoff(self.round_robin.queues, bus, self._config)
         self._malformed = MalformedJobHandler(self.client, self._clock, self._config, bus)
-        self._uncertain = UncertainSlots(self.client, self.round_robin, self._pause_queue)
+        self._uncertain = UncertainSlots(self.client, self.round_robin, self._skip_queue)
         self._queue_wait = QueueWait(
-            broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire, self._pause_queue
+            broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire, self._skip_queue
         )
         self.closing = self._stop_requested = False
 
@@ -231,7 +231,7 @@ class JobFetcher:
                 if not isinstance(exc, BrokerUnavailableError):
                     self.fail_malformed(index, slot, exc)
             if exc.node is not None:
-                self._pause_queue(index, exc)
+                self._skip_queue(index, exc)
             raise
 
     def release_unstarted(self, jobs: Sequence[AcquiredJob]) -> None:
@@ -344,14 +344,14 @@ class JobFetcher:
                     raise
                 self.record_lost_call(exc, slot, index)
                 if exc.node is not None or not self.fail_malformed(index, slot, exc):
-                    self._pause_queue(index, exc)
+                    self._skip_queue(index, exc)
                     return None
             else:
                 self._queue_backoff.reset(index)
                 return fetched
         return None
 
-    def _pause_queue(self, index: int, exc: BrokerError) -> None:
+    def _skip_queue(self, index: int, exc: BrokerError) -> None:
         """Do not poll a queue for a while, because Redis, or its node of a cluster, returned an error."""
         self.round_robin.record_error(index, self._queue_backoff.record_failure(index, exc))
 

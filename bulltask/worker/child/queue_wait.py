@@ -58,7 +58,7 @@ class QueueWait:
         self._blocking_client = broker.blocking_client(self._drain_delay_ms)
         # In a cluster, the command has a key, so that it goes to the node that has the queue.
         is_cluster = broker.topology is not None
-        self._nudge_call: Call[Any] = command("EXISTS", round_robin.queues[0].probe) if is_cluster else command("PING")
+        self._ping_call: Call[Any] = command("EXISTS", round_robin.queues[0].probe) if is_cluster else command("PING")
         self._hash_slots = [slot_of_key(keys.base) for keys in round_robin.queues]
         self._hash_slot_waits = broker.hash_slot_waits(self._drain_delay_ms) if len(set(self._hash_slots)) > 1 else None
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(round_robin.queues)}
@@ -119,10 +119,10 @@ class QueueWait:
             if self._hash_slot_waits is not None:
                 popped = self._pop_in_hash_slots(self._hash_slot_waits, queues, wait_ms)
             elif fetch is None:
-                popped = self._blocking_client.wait(self._pop_call(queues, wait_ms), wait_ms, self._nudge)
+                popped = self._blocking_client.wait(self._pop_call(queues, wait_ms), wait_ms, self._ping)
             else:
                 call = self._pop_call(queues, wait_ms)
-                popped, fetched = self._blocking_client.wait_then(call, fetch, wait_ms, self._nudge)
+                popped, fetched = self._blocking_client.wait_then(call, fetch, wait_ms, self._ping)
         finally:
             self._is_waiting = False
         if popped is not None:
@@ -152,8 +152,8 @@ class QueueWait:
         markers = [self._round_robin.queues[index].marker for index in queues]
         return command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", parse_reply=self._read_marker)
 
-    def _nudge(self) -> None:
-        self._client.run(self._nudge_call)
+    def _ping(self) -> None:
+        self._client.run(self._ping_call)
 
     def _check_global_concurrency(self) -> None:
         """Check which queues have global concurrency, because a fetch that returns no job does not say why."""

@@ -80,8 +80,8 @@ class RoundRobin:
         self._close(index, pause_ms)
         self._due_at_ms[index] = 0  # a due time in the past would end every wait immediately
 
-    def is_paused(self, index: int) -> bool:
-        """Whether the queue is rate-limited, or in a backoff after an error."""
+    def is_skipped(self, index: int) -> bool:
+        """Whether the queue is not polled at the moment: it is rate-limited, or in a backoff after an error."""
         return self._limited_until_ms[index] > mono_ms()
 
     def record_marker(self, index: int, score_ms: float) -> None:

@@ -21,13 +21,13 @@ class UncertainSlots:
     Args:
         client: Finds and releases the jobs.
         round_robin: The queues.
-        pause_queue: Records an error of a queue, given by its index, and does not poll it for a while.
+        skip_queue: Records an error of a queue, given by its index, and does not poll it for a while.
     """
 
     def __init__(
-        self, client: SyncClient, round_robin: RoundRobin, pause_queue: Callable[[int, BrokerError], None]
+        self, client: SyncClient, round_robin: RoundRobin, skip_queue: Callable[[int, BrokerError], None]
     ) -> None:
-        self._client, self._round_robin, self._pause_queue = client, round_robin, pause_queue
+        self._client, self._round_robin, self._skip_queue = client, round_robin, skip_queue
         self._queues: dict[Slot, set[int]] = {}
 
     def __bool__(self) -> bool:
@@ -58,7 +58,7 @@ class UncertainSlots:
         """
         for index in range(len(self._round_robin.queues) if self._queues else 0):
             slots = [slot for slot, queues in self._queues.items() if index in queues]
-            if slots and not self._round_robin.is_paused(index) and self._release_jobs_of(index, slots):
+            if slots and not self._round_robin.is_skipped(index) and self._release_jobs_of(index, slots):
                 for slot in slots:
                     self._queues[slot].discard(index)
         self._queues = {slot: queues for slot, queues in self._queues.items() if queues}
@@ -73,6 +73,6 @@ class UncertainSlots:
         except BrokerError as exc:
             if not QueueBackoff.affects_queue(exc):
                 raise
-            self._pause_queue(index, exc)
+            self._skip_queue(index, exc)
             return exc.node is None  # the stalled check recovers the jobs of a broken queue
         return True

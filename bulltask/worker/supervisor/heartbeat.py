@@ -27,7 +27,7 @@ _MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING, SlotState.UN
 class Heartbeat:
     """Renews the locks of all the children's jobs, with one call per queue and tick.
 
-    It runs in the supervisor, so a child that holds the GIL, is swapping or is stopped keeps its locks, even the
+    It runs in the supervisor, so a child that holds the GIL, is swapped out or is suspended keeps its locks, even the
     lock of a job that Redis has sent in a reply that the child has not read yet. A failed renewal is logged and
     counted, and never stops the job; the next tick retries it. After an outage the next tick follows soon, so that
     expired locks are reacquired before any worker checks for stalled jobs.
