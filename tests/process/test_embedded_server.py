@@ -20,6 +20,7 @@ from bulltask.embedded.launch import PortTakenError, lock_directory, pick_port
 from bulltask.embedded.probe import send_command
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
 from tests.support.processes import has_exited, wait_for_exit
 from tests.support.programs import Program, run_program
 
@@ -44,10 +45,11 @@ KEYS = 1500
 
 
 def write_keys(url: str) -> None:
-    """Write keys and wait for the acknowledgment of each."""
+    """Write keys, and wait until the server has passed them to the kernel, which it does at most a second late."""
     with redis.Redis.from_url(url) as client:
         for number in range(KEYS):
             client.set(f"key:{number}", number)
+        wait_until(lambda: client.info("persistence")["aof_buffer_length"] == 0, what="the write to the AOF")
 
 
 def count_keys(url: str) -> int:

@@ -52,7 +52,10 @@ class Sentinels:
             follow = ("--replicaof", "127.0.0.1", str(primary.port))
             replica = stack.enter_context(RedisServer.start(directory / "b", flavor=flavor, extra=[*_QUICK, *follow]))
             stack.callback(cls._resume, [primary.pid, replica.pid])
-            ports = [pick_port() for _ in range(3)]
+            ports: list[int] = []
+            while len(ports) < 3:
+                if (port := pick_port()) not in ports:
+                    ports.append(port)
             processes = []
             for port in ports:
                 process = _start(directory / f"sentinel-{port}", port, primary.port, flavor, down_after_ms)
