@@ -50,7 +50,7 @@ class _EndedJob(NamedTuple):
 class PrefetchLoop:
     """Runs jobs while they are short: writes their outcomes, and fetches the next jobs, in one round trip.
 
-    While a job is ready, the loop does not wait for that round trip: it runs the job first, and then reads the replies.
+    While jobs are ready, the loop does not wait for that round trip: it runs them first, and then reads the replies.
 
     The child holds the lock of its block of shared memory except while a task's code is running. If the task takes
     too long, the supervisor releases the jobs that have not started and writes the outcomes that are still here, so no
@@ -177,6 +177,8 @@ class PrefetchLoop:
             is_stored = acquired.slot.finish(item.packed, mono_ms())
             if not is_stored or isinstance(outcome, RateLimitedOutcome) or self._fetcher.closing:
                 break
+            if 2 * len(ended) >= wanted and self._ready:
+                break  # the other half runs while Redis executes the calls of this one
         return ended
 
     def _should_write(self, elapsed_ms: int) -> bool:
