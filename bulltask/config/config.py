@@ -87,7 +87,7 @@ class Config:
     routes: Routes | None
     annotations: Annotations | None
     max_retries: int
-    max_requested_retries: int | None
+    max_explicit_retries: int | None
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     backoff_strategies: tuple[str, ...]

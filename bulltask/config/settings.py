@@ -74,7 +74,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "queues",
             queue_names,
             (),
-            "Queues that a worker without -Q processes; none: the default queue and the queues of the app's tasks.",
+            "Queues that a worker without -Q processes; none: the default queue and the queues of the app's tasks and "
+            "routes.",
         ),
         _S(
             "task_annotations",
@@ -98,8 +99,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "How often a failed job is retried after its first attempt. Set it to 0 if tasks must not run again.",
         ),
         _S(
-            "task_max_requested_retries",
-            "max_requested_retries",
+            "task_max_explicit_retries",
+            "max_explicit_retries",
             optional(integer(0, 1_000)),
             None,
             "How often self.retry() and autoretry_for retry a job, if neither the task nor the call sets "

@@ -62,7 +62,7 @@ class JobOptions:
         time_limits: Limits of one attempt, if the sender sets any.
         headers: The sender's headers as JSON, ``""`` for none.
         ignore_result: Whether the return value is not stored; ``None``: the task's option applies.
-        max_requested_retries: How many retries the task may request; ``None``: as many as ``attempts`` permits.
+        max_explicit_retries: How many retries the task may request; ``None``: as many as ``attempts`` permits.
         origin: The ids of the job whose task sent this one, and of its first ancestor; empty for most jobs.
         canvas: The job's place in a canvas, in its stored form; empty for most jobs.
         more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
@@ -82,7 +82,7 @@ class JobOptions:
     time_limits: TimeLimits = NO_LIMITS
     headers: str = ""
     ignore_result: bool | None = None
-    max_requested_retries: int | None = None
+    max_explicit_retries: int | None = None
     origin: Mapping[str, str] = field(default_factory=dict)
     canvas: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
@@ -146,8 +146,8 @@ class JobOptions:
             options["headers"] = self.headers
         if self.ignore_result is not None:
             options["ignore_result"] = self.ignore_result
-        if self.max_requested_retries is not None:
-            options["max_requested_retries"] = self.max_requested_retries
+        if self.max_explicit_retries is not None:
+            options["max_explicit_retries"] = self.max_explicit_retries
         if self.origin:
             options["origin"] = self.origin
         if self.canvas:

@@ -1,4 +1,4 @@
-"""Combines one of bulltask's scripts with one of BullMQ's, so that Redis runs both in one step.
+"""Combines one of bulltask's scripts with one of BullMQ's, so that Redis runs both atomically.
 
 BullMQ's source is included byte for byte, as the body of a local function. The function's parameters replace the
 global variables ``KEYS`` and ``ARGV``. bulltask's script calls that function.

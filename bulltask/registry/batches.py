@@ -103,7 +103,7 @@ class BatchJob(Generic[A]):
             countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
             exc: The exception that the job fails with if no attempt is left.
             max_retries: Maximum number of retries; default: ``max_retries`` of the call or the task, else the setting
-                ``task_max_requested_retries``.
+                ``task_max_explicit_retries``.
             eta: The earliest time of the next attempt, instead of ``countdown``; a naive ``datetime`` is UTC.
             expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of retrying it.
         """

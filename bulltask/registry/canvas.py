@@ -142,7 +142,7 @@ class Canvas(Generic[A_contra, R_co]):
         * one argument: the failed job's id;
         * an immutable signature (``si``): only its own arguments.
 
-        The worker that fails the job adds the callback in the same step. A Node.js worker does not add callbacks.
+        The script that fails the job also adds the callback. A Node.js worker does not add callbacks.
         """
         raise NotImplementedError
 

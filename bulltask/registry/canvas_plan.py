@@ -6,7 +6,7 @@ its child jobs from BullMQ (:mod:`bulltask.jobs.child_results`), and fails if on
 
 A job can have only one parent. If several jobs wait for the same one, as in ``a | group(b, c)``, a *fan-out job* is
 inserted between them. It receives the result of ``a``. When a worker completes the fan-out job, its followers, ``b``
-and ``c``, become ready to run in the same step.
+and ``c``, become ready to run atomically.
 """
 
 from __future__ import annotations

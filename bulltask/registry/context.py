@@ -14,11 +14,11 @@ from bulltask.registry.canvas import Canvas
 from bulltask.registry.checkpoint_methods import CheckpointMethods
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.current_job import current_job
+from bulltask.registry.explicit_retries import check_retries_left, max_attempts
 from bulltask.registry.job_client import JobClient, JobCommand
 from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.option_values import UNLIMITED_RETRIES, expiry_ms
 from bulltask.registry.request import Request
-from bulltask.registry.requested_retries import check_retries_left, max_attempts
 from bulltask.registry.signature import Signature
 from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion
@@ -116,7 +116,7 @@ class JobMethods:
             countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
             exc: The exception that the job fails with if no attempt is left.
             max_retries: Maximum number of retries; default: ``max_retries`` of the call or the task, else the setting
-                ``task_max_requested_retries``.
+                ``task_max_explicit_retries``.
             eta: The earliest time of the next attempt, instead of ``countdown``; a naive ``datetime`` is UTC.
             expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of retrying it.
 

@@ -15,7 +15,7 @@ def max_attempts(job: RunningJob, max_retries: int | None) -> int:
         job: The job.
         max_retries: The argument of ``self.retry()``.
     """
-    stored = job.opts.bulltask.get("max_requested_retries")
+    stored = job.opts.bulltask.get("max_explicit_retries")
     retries = stored if max_retries is None and isinstance(stored, int) else max_retries
     return max(1, job.attempts if retries is None else retries + 1)
 

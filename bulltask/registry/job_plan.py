@@ -111,7 +111,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
         expires_ms=expires_ms,
         time_limits=limits,
         ignore_result=call.ignore_result,
-        max_requested_retries=None if call.max_retries is not None else task.max_requested_retries(config),
+        max_explicit_retries=None if call.max_retries is not None else task.max_explicit_retries(config),
         more=stored,
     )
     form = _form(queue := check_queue_name(call.queue or task.queue or config.default_queue), name, task, call, config)

@@ -281,13 +281,13 @@ class TaskOptions:
             return UNLIMITED_RETRIES + 1
         return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
 
-    def max_requested_retries(self, config: Config) -> int | None:
+    def max_explicit_retries(self, config: Config) -> int | None:
         """Return how many retries a task may request, ``None`` if :meth:`attempts` is the limit."""
         if self.max_retries is not None or self.unlimited_retries:
             return None
-        if config.max_requested_retries is None and config.max_retries == 0:
+        if config.max_explicit_retries is None and config.max_retries == 0:
             return CELERY_MAX_RETRIES
-        return config.max_requested_retries
+        return config.max_explicit_retries
 
     @property
     def stored(self) -> dict[str, Any]:

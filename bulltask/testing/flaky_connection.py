@@ -1,4 +1,4 @@
-"""A connection through a flaky proxy, with a lane for requests and a lane for replies."""
+"""A connection through a flaky proxy, with one direction for requests and one for replies."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ class ProxiedConnection:
             down = ReplyLane(self, self._server, self._client, self._faults, self._counts)
             up.replies, down.requests = down, up
             async with asyncio.TaskGroup() as tasks:
-                for lane in (up, down):
-                    tasks.create_task(lane.read())
-                    tasks.create_task(lane.write())
+                for direction in (up, down):
+                    tasks.create_task(direction.read())
+                    tasks.create_task(direction.write())
         except* OSError:
             self._hard = True  # one side is gone, or a fault requires it: reset both
 
@@ -204,7 +204,7 @@ class RequestLane(Lane):
                 passed += command
         await self.send(passed)
         if has_injected:
-            # Only the reply lane writes to the client: an error must not overtake an earlier command's reply.
+            # Only the replies' direction writes to the client: an error must not overtake an earlier command's reply.
             await self.replies.put(b"")
 
 

@@ -36,7 +36,7 @@ TARGETS: Final = {
 KILLS: Final = ("kill -9",)
 """The faults before and after each call to Redis."""
 
-CHILD_FAULTS: Final = ("kill -9", "os._exit", "segfault", "memory limit", "SIGSTOP", "GIL held")
+CHILD_FAULTS: Final = ("kill -9", "os._exit", "segfault", "MemoryError", "SIGSTOP", "GIL held")
 """The faults at the steps of a child that are not calls to Redis."""
 
 SUPERVISOR_STOPS: Final = {"renewLocks", "moveStalledJobsToWait", "findByToken"}

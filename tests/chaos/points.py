@@ -141,7 +141,7 @@ FAULTS: Final[dict[str, Callable[[], object]]] = {
     "kill -9": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "os._exit": lambda: os._exit(7),
     "segfault": lambda: ctypes.string_at(0),
-    "memory limit": _exhaust_memory,
+    "MemoryError": _exhaust_memory,
     "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),  # the matrix sends SIGCONT
     "GIL held": lambda: ctypes.PyDLL(None).usleep(int(BUSY_S * 1_000_000)),
     "reply lost": lambda: None,  # the client below raises the error

@@ -67,7 +67,7 @@ def test_jobs_without_options_are_stored_with_bulltasks_defaults(mail: InteropQu
 def test_each_setting_is_stored_as_a_bullmq_option(mail: InteropQueue) -> None:
     """Each setting becomes an option; all but ``bulltask`` and ``maxDelay`` are BullMQ's."""
     table: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"task_max_retries": 0}, {"attempts": 1, "bulltask": {"v": 1, "max_requested_retries": 3}}),
+        ({"task_max_retries": 0}, {"attempts": 1, "bulltask": {"v": 1, "max_explicit_retries": 3}}),
         ({"task_retry_backoff": 0.5}, {"backoff": {**DEFAULTS["backoff"], "delay": 500}}),
         ({"task_retry_jitter": False}, {"backoff": {**DEFAULTS["backoff"], "jitter": 0}}),
         ({"task_retry_backoff_max": 60}, {"backoff": {**DEFAULTS["backoff"], "maxDelay": 60_000}}),

@@ -440,7 +440,7 @@ inline start(w, slot) {
 
 proctype Child(byte w) {
     do
-    /* JobFetcher.acquire: first release the jobs of calls without replies (_release_uncertain) … */
+    /* JobFetcher.acquire: first release the jobs of calls without replies (UncertainSlots.release_jobs) … */
     :: atomic { !killed[w] && phase[w] == IDLE && IS_UNCERTAIN(w) ->
         any_call();
         for (s : FIRST(w) .. END(w) - 1) {

@@ -26,9 +26,9 @@ def app(broker_url: str) -> Iterator[App]:
     ("settings", "call", "attempts"),
     [
         ({"task_max_retries": 0}, {}, 4),  # Celery's default
-        ({"task_max_retries": 0, "task_max_requested_retries": 1}, {}, 2),
-        ({"task_max_requested_retries": 5}, {}, 6),
-        ({"task_max_requested_retries": 0}, {}, 1),
+        ({"task_max_retries": 0, "task_max_explicit_retries": 1}, {}, 2),
+        ({"task_max_explicit_retries": 5}, {}, 6),
+        ({"task_max_explicit_retries": 0}, {}, 1),
         ({}, {}, 3),
         ({"task_max_retries": 0}, {"max_retries": 0}, 1),
     ],
@@ -64,11 +64,11 @@ def test_retries_that_a_task_requests_have_their_own_limit(
     ("settings", "options", "attempts"),
     [
         ({"task_max_retries": 0}, {}, 4),  # Celery's default
-        ({"task_max_retries": 0, "task_max_requested_retries": 1}, {}, 2),
-        ({"task_max_retries": 0, "task_max_requested_retries": 0}, {}, 1),
+        ({"task_max_retries": 0, "task_max_explicit_retries": 1}, {}, 2),
+        ({"task_max_retries": 0, "task_max_explicit_retries": 0}, {}, 1),
         ({"task_max_retries": 0}, {"max_retries": 0}, 1),
         ({"task_max_retries": 0}, {"max_retries": 1}, 2),
-        ({"task_max_requested_retries": 0}, {}, 3),  # at least as often as after a transient error
+        ({"task_max_explicit_retries": 0}, {}, 3),  # at least as often as after a transient error
         ({}, {}, 3),
     ],
 )

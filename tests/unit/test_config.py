@@ -98,7 +98,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "routes": None,
         "annotations": None,
         "max_retries": 2,
-        "max_requested_retries": None,
+        "max_explicit_retries": None,
         "retry_backoff_ms": 1_000,
         "retry_backoff_max_ms": 3_600_000,
         "retry_jitter": 0.2,

@@ -1,5 +1,5 @@
 --[[
-  Finishes a fan-out job and makes its followers ready to run in the same step. Followers are jobs that wait for it
+  Finishes a fan-out job and makes its followers ready to run atomically. Followers are jobs that wait for it
   although it is not their child job: in a canvas, several jobs may follow the same one.
 
   The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`

@@ -1,5 +1,5 @@
 --[[
-  Finishes a revoked job and removes its revocation request in the same step, so that the job runs if it is retried.
+  Finishes a revoked job and removes its revocation request atomically, so that the job runs if it is retried.
 
   The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_finish).

@@ -1,5 +1,5 @@
 --[[
-  Fails a job and adds its error callbacks in the same step.
+  Fails a job and adds its error callbacks atomically.
 
   The sources of BullMQ's moveToFinished and addStandardJob are inserted before this one, as the functions
   `finish(KEYS, ARGV)` and `add(KEYS, ARGV)` (bulltask.lua.wrappers.with_errbacks).

@@ -1,4 +1,4 @@
-"""Calls that finish a job of a canvas and do more in the same step."""
+"""Calls that finish a job of a canvas, and atomically do more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["finish_with_errbacks", "has_followers", "with_followers"]
 
 
 def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[tuple[str, bytes, bytes, bytes]]) -> Call[Fetched]:
-    """bulltask's ``finishWithErrbacks``: fail a job and add its error callbacks in one step.
+    """bulltask's ``finishWithErrbacks``: fail a job and add its error callbacks atomically.
 
     Args:
         finish: The call of ``moveToFinished``; it must not fetch the next job.
@@ -30,7 +30,7 @@ def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[tuple[str, bytes,
 def with_followers(
     keys: QueueKeys, job: RunningJob, call: Call[Fetched], result: bytes | None, now_ms: int
 ) -> Call[Fetched]:
-    """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and start its followers in one step.
+    """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and start its followers atomically.
 
     Args:
         keys: The queue.

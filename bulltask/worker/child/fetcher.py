@@ -36,7 +36,8 @@ __all__ = ["JobFetcher"]
 
 _PAUSE_MS: Final = 60_000
 _PERMIT_MS: Final = 100
-"""Interval at which a child without a permit checks for one that another child has given back."""
+"""With ``--max-jobs``, each fetch needs a permit. A child without one checks at this interval whether another child has
+returned a permit."""
 
 
 class JobFetcher:

@@ -48,7 +48,7 @@ class Pace:
         return self._slowest_ms
 
     def record(self, duration_ms: float) -> None:
-        """Record how long a job took; after a long one, the next twenty jobs are acquired one at a time."""
+        """Record how long a job took; after a long one, the next jobs are acquired one at a time."""
         if duration_ms > LONG_MS:
             duration_ms = _LONGEST_MS
         slowest_ms = self._slowest_ms * _DECAY

@@ -21,7 +21,7 @@ from bulltask.errors import DecodeError, InvalidJobError, PermanentError, Reject
 from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
-from bulltask.registry.requested_retries import max_attempts, no_retries_left
+from bulltask.registry.explicit_retries import max_attempts, no_retries_left
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.outcomes import FailedOutcome, RetriedOutcome
 

@@ -94,7 +94,11 @@ def choose_launcher(
             return fork(index)
         if not warned:
             warned = True
-            result = "children are started as new interpreters" if spawn else "without -A, only a fork is possible"
+            result = (
+                "children are started as new interpreters"
+                if spawn
+                else "the worker forks anyway, because only one that was started with -A can start new interpreters"
+            )
             warn(f"The app has started threads ({threads - 1}), which do not survive a fork: {result}")
         return fork(index) if spawn is None else spawn(index)
 
