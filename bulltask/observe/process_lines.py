@@ -102,7 +102,7 @@ class ProcessLines:
         self._log.warning(
             "Stalled check skipped",
             queue=event.queue,
-            cycles=event.cycles,
+            checks=event.checks,
             hint="The previous check is still running: Redis is slow, or too many jobs are active in this queue",
         )
 

@@ -65,7 +65,7 @@ class InlineWorker:
         self._last: Drain | None = None
         app.broker.results = InlineResults(self._results, self)
 
-    def drain(self, *, propagate: bool = True) -> list[ChildEvent]:
+    def run_jobs(self, *, propagate: bool = True) -> list[ChildEvent]:
         """Run all jobs that are ready, including jobs that they send, until none is left.
 
         Jobs that are delayed, because of ``countdown``, ``eta`` or a retry's backoff, stay delayed until the clock is
@@ -85,8 +85,8 @@ class InlineWorker:
         """
         return self._run(self.clock.now_ms(), propagate=propagate)
 
-    async def adrain(self, *, propagate: bool = True) -> list[ChildEvent]:
-        """:meth:`drain` for asyncio: async tasks run on the test's event loop."""
+    async def arun_jobs(self, *, propagate: bool = True) -> list[ChildEvent]:
+        """:meth:`run_jobs` for asyncio: async tasks run on the test's event loop."""
         return await self._arun(self.clock.now_ms(), propagate=propagate)
 
     def run_for(self, duration: Duration, *, propagate: bool = True) -> list[ChildEvent]:
@@ -97,7 +97,7 @@ class InlineWorker:
 
         Args:
             duration: Seconds or ``timedelta`` by which the clock is advanced.
-            propagate: As for :meth:`drain`, which also documents the return value and the exceptions.
+            propagate: As for :meth:`run_jobs`, which also documents the return value and the exceptions.
         """
         return self._run(self._end_ms(duration), propagate=propagate)
 

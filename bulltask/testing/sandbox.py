@@ -25,7 +25,7 @@ def use_server(app: App, url: str, **settings: object) -> Iterator[FakeClock]:
 
         with RedisServer.start(directory) as server, use_server(app, server.url), InlineWorker(app) as worker:
             add.delay(1, 2)
-            worker.drain()
+            worker.run_jobs()
 
     Args:
         app: The app; jobs that it sends inside the ``with`` block are stored in this server.

@@ -19,7 +19,7 @@ TIMEOUT_S = 20.0  # the demo fails if there is no new entry for this long
 
 
 class DemoFailed(Exception):
-    """A scene had an unexpected result."""
+    """A step had an unexpected result."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from stage import DemoWorker, Interrupted, clear_settings, ignore_signals, install_signal_handlers, temporary_server
+from processes import DemoWorker, Interrupted, clear_settings, ignore_signals, install_signal_handlers, temporary_server
 
 from bulltask.embedded import EmbeddedServer
 from bulltask.errors import BulltaskError
 
 if TYPE_CHECKING:
-    import scenes
+    import steps
 
 try:
     from screen import Row, Screen
@@ -28,7 +28,7 @@ def main() -> int:
     """Run the demo; return the exit code."""
     parser = argparse.ArgumentParser(description="A demo of bulltask: jobs, results, a retry, recovery from a crash.")
     parser.add_argument(
-        "--jobs", type=int, default=5_000, metavar="N", help="number of no-op jobs in the last scene (5000)"
+        "--jobs", type=int, default=5_000, metavar="N", help="number of no-op jobs in the last step (5000)"
     )
     jobs = max(100, parser.parse_args().jobs)
     screen, begin = Screen(), time.perf_counter()
@@ -36,7 +36,7 @@ def main() -> int:
     install_signal_handlers()
     try:
         with temporary_server() as server:
-            problems, log = run_scenes(screen, server, jobs)
+            problems, log = run_steps(screen, server, jobs)
     except Interrupted as signal:
         screen.note("\nStopped the worker and the server; removed all temporary files.")
         return 128 + signal.number
@@ -51,23 +51,23 @@ def main() -> int:
     return 0
 
 
-def run_scenes(screen: Screen, server: EmbeddedServer, jobs: int) -> tuple[list[str], list[str]]:
-    """Run the scenes and check the jobs; return the problems and the end of the worker's log."""
+def run_steps(screen: Screen, server: EmbeddedServer, jobs: int) -> tuple[list[str], list[str]]:
+    """Run the steps and check the jobs; return the problems and the end of the worker's log."""
     # Imported here, because the app of tasks.py reads the broker's URL from the environment when it is created.
-    import scenes  # noqa: PLC0415
+    import steps  # noqa: PLC0415
     from feed import Feed  # noqa: PLC0415
 
     feed, problems = Feed(), []
-    context = scenes.DemoContext(screen, feed)
+    context = steps.DemoContext(screen, feed)
     begin, worker = time.perf_counter(), DemoWorker()
     try:
         feed.read_log(worker.log)
         feed.listen(server.url, "bull:{demo}:events")
         screen.opening(f"{server.binary} on port {server.port}, with a temporary directory")
-        scenes.wait_for_worker(context, begin)
-        for scene in (scenes.sync_tasks, scenes.async_tasks, scenes.retry, scenes.kill_a_child):
-            scene(context)
-        scenes.speed(context, jobs)
+        steps.wait_for_worker(context, begin)
+        for step in (steps.sync_tasks, steps.async_tasks, steps.retry, steps.kill_a_child):
+            step(context)
+        steps.speed(context, jobs)
     except Exception as error:  # noqa: BLE001 - get() can raise any exception that a task raised
         problems.append(f"{type(error).__name__}: {error}")
     finally:
@@ -81,7 +81,7 @@ def run_scenes(screen: Screen, server: EmbeddedServer, jobs: int) -> tuple[list[
     return problems, list(feed.log)
 
 
-def check(screen: Screen, url: str, context: scenes.DemoContext) -> list[str]:
+def check(screen: Screen, url: str, context: steps.DemoContext) -> list[str]:
     """Check every job in Redis and in the events; show the table; return the problems."""
     import checks  # noqa: PLC0415 - see above
 

@@ -44,17 +44,17 @@ class Screen:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr] # an ASCII terminal gets '?', not an error
         self._console = Console(highlight=False)
         self._rows: list[Row] = []
-        self._scenes = 0
+        self._steps = 0
 
     def opening(self, server: str) -> None:
         """Print the processes."""
         self._console.print("\n[bold]bulltask demo[/]: a server, a worker with two children, and this process\n")
         self._console.print(f"   server  {server}", markup=False)
 
-    def scene(self, title: str, *code: str) -> None:
-        """Print the title of a scene and its code."""
-        self._scenes += 1
-        self._console.print(f"\n[bold]{self._scenes}. {escape(title)}[/]")
+    def step(self, title: str, *code: str) -> None:
+        """Print the title of a step and its code."""
+        self._steps += 1
+        self._console.print(f"\n[bold]{self._steps}. {escape(title)}[/]")
         for line in code:
             self.code(line)
 
@@ -63,7 +63,7 @@ class Screen:
         self._console.print(Text(f"   >>> {line}", "green"), soft_wrap=True)
 
     def line(self, text: str) -> None:
-        """Print a line of the scene's output."""
+        """Print a line of the step's output."""
         self._console.print(f"   {text}", markup=False)
 
     def timed_line(self, seconds: float, source: str, text: str) -> None:

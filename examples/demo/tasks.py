@@ -38,9 +38,9 @@ def charge(self: Context, card: str) -> str:
 @app.task(bind=True)
 def render(self: Context, film: str) -> str:
     """A long-running task that reports its progress; the demo kills its child."""
-    for scene in range(1, 5):
+    for step in range(1, 5):
         hashlib.pbkdf2_hmac("sha256", film.encode(), b"frames", 600_000)
-        self.update_progress({"scene": scene, "of": 4, "child": os.getpid()})
+        self.update_progress({"step": step, "of": 4, "child": os.getpid()})
     return f"{film}: 4 scenes"
 
 

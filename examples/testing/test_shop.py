@@ -58,7 +58,7 @@ def test_checkout_sends_nothing_for_an_empty_cart(assert_enqueued: Callable[...,
 @pytest.mark.parametrize("text", ["hello", "", "äöü 🙂", "a" * 10_000, '{"json": true}', "line\nbreak"])
 def test_any_text_reaches_the_mail_task(bulltask_worker: InlineWorker, text: str) -> None:
     mail.delay("ann@example.com", text)
-    bulltask_worker.drain()
+    bulltask_worker.run_jobs()
     assert [("ann@example.com", text)] == tasks.SENT
 
 
@@ -94,15 +94,15 @@ def test_an_order_costs_the_sum_of_its_lines(bulltask_worker: InlineWorker, quan
 
 def test_an_order_leads_to_a_payment_and_a_receipt(bulltask_worker: InlineWorker) -> None:
     checkout("ann@example.com", CART)
-    bulltask_worker.drain()
+    bulltask_worker.run_jobs()
     assert tasks.PAYMENTS == [2100]
     assert tasks.SENT == [("ann@example.com", "receipt R-2100")]
 
 
 def test_an_order_is_paid_once(bulltask_worker: InlineWorker) -> None:
     checkout("ann@example.com", CART)
-    bulltask_worker.drain()
-    bulltask_worker.drain()
+    bulltask_worker.run_jobs()
+    bulltask_worker.run_jobs()
     assert len(tasks.PAYMENTS) == 1
 
 
@@ -112,13 +112,13 @@ def test_an_order_fails_if_a_product_is_sold_out(
 ) -> None:
     order.delay("ann@example.com", [Line(product, 11, 1)])
     with pytest.raises(PermanentError, match=f"{product} is sold out"):
-        bulltask_worker.drain()
+        bulltask_worker.run_jobs()
     assert_enqueued(charge, count=0)
 
 
 def test_a_failed_order_can_be_inspected(bulltask_worker: InlineWorker) -> None:
     result = order.delay("ann@example.com", [Line("pot", 1, 1)])
-    [event] = bulltask_worker.drain(propagate=False)
+    [event] = bulltask_worker.run_jobs(propagate=False)
     assert isinstance(event, JobFailed)
     assert result.state is JobState.FAILED
     with pytest.raises(PermanentError, match="sold out"):
@@ -208,7 +208,7 @@ def test_a_first_failed_attempt_is_not_a_failed_job(
 ) -> None:
     monkeypatch.setattr(tasks, "bank", FakeBank(1))
     result = charge.delay("ann@example.com", 100)
-    [event] = bulltask_worker.drain()
+    [event] = bulltask_worker.run_jobs()
     assert isinstance(event, JobRetried)
     assert result.state is JobState.DELAYED
 
@@ -229,7 +229,7 @@ def test_an_order_that_nobody_handles_for_an_hour_expires(
 ) -> None:
     checkout("ann@example.com", CART)
     bulltask_clock.advance(timedelta(minutes=61))
-    [event] = bulltask_worker.drain(propagate=False)
+    [event] = bulltask_worker.run_jobs(propagate=False)
     assert isinstance(event, JobFailed)
     assert tasks.PAYMENTS == []
 

@@ -62,13 +62,13 @@ class RunningBackend(BulltaskBackend):
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         result = super().enqueue(task, args, kwargs)
         with InlineWorker(project_app()) as worker:
-            worker.drain(propagate=False)
+            worker.run_jobs(propagate=False)
         return self.get_result(result.id)
 
     async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         result = await super().aenqueue(task, args, kwargs)
         with InlineWorker(project_app()) as worker:
-            await worker.adrain(propagate=False)
+            await worker.arun_jobs(propagate=False)
         return await self.aget_result(result.id)
 
 

@@ -48,7 +48,7 @@ def test_a_connection_is_closed_after_the_task(app: App, worker: InlineWorker) -
     seen = list[Any]()
     app.task(name="query")(lambda: seen.append(query()))
     app.send_task("query")
-    worker.drain()
+    worker.run_jobs()
     assert (len(seen), connection.connection) == (1, None)
 
 
@@ -61,7 +61,7 @@ def test_a_broken_connection_is_replaced_before_the_next_task(
     seen = list[Any]()
     app.task(name="query")(lambda: seen.append(query()))
     app.send_task("query")
-    worker.drain()
+    worker.run_jobs()
     assert seen != [first]
     assert connection.connection is seen[0], "kept, because CONN_MAX_AGE is unlimited"
 
@@ -71,7 +71,7 @@ def test_a_connection_in_a_transaction_of_a_test_is_not_closed(app: App, worker:
     with transaction.atomic():
         opened = query()
         result = app.send_task("query")
-        worker.drain()
+        worker.run_jobs()
         assert (result.get(), connection.connection) == (id(opened), opened)
 
 
@@ -88,7 +88,7 @@ def test_async_tasks_share_a_connection_which_is_closed_when_no_other_runs(app: 
 
     app.send_task("query")
     result = app.send_task("ask")
-    worker.drain()
+    worker.run_jobs()
     assert (len(seen), result.get()) == (1, True)
 
 
@@ -110,7 +110,7 @@ def test_queries_that_debug_records_do_not_pile_up(app: App, worker: InlineWorke
     app.task(name="query")(lambda: (query(), len(connection.queries))[1])
     with override_settings(DEBUG=True):
         results = [app.send_task("query"), app.send_task("query")]
-        worker.drain()
+        worker.run_jobs()
     assert [result.get() for result in results] == [1, 1]
 
 
@@ -119,7 +119,7 @@ def test_caches_are_closed(app: App, worker: InlineWorker, monkeypatch: pytest.M
     monkeypatch.setattr(type(caches["default"]), "close", lambda self: closed.append("closed"))
     app.task(name="read")(lambda: caches["default"].get("key"))
     app.send_task("read")
-    worker.drain()
+    worker.run_jobs()
     assert closed == ["closed"]
 
 
@@ -135,7 +135,7 @@ def test_other_middleware_may_use_the_connection(app: App, worker: InlineWorker)
     app.middleware.add_outermost(DjangoConnections())  # has no effect: there is one
     app.task(name="nothing")(lambda: None)
     app.send_task("nothing")
-    worker.drain()
+    worker.run_jobs()
     assert (opened, connection.connection) == ([True], None)
 
 

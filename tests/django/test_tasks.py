@@ -58,7 +58,7 @@ def test_a_task_runs_in_a_worker_and_its_result_is_read_from_redis(
     result = task.enqueue(1, b=2)
     assert (result.status, result.args, result.kwargs, result.attempts) == (READY, [1], {"b": 2}, 0)
     assert task.get_result(result.id) == result
-    worker.drain()
+    worker.run_jobs()
     done = task.get_result(result.id)
     assert (done.status, done.return_value, done.attempts, done.errors) == (SUCCESSFUL, 3, 1, [])
     assert (done.task, done.worker_ids) == (task, ["in-process"])
@@ -70,7 +70,7 @@ def test_a_task_runs_in_a_worker_and_its_result_is_read_from_redis(
 
 async def test_async_code_enqueues_and_reads_results(project: App, worker: InlineWorker) -> None:
     result = await tasks.add_async.aenqueue(1)
-    await worker.adrain()
+    await worker.arun_jobs()
     await result.arefresh()
     assert (result.return_value, (await tasks.add_async.aget_result(result.id)).return_value) == (1, 1)
 
@@ -94,7 +94,7 @@ def test_jobs_run_in_the_order_of_their_priorities(project: App, worker: InlineW
     tasks.CALLS.clear()
     for priority in (-5, 0, 100):
         tasks.note.using(priority=priority).enqueue(priority)
-    worker.drain()
+    worker.run_jobs()
     assert tasks.CALLS == [100, 0, -5]
 
 
@@ -113,14 +113,14 @@ def test_run_after_delays_a_job(project: App, worker: InlineWorker) -> None:
 def test_without_use_tz_times_are_those_of_the_projects_time_zone(project: App, worker: InlineWorker) -> None:
     result = tasks.add.using(run_after=datetime.now() + timedelta(minutes=5)).enqueue(1)  # noqa: DTZ005
     assert (result.enqueued_at.tzinfo, tasks.add.get_result(result.id).enqueued_at) == (None, result.enqueued_at)
-    assert worker.drain() == []
+    assert worker.run_jobs() == []
     worker.run_for(timedelta(minutes=6))
     assert tasks.add.get_result(result.id).status == SUCCESSFUL
 
 
 def test_a_task_with_context_receives_its_result(project: App, worker: InlineWorker) -> None:
     result = tasks.describe.using(queue_name="mail", priority=7).enqueue()
-    worker.drain()
+    worker.run_jobs()
     assert tasks.describe.get_result(result.id).return_value == [result.id, 1, RUNNING, 7, "mail"]
     assert tasks.CALLS[-1].started_at is not None
 
@@ -130,7 +130,7 @@ def test_a_failed_task_has_its_exception_and_traceback(
     project: App, worker: InlineWorker, kind: str, error: type[BaseException]
 ) -> None:
     result = tasks.fail.enqueue(kind)
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     result.refresh()
     assert (result.status, result.is_finished, result.attempts) == (FAILED, True, 1)
     assert result.errors[0].exception_class is error
@@ -145,7 +145,7 @@ def test_a_task_that_is_retried_is_ready_again_and_its_attempts_are_recorded(
     project: App, worker: InlineWorker, task: Any, sent: list[Any]
 ) -> None:
     result = task.enqueue()
-    worker.drain()
+    worker.run_jobs()
     result.refresh()
     first = result.started_at
     assert (result.status, result.attempts, result.finished_at) == (READY, 1, None)
@@ -159,7 +159,7 @@ def test_a_task_that_is_retried_is_ready_again_and_its_attempts_are_recorded(
 
 def test_options_of_the_backend_are_those_of_its_tasks(project: App, worker: InlineWorker) -> None:
     result = tasks.fail.using(backend="any").enqueue("connection")
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     result.refresh()
     assert (result.status, result.backend, result.task.backend) == (FAILED, "any", "any")
 
@@ -171,7 +171,7 @@ def test_without_queues_any_queue_can_be_used_and_its_results_are_found(project:
 
 def test_a_return_value_that_is_not_json_fails_the_task(project: App, worker: InlineWorker) -> None:
     result = tasks.unserializable.enqueue()
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     result.refresh()
     assert result.errors[0].exception_class is TypeError
 
@@ -187,10 +187,10 @@ def test_signals_are_sent_in_the_processes_that_enqueue_and_run(
 ) -> None:
     tasks.add.enqueue(1)
     assert sent == [("task_enqueued", READY, BulltaskBackend)]
-    worker.drain()
+    worker.run_jobs()
     assert sent[1:] == [("task_started", RUNNING, BulltaskBackend), ("task_finished", SUCCESSFUL, BulltaskBackend)]
     tasks.fail.enqueue("value")
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert sent[-1] == ("task_finished", FAILED, BulltaskBackend)
 
 
@@ -205,7 +205,7 @@ def test_a_receiver_that_raises_changes_no_outcome(
     try:
         with caplog.at_level(logging.CRITICAL):
             result = tasks.add.enqueue(1)
-            worker.drain()
+            worker.run_jobs()
     finally:
         for signal in (signals.task_enqueued, signals.task_started, signals.task_finished):
             signal.disconnect(refuse)

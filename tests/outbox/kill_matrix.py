@@ -82,13 +82,13 @@ class Matrix:
         with use_server(self.app, self.broker_url), InlineWorker(self.app) as worker:
             self._write(count)
             while self._relay_in_child(count) == signal.SIGKILL:
-                worker.drain()
+                worker.run_jobs()
                 self._relay()  # sends what the first relay may have sent
-                worker.drain()
+                worker.run_jobs()
                 assert self.outbox.backlog().waiting == 0
                 count += 1
                 self._write(count)
-            worker.drain()
+            worker.run_jobs()
         names = {f"{number}{rest}" for number in range(1, count + 1) for rest in ("", " own", " a", " b", " body")}
         assert self.ran == Counter(names), {name: self.ran[name] for name in names ^ {*self.ran} if self.ran[name] != 1}
         return count - 1

@@ -97,7 +97,7 @@ def test_a_call_that_is_rolled_back_never_runs(
             outbox.delay(session, add, 3)
             savepoint.rollback()
     assert outbox.relay() == 1
-    inline.drain()
+    inline.run_jobs()
     assert ran == [(2, 0)]
 
 
@@ -127,7 +127,7 @@ def test_rows_are_sent_in_insertion_order(
         for number in range(30):
             outbox.delay(session, add, number)
     assert outbox.relay() == 30
-    inline.drain()
+    inline.run_jobs()
     assert ran == [(number, 0) for number in range(30)]
 
 
@@ -213,10 +213,10 @@ def test_a_row_that_is_sent_again_adds_nothing_even_if_its_job_has_run_and_was_r
         outbox.delay(session, add, 5)
     for _ in range(3):
         _send_without_deleting(outbox)
-        inline.drain()
+        inline.run_jobs()
     assert not redis_client.keys("bull:{default}:*-*-*")
     assert outbox.relay() == 4
-    inline.drain()
+    inline.run_jobs()
     assert sorted(ran, key=str) == sorted([(1, 0), (2, 0), (3, 0), (4, 0), ("total", 7), (5, 0)], key=str)
 
 
@@ -227,7 +227,7 @@ def test_a_job_id_can_be_used_again_after_its_job_was_removed(
         with session.begin():
             outbox.send(session, app.tasks["add"].s(1).set(job_id="mine"))
         outbox.relay()
-        inline.drain()
+        inline.run_jobs()
     assert ran == [(1, 0), (1, 0)]
 
 
@@ -242,7 +242,7 @@ def test_a_row_that_cannot_be_sent_fails_with_its_error_and_does_not_block_other
         outbox.send(session, (add.s(3) | add.s(4)))
         session.execute(sa.insert(outbox.table).values(version=2, created_ms=0, payload="of a newer version"))
     assert outbox.relay() == 2
-    inline.drain()
+    inline.run_jobs()
     assert ran == [(1, 0), (3, 0), (3, 4)]
     with engine.connect() as connection:
         errors = connection.scalars(sa.select(outbox.table.c.error).order_by(outbox.table.c.id)).all()
@@ -267,7 +267,7 @@ def test_rows_stay_while_redis_is_down_and_are_sent_when_it_is_back(
         outbox.relay()
     assert outbox.backlog().waiting == 1
     assert Outbox(app, engine).relay() == 1
-    inline.drain()
+    inline.run_jobs()
     assert ran == [(1, 0)]
 
 
@@ -300,7 +300,7 @@ def test_a_relay_continues_after_an_outage_of_the_database(
     assert pauses[1] >= 0.08, "the relay waits before it tries again"
     assert pauses[2:] == [0.01] * 2, "then it reads every `poll_interval`"
     assert [event for _, event in log.lines] == ["Outbox rows could not be sent", "Outbox relay recovered"]
-    inline.drain()
+    inline.run_jobs()
     assert ran == [(1, 0)]
 
 
@@ -344,11 +344,11 @@ def test_many_relays_at_the_same_time_add_each_job_once(
     for thread in threads:
         thread.start()
     while outbox.backlog().waiting:
-        inline.drain()
+        inline.run_jobs()
     stop.set()
     for thread in threads:
         thread.join()
-    inline.drain()
+    inline.run_jobs()
     assert sorted(x for x, _ in ran) == [-1] * (rows // 10) + list(range(rows))
 
 

@@ -201,18 +201,18 @@ def test_an_interrupted_demo_stops_its_worker_and_server_and_leaves_no_file(
 
 def test_a_signal_that_arrives_in_a_finalizer_stops_the_demo() -> None:
     program = """
-import os, signal, stage
+import os, processes, signal
 
 class Thing:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
 
-stage.install_signal_handlers()
+processes.install_signal_handlers()
 thing = Thing()
 try:
     del thing
     signal.pause()
-except stage.Interrupted as interrupted:
+except processes.Interrupted as interrupted:
     print(interrupted.number)
 """
     with run_program(program, PYTHONPATH=f"{ROOT}{os.pathsep}{DEMO}") as running:

@@ -81,14 +81,14 @@ def test_waiting_jobs_run_in_batches_and_each_has_its_own_result(
     app: App, worker: InlineWorker, sizes: list[int]
 ) -> None:
     jobs = send(app, *["a" * count for count in range(10)])
-    worker.drain()
+    worker.run_jobs()
     assert [job.get() for job in jobs] == list(range(10))
     assert sizes == [4, 4, 2]
 
 
 def test_one_job_fails_one_is_retried_and_the_others_complete(app: App, worker: InlineWorker, sizes: list[int]) -> None:
     bad, again, own, good = send(app, "permanent", "again", "own", "good")
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert (bad.state, again.state, own.get(), good.get()) == (JobState.FAILED, JobState.DELAYED, -1, 4)
     worker.run_for(6)
     assert again.get() == 5
@@ -101,7 +101,7 @@ def test_an_exception_applies_to_jobs_that_did_not_end_individually(
     app: App, worker: InlineWorker, sizes: list[int]
 ) -> None:
     own, raising, third = send(app, "own", "raise", "third")
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert own.get() == -1
     assert [raising.state, third.state] == [JobState.FAILED] * 2
     assert [str(job.info) for job in (raising, third)] == ["all"] * 2
@@ -111,7 +111,7 @@ def test_a_job_that_fails_individually_is_retried_by_the_tasks_rules(
     app: App, worker: InlineWorker, sizes: list[int]
 ) -> None:
     later, good = send(app, "transient", "good")
-    worker.drain()
+    worker.run_jobs()
     assert (later.state, good.get()) == (JobState.DELAYED, 4)
     worker.run_for(60)
     assert later.get() == 9
@@ -123,7 +123,7 @@ def test_a_job_of_another_task_ends_a_batch_and_keeps_its_place(
     send(app, "a", "b")
     app.send_task("other")
     send(app, "c")
-    events = worker.drain()
+    events = worker.run_jobs()
     assert [getattr(event, "task", None) for event in events] == ["length", "length", "other", "length"]
     assert sizes == [2, 1]
 
@@ -133,7 +133,7 @@ def test_prioritized_and_paused_jobs_are_collected_as_a_worker_would_acquire_the
 ) -> None:
     late, early = (app.send_task("length", ("x",), priority=priority) for priority in (2, 1))
     first = app.send_task("length", ("y",))
-    events = worker.drain()
+    events = worker.run_jobs()
     assert [event.job_id for event in events] == [first.id, early.id, late.id]  # type: ignore[attr-defined]
     assert sizes == [3]
 
@@ -158,14 +158,14 @@ def test_the_data_of_a_job_is_the_argument(app: App, worker: InlineWorker) -> No
     assert_enqueued(app, index, (Document("a", date(2026, 2, 3)),))
     app.queue("default").add(index.name, {"url": "b"})
     app.send_task(index.name, kwargs={"url": "c"})
-    worker.drain()
+    worker.run_jobs()
     assert got == [Document("a", date(2026, 2, 3)), Document("b"), Document("c")]
     got.clear()
 
     count.delay({"url": "d"})
     for value in ([1, 2], None, "text", {"x": 1}):
         anything.delay(value)
-    worker.drain()
+    worker.run_jobs()
     assert got == [{"url": "d"}, [1, 2], None, "text", {"x": 1}]
 
     with pytest.raises(EncodeError):
@@ -202,7 +202,7 @@ def test_malformed_data_fails_one_job_of_a_batch(app: App, worker: InlineWorker)
     queue = app.queue("default")
     bad, empty = queue.add(index.name, {"uri": "a"}), queue.add(index.name, [])
     good = index.delay(Document("a"))
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert good.get() == "a"
     for job in (bad, empty):
         with pytest.raises(InvalidJobError):
@@ -218,7 +218,7 @@ def test_a_function_that_does_not_return_one_result_for_each_job_fails_all(
         return returned
 
     jobs = [wrong.delay(1), wrong.delay(2)]
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     for job in jobs:
         with pytest.raises(PermanentError, match=r"batch task wrong returned .* for 2 jobs"):
             job.get()
@@ -238,7 +238,7 @@ def test_canvases_pass_results_to_and_from_the_jobs_of_a_batch(app: App, worker:
         return [" + ".join(job.data) for job in jobs]
 
     result = (group(find.s("a") | index.s(), index.s(Document("b"))) | join.s()).delay()
-    worker.drain()
+    worker.run_jobs()
     assert sorted(str(result.get()).split(" + ")) in [["1 a", "1 b"], ["2 a", "2 b"]]
 
 
@@ -262,7 +262,7 @@ def test_async_functions_receive_batches(app: App, worker: InlineWorker) -> None
         return [2 * job.data for job in jobs]
 
     jobs = [double.delay(number) for number in range(3)]
-    worker.drain()
+    worker.run_jobs()
     assert [job.get() for job in jobs] == [0, 2, 4]
 
 
@@ -287,7 +287,7 @@ def test_hooks_are_called_for_each_job(app: App, worker: InlineWorker, sizes: li
 
     try:
         jobs = send(app, "a", "drop", "permanent")
-        worker.drain(propagate=False)
+        worker.run_jobs(propagate=False)
     finally:
         task_success.disconnect(succeeded)
     assert sizes == [2]

@@ -50,13 +50,13 @@ def test_retries_that_a_task_requests_have_their_own_limit(
 
     with use_server(app, broker_url), InlineWorker(app) as worker:
         asks.apply_async(**call)
-        worker.drain(propagate=False)
+        worker.run_jobs(propagate=False)
         assert runs == list(range(attempts))
         runs.clear()
         fails.delay()
-        worker.drain(propagate=False)
+        worker.run_jobs(propagate=False)
         worker.clock.advance(10)
-        worker.drain(propagate=False)
+        worker.run_jobs(propagate=False)
         assert (runs == [-1]) == (settings.get("task_max_retries") == 0)  # nothing is retried without a request
 
 
@@ -84,12 +84,12 @@ def test_autoretry_for_asks_for_retries_like_self_retry(
 
     with use_server(app, broker_url), InlineWorker(app) as worker:
         raises.delay(transient=False)
-        worker.drain(propagate=False)
+        worker.run_jobs(propagate=False)
         assert runs == [KeyError] * attempts
         runs.clear()
         if settings.get("task_max_retries") == 0 and not options:
             raises.delay(transient=True)
-            worker.drain(propagate=False)
+            worker.run_jobs(propagate=False)
             assert runs == [ConnectionError]  # not in autoretry_for, so nothing has asked for a retry
 
 
@@ -102,7 +102,7 @@ def test_a_call_of_retry_may_permit_more_retries_than_the_task(app: App, worker:
         self.retry(countdown=0, max_retries=4)
 
     asks_often.delay()
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert runs == [0, 1, 2, 3, 4]
 
 
@@ -113,9 +113,9 @@ def test_a_retry_may_expire(app: App, worker: InlineWorker, expires: Any) -> Non
         self.retry(countdown=10, expires=expires)
 
     handle = expires_soon.delay()
-    worker.drain()
+    worker.run_jobs()
     worker.clock.advance(10)
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     with pytest.raises(JobExpiredError):
         handle.get()
 
@@ -130,12 +130,12 @@ def test_a_retry_may_have_an_eta(app: App, worker: InlineWorker) -> None:
             self.retry(eta=datetime.fromtimestamp(app.now_ms() / 1000 + 60, UTC))
 
     later.delay()
-    worker.drain()
+    worker.run_jobs()
     worker.clock.advance(59)
-    worker.drain()
+    worker.run_jobs()
     assert runs == [0]
     worker.clock.advance(2)
-    worker.drain()
+    worker.run_jobs()
     assert runs == [0, 1]
 
 
@@ -152,7 +152,7 @@ def test_the_request_has_celerys_fields(app: App, worker: InlineWorker) -> None:
         return "value"
 
     look.apply_async(("sender",), priority=7)
-    worker.drain()
+    worker.run_jobs()
     sender, sent, last = (requests[name] for name in ("sender", "sent", "sent by sent"))
     assert (sender.root_id, sender.parent_id) == (sender.id, None)
     assert (sent.root_id, sent.parent_id) == (sender.id, sender.id)
@@ -174,7 +174,7 @@ def test_the_request_names_the_previous_step_and_the_chord(app: App, worker: Inl
 
     (step.s(0, "first") | step.s("second")).delay()
     chord(group(step.s(0, "member"), step.s(0, "other")), step.s("body")).delay()
-    worker.drain()
+    worker.run_jobs()
     assert (requests["second"].parent_id, requests["second"].root_id) == (requests["first"].id,) * 2
     assert requests["member"].group == requests["member"].chord == requests["body"].id
     assert (requests["first"].group, requests["body"].group) == (None, None)
@@ -193,7 +193,7 @@ def test_the_request_of_a_groups_member_has_the_id_of_the_group(app: App, worker
     after = (step.si("before") | group(step.si("after"), step.si("other"))).delay()
     nested = group(step.si("a"), step.si("b") | group(step.si("inner"), step.si("c"))).delay()
     step.si("alone").delay()
-    worker.drain()
+    worker.run_jobs()
     assert {name: groups[name] for name in ("member", "last", "after", "a", "inner")} == {
         "member": flat.id,
         "last": flat.id,
@@ -214,9 +214,9 @@ def test_the_request_has_the_eta_and_the_expiry_of_the_call(app: App, worker: In
     eta = worker.clock.now().replace(microsecond=0) + timedelta(hours=1)
     look.apply_async(eta=eta)
     worker.clock.advance(3_600)
-    worker.drain()
+    worker.run_jobs()
     look.apply_async(expires=datetime(2090, 1, 1, tzinfo=UTC))
-    worker.drain()
+    worker.run_jobs()
     look.apply()
     assert [(one.eta, one.expires, one.is_eager) for one in requests] == [
         (eta.isoformat(), None, False),
@@ -247,7 +247,7 @@ def test_every_job_of_a_canvas_knows_its_root_and_its_parent(app: App, worker: I
     node.delay("replaced")
     chord([node.si("m"), node.si("n")], node.si("body")).delay()
     (node.si("before") | node.si("fails").on_error(node.si("errback"))).delay()
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     ids = {name: request.id for name, request in requests.items()}
     first = ids["1"]
     assert [relatives(name) for name in "123456"] == [
@@ -290,7 +290,7 @@ def test_self_has_celerys_attributes_of_the_task(app: App, worker: InlineWorker)
         return who
 
     handle = attributes.delay("first")
-    worker.drain()
+    worker.run_jobs()
     assert handle.get() == "first"
     assert [app.result(job_id).get() for job_id in seen["ids"]] == ["second", "third"]
     assert seen["same"]
@@ -319,7 +319,7 @@ def test_max_retries_of_self_is_the_limit_of_the_running_job(
         return [self.max_retries, self.default_retry_delay]
 
     handle = limit.apply_async(**call)
-    worker.drain()
+    worker.run_jobs()
     assert handle.get() == [expected, 1.0]
 
 
@@ -335,7 +335,7 @@ def test_a_task_that_retries_itself_can_compare_its_retries_with_max_retries(bro
 
     with use_server(app, broker_url), InlineWorker(app) as worker:
         handle = compares.delay()
-        worker.drain()
+        worker.run_jobs()
         assert handle.get() == "gave up"
     assert runs == [(0, 3), (1, 3), (2, 3), (3, 3)]  # 3 is Celery's default
 
@@ -368,7 +368,7 @@ def test_current_task_is_self_of_the_running_task_and_none_outside(app: App, wor
 
     for task in (unbound, awaited, bound, based):
         handle = task.delay(7)
-        worker.drain()
+        worker.run_jobs()
         assert handle.get() == [task.name, handle.id, {"x": 7}, 2]
         assert handle.progress == {"state": "PROGRESS", "meta": {"done": 1}}
         assert task.apply((7,)).get()[0] == task.name

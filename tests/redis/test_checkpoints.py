@@ -285,14 +285,14 @@ def test_a_job_that_completes_has_no_cursor_so_that_a_retry_from_a_dashboard_sta
 
     job_id = task.delay().id
     for cursor in (5, 7):
-        worker.drain(propagate=False)
+        worker.run_jobs(propagate=False)
         assert checkpoint_of(plain, job_id)["cursor"] == cursor
         app.queue("default").get_job(job_id).retry()  # type: ignore[union-attr]
-    worker.drain()
+    worker.run_jobs()
     assert items.seen == [*range(6), 5, 6, 7, 7, 8, 9]
     assert plain.hget(f"bull:{{default}}:{job_id}", FIELD) == ""
     app.queue("default").get_job(job_id).retry("completed")  # type: ignore[union-attr]
-    worker.drain()
+    worker.run_jobs()
     assert items.seen[12:] == NUMBERS
 
 
@@ -332,7 +332,7 @@ def test_a_worker_that_has_lost_its_lock_does_not_move_the_cursor_and_stops(
 
     job_id = task.delay().id
     with pytest.raises(LockMismatchError):
-        worker.drain()
+        worker.run_jobs()
     assert seen == [0, 1, 2, 3]
     assert checkpoint_of(plain, job_id)["cursor"] == 3
 
@@ -385,11 +385,11 @@ def test_the_limit_of_started_attempts_counts_from_the_last_checkpoint(broker_ur
 
     with use_server(app, broker_url), InlineWorker(app) as worker:
         moves.delay()
-        worker.drain()
+        worker.run_jobs()
         assert max(seen) == 7
         stays.delay()
         with pytest.raises(PermanentError, match="started more than allowable limit"):
-            worker.drain()
+            worker.run_jobs()
 
 
 def test_a_checkpoint_is_stored_even_if_redis_is_out_of_memory(
@@ -408,7 +408,7 @@ def test_a_checkpoint_is_stored_even_if_redis_is_out_of_memory(
 
     try:
         task.delay()
-        worker.drain()
+        worker.run_jobs()
     finally:
         plain.config_set("maxmemory", 0)
     assert cursors == [2]

@@ -52,7 +52,7 @@ def test_a_name_is_only_a_part_of_its_own_keys(broker_url: str, redis_client: re
         sent = echo.apply_async((name,), queue=name, job_id=f"id-{name}", deduplication=name, headers={name: name})
         queue = app.queue(name)
         queue.schedulers.upsert(name, name=name, every=3600, data={"value": name})
-        worker.drain()
+        worker.run_jobs()
         assert sent.get() == name
         assert [scheduler.id for scheduler in queue.schedulers.list()] == [name]
         assert queue.get_job(f"id-{name}").name == name  # type: ignore[union-attr]

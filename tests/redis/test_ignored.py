@@ -49,7 +49,7 @@ def test_ignore_after_the_state_failure_fails_the_job_with_the_reason_in_meta(
     app: App, worker: InlineWorker, meta: Any, kind: type[Exception], reason: str
 ) -> None:
     handle = app.tasks["ends"].delay("FAILURE", meta)
-    (failure,) = [event for event in worker.drain(propagate=False) if isinstance(event, JobFailed)]
+    (failure,) = [event for event in worker.run_jobs(propagate=False) if isinstance(event, JobFailed)]
     assert (failure.error, failure.attempts_made, failure.expected) == (reason, 1, True)
     snapshot = handle.snapshot()
     assert (snapshot.state, snapshot.failed_reason, handle.status) == (JobState.FAILED, reason, "FAILURE")
@@ -64,7 +64,7 @@ def test_ignore_after_the_state_failure_fails_the_job_with_the_reason_in_meta(
 def test_ignore_after_other_states_revokes_or_completes_the_job(app: App, worker: InlineWorker) -> None:
     ends = app.tasks["ends"]
     revoked, succeeded, other = ends.delay("REVOKED"), ends.delay("SUCCESS", {"rows": 3}), ends.delay("SKIPPED", 1)
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     with pytest.raises(TaskRevokedError):
         revoked.get()
     assert (revoked.status, succeeded.status, other.status) == ("REVOKED", "SUCCESS", "SUCCESS")
@@ -87,7 +87,7 @@ def test_only_the_last_state_of_the_attempt_that_ends_with_ignore_counts(app: Ap
 
     # The second attempt also sets FAILURE before it ends.
     returns, retries, goes_on = (changes.delay(how) for how in ("returns", "retries", "goes on"))
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     results: list[str | None] = [returns.get(), goes_on.get()]
     assert results == ["done", None]
     assert (retries.status, retries.snapshot().failed_reason) == ("FAILURE", "no")
@@ -118,7 +118,7 @@ def test_the_state_may_be_set_in_async_tasks_task_classes_and_functions_that_a_t
         raise Ignore
 
     handles = [task.delay() for task in (awaits, unbound, based)]
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert [handle.snapshot().failed_reason for handle in handles] == ["async", "unbound", "based"]
     assert failures == ["based"]  # the job has failed, so the handlers for failures are called
     assert unbound.apply(throw=False).failed()

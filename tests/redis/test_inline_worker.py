@@ -71,9 +71,9 @@ def test_drain_runs_the_waiting_jobs_of_all_queues_in_the_calling_thread(app: Ap
 
     for queue in ("default", "mail", "reports"):
         where.apply_async(queue=queue)
-    assert [type(event) for event in worker.drain()] == [JobCompleted] * 3
+    assert [type(event) for event in worker.run_jobs()] == [JobCompleted] * 3
     assert threads == [threading.current_thread()] * 3
-    assert worker.drain() == []
+    assert worker.run_jobs() == []
 
 
 @pytest.mark.every_topology
@@ -85,7 +85,7 @@ def test_drain_runs_the_jobs_that_tasks_send_even_to_a_new_queue(
         send(app, "second", queue="new")
 
     first.delay()
-    assert len(worker.drain()) == 2
+    assert len(worker.run_jobs()) == 2
     assert ran == ["second"]
 
 
@@ -93,7 +93,7 @@ def test_arguments_and_results_are_json_in_redis_as_in_production(
     app: App, worker: InlineWorker, ran: list[Any], redis_client: redis.Redis
 ) -> None:
     result = send(app, (1, 2))
-    worker.drain()
+    worker.run_jobs()
     assert ran == [[1, 2]]
     stored: Any = redis_client.hgetall(f"bull:{{default}}:{result.id}")
     assert (json.loads(stored["data"]), json.loads(stored["returnvalue"])) == ({"value": [1, 2]}, [1, 2])
@@ -109,9 +109,9 @@ def test_drain_raises_the_exception_of_a_task_and_leaves_the_jobs_after_it(
     failed = fail.delay()
     send(app)
     with pytest.raises(LookupError, match="no such order"):
-        worker.drain()
+        worker.run_jobs()
     assert (failed.state, ran) == (JobState.FAILED, [])
-    worker.drain()
+    worker.run_jobs()
     assert ran == [1]
 
 
@@ -121,7 +121,7 @@ def test_drain_without_propagate_only_stores_the_exception(app: App, worker: Inl
         raise SystemExit("no such order")
 
     failed = fail.delay()
-    [event] = worker.drain(propagate=False)
+    [event] = worker.run_jobs(propagate=False)
     assert isinstance(event, JobFailed)
     assert failed.snapshot().failed_reason == "no such order"
 
@@ -131,13 +131,13 @@ def test_a_job_with_arguments_that_do_not_match_its_task_fails_the_drain(
 ) -> None:
     app.queue("default").add("note", {"text": 1})
     with pytest.raises(PermanentError, match="does not match note"):
-        worker.drain()
+        worker.run_jobs()
 
 
 def test_a_queue_with_jobs_for_other_workers_is_left_alone(app: App, worker: InlineWorker, ran: list[Any]) -> None:
     resize = app.queue("images").add("image.resize", {"width": 100})
     send(app)
-    assert len(worker.drain()) == 1
+    assert len(worker.run_jobs()) == 1
     assert [job.id for job in assert_enqueued(app, "image.resize", kwargs={"width": 100})] == [resize.id]
     with pytest.raises(
         ResultTimeoutError, match=r"still waiting, and no job is due; task 'image\.resize', which is next"
@@ -149,7 +149,7 @@ def test_a_job_of_an_unknown_task_fails_if_the_app_says_so(broker_url: str, app:
     with use_server(app, broker_url, task_unknown="fail"), InlineWorker(app) as strict:
         app.send_task("unknown")
         with pytest.raises(PermanentError, match="'unknown' is not registered"):
-            strict.drain()
+            strict.run_jobs()
 
 
 def test_a_task_that_sends_itself_again_and_again_is_reported(
@@ -163,7 +163,7 @@ def test_a_task_that_sends_itself_again_and_again_is_reported(
 
     again.delay()
     with pytest.raises(BulltaskError, match="does a task send itself again"):
-        worker.drain()
+        worker.run_jobs()
 
 
 def test_patches_of_the_test_apply_to_the_tasks(
@@ -186,7 +186,7 @@ def test_bound_tasks_report_progress_and_log_lines_to_redis(app: App, worker: In
         self.update_progress({"retries": self.request.retries})
 
     result = report.delay()
-    worker.drain()
+    worker.run_jobs()
     job = app.queue("default").get_job(result.id)
     assert job is not None
     assert (result.progress, job.get_logs().lines) == ({"retries": 0}, ("half done",))
@@ -197,7 +197,7 @@ def test_listeners_of_the_app_receive_the_events(app: App, worker: InlineWorker,
     app.on(JobStarted, received.append)
     app.on(JobCompleted, received.append)
     send(app)
-    worker.drain()
+    worker.run_jobs()
     assert [type(event) for event in received] == [JobStarted, JobCompleted]
 
 
@@ -208,14 +208,14 @@ def test_the_exception_of_a_listener_is_a_warning(app: App, worker: InlineWorker
 
     send(app)
     with pytest.warns(RuntimeWarning, match="broken raised ValueError"):
-        worker.drain()
+        worker.run_jobs()
 
 
 @pytest.mark.every_topology
 def test_parents_of_a_flow_run_after_their_children(app: App, worker: InlineWorker, ran: list[Any]) -> None:
     children = [FlowJob("note", "parts{default}", {"value": part}) for part in ("a", "b")]
     app.flows().add(FlowJob("note", "default", {"value": "whole"}, children=children))
-    worker.drain()
+    worker.run_jobs()
     assert ran == ["a", "b", "whole"]
 
 
@@ -256,7 +256,7 @@ def test_async_tasks_share_one_event_loop_in_sync_tests(app: App, worker: Inline
         loops.append(asyncio.get_running_loop())
 
     where.delay()
-    worker.drain()
+    worker.run_jobs()
     where.delay().get()
     assert loops[0] is loops[1]
 
@@ -270,7 +270,7 @@ async def test_async_tasks_run_on_the_event_loop_of_an_async_test(app: App, work
     loop = asyncio.get_running_loop()
     assert await (await where.adelay())
     await where.adelay()
-    [event] = await worker.adrain()
+    [event] = await worker.arun_jobs()
     assert isinstance(event, JobCompleted)
     assert event.result is True
     await app.aclose()
@@ -280,7 +280,7 @@ async def test_a_sync_drain_in_an_async_test_runs_async_tasks_on_another_thread(
     app: App, worker: InlineWorker, ran: list[Any]
 ) -> None:
     send(app, task="anote")
-    worker.drain()
+    worker.run_jobs()
     assert ran == [1]
     worker.close()
 
@@ -308,12 +308,12 @@ def test_a_delayed_job_runs_when_the_clock_shows_its_time(
     send(app, countdown=3600)
     send(app, 2, eta=clock.now() + timedelta(hours=2))
     clock.advance(3599)
-    assert worker.drain() == []
+    assert worker.run_jobs() == []
     clock.advance(timedelta(seconds=1.5))
-    worker.drain()
+    worker.run_jobs()
     assert ran == [1]
     clock.advance(3600)
-    worker.drain()
+    worker.run_jobs()
     assert ran == [1, 2]
 
 
@@ -353,7 +353,7 @@ def test_a_job_expires_when_the_clock_is_advanced(
 ) -> None:
     result = send(app, expires=60)
     clock.advance(61)
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert (result.state, ran) == (JobState.FAILED, [])
 
 
@@ -375,7 +375,7 @@ def test_deduplication_and_rate_limits_follow_the_clock(
     assert send(app, 1, **throttled) == send(app, 2, **throttled)
     clock.advance(61)
     send(app, 3, **throttled)
-    worker.drain()
+    worker.run_jobs()
     assert ran == [1, 3]
 
     @app.task(bind=True)
@@ -395,7 +395,7 @@ def test_the_clock_follows_a_library_that_replaces_pythons_clock(
     send(app, countdown=3600)
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() + 3_601 * 10**9)
-    worker.drain()
+    worker.run_jobs()
     assert ran == [1]
 
 
@@ -568,7 +568,7 @@ def test_a_job_that_fails_with_an_exception_in_throws_is_an_expected_failure(app
 
     for key in ("key", "number"):
         expecting.delay(key)
-    failures = [event for event in worker.drain(propagate=False) if isinstance(event, JobFailed)]
+    failures = [event for event in worker.run_jobs(propagate=False) if isinstance(event, JobFailed)]
     assert [(type(event.exception), event.expected) for event in failures] == [(KeyError, True), (ValueError, False)]
 
 

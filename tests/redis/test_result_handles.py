@@ -45,11 +45,11 @@ def test_states_have_celerys_names_too(app: App, worker: InlineWorker) -> None:
     assert (handles[-1].status, handles[-1].result) == ("SUCCESS", "there")
 
     handles.append(walk.delay(fail=True))
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     failed = handles[-1]
     assert (failed.status, failed.state == "RETRY", repr(failed.info)) == ("RETRY", True, "KeyError('gone')")
     worker.clock.advance(10)
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert (failed.status, failed.state == "FAILURE", repr(failed.result)) == ("FAILURE", True, "KeyError('gone')")
 
     handles.append(walk.delay())

@@ -92,7 +92,7 @@ def test_iterate_yields_values_as_the_members_complete_and_times_out(app: App, w
     double = app.tasks["double"]
     results = ResultSet([double.apply_async((1,), countdown=3_600), double.delay(2)])
     values = results.iterate(timeout=1)
-    worker.drain()
+    worker.run_jobs()
     assert next(values) == 4
     with pytest.raises(ResultTimeoutError):
         next(values)
@@ -102,7 +102,7 @@ def test_iterate_yields_values_as_the_members_complete_and_times_out(app: App, w
 def test_a_result_set_revokes_and_forgets_its_members(app: App, worker: InlineWorker) -> None:
     double = app.tasks["double"]
     results = ResultSet([double.delay(1), double.apply_async((2,), countdown=60)])
-    worker.drain()
+    worker.run_jobs()
     assert results.revoke() == ["finished", "revoked"]
     wait_until(results.ready, 10, "both to finish")
     assert results.failed()

@@ -225,6 +225,6 @@ def test_hooks_are_called_when_a_test_runs_jobs_in_its_own_thread(broker_url: st
         signal.connect(receive, sender=task)
     with use_server(app, broker_url), InlineWorker(app) as worker:
         job = app.send_task(task)
-        worker.drain()
+        worker.run_jobs()
     after = [("task_success", job.id), ("task_postrun", job.id)]
     assert seen == [("task_prerun", job.id), "run", *after]

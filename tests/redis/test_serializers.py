@@ -151,7 +151,7 @@ def test_error_callbacks_receive_their_arguments_and_the_failure(make: MakeWorke
 
     value: Any = {1} if "task_serializer" in settings else [1]
     result = tasks["fail"].apply_async([7], link_error=app.signature("report", kwargs={"channel": value}))
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert calls == [(result.id, str(Refused(7, {"set": {1, 2}})), value)]
 
 
@@ -229,7 +229,7 @@ def test_each_job_of_a_batch_has_its_own_payloads(
 
     first = apply.delay((lambda x: {x, "secret"}) if is_pickled else "secret")
     failed, retried = apply.apply_async(["fail"], max_retries=0), apply.delay("retry")
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert first.get() == ({2, "secret"} if is_pickled else ["secret", "secret"])
     assert retried.get() == ["retry", "secret"]
     assert sizes == [3, 1]
@@ -252,7 +252,7 @@ def test_a_job_with_an_unsigned_pickle_does_not_fail_its_batch(make: MakeWorker,
     good = [same.delay({1}), same.delay({2})]
     envelope = Envelope("cloudpickle", dump({"jobs": WritesFile(tmp_path / "written")}, "it"))
     bad = app.queue("default").add("same", json.loads(envelope.to_json()))
-    worker.drain(propagate=False)
+    worker.run_jobs(propagate=False)
     assert [job.get() for job in good] == [{1}, {2}]
     with pytest.raises(Exception, match="is pickled but not signed"):
         app.result(bad.id).get()
@@ -275,7 +275,7 @@ def test_a_checkpointed_task_continues_on_an_encrypted_queue(
         return [word, self.cursor]
 
     result = loop.delay([0, 1, 2, 3], "secret")
-    worker.drain()
+    worker.run_jobs()
     assert list(result.get()) == ["secret", 4]
     assert seen == [0, 1, 2, 2, 3]
     assert "secret" not in str(stored(redis_client, result.id))
@@ -293,7 +293,7 @@ def test_a_job_with_a_foreign_pickle_fails_and_is_never_loaded(
     written = tmp_path / "written"
     envelope = Envelope("cloudpickle", dump({"value": WritesFile(written)}, "it"))
     app.queue("default").add("same", json.loads(envelope.to_json()))
-    (failed,) = worker.drain(propagate=False)
+    (failed,) = worker.run_jobs(propagate=False)
     assert isinstance(failed, JobFailed)
     reason = "is pickled but not signed" if accepts else "'cloudpickle', which this app does not accept"
     assert reason in failed.error

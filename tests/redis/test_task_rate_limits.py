@@ -116,7 +116,7 @@ def test_jobs_of_other_tasks_are_not_throttled(app: App, worker: InlineWorker, s
     for number in range(5):
         send(app, 5)
         app.send_task("other", (f"other {number}",))
-    worker.drain()
+    worker.run_jobs()
     assert starts.values == [0, *(f"other {number}" for number in range(5))]
 
 
@@ -136,7 +136,7 @@ def test_a_throttled_job_has_not_started(app: App, worker: InlineWorker, starts:
     started: list[JobStarted] = []
     app.on(JobStarted, started.append)
     first, second = send(app, 2)
-    worker.drain()
+    worker.run_jobs()
     assert [event.job_id for event in started] == [first.id]
     assert second.state is JobState.DELAYED
     assert server.hmget(f"bull:{{default}}:{second.id}", "ats", "atm") == ["0", None]
@@ -155,7 +155,7 @@ def test_a_retry_goes_before_the_throttled_jobs_and_waits_for_its_turn(
 def test_throttled_jobs_start_in_order_of_priority(app: App, worker: InlineWorker, starts: Starts) -> None:
     for priority in (9, 9, 1, 5, None, 1):
         app.send_task("limited", (priority,), priority=priority)
-    worker.drain()
+    worker.run_jobs()
     for priority in (1, 9, None):
         app.send_task("limited", (f"later {priority}",), priority=priority)
     worker.run_for(100)
@@ -165,7 +165,7 @@ def test_throttled_jobs_start_in_order_of_priority(app: App, worker: InlineWorke
 
 def test_a_lifo_job_goes_before_the_throttled_jobs(app: App, worker: InlineWorker, starts: Starts) -> None:
     send(app, 3)
-    worker.drain()
+    worker.run_jobs()
     app.send_task("limited", ("lifo",), lifo=True)
     worker.run_for(30)
     assert starts.values == [0, "lifo", 1, 2]
@@ -175,7 +175,7 @@ def test_jobs_acquired_too_early_are_throttled_again_in_their_order(
     app: App, worker: InlineWorker, clock: FakeClock, starts: Starts
 ) -> None:
     send(app, 10)
-    worker.drain()
+    worker.run_jobs()
     clock.advance(40)  # no worker is running
     events = worker.run_for(80)
     assert starts.values == list(range(10))
@@ -188,7 +188,7 @@ def test_jobs_acquired_too_early_are_throttled_again_in_their_order(
 
 def test_a_removed_job_leaves_no_gap(app: App, worker: InlineWorker, starts: Starts, queue: Queue) -> None:
     jobs = send(app, 6)
-    worker.drain()
+    worker.run_jobs()
     for job in jobs[2:5]:
         queue.remove(job.id)
     worker.run_for(20)
@@ -198,9 +198,9 @@ def test_a_removed_job_leaves_no_gap(app: App, worker: InlineWorker, starts: Sta
 
 def test_promote_does_not_exceed_the_limit(app: App, worker: InlineWorker, starts: Starts, queue: Queue) -> None:
     jobs = send(app, 3)
-    worker.drain()
+    worker.run_jobs()
     queue.promote_jobs()
-    worker.drain()
+    worker.run_jobs()
     assert starts.values == [0]
     assert jobs[1].state is JobState.DELAYED
     worker.run_for(20)
@@ -216,7 +216,7 @@ def test_a_throttled_job_expires(app: App, worker: InlineWorker, starts: Starts)
 
 def test_a_throttled_job_can_be_revoked(app: App, worker: InlineWorker, starts: Starts) -> None:
     jobs = send(app, 3)
-    worker.drain()
+    worker.run_jobs()
     jobs[1].revoke()
     worker.run_for(20)
     assert starts.values == [0, 2]
@@ -228,7 +228,7 @@ def test_throttled_jobs_start_earlier_when_the_limit_is_raised(
     task = app.tasks["limited"]
     task.options = replace(task.options, rate_limit="1/h")
     send(app, 4)
-    worker.drain()
+    worker.run_jobs()
     task.options = replace(task.options, rate_limit="10/m")
     app.send_task("limited", ("new",))  # a job that starts or is throttled applies the new limit
     worker.run_for(40)
@@ -240,10 +240,10 @@ def test_a_throttled_job_is_promoted_before_the_waiting_jobs(
     app: App, worker: InlineWorker, clock: FakeClock, starts: Starts
 ) -> None:
     send(app, 2)
-    worker.drain()
+    worker.run_jobs()
     clock.advance(10)
     app.send_task("other", ("other",))
-    worker.drain()
+    worker.run_jobs()
     assert starts.values == [0, 1, "other"]
 
 
@@ -252,7 +252,7 @@ def test_waiting_jobs_of_the_task_are_throttled_together(
 ) -> None:
     send(app, 1_000)
     app.send_task("other", ("other",))
-    events = worker.drain()
+    events = worker.run_jobs()
     assert starts.values == [0, "other"]
     assert sum(isinstance(event, JobThrottled) for event in events) == 10
     assert server.zcard("bull:{default}:delayed") == server.zcard("bulltask:{default}:throttled:limited") == 999
@@ -264,7 +264,7 @@ def test_each_queue_of_a_task_has_its_own_limit(app: App, worker: InlineWorker, 
     for queue in ("a", "b"):
         for _ in range(2):
             app.send_task("limited", (queue,), queue=queue)
-    worker.drain()
+    worker.run_jobs()
     assert sorted(starts.values) == ["a", "b"]
 
 
@@ -287,7 +287,7 @@ def test_the_settings_apply_to_tasks(
     with use_server(app, broker_url), InlineWorker(app) as worker:
         for _ in range(3):
             task.delay()
-        worker.drain()
+        worker.run_jobs()
     assert queue.get_completed_count() == expected
 
 
@@ -306,7 +306,7 @@ def test_async_tasks_have_limits_too(app: App, worker: InlineWorker) -> None:
 
     for _ in range(2):
         alimited.delay()
-    worker.drain()
+    worker.run_jobs()
     assert len(ran) == 1
     worker.run_for(61)
     assert len(ran) == 2
@@ -322,7 +322,7 @@ def test_a_throttled_job_of_a_scheduler_does_not_stop_the_scheduler(
 
 def test_a_limit_leaves_no_keys_behind(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
     jobs = send(app, 3)
-    worker.drain()
+    worker.run_jobs()
     keys = server.keys("bulltask:*")
     assert sorted(keys) == ["bulltask:{default}:next-start:limited", "bulltask:{default}:throttled:limited"]
     assert all(server.pttl(key) > 0 for key in keys)

@@ -32,7 +32,7 @@ FIELDS = {
     "HeartbeatSucceeded": "queue locks duration_ms",
     "HeartbeatFailed": "queue job_ids error attempt",
     "RunningJobLostLock": "job_id queue",
-    "StalledCheckSkipped": "queue cycles",
+    "StalledCheckSkipped": "queue checks",
     "ServiceFailed": "service failures exception",
     "ChildReady": "index pid",
     "ChildClosing": "index pid",

@@ -1,4 +1,4 @@
-"""The five scenes of the demo. Each sends jobs, shows their events, and records the expected outcomes."""
+"""The five steps of the demo. Each sends jobs, shows their events, and records the expected outcomes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from checks import Expectation
 from feed import TIMEOUT_S, DemoFailed, Entry, Feed
+from processes import WORKER, run_async
 from screen import Row, Screen
-from stage import WORKER, run_async
 from tasks import app, charge, fetch, noop, render, resize
 
 from bulltask import AsyncResult, PermanentError
@@ -25,7 +25,7 @@ PHOTOS, PAGES, WAIT = 24, 100, 0.5
 
 @dataclass
 class DemoContext:
-    """Objects that all scenes use, and their results."""
+    """Objects that all steps use, and their results."""
 
     screen: Screen
     feed: Feed
@@ -56,7 +56,7 @@ def wait_for_worker(context: DemoContext, since: float) -> None:
 
 def sync_tasks(context: DemoContext) -> None:
     """Run sync tasks in two children."""
-    context.screen.scene("Send jobs, run them in a child, get their results", "resize.delay(1)")
+    context.screen.step("Send jobs, run them in a child, get their results", "resize.delay(1)")
     begin = time.perf_counter()
     job = resize.delay(1)
     for _ in context.follow(job, begin):
@@ -77,7 +77,7 @@ def sync_tasks(context: DemoContext) -> None:
 
 def async_tasks(context: DemoContext) -> None:
     """Run async tasks concurrently."""
-    context.screen.scene(
+    context.screen.step(
         "Async tasks run concurrently",
         f"jobs = await asyncio.gather(*(fetch.adelay(page) for page in range({PAGES})))",
         "await asyncio.gather(*jobs)",
@@ -103,7 +103,7 @@ def async_tasks(context: DemoContext) -> None:
 
 def retry(context: DemoContext) -> None:
     """Retry after a transient error, but not after a permanent error."""
-    context.screen.scene("A transient error is retried, a permanent error is not", 'charge.delay("visa")')
+    context.screen.step("A transient error is retried, a permanent error is not", 'charge.delay("visa")')
     begin = time.perf_counter()
     job = charge.delay("visa")
     starts = [entry.at for entry in context.follow(job, begin) if entry.source == "event" and entry.name == "active"]
@@ -128,12 +128,12 @@ def retry(context: DemoContext) -> None:
 
 def kill_a_child(context: DemoContext) -> None:
     """Kill a child while it runs a job."""
-    context.screen.scene("kill -9 while a job is running", 'render.delay("intro.mp4")')
+    context.screen.step("kill -9 while a job is running", 'render.delay("intro.mp4")')
     begin = time.perf_counter()
     job, killed_at, back_at = render.delay("intro.mp4"), 0.0, 0.0
     for entry in context.follow(job, begin):
         progress = json.loads(entry.fields["data"]) if entry.name == "progress" else {}
-        if progress.get("scene") == 2 and not killed_at:
+        if progress.get("step") == 2 and not killed_at:
             context.killed = progress["child"]
             killed_at = time.perf_counter()
             os.kill(context.killed, signal.SIGKILL)
@@ -152,7 +152,7 @@ def kill_a_child(context: DemoContext) -> None:
 
 def speed(context: DemoContext, number: int) -> None:
     """Measure the throughput with no-op jobs."""
-    context.screen.scene("Speed", f"jobs = noop.delay_many([()] * {number:_})", "jobs[-1].get()")
+    context.screen.step("Speed", f"jobs = noop.delay_many([()] * {number:_})", "jobs[-1].get()")
     begin = time.perf_counter()
     jobs = noop.delay_many([()] * number)
     sent = time.perf_counter() - begin
