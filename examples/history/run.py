@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "demo"))  # the server and the worker of the first demo
 
-from stage import DemoWorker, Interrupted, clear_settings, ignore_signals, install_signal_handlers, temporary_server
+from processes import DemoWorker, Interrupted, clear_settings, ignore_signals, install_signal_handlers, temporary_server
 
 from bulltask.errors import BulltaskError
 from bulltask.queue import Queue
