@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from bulltask.clock import mono_ms
 from bulltask.config.config import Settings
+from bulltask.config.rate_limits import TaskRate
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.events import Bus
 from bulltask.transport.call import Call
@@ -159,3 +161,21 @@ def test_a_marker_is_read_as_its_queue_and_the_time_of_the_next_job() -> None:
     wait = FakeChild().fetcher._queue_wait
     assert wait._read_marker([b"bull:{mail}:marker", b"0", b"1700.5"]) == (0, 1700.5)
     assert wait._read_marker(None) is None
+
+
+@pytest.mark.parametrize(("delay_ms", "after"), [(0, SlotState.ACTIVE), (500, SlotState.FREE)])
+def test_a_throttled_job_is_not_running_while_the_script_removes_its_lock(
+    monkeypatch: pytest.MonkeyPatch, delay_ms: int, after: SlotState
+) -> None:
+    child, states = FakeChild(), list[int]()
+    child.slot.reserve(mono_ms())
+    acquired = child.fetcher.acquired(0, child.slot, JOB)
+    assert acquired is not None
+
+    def run(_: Call[Any]) -> int:
+        states.append(child.slot.state)
+        return delay_ms
+
+    monkeypatch.setattr(child, "run", run)
+    assert child.fetcher.throttle_if_limited(acquired, TaskRate(1, 1_000)) is (delay_ms > 0)
+    assert (states, child.slot.state) == ([SlotState.SETTLING], after)

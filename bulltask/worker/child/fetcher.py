@@ -95,9 +95,7 @@ class JobFetcher:
 
     @property
     def may_collect(self) -> bool:
-        """Whether several jobs may be acquired. After a lost reply, the jobs that the call may have
-        acquired must be released first.
-        """
+        """Whether several jobs may be acquired: not if those of a call without a reply must be released first."""
         return self.may_acquire and not self._uncertain
 
     def close(self) -> None:
@@ -284,6 +282,7 @@ class JobFetcher:
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.
         """
         job, interrupted, delay_ms = acquired.job, False, None
+        acquired.slot.settle(mono_ms())  # the call may remove the lock, which a running job would lose
         while True:
             call = start_or_throttle(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
             try:
@@ -300,7 +299,9 @@ class JobFetcher:
                 interrupted = True
         if delay_ms:
             self._bus.emit(JobThrottled(job.id, job.queue, job.name, delay_ms))
-        if delay_ms != 0:
+        if delay_ms == 0:
+            acquired.slot.start(mono_ms())
+        else:
             self.free_slot(acquired.slot)
         return delay_ms != 0
 
