@@ -46,7 +46,8 @@ def _section(area: Area) -> str:
 def _line(scenario: Scenario) -> str:
     verdict = {"same": "same", "better": "better: ", "differs": "differs: "}[scenario.verdict]
     cells = [scenario.sentence, verdict + scenario.because]
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    escaped = [cell.replace("|", r"\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _anchor(title: str) -> str:

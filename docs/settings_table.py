@@ -54,7 +54,8 @@ def replace_table(page: str, text: str) -> str:
 
 def _line(row: Setting) -> str:
     cells = [f"`{row.name}`", _default(row), _valid_values(row), _flag(row), row.doc]
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    escaped = [cell.replace("|", r"\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _default(row: Setting) -> str:

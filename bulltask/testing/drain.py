@@ -35,7 +35,7 @@ from bulltask.worker.slot import Slot
 __all__ = ["MAX_ATTEMPTS", "Drain", "Steps"]
 
 MAX_ATTEMPTS: Final = 10_000
-"""A drain that runs more attempts than this is assumed to never end."""
+"""A run of more attempts than this is assumed to never end."""
 
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 

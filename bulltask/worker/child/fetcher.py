@@ -282,7 +282,7 @@ class JobFetcher:
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.
         """
         job, interrupted, delay_ms = acquired.job, False, None
-        acquired.slot.settle(mono_ms())  # the call may remove the lock, which a running job would lose
+        acquired.slot.settle(mono_ms())  # an active job whose lock the call removes would be reported
         while True:
             call = start_or_throttle(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
             try:

@@ -162,7 +162,8 @@ class PrefetchLoop:
         wanted, began_ms = self._wanted(), mono_ms()
         fetching = sum(item.fetches for item in self._sent)
         while (acquired := self._next_ready()) is not None:
-            if self._runs_alone(acquired) or (ended and self._should_write(mono_ms() - began_ms)):
+            next_end_ms = mono_ms() - began_ms + self.pace.expected_ms
+            if self._runs_alone(acquired) or (ended and next_end_ms >= FLUSH_MS):
                 break
             self._ready.popleft()
             acquired.slot.start(mono_ms())
@@ -180,10 +181,6 @@ class PrefetchLoop:
             if 2 * len(ended) >= wanted and self._ready:
                 break  # the other half runs while Redis executes the calls of this one
         return ended
-
-    def _should_write(self, elapsed_ms: int) -> bool:
-        """Whether to write the outcomes before the next job runs."""
-        return elapsed_ms >= FLUSH_MS or elapsed_ms + self.pace.expected_ms > FLUSH_MS
 
     def _next_ready(self) -> AcquiredJob | None:
         """Return the next job; forget those that the supervisor has released, which may run elsewhere by now."""

@@ -109,14 +109,15 @@ class Takeover:
         job if Redis has executed the call, or still the job that has ended if it has not.
         """
         fetched, pending = [], []
-        for index in {slot.read().queue_index for slot in slots}:
-            of_queue = [slot for slot in slots if slot.read().queue_index == index]
-            locked = dict(self._client.run(find_by_token(self._queues[index], [slot.token for slot in of_queue])))
-            for slot in of_queue:
+        views = [(slot, slot.read()) for slot in slots]
+        for index in {view.queue_index for _, view in views}:
+            of_queue = [(slot, view.job_id) for slot, view in views if view.queue_index == index]
+            locked = dict(self._client.run(find_by_token(self._queues[index], [slot.token for slot, _ in of_queue])))
+            for slot, ended_id in of_queue:
                 job_id = locked.get(slot.token)
                 if job_id is None:
                     slot.record_takeover(SlotState.RELEASED, mono_ms())
-                elif job_id == slot.read().job_id:
+                elif job_id == ended_id:
                     pending.append(slot)
                 else:
                     fetched.append((slot, job_id))
