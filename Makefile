@@ -32,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies servers lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos kill-matrix fuzz soak soak-short mixed spark-kills clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies servers lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos fault-injection fuzz soak soak-short mixed spark-kills clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -113,7 +113,7 @@ bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT)
 
 bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## run the benchmarks in about 2 minutes: one round, fewer jobs and frameworks
 	$(VENV)/bench/bin/python benchmarks/run.py --rounds 1 --jobs 4000 \
-		--only bulltask,bulltask-async,celery,bullmq-1,bullmq-50,floor,floor-32 $(ARGS)
+		--only bulltask,bulltask-async,celery,bullmq-1,bullmq-50,baseline,baseline-32 $(ARGS)
 
 bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask's speed relative to Celery or BullMQ's scripts is less than half of the recorded ratio
 	$(BIN)/python benchmarks/guard.py
@@ -125,7 +125,7 @@ mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs;
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
 
 # Each part is a target of its own and fails if a guarantee is broken.
-CHAOS_PARTS = kill-matrix model fuzz soak-short mixed spark-kills test-topologies
+CHAOS_PARTS = fault-injection model fuzz soak-short mixed spark-kills test-topologies
 REPETITIONS ?= 3
 
 chaos: $(VENV)/dev.stamp  ## kill workers and senders at every step, check the model, and run tests on a cluster and with Sentinel; takes about an hour; REPETITIONS=3 SEED=1 repeats a run
@@ -135,7 +135,7 @@ chaos: $(VENV)/dev.stamp  ## kill workers and senders at every step, check the m
 	done; \
 	for part in $(CHAOS_PARTS); do echo "make: $$part:"; tail -n 2 build/chaos/$$part; done; test ! -e build/chaos/failed
 
-kill-matrix: $(VENV)/dev.stamp
+fault-injection: $(VENV)/dev.stamp
 	@$(COMPILE)
 	$(BIN)/python -m tests.chaos --write --repetitions $(REPETITIONS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 	$(BIN)/python docs/guarantees_table.py

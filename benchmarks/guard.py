@@ -18,7 +18,7 @@ from benchmarks.peers import PEERS
 from benchmarks.report import BULLTASK, ratios
 
 RECORDED = Path(__file__).parent / "results.json"
-OTHERS = ("celery", "floor-32")
+OTHERS = ("celery", "baseline-32")
 JOBS, ROUNDS, CHILDREN = 3_000, 3, 2
 TOLERATED = 0.5
 """The smallest accepted ratio, relative to the recorded one."""

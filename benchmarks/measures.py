@@ -68,7 +68,7 @@ class Bench:
 
     def busy(self, peer: Peer) -> Result:
         """Measure jobs that use the CPU for 5 ms, compared with the same work in plain processes before and after."""
-        if not peer.has_results:  # variants of other peers, and the floor
+        if not peer.has_results:  # variants of other peers, and the baseline
             return {}
         loops, jobs = loops_of(peer, BUSY_S), min(BUSY_JOBS, self._jobs)
         ideals = [ideal_seconds(peer, loops, jobs, self._children)]

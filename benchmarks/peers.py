@@ -111,13 +111,13 @@ def _taskiq(children: int) -> list[str]:
     return [_program("taskiq"), *args]
 
 
-def _floor(name: str, batch: int, note: str) -> Peer:
-    app = str(APPS / "floor_app.py")
+def _baseline(name: str, batch: int, note: str) -> Peer:
+    app = str(APPS / "baseline_app.py")
     return Peer(
         name=name,
         note=note,
         package="bulltask",
-        producer=_python("benchmarks.apps.floor_app"),
+        producer=_python("benchmarks.apps.baseline_app"),
         worker=lambda children: [sys.executable, app, str(children), str(batch)],
         pending=_bullmq_pending(QUEUE),
         stored=lambda redis: int(redis.zcard(f"{QUEUE}completed")),
@@ -253,8 +253,8 @@ PEERS: Mapping[str, Peer] = {
             environ={"BENCH_JOB_OPTIONS": json.dumps(_BULLTASK_JOB_OPTIONS)},
         ),
         _node("bullmq6-50", "BullMQ 6.7 on Node.js, 50 jobs at a time", 50, "bullmq-6-newest"),
-        _floor("floor", 1, "BullMQ's scripts with a minimal client, one job per round trip"),
-        _floor("floor-32", 32, "the same, 32 jobs per round trip"),
+        _baseline("baseline", 1, "BullMQ's scripts with a minimal client, one job per round trip"),
+        _baseline("baseline-32", 32, "the same, 32 jobs per round trip"),
     )
 }
 

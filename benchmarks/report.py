@@ -56,7 +56,7 @@ SUMMARY: Sequence[tuple[str, str, str, int]] = (
     ("sleeping 50 ms, 200 at once, % of ideal", "sleep", "of_ideal", 0),
 )
 """The rows of the summary: label, measure, number, digits."""
-BULLTASK, OTHERS = "bulltask", ("celery", "bullmq", "floor-32")
+BULLTASK, OTHERS = "bulltask", ("celery", "bullmq", "baseline-32")
 MAX_OTHER_CPU = 0.1
 
 

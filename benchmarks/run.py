@@ -1,4 +1,4 @@
-"""Compare bulltask with other frameworks and with the floor, on one machine and in one run.
+"""Compare bulltask with other frameworks and with the baseline, on one machine and in one run.
 
 Every measurement uses a new embedded server without persistence. Every peer is measured in each round, and ratios are
 computed within a round, so that they are valid on a busy machine. The exit code is 1 if a job was lost or ran twice.
@@ -36,8 +36,8 @@ DEFAULT_PEERS = [
     "bullmq",
     "bullmq-1",
     "bullmq-same-options",
-    "floor",
-    "floor-32",
+    "baseline",
+    "baseline-32",
 ]
 
 

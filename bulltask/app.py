@@ -31,6 +31,7 @@ from bulltask.queue.sync.events import QueueEvents
 from bulltask.queue.sync.flow import FlowProducer
 from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
+from bulltask.registry.ancestry import origin_of_jobs_sent_by, sent_by
 from bulltask.registry.builtins import builtin_tasks
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Canvas
@@ -43,7 +44,6 @@ from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
 from bulltask.registry.periodic_tasks_mixin import PeriodicTasksMixin
-from bulltask.registry.relatives import origin_of_jobs_sent_by, sent_by
 from bulltask.registry.results_mixin import ResultsMixin
 from bulltask.registry.running import running_task
 from bulltask.registry.signature import Signature

@@ -1,6 +1,6 @@
 """Generate the table of measurements in ``explanation/guarantees.md`` from ``tests/chaos/results.json``.
 
-``make kill-matrix`` writes the measurements, with a row for each fault, process and phase of a job's path. The page
+``make fault-injection`` writes the measurements, with a row for each fault, process and phase of a job's path. The page
 shows the sums for each fault and process. Run this file to update the table; ``tests/chaos/test_table.py`` fails if it
 is out of date.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 PAGE = Path(__file__).parent / "explanation/guarantees.md"
 RESULTS = Path(__file__).parent.parent / "tests/chaos/results.json"
-BEGIN, END = "<!-- kill matrix: written by docs/guarantees_table.py -->\n", "<!-- /kill matrix -->"
+BEGIN, END = "<!-- fault injection: written by docs/guarantees_table.py -->\n", "<!-- /fault injection -->"
 
 
 def table(results: dict[str, Any]) -> str:

@@ -19,14 +19,14 @@ class PlannedJob:
         job: The job.
         has_custom_id: The caller set its id, so a job with this id may exist already.
         children: Its child jobs.
-        followers: The other jobs of the same flow that wait for this job, besides its parent.
+        dependents: The other jobs of the same flow that wait for this job, besides its parent.
         result: The stored id, or the error; ``None`` until it has been sent.
     """
 
     job: NewJob
     has_custom_id: bool
     children: list[PlannedJob] = field(default_factory=list)
-    followers: list[PlannedJob] = field(default_factory=list)
+    dependents: list[PlannedJob] = field(default_factory=list)
     result: str | BulltaskError | None = None
 
 

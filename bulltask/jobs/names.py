@@ -26,7 +26,7 @@ __all__ = [
 MAX_NAME: Final = 255
 
 FAN_OUT: Final = "bulltask.fan_out"
-"""The task of a fan-out job. It returns the result that it receives, for the job's followers."""
+"""The task of a fan-out job. It returns the result that it receives, for the job's dependents."""
 
 STARMAP: Final = "bulltask.starmap"
 """The task of a job that makes several calls of another task, one after the other."""

@@ -119,7 +119,7 @@ def with_finish(name: str, *, fan_out: bool = False) -> Script:
 
     Args:
         name: The name of bulltask's script.
-        fan_out: Insert ``finishFanOut`` instead, which also handles the followers of a fan-out job.
+        fan_out: Insert ``finishFanOut`` instead, which also handles the dependents of a fan-out job.
 
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.

@@ -18,10 +18,10 @@ from bulltask.outbox.sending import RowSender
 from bulltask.outbox.store import Backlog, Store
 from bulltask.outbox.stored import VERSION, StoredCall
 from bulltask.ports import ResultReader
+from bulltask.registry.ancestry import origin_of_jobs_sent_by, sent_by
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current_job import current_job
-from bulltask.registry.relatives import origin_of_jobs_sent_by, sent_by
 
 __all__ = ["NewRow", "OutboxBase"]
 

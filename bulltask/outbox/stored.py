@@ -66,7 +66,7 @@ class StoredCall:
     def single(self) -> NewJob | None:
         """The job of a call that consists of one job; ``None`` for a canvas of several jobs."""
         first = self.roots[0]
-        return None if len(self.roots) > 1 or first.children or first.followers else first.job
+        return None if len(self.roots) > 1 or first.children or first.dependents else first.job
 
     def encode(self) -> str:
         """Return the stored form."""
@@ -77,7 +77,7 @@ class StoredCall:
                 **_encoded_job(planned.job),
                 **({"chosen": True} if planned.has_custom_id else {}),
                 **({"children": [index[child] for child in planned.children]} if planned.children else {}),
-                **({"followers": [index[one] for one in planned.followers]} if planned.followers else {}),
+                **({"dependents": [index[one] for one in planned.dependents]} if planned.dependents else {}),
             }
             for planned in every
         ]
@@ -96,7 +96,7 @@ class StoredCall:
             planned = [PlannedJob(_decoded_job(job), job.get("chosen", False)) for job in stored["jobs"]]
             for one, job in zip(planned, stored["jobs"], strict=True):
                 one.children += [planned[index] for index in job.get("children", ())]
-                one.followers += [planned[index] for index in job.get("followers", ())]
+                one.dependents += [planned[index] for index in job.get("dependents", ())]
             return cls(stored["write"], planned[: stored["roots"]])
         except (LookupError, TypeError, ValueError, AttributeError, BulltaskError) as exc:
             raise DecodeError(f"the row was not written by an outbox of this version: {exc!r}") from exc

@@ -91,7 +91,7 @@ class FlowSender:
             if planned.job.timestamp_ms is None:
                 planned.job = replace(planned.job, timestamp_ms=now_ms)
         calls: list[Call[Any]] = [add_job(self._keys(it.job.queue), it.job, now_ms) for it in order]
-        calls += [self._wait_for(planned, follower) for planned in order for follower in planned.followers]
+        calls += [self._wait_for(planned, dependent) for planned in order for dependent in planned.dependents]
         calls += self._also
         self._first_attempt_ms = self._first_attempt_ms or now_ms
         results = yield from transaction(calls, self._broker.endpoint.safe_url, self._replication)
@@ -180,10 +180,10 @@ class FlowSender:
             raise type(error)(error.job_id, error.queue, more) from error
         raise BrokerError(f"{error}; {more}") from error
 
-    def _wait_for(self, planned: PlannedJob, follower: PlannedJob) -> Call[Any]:
-        """Return the call that makes ``follower`` also wait for ``planned``, which is not its child."""
+    def _wait_for(self, planned: PlannedJob, dependent: PlannedJob) -> Call[Any]:
+        """Return the call that makes ``dependent`` also wait for ``planned``, which is not its child."""
         return add_dependency(
-            self._keys(follower.job.queue), follower.job.id, self._keys(planned.job.queue), planned.job.id
+            self._keys(dependent.job.queue), dependent.job.id, self._keys(planned.job.queue), planned.job.id
         )
 
     def _keys(self, queue: str) -> QueueKeys:

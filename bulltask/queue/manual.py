@@ -25,7 +25,7 @@ from bulltask.transport.operation import Operation, execute
 from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts import move as scripts
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.canvas import with_followers
+from bulltask.transport.scripts.canvas import with_dependents
 from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
 from bulltask.transport.scripts.move import FinishOptions
 
@@ -199,7 +199,7 @@ def _finish(
     now_ms = context.now_ms()
     fetch_next = fetch_next and running.name != FAN_OUT
     call = scripts.move_to_finished(context.keys, job.id, fetch, finish, fetch_next=fetch_next, now_ms=now_ms)
-    call = with_followers(context.keys, running, call, finish.value if finish.completed else None, now_ms)
+    call = with_dependents(context.keys, running, call, finish.value if finish.completed else None, now_ms)
     fetched = yield from execute(call)
     if dedup_id := running.deduplication_id:  # BullMQ 5.72 and newer may have deferred a duplicate until now
         yield from execute(add_deferred_duplicate(context.keys, dedup_id, job.id, now_ms))

@@ -22,7 +22,7 @@ def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[An
         find: Returns the app's task with a given name.
     """
 
-    def fan_out(followers: Sequence[str], result: Any = None) -> Any:  # noqa: ARG001 - the worker reads them
+    def fan_out(dependents: Sequence[str], result: Any = None) -> Any:  # noqa: ARG001 - the worker reads them
         return result
 
     def starmap(task: str, items: Iterable[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ child ``a``, and ``group(a, b) | c`` is a parent ``c`` with the children ``a`` a
 its child jobs from BullMQ (:mod:`bulltask.jobs.child_results`), and fails if one of them fails.
 
 A job can have only one parent. If several jobs wait for the same one, as in ``a | group(b, c)``, a *fan-out job* is
-inserted between them. It receives the result of ``a``. When a worker completes the fan-out job, its followers, ``b``
+inserted between them. It receives the result of ``a``. When a worker completes the fan-out job, its dependents, ``b``
 and ``c``, become ready to run atomically.
 """
 
@@ -169,7 +169,7 @@ class _Expansion:
             step = self._place(Step(call.options.job_id or target.id, call), _before(entries[0]))
             _deliver(entries, step)
             return _Expanded([step], step, step)
-        passed_on = self._place(Step(target.id, followers=entries), target)
+        passed_on = self._place(Step(target.id, dependents=entries), target)
         step = self._place(Step(call.options.job_id or _new_id(), call), _before(passed_on))
         _deliver([passed_on], step)
         _deliver(entries, passed_on)
@@ -184,7 +184,7 @@ class _Expansion:
             expanded = self.expand(part, _root_target() if fan_in is None else _before(fan_in))
             if fan_in is not None:
                 _deliver([fan_in], expanded.source)
-            if fan_in is not None and fan_in.followers:
+            if fan_in is not None and fan_in.dependents:
                 _deliver(entries, fan_in)
             before.insert(0, expanded.result)
             # An empty group has no jobs, so the step after it follows the step before it.
@@ -197,7 +197,7 @@ class _Expansion:
         """Return the job that receives the preceding step's result: the only entry, a new fan-out job, or ``None``."""
         if len(entries) < 2:
             return entries[0] if entries else None
-        return self._place(Step(_new_id(), followers=entries), _root_target())
+        return self._place(Step(_new_id(), dependents=entries), _root_target())
 
     def _expand_group(self, canvas: Group[Any, Any], target: _Target) -> _Expanded:
         members = []
@@ -259,8 +259,8 @@ class _JobBuilder:
         planned = {step: self._plan(step) for step in steps}
         for step, job in planned.items():
             job.children += [planned[child] for child in step.children]
-            job.followers += [planned[follower] for follower in step.followers]
-        waiting = {follower for step in steps for follower in step.followers}
+            job.dependents += [planned[dependent] for dependent in step.dependents]
+        waiting = {dependent for step in steps for dependent in step.dependents}
         for step in steps:
             if step.children or step in waiting:
                 planned[step].job = replace(planned[step].job, has_children=True)
@@ -330,14 +330,14 @@ class _JobBuilder:
         return link_to_parent(parent_like, stored, prefix=config.prefix, hash_tag=config.queue_hash_tag), stored
 
     def _fan_out_job(self, step: Step) -> NewJob:
-        keys = [self._key(follower) for follower in step.followers]
+        keys = [self._key(dependent) for dependent in step.dependents]
         call = CallOptions(queue=self._queue(step))
-        return replace(build_job(FAN_OUT, {"followers": keys}, TaskOptions(), call, self._config), id=step.id)
+        return replace(build_job(FAN_OUT, {"dependents": keys}, TaskOptions(), call, self._config), id=step.id)
 
     def _queue(self, step: Step) -> str:
         if step.call is not None:
             return self._jobs[step][0].queue
-        return step.queue or self._config.canvas_queue or self._queue(step.followers[0])
+        return step.queue or self._config.canvas_queue or self._queue(step.dependents[0])
 
     def _key(self, step: Step) -> str:
         return f"{self._config.prefix}:{self._address(step)}"

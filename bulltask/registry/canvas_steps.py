@@ -19,7 +19,7 @@ class Step:
         queue: The queue, if the job exists already.
         parent: The job that waits for it and receives its result.
         receives: The structure of the results that it receives, ``None`` if it has no preceding step.
-        followers: The other jobs that wait for it, if it is a fan-out job.
+        dependents: The other jobs that wait for it, if it is a fan-out job.
         errbacks: Error callbacks of the chain that it ends; they are also called if an earlier step failed.
     """
 
@@ -29,7 +29,7 @@ class Step:
     parent: Step | None = None
     children: list[Step] = field(default_factory=list)
     receives: Node | None = None
-    followers: list[Step] = field(default_factory=list)
+    dependents: list[Step] = field(default_factory=list)
     errbacks: list[Signature[Any, Any]] = field(default_factory=list)
 
 

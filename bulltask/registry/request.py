@@ -10,7 +10,7 @@ from typing import Any
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.numbers import number
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
-from bulltask.registry.relatives import relatives
+from bulltask.registry.ancestry import ancestry
 
 __all__ = ["Request"]
 
@@ -144,7 +144,7 @@ class Request:
             expires_ms=job.expires_ms,
             app_id=app_id,
             hostname=hostname,
-            **relatives(job),
+            **ancestry(job),
         )
 
 

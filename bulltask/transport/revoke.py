@@ -14,7 +14,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import job as job_scripts
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.canvas import with_followers
+from bulltask.transport.scripts.canvas import with_dependents
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.move import fail_malformed, malformed_finish, move_to_finished
 
@@ -53,7 +53,7 @@ def _fail_malformed(keys: QueueKeys, job: RunningJob, config: Config, now_ms: in
     options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
     failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
     finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)
-    finish = with_followers(keys, job, finish, None, now_ms)
+    finish = with_dependents(keys, job, finish, None, now_ms)
     return (yield from execute(fail_malformed(keys, finish, _LOCK_OWNER, only_malformed=True)))
 
 

@@ -22,10 +22,10 @@ from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobOptions, JobRef, NewJob, RunningJob
 from bulltask.jobs.stored_options import StoredOptions
 from bulltask.payloads.payload_codec import PayloadCodec
+from bulltask.registry.ancestry import ancestry, origin_of_jobs_sent_by
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.job_client import JobCommand
-from bulltask.registry.relatives import origin_of_jobs_sent_by, relatives
 from bulltask.transport.broker import Broker
 from bulltask.transport.produce import Producer
 from bulltask.transport.steps import adrive, drive
@@ -117,8 +117,8 @@ class EagerRunner:
         before: dict[str, list[JobRef]] = {}
         for planned in in_order(roots):
             before.setdefault(planned.job.id, []).extend(child.job.ref for child in planned.children)
-            for follower in planned.followers:
-                before.setdefault(follower.job.id, []).append(planned.job.ref)
+            for dependent in planned.dependents:
+                before.setdefault(dependent.job.id, []).append(planned.job.ref)
         for planned in _dependencies_first(roots):
             if not (planned.has_custom_id and self.results.has(planned.job.ref)):
                 attempts = _JobRun(self._app, self.results, planned.job, before[planned.job.id])
@@ -215,7 +215,7 @@ class _JobRun:
         for errback in read_errbacks(self._job.canvas["errbacks"]):
             if errback.cascades or outcome.failed_job is None:
                 queue, data = errback_queue(errback, config), errback_data(errback, failed, outcome, config)
-                options = JobOptions(more=errback.opts_of(failed, relatives(self._job)["root_id"]))
+                options = JobOptions(more=errback.opts_of(failed, ancestry(self._job)["root_id"]))
                 job = NewJob(queue, str(uuid_utils.uuid7()), errback.task, data, options)
                 yield from _JobRun(self._app, self._results, job, ()).steps()
 
@@ -293,8 +293,8 @@ def _dependencies_first(roots: Sequence[PlannedJob]) -> Iterator[PlannedJob]:
     waiting_for: dict[str, set[str]] = {planned.job.id: set() for planned in every}
     for planned in every:
         waiting_for[planned.job.id] |= {child.job.id for child in planned.children}
-        for follower in planned.followers:
-            waiting_for[follower.job.id].add(planned.job.id)
+        for dependent in planned.dependents:
+            waiting_for[dependent.job.id].add(planned.job.id)
     done: set[str] = set()
     while every:
         ready = [planned for planned in every if waiting_for[planned.job.id] <= done]

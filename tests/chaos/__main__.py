@@ -1,8 +1,8 @@
-"""Run the kill matrix: ``.venv/bin/python -m tests.chaos --repetitions 3 --seed 1``.
+"""Run the fault-injection matrix: ``.venv/bin/python -m tests.chaos --repetitions 3 --seed 1``.
 
-Each cell injects one fault at one kill point of a worker or a sender, and counts the attempts of its jobs. The exit
-code is 0 if no job was lost, none ran more often than the fault explains, and each cell recovered in time. All cells
-use the server of ``CHAOS_BROKER_URL``, or a temporary one.
+Each cell injects one fault at one injection point of a worker or a sender, and counts the attempts of its jobs. The
+exit code is 0 if no job was lost, none ran more often than the fault explains, and each cell recovered in time. All
+cells use the server of ``CHAOS_BROKER_URL``, or a temporary one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main(*, repetitions: int, seed: int | None, parallel: int, only: str, write:
     if write:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     click.echo(
-        f"{found['points']} kill points x {repetitions} repetitions: {found['faults']} faults in "
+        f"{found['points']} injection points x {repetitions} repetitions: {found['faults']} faults in "
         f"{time.monotonic() - began:.0f} s ({found['not_reached']} points were not reached), {found['jobs']} jobs, "
         f"{found['lost']} lost, {found['repeated']} ran more than once, {len(problems)} problems"
     )

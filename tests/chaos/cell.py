@@ -1,4 +1,4 @@
-"""One cell of the kill matrix: a workload, a point and a fault, run with real processes."""
+"""One cell of the fault-injection matrix: a workload, a point and a fault, run with real processes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ WORKLOADS: Final[dict[str, Callable[[App, str, str], int]]] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Point:
-    """A kill point: a step of the process with this role, and the side of the step."""
+    """An injection point: a step of the process with this role, and the side of the step."""
 
     role: str
     step: str

@@ -1,4 +1,4 @@
-"""The kill matrix: which cells there are, and what each of them may do to its jobs."""
+"""The fault-injection matrix: which cells there are, and what each of them may do to its jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of a run of the kill matrix, by fault, process and phase: ``tests/chaos/results.json``."""
+"""Counts of a run of the fault-injection matrix, by fault, process and phase: ``tests/chaos/results.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of a job's path each kill point belongs to: the rows of ``results.json``."""
+"""Which part of a job's path each injection point belongs to: the rows of ``results.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kill points of the process in which this module is imported: a supervisor and its forks, or a sender.
+"""Injection points of the process in which this module is imported: a supervisor and its forks, or a sender.
 
 A point is a step and a side of it, such as ``("fetchNow:moveToActive", "before")``. A step is a call to Redis, named
 after its script or command, or one of bulltask's methods in `METHODS`. At most one fault is injected in each cell of

@@ -8,7 +8,7 @@ import runpy
 from tests.support.programs import ROOT
 
 
-def test_the_guarantees_page_shows_the_measurements_of_the_kill_matrix() -> None:
+def test_the_guarantees_page_shows_the_measurements_of_the_fault_injection() -> None:
     script = runpy.run_path(str(ROOT / "docs/guarantees_table.py"))
     page, results = script["PAGE"].read_text(), json.loads(script["RESULTS"].read_text())
     expected = script["replace_table"](page, script["table"](results))

@@ -83,19 +83,19 @@ def test_the_format_is_chosen_by_an_option_or_by_the_file_extension(run: Run) ->
     assert Path("cost.csv").read_text().startswith("queue,name,jobs")
 
 
-@pytest.mark.parametrize("topic", ["slo", "capacity", "cost", "errors"])
-def test_a_topic_is_printed_in_every_format(run: Run, topic: str) -> None:
-    rows = json.loads(run(topic, "--format", "json").output)
+@pytest.mark.parametrize("section", ["slo", "capacity", "cost", "errors"])
+def test_a_section_is_printed_in_every_format(run: Run, section: str) -> None:
+    rows = json.loads(run(section, "--format", "json").output)
     assert [row["queue"] for row in rows] == ["images", "mail"]
-    assert [row["queue"] for row in csv.DictReader(io.StringIO(run(topic, "--format", "csv").output))] == [
+    assert [row["queue"] for row in csv.DictReader(io.StringIO(run(section, "--format", "csv").output))] == [
         "images",
         "mail",
     ]
-    text = run(topic)
+    text = run(section)
     assert text.exit_code == 0
     assert text.output.splitlines()[1].startswith("images")
-    assert run(topic, "--format", "md").output.splitlines()[2].startswith("| images |")
-    assert [row["queue"] for row in json.loads(run(topic, "--format", "json", "--queues", "mail").output)] == ["mail"]
+    assert run(section, "--format", "md").output.splitlines()[2].startswith("| images |")
+    assert [row["queue"] for row in json.loads(run(section, "--format", "json", "--queues", "mail").output)] == ["mail"]
 
 
 def test_values_in_json_are_not_rounded(run: Run) -> None:
@@ -183,7 +183,7 @@ def test_a_day_without_data_is_not_an_error(run: Run) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["--format", "csv"], 2, "--format for the whole report must be html or md; csv needs a topic"),
+        (["--format", "csv"], 2, "--format for the whole report must be html or md; csv needs a section"),
         (["cost", "--format", "html"], 2, "must be table, json, csv, md, not html"),
         (["--day", "2026-11-22", "--days", "2026-11-22"], 2, "--day and --days cannot be used together"),
         (["--days", "2020-01-01..2026-11-22"], 1, "more than 366 days"),

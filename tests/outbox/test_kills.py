@@ -44,7 +44,7 @@ def invoice(number):
 def test_a_relay_that_is_killed_at_any_of_its_operations_loses_and_duplicates_nothing(
     database_url: str, broker_url: str, kind: str
 ) -> None:
-    command = [sys.executable, "-m", "tests.outbox.kill_matrix", database_url, broker_url, kind]
+    command = [sys.executable, "-m", "tests.outbox.fault_injection", database_url, broker_url, kind]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 10, "the number of operations"

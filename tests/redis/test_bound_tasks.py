@@ -238,7 +238,7 @@ def test_every_job_of_a_canvas_knows_its_root_and_its_parent(app: App, worker: I
         if name == "fails":
             raise ValueError
 
-    def relatives(name: str) -> tuple[str | None, str | None]:
+    def ancestry(name: str) -> tuple[str | None, str | None]:
         return requests[name].root_id, requests[name].parent_id
 
     (node.si("1") | group() | node.si("2") | group(node.si("3"), node.si("4")) | node.si("5") | node.si("6")).delay()
@@ -250,7 +250,7 @@ def test_every_job_of_a_canvas_knows_its_root_and_its_parent(app: App, worker: I
     worker.run_jobs(propagate=False)
     ids = {name: request.id for name, request in requests.items()}
     first = ids["1"]
-    assert [relatives(name) for name in "123456"] == [
+    assert [ancestry(name) for name in "123456"] == [
         (first, None),
         (first, first),
         (first, ids["2"]),
@@ -258,18 +258,18 @@ def test_every_job_of_a_canvas_knows_its_root_and_its_parent(app: App, worker: I
         (first, ids["4"]),
         (first, ids["5"]),
     ]
-    assert relatives("callback") == relatives("another") == (ids["linked"],) * 2
+    assert ancestry("callback") == ancestry("another") == (ids["linked"],) * 2
     sender = ids["sender"]
-    assert [relatives(name) for name in "abcd"] == [
+    assert [ancestry(name) for name in "abcd"] == [
         (sender, sender),
         (sender, ids["a"]),
         (sender, ids["a"]),
         (sender, ids["c"]),
     ]
-    assert (relatives("r"), relatives("s")) == ((ids["replaced"],) * 2, (ids["replaced"], ids["r"]))
-    assert (relatives("m"), relatives("n")) == ((ids["m"], None), (ids["n"], None))
-    assert relatives("body") == (ids["n"], ids["n"])
-    assert relatives("errback") == (ids["before"], ids["fails"])
+    assert (ancestry("r"), ancestry("s")) == ((ids["replaced"],) * 2, (ids["replaced"], ids["r"]))
+    assert (ancestry("m"), ancestry("n")) == ((ids["m"], None), (ids["n"], None))
+    assert ancestry("body") == (ids["n"], ids["n"])
+    assert ancestry("errback") == (ids["before"], ids["fails"])
 
 
 def test_self_has_celerys_attributes_of_the_task(app: App, worker: InlineWorker) -> None:

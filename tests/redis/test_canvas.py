@@ -82,17 +82,17 @@ async def test_a_signature_without_callbacks_is_sent_in_one_round_trip(calls: Ca
 def test_all_jobs_of_a_fan_out_are_stored_when_it_is_sent(calls: Calls, redis_client: redis.Redis) -> None:
     result = (calls.add.s(1, 1) | group(calls.add.s(1), calls.add.s(2))).delay()
     assert redis_client.zcard("bull:{default}:waiting-children") == 3
-    followers = {f"bull:{{default}}:{job.id}" for job in result}
-    dependencies: list[Any] = [redis_client.smembers(f"{key}:dependencies") for key in followers]
+    dependents = {f"bull:{{default}}:{job.id}" for job in result}
+    dependencies: list[Any] = [redis_client.smembers(f"{key}:dependencies") for key in dependents]
     (fan_out,) = {key for keys in dependencies for key in keys}
     assert redis_client.hget(fan_out, "name") == "bulltask.fan_out"
-    assert set(json.loads(str(redis_client.hget(fan_out, "data")))["followers"]) == followers
+    assert set(json.loads(str(redis_client.hget(fan_out, "data")))["dependents"]) == dependents
     assert redis_client.smembers(f"{fan_out}:dependencies") == {f"bull:{{default}}:{result.parent.id}"}
 
 
 @pytest.mark.every_topology
 @pytest.mark.parametrize("ending", ["completed", "failed", "killed", "revoked"])
-def test_followers_are_ready_in_the_step_that_finishes_their_fan_out_job(
+def test_dependents_are_ready_in_the_step_that_finishes_their_fan_out_job(
     calls: Calls, redis_client: redis.Redis, ending: str
 ) -> None:
     result = (calls.add.s(1, 1) | group(calls.add.s(1), calls.add.s(2))).delay()

@@ -66,15 +66,15 @@ def hold(self, gate):
 
 PREFETCHING = {
     "": "",
-    "off": "import bulltask.worker.child.pace\nbulltask.worker.child.pace.Pace.jobs = 1\n",
+    "off": "import bulltask.worker.child.prefetch_count\nbulltask.worker.child.prefetch_count.PrefetchCount.jobs = 1\n",
     "always": """
-from bulltask.worker.child.pace import Pace
-Pace.jobs = property(lambda self: self._maximum)
+from bulltask.worker.child.prefetch_count import PrefetchCount
+PrefetchCount.jobs = property(lambda self: self._maximum)
 """,
     "random": """
 import random
-from bulltask.worker.child.pace import Pace
-Pace.jobs = property(lambda self: random.randint(1, self._maximum))
+from bulltask.worker.child.prefetch_count import PrefetchCount
+PrefetchCount.jobs = property(lambda self: random.randint(1, self._maximum))
 """,
 }
 """Source code that makes a worker prefetch jobs never, always, or at random: ``BULLTASK_TEST_PREFETCHING``."""

@@ -116,13 +116,13 @@ def test_the_summary_has_a_column_for_each_framework_and_a_dash_for_what_was_not
 def test_the_guard_fails_only_if_a_ratio_is_much_smaller_than_the_recorded_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def rounds(floor: float) -> list[dict[str, Any]]:
-        rates = {"bulltask": 9_000.0, "celery": 1_000.0, "floor-32": floor}
+    def rounds(baseline: float) -> list[dict[str, Any]]:
+        rates = {"bulltask": 9_000.0, "celery": 1_000.0, "baseline-32": baseline}
         return [{"throughput": {name: throughput_result(rate) for name, rate in rates.items()}}]
 
     assert compare(rounds(10_000.0), rounds(14_000.0)) == []
-    assert compare(rounds(10_000.0), rounds(21_000.0)) == ["floor-32"]
-    assert "bulltask : floor-32 = 0.43, recorded 0.90: too slow" in capsys.readouterr().out
+    assert compare(rounds(10_000.0), rounds(21_000.0)) == ["baseline-32"]
+    assert "bulltask : baseline-32 = 0.43, recorded 0.90: too slow" in capsys.readouterr().out
 
 
 def test_a_constant_value_has_no_range() -> None:
@@ -190,8 +190,8 @@ def test_the_conditions_of_the_machine_are_recorded() -> None:
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("peer", ["floor", "floor-32"])
-def test_the_floor_runs_every_job_once(peer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("peer", ["baseline", "baseline-32"])
+def test_the_baseline_runs_every_job_once(peer: str, tmp_path: Path) -> None:
     result = Bench(tmp_path, 300, 2).throughput(PEERS[peer])
     assert (result["done"], result["lost"], result["duplicated"], result["stored"]) == (300, 0, 0, 300)
     assert result["pss_mib"] > 1

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_TOPICS: Final = ("slo", "capacity", "cost", "errors")
+_SECTIONS: Final = ("slo", "capacity", "cost", "errors")
 _REPORT_FORMATS: Final = ("html", "md")
 _TABLE_FORMATS: Final = ("table", "json", "csv", "md")
 _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "json", ".csv": "csv", ".txt": "table"}
 
 
 @click.command("report", short_help="Write a report from the gold tables.")
-@click.argument("topic", type=click.Choice(_TOPICS), required=False)
+@click.argument("section", type=click.Choice(_SECTIONS), required=False)
 @lake_option
 @click.option(
     "--day", "one_day", type=day, metavar="DAY", help="Day (UTC) of the report (default: the last day in the lake)."
@@ -40,7 +40,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
     "--format",
     "output_format",
     type=click.Choice(["html", "md", "table", "json", "csv"]),
-    help="Output format (default: from the extension of -o, else html, or table for a topic).",
+    help="Output format (default: from the extension of -o, else html, or table for a section).",
 )
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write, or - for standard output."
@@ -69,7 +69,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 )
 def command(
     *,
-    topic: str | None,
+    section: str | None,
     lake: Path,
     one_day: date | None,
     day_range: list[date] | None,
@@ -82,10 +82,10 @@ def command(
 ) -> None:
     """Write a report on one or more days from the gold tables, as one self-contained HTML file.
 
-    With a topic (slo, capacity, cost or errors), print only its table. The report recommends a concurrency that meets
+    With a section (slo, capacity, cost or errors), print only its table. The report recommends a concurrency that meets
     the capacity target. Requires the report extra (pip install 'bulltask[report]'), but no Java.
     """
-    output_format = _output_format(topic, output_format, output)
+    output_format = _output_format(section, output_format, output)
     if one_day is not None and day_range is not None:
         raise click.UsageError("--day and --days cannot be used together")
     with _report_missing_extra():
@@ -100,7 +100,7 @@ def command(
         report = make_report(
             layout, Period(report_days[0], report_days[-1], names), CapacityTarget(max_wait, target, peak_factor)
         )
-        text = _table(report, topic, output_format) if topic else _page(report, output_format)
+        text = _table(report, section, output_format) if section else _page(report, output_format)
     _show(
         report,
         text,
@@ -121,21 +121,21 @@ def _report_missing_extra() -> Iterator[None]:
         ) from exc
 
 
-def _output_format(topic: str | None, wanted: str | None, output: Path | None) -> str:
+def _output_format(section: str | None, wanted: str | None, output: Path | None) -> str:
     """Return the output format.
 
     Raises:
-        click.UsageError: The report or topic does not have this format.
+        click.UsageError: The report or section does not have this format.
     """
     output_format = (
-        wanted or (_BY_SUFFIX.get(output.suffix.lower()) if output else None) or ("table" if topic else "html")
+        wanted or (_BY_SUFFIX.get(output.suffix.lower()) if output else None) or ("table" if section else "html")
     )
-    if output_format not in (_TABLE_FORMATS if topic else _REPORT_FORMATS):
+    if output_format not in (_TABLE_FORMATS if section else _REPORT_FORMATS):
         raise click.UsageError(
-            f"--format for a topic must be {', '.join(_TABLE_FORMATS)}, not {output_format}"
-            if topic
+            f"--format for a section must be {', '.join(_TABLE_FORMATS)}, not {output_format}"
+            if section
             else f"--format for the whole report must be {' or '.join(_REPORT_FORMATS)}; "
-            f"{output_format} needs a topic: {', '.join(_TOPICS)}"
+            f"{output_format} needs a section: {', '.join(_SECTIONS)}"
         )
     return output_format
 
@@ -161,19 +161,19 @@ def _page(report: Report, output_format: str) -> str:
     return html(report)
 
 
-def _table(report: Report, topic: str, output_format: str) -> str:
+def _table(report: Report, section: str, output_format: str) -> str:
     from bulltask.lake.report import sections, tables, views  # noqa: PLC0415 - slow
 
     short = output_format in {"table", "md"}
-    topics: Mapping[str, ReportTable] = {
+    report_tables: Mapping[str, ReportTable] = {
         "slo": sections.slo(report.data),
         "capacity": views.capacity_table(report.queues, report.recommendations),
         "cost": sections.cost(sections.costs(report.data)),
         "errors": views.short_errors(report.failures) if short else sections.errors(report.failures),
     }
-    text = views.recommendation_text(report.recommendations) if topic == "capacity" and short else ""
+    text = views.recommendation_text(report.recommendations) if section == "capacity" and short else ""
     formatters = {"table": tables.as_text, "json": tables.as_json, "csv": tables.as_csv, "md": tables.as_markdown}
-    return formatters[output_format](topics[topic]) + text
+    return formatters[output_format](report_tables[section]) + text
 
 
 def _show(report: Report, text: str, output: Path | None) -> None:

@@ -1,20 +1,20 @@
 --[[
-  Finishes a fan-out job and makes its followers ready to run atomically. Followers are jobs that wait for it
+  Finishes a fan-out job and makes its dependents ready to run atomically. Dependents are jobs that wait for it
   although it is not their child job: in a canvas, several jobs may follow the same one.
 
   The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`
-  (bulltask.lua.wrappers.with_finish). A follower is treated as moveToFinished treats a parent with the option
+  (bulltask.lua.wrappers.with_finish). A dependent is treated as moveToFinished treats a parent with the option
   failParentOnFailure: it receives the result, and moves on when it waits for no other job; or it fails.
 
   KEYS     the keys of moveToFinished
   ARGV[1…] the arguments of moveToFinished
   ARGV[10] msgpack: { the fan-out job's key, true if it completed, its return value, time, { { queue's key, id }, ... } };
            it comes last, so that other scripts can call this one as they call moveToFinished
-  returns  the reply from moveToFinished; if that is an error code, the followers keep waiting
-  event    those of moveToFinished; for each follower, waiting or delayed
+  returns  the reply from moveToFinished; if that is an error code, the dependents keep waiting
+  event    those of moveToFinished; for each dependent, waiting or delayed
 ]]
 local call = redis.call
-local fan_out, completed, value, now_ms, followers = unpack(cmsgpack.unpack(ARGV[10]))
+local fan_out, completed, value, now_ms, dependents = unpack(cmsgpack.unpack(ARGV[10]))
 
 local function push(queue, id)
   local meta = call("HMGET", queue .. ":meta", "paused", "concurrency")
@@ -67,8 +67,8 @@ end
 
 local reply = finish(KEYS, ARGV)
 if type(reply) ~= "number" or reply >= 0 then
-  for _, follower in ipairs(followers) do
-    make_ready(follower[1], follower[2])
+  for _, dependent in ipairs(dependents) do
+    make_ready(dependent[1], dependent[2])
   end
 end
 return reply

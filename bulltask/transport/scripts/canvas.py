@@ -13,7 +13,7 @@ from bulltask.transport.call import Call, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 
-__all__ = ["finish_with_errbacks", "has_followers", "with_followers"]
+__all__ = ["finish_with_errbacks", "has_dependents", "with_dependents"]
 
 
 def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[tuple[str, bytes, bytes, bytes]]) -> Call[Fetched]:
@@ -27,29 +27,29 @@ def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[tuple[str, bytes,
     return script_call(wrappers.with_errbacks(), finish.keys, (added, *finish.argv), finish.parse_reply)
 
 
-def with_followers(
+def with_dependents(
     keys: QueueKeys, job: RunningJob, call: Call[Fetched], result: bytes | None, now_ms: int
 ) -> Call[Fetched]:
-    """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and start its followers atomically.
+    """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and start its dependents atomically.
 
     Args:
         keys: The queue.
         job: The job; for any job except a fan-out job, ``call`` is returned.
         call: The call of ``moveToFinished`` for it; it must not fetch the next job.
-        result: The result that the followers receive, as JSON; ``None`` if the job fails, so that they fail, too.
+        result: The result that the dependents receive, as JSON; ``None`` if the job fails, so that they fail, too.
         now_ms: The server's time.
     """
     if job.name != FAN_OUT or not job.sent_by_bulltask:
         return call
     try:
-        followers = [address_of(key, keys.prefix) for key in codec.decode(job.data)["followers"]]
+        dependents = [address_of(key, keys.prefix) for key in codec.decode(job.data)["dependents"]]
     except (DecodeError, LookupError, TypeError, AttributeError):
         return call  # another client has replaced the data
-    addresses = [(f"{prefix}:{name}", job_id) for prefix, name, job_id in followers]
+    addresses = [(f"{prefix}:{name}", job_id) for prefix, name, job_id in dependents]
     fan_out = to_msgpack([keys.job(job.id), result is not None, result or b"", now_ms, addresses])
     return script_call(wrappers.with_finish("finishFanOut"), call.keys, (*call.argv, fan_out), call.parse_reply)
 
 
-def has_followers(finish: Call[Fetched]) -> bool:
-    """Return whether a call from :func:`with_followers` starts or fails followers."""
+def has_dependents(finish: Call[Fetched]) -> bool:
+    """Return whether a call from :func:`with_dependents` starts or fails dependents."""
     return finish.script == wrappers.with_finish("finishFanOut")

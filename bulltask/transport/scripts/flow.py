@@ -77,7 +77,7 @@ def add_dependency(keys: QueueKeys, job_id: str, other: QueueKeys, other_id: str
     """Make a job that was added as a parent also wait for a job that is not its child.
 
     BullMQ's scripts do not remove this dependency: when a job finishes, they notify only its own parent. See
-    :func:`bulltask.transport.scripts.canvas.with_followers`.
+    :func:`bulltask.transport.scripts.canvas.with_dependents`.
     """
     return command("SADD", keys.dependencies(job_id), other.job(other_id), parse_reply=bool)
 

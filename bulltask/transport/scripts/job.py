@@ -17,7 +17,7 @@ from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, as_is, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, error_parser, raise_for, text, texts
-from bulltask.transport.scripts.canvas import has_followers, with_followers
+from bulltask.transport.scripts.canvas import has_dependents, with_dependents
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.move import FinishOptions, move_to_finished
 from bulltask.value_class import value_class
@@ -333,7 +333,7 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
     options = FinishOptions(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
     fetch_options = FetchOptions.from_config(config, keys, _NO_LOCK, "")
     finish = move_to_finished(keys, job.id, fetch_options, options, fetch_next=False, now_ms=now_ms)
-    finish = with_followers(keys, job, finish, None, now_ms)
+    finish = with_dependents(keys, job, finish, None, now_ms)
 
     def parse_reply(reply: Any) -> Revocation:
         raise_for(reply, job.id, keys.name)
@@ -341,7 +341,7 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
 
     script_keys = (keys.revoked, keys.waiting_children, keys.completed, keys.repeat, *finish.keys)
     argv = (int(terminate), now_ms, _MAX_REQUESTS, *finish.argv)
-    return script_call(wrappers.with_finish("revoke", fan_out=has_followers(finish)), script_keys, argv, parse_reply)
+    return script_call(wrappers.with_finish("revoke", fan_out=has_dependents(finish)), script_keys, argv, parse_reply)
 
 
 def finish_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
@@ -351,7 +351,7 @@ def finish_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
         keys: The queue.
         finish: The ``moveToFinished`` call; it must not fetch the next job.
     """
-    script = wrappers.with_finish("finishRevoked", fan_out=has_followers(finish))
+    script = wrappers.with_finish("finishRevoked", fan_out=has_dependents(finish))
     return script_call(script, (keys.revoked, *finish.keys), finish.argv, finish.parse_reply)
 
 

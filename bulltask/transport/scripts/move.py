@@ -14,7 +14,7 @@ from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, error_parser, parse_fetched, raise_for, texts
-from bulltask.transport.scripts.canvas import has_followers
+from bulltask.transport.scripts.canvas import has_dependents
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.packed_options import pack_finish
 from bulltask.value_class import value_class
@@ -315,5 +315,5 @@ def fail_malformed(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_m
 
     script_keys = (keys.completed, keys.waiting_children, *finish.keys)
     argv = (token, "1" if only_malformed else "", *finish.argv)
-    script = wrappers.with_finish("failMalformed", fan_out=has_followers(finish))
+    script = wrappers.with_finish("failMalformed", fan_out=has_dependents(finish))
     return script_call(script, script_keys, argv, parse_reply)

@@ -13,7 +13,7 @@ from bulltask.jobs.errbacks import Errback, FailedJob, read_errbacks
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import name_in_app
 from bulltask.payloads.payload_codec import PayloadCodec
-from bulltask.registry.relatives import relatives
+from bulltask.registry.ancestry import ancestry
 from bulltask.transport.scripts.add import standard_job_args
 from bulltask.worker.child.outcomes import FailedOutcome
 
@@ -31,7 +31,7 @@ def error_callbacks(
     except InvalidJobError:
         return []  # another client has replaced the options
     failed = outcome.failed_job or FailedJob(job.id, job.name, job.queue)
-    jobs, root_id = [], relatives(job)["root_id"]
+    jobs, root_id = [], ancestry(job)["root_id"]
     for errback in errbacks:
         if errback.cascades or outcome.failed_job is None:
             base, data = f"{errback.queue}:", errback_data(errback, failed, outcome, config)

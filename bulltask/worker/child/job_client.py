@@ -11,10 +11,10 @@ from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.options import check_together
 from bulltask.queue.aio.flow import AsyncFlowProducer
 from bulltask.queue.sync.flow import FlowProducer
+from bulltask.registry.ancestry import origin_of_jobs_sent_by
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.job_client import JobCommand
-from bulltask.registry.relatives import origin_of_jobs_sent_by
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import AnyAsyncClient

@@ -17,7 +17,7 @@ from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.job_starter import JobStarter
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
-from bulltask.worker.child.pace import FLUSH_MS, Pace
+from bulltask.worker.child.prefetch_count import FLUSH_MS, PrefetchCount
 from bulltask.worker.child.sync_writer import OutcomeWriter
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.slot import Slot
@@ -68,7 +68,7 @@ class PrefetchLoop:
         long_tasks: The tasks whose jobs never run between others (:func:`bulltask.worker.child.capacity.long_tasks`).
 
     Attributes:
-        pace: How many jobs to prefetch; also records the jobs that this loop does not run.
+        count: How many jobs to prefetch; also records the jobs that this loop does not run.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
@@ -84,7 +84,7 @@ class PrefetchLoop:
         long_tasks: Collection[str],
     ) -> None:
         self._fetcher, self._starter, self._runner, self._writer = fetcher, starter, runner, writer
-        self._slots, self._block, self._control, self.pace = slots, block, control, Pace(maximum)
+        self._slots, self._block, self._control, self.count = slots, block, control, PrefetchCount(maximum)
         self._long_tasks = long_tasks
         self._recheck_at_ms = 0
         self._ready: deque[AcquiredJob] = deque()
@@ -94,7 +94,7 @@ class PrefetchLoop:
     @property
     def is_useful(self) -> bool:
         """Whether to run the next jobs with :meth:`run`."""
-        prefetches = self.pace.jobs > 1
+        prefetches = self.count.jobs > 1
         if prefetches != self._block.prefetches:
             self._block.prefetches = prefetches
         return prefetches and self._control.watches and self._fetcher.may_fetch_next and self._block.can_lock
@@ -149,7 +149,7 @@ class PrefetchLoop:
         if now_ms >= self._recheck_at_ms:
             self._recheck_at_ms = now_ms + _RECHECK_MS
             return 1  # only fetchAhead, which acquires the others, checks the queue's limits
-        return self.pace.jobs
+        return self.count.jobs
 
     # ---- running ----
 
@@ -162,7 +162,7 @@ class PrefetchLoop:
         wanted, began_ms = self._wanted(), mono_ms()
         fetching = sum(item.fetches for item in self._sent)
         while (acquired := self._next_ready()) is not None:
-            next_end_ms = mono_ms() - began_ms + self.pace.expected_ms
+            next_end_ms = mono_ms() - began_ms + self.count.expected_ms
             if self._runs_alone(acquired) or (ended and next_end_ms >= FLUSH_MS):
                 break
             self._ready.popleft()
@@ -200,7 +200,7 @@ class PrefetchLoop:
             self._block.lock()
             self._block.running_since_ms = 0
         duration_ms = (time.monotonic() - started) * 1000
-        self.pace.record(duration_ms)
+        self.count.record(duration_ms)
         return outcome, duration_ms
 
     # ---- writing ----

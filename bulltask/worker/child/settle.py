@@ -28,7 +28,7 @@ from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.process import exit_if_forked
 from bulltask.transport.call import Call
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.canvas import finish_with_errbacks, with_followers
+from bulltask.transport.scripts.canvas import finish_with_errbacks, with_dependents
 from bulltask.transport.scripts.checkpoint import move_with_checkpoint
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
@@ -117,7 +117,7 @@ class Settler:
                 finish = FinishOptions(True, outcome.value, keep, job.opts.attempts, checkpoint_fields(outcome))
                 options, fetch = self._fetch_options.get(keys, token), fetch_next and job.name != FAN_OUT
                 call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
-                return with_followers(keys, job, call, outcome.value, now_ms)
+                return with_dependents(keys, job, call, outcome.value, now_ms)
             case FailedOutcome():
                 return self._failed_call(acquired, outcome, fetch_next, now_ms)
             case RetriedOutcome(delay_ms=0):
@@ -145,7 +145,7 @@ class Settler:
         fetch = fetch_next and not (revoked or outcome.malformed or errbacks or job.name == FAN_OUT)
         options = self._fetch_options.get(keys, token)
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
-        call = with_followers(keys, job, call, None, now_ms)
+        call = with_dependents(keys, job, call, None, now_ms)
         if outcome.malformed:
             return fail_malformed(keys, call, token)
         if revoked:

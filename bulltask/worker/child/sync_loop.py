@@ -73,7 +73,7 @@ class SyncLoop:
     def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
         """Run one job; return the next job if the call that settled this one has fetched it."""
         if acquired.job.name in self._batches:
-            self._prefetch.pace.record_long_job()
+            self._prefetch.count.record_long_job()
             self._work_batch(acquired)
             return None
         attempt = self._starter.begin(acquired)
@@ -82,7 +82,7 @@ class SyncLoop:
         if not isinstance(attempt, Attempt):
             return self._writer.write(acquired, attempt, 0.0)
         if self._runner.runs_off_main_thread(attempt, acquired.slot):
-            self._prefetch.pace.record_long_job()
+            self._prefetch.count.record_long_job()
             self._async.start(acquired, attempt)
             self._further.start(acquired)
             return None
@@ -90,7 +90,7 @@ class SyncLoop:
         started = time.monotonic()
         outcome = self._runner.call(attempt, acquired.slot)
         duration_ms = (time.monotonic() - started) * 1000
-        self._prefetch.pace.record(duration_ms)
+        self._prefetch.count.record(duration_ms)
         return self._writer.write(acquired, outcome, duration_ms)
 
     def _work_batch(self, first: AcquiredJob) -> None:

@@ -15,7 +15,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.canvas import with_followers
+from bulltask.transport.scripts.canvas import with_dependents
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.job import finish_revoked
 from bulltask.transport.scripts.move import FinishOptions, fail_malformed, move_to_delayed, move_to_finished, retry_job
@@ -119,7 +119,7 @@ class FailureRecorder:
         options = FetchOptions.from_config(self._config, keys, token, "")
         now_ms = self._clock.now_ms()
         call = move_to_finished(keys, job.id, options, finish, fetch_next=False, now_ms=now_ms)
-        call = with_followers(keys, job, call, None, now_ms)
+        call = with_dependents(keys, job, call, None, now_ms)
         if job.malformed:
             self._client.run(fail_malformed(keys, call, token))
         else:

@@ -22,7 +22,7 @@ from bulltask.transport.replies import JOB_ERRORS
 from bulltask.transport.scripts.job import extend_lock, is_finished
 from bulltask.transport.scripts.move import renew_locks
 from bulltask.transport.scripts.queue import get_metrics
-from tests.interop.differential.processors import LOCK_MS, Form, HeldJob, ManualProcessor, Processor, WorkerProcessor
+from tests.interop.differential.processors import LOCK_MS, ActiveJob, Form, ManualProcessor, Processor, WorkerProcessor
 from tests.support.sync_facade import SyncFacade
 
 __all__ = ["STALLED_MS", "BulltaskSide"]
@@ -76,7 +76,7 @@ class BulltaskSide:
         self.queue = cast("Queue", queue)
         self.schedulers = self.queue.schedulers
         self.ids: list[str] = []
-        self._held: list[HeldJob] = []
+        self._held: list[ActiveJob] = []
         self._now_ms = 0
         context = self.queue.context
         setattr(context.broker.clock, "now_ms", lambda: self._now_ms)  # noqa: B010 - all users share this clock
@@ -169,13 +169,13 @@ class BulltaskSide:
         """Acquire the next job."""
         return self._hold(self._processor.acquire(step["token"]))
 
-    def _hold(self, held: HeldJob | None) -> int | None:
+    def _hold(self, held: ActiveJob | None) -> int | None:
         if held is None:
             return None
         self._held.append(held)
         return self.number(held.id)
 
-    def with_held(self, step: Step, work: Callable[[HeldJob, str], Any]) -> Any:
+    def with_held(self, step: Step, work: Callable[[ActiveJob, str], Any]) -> Any:
         """Call ``work`` with an acquired job; then forget the job."""
         if not self._held:
             return "nothing"
@@ -211,7 +211,7 @@ class BulltaskSide:
         """Let a job wait for its children; return whether any are pending."""
         return self.with_held(step, self._processor.await_children)
 
-    def _held_job(self, step: Step) -> HeldJob | None:
+    def _held_job(self, step: Step) -> ActiveJob | None:
         return self._held[step["held"] % len(self._held)] if self._held else None
 
     def extend_lock(self, step: Step) -> Any:

@@ -25,7 +25,7 @@ from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, Failed
 from bulltask.worker.child.retry_decision import decide_retry
 from bulltask.worker.child.settle import Settler
 
-__all__ = ["FORMS", "LOCK_MS", "WORKER", "Form", "HeldJob", "ManualProcessor", "Processor", "WorkerProcessor"]
+__all__ = ["FORMS", "LOCK_MS", "WORKER", "ActiveJob", "Form", "ManualProcessor", "Processor", "WorkerProcessor"]
 
 Form = Literal["worker", "sync", "async"]
 FORMS: Final[tuple[Form, ...]] = ("worker", "sync", "async")
@@ -42,7 +42,7 @@ Failure = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class HeldJob:
+class ActiveJob:
     """An acquired job; ``handle`` is the processor's object for it."""
 
     id: str
@@ -53,12 +53,12 @@ class HeldJob:
 class Processor(Protocol):
     """Acquires and finishes jobs."""
 
-    def acquire(self, token: str) -> HeldJob | None: ...
-    def complete(self, held: HeldJob, token: str, value: Any, *, fetch_next: bool) -> HeldJob | None: ...
-    def fail(self, held: HeldJob, token: str, failure: Failure, *, fetch_next: bool) -> HeldJob | None: ...
-    def delay(self, held: HeldJob, token: str, ms: int) -> None: ...
-    def release(self, held: HeldJob, token: str) -> None: ...
-    def await_children(self, held: HeldJob, token: str) -> bool: ...
+    def acquire(self, token: str) -> ActiveJob | None: ...
+    def complete(self, held: ActiveJob, token: str, value: Any, *, fetch_next: bool) -> ActiveJob | None: ...
+    def fail(self, held: ActiveJob, token: str, failure: Failure, *, fetch_next: bool) -> ActiveJob | None: ...
+    def delay(self, held: ActiveJob, token: str, ms: int) -> None: ...
+    def release(self, held: ActiveJob, token: str) -> None: ...
+    def await_children(self, held: ActiveJob, token: str) -> bool: ...
     def close(self) -> None: ...
 
 
@@ -68,31 +68,31 @@ class ManualProcessor:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
 
-    def acquire(self, token: str) -> HeldJob | None:
+    def acquire(self, token: str) -> ActiveJob | None:
         return self._held(self._queue.get_next_job(token, worker=WORKER))
 
-    def complete(self, held: HeldJob, token: str, value: Any, *, fetch_next: bool) -> HeldJob | None:
+    def complete(self, held: ActiveJob, token: str, value: Any, *, fetch_next: bool) -> ActiveJob | None:
         return self._held(held.handle.move_to_completed(value, token, fetch_next=fetch_next))
 
-    def fail(self, held: HeldJob, token: str, failure: Failure, *, fetch_next: bool) -> HeldJob | None:
+    def fail(self, held: ActiveJob, token: str, failure: Failure, *, fetch_next: bool) -> ActiveJob | None:
         kind, message, trace = failure
         with mock.patch("traceback.format_exception", return_value=[trace]):
             return self._held(held.handle.move_to_failed(_KINDS[kind](message), token, fetch_next=fetch_next))
 
-    def delay(self, held: HeldJob, token: str, ms: int) -> None:
+    def delay(self, held: ActiveJob, token: str, ms: int) -> None:
         held.handle.move_to_delayed(ms / 1000, token)
 
-    def release(self, held: HeldJob, token: str) -> None:
+    def release(self, held: ActiveJob, token: str) -> None:
         held.handle.move_to_wait(token)
 
-    def await_children(self, held: HeldJob, token: str) -> bool:
+    def await_children(self, held: ActiveJob, token: str) -> bool:
         return bool(held.handle.move_to_waiting_children(token))
 
     def close(self) -> None:
         pass
 
-    def _held(self, job: Job | None) -> HeldJob | None:
-        return None if job is None else HeldJob(job.id, job.token, job)
+    def _held(self, job: Job | None) -> ActiveJob | None:
+        return None if job is None else ActiveJob(job.id, job.token, job)
 
 
 class WorkerProcessor:
@@ -110,29 +110,29 @@ class WorkerProcessor:
         self._app = App("differential", context.broker.endpoint.url, **settings)
         self._settler = Settler(self._app.conf.freeze(), self._clock, Bus(), WORKER)
 
-    def acquire(self, token: str) -> HeldJob | None:
+    def acquire(self, token: str) -> ActiveJob | None:
         claim = FetchOptions(token, LOCK_MS, WORKER)
         return self._held(self._client.run(move_to_active(self._keys, claim, self._clock.now_ms())), token)
 
-    def complete(self, held: HeldJob, token: str, value: Any, *, fetch_next: bool) -> HeldJob | None:
+    def complete(self, held: ActiveJob, token: str, value: Any, *, fetch_next: bool) -> ActiveJob | None:
         outcome = CompletedOutcome(codec.encode(value, what="value"), value)
         return self._finish(self._settler.call(_with(held, token), outcome, fetch_next=fetch_next), token)
 
-    def fail(self, held: HeldJob, token: str, failure: Failure, *, fetch_next: bool) -> HeldJob | None:
+    def fail(self, held: ActiveJob, token: str, failure: Failure, *, fetch_next: bool) -> ActiveJob | None:
         kind, message, trace = failure
         acquired = _with(held, token)
         outcome = decide_retry(_KINDS[kind](message), acquired.job, None, self._app)
         assert isinstance(outcome, FailedOutcome | RetriedOutcome)
         return self._finish(self._settler.call(acquired, replace(outcome, trace=trace), fetch_next=fetch_next), token)
 
-    def delay(self, held: HeldJob, token: str, ms: int) -> None:
+    def delay(self, held: ActiveJob, token: str, ms: int) -> None:
         now_ms = self._clock.now_ms()
         self._client.run(move_to_delayed(self._keys, held.id, token, ms, failure=None, now_ms=now_ms))
 
-    def release(self, held: HeldJob, token: str) -> None:
+    def release(self, held: ActiveJob, token: str) -> None:
         self._client.run(move_from_active_to_wait(self._keys, held.id, token))
 
-    def await_children(self, held: HeldJob, token: str) -> bool:
+    def await_children(self, held: ActiveJob, token: str) -> bool:
         try:
             self._client.run(move_to_waiting_children(self._keys, held.id, token, self._clock.now_ms()))
         except NoPendingChildrenError:
@@ -142,19 +142,19 @@ class WorkerProcessor:
     def close(self) -> None:
         self._app.close()
 
-    def _finish(self, call: Call[Any], token: str) -> HeldJob | None:
+    def _finish(self, call: Call[Any], token: str) -> ActiveJob | None:
         reply = self._client.run(call)
         return self._held(reply, token) if isinstance(reply, Fetched) else None
 
-    def _held(self, fetched: Fetched, token: str) -> HeldJob | None:
+    def _held(self, fetched: Fetched, token: str) -> ActiveJob | None:
         if not fetched.job_id:
             return None
         job = RunningJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
         if job.is_repeated:
             run_sync(self._client, add_next_iteration(self._keys, job, self._clock.now_ms(), UTC))
-        return HeldJob(job.id, token, AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job, 0))
+        return ActiveJob(job.id, token, AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job, 0))
 
 
-def _with(held: HeldJob, token: str) -> AcquiredJob:
+def _with(held: ActiveJob, token: str) -> AcquiredJob:
     acquired: AcquiredJob = held.handle
     return replace(acquired, slot=cast(Any, SimpleNamespace(token=token)))

@@ -11,12 +11,12 @@ from bulltask.errors import InvalidJobError
 from bulltask.jobs.child_results import ChildResults
 from bulltask.jobs.job import NewJob, RunningJob
 
-__all__ = ["Relatives", "origin_of_jobs_sent_by", "relatives", "sent_by"]
+__all__ = ["Ancestry", "ancestry", "origin_of_jobs_sent_by", "sent_by"]
 
 _GROUP_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}(\.\d+)*")
 
 
-class Relatives(TypedDict):
+class Ancestry(TypedDict):
     """Fields of a :class:`bulltask.Request`."""
 
     root_id: str | None
@@ -33,10 +33,10 @@ def sent_by(job: RunningJob, jobs: Sequence[NewJob]) -> list[NewJob]:
 
 def origin_of_jobs_sent_by(job: RunningJob | None) -> dict[str, str]:
     """Return the ids of the parent and the root of jobs that the task of ``job`` sends; empty without a job."""
-    return {} if job is None else {"parent": job.id, "root": relatives(job)["root_id"] or job.id}
+    return {} if job is None else {"parent": job.id, "root": ancestry(job)["root_id"] or job.id}
 
 
-def relatives(job: RunningJob) -> Relatives:
+def ancestry(job: RunningJob) -> Ancestry:
     """Return the jobs from which ``job`` descends."""
     origin, parent = job.opts.bulltask.get("origin"), job.parent_key.rpartition(":")[2]
     if isinstance(origin, dict):

@@ -6,7 +6,7 @@ from typing import Final
 
 from bulltask.worker.slots import LONG_MS
 
-__all__ = ["FLUSH_MS", "Pace"]
+__all__ = ["FLUSH_MS", "PrefetchCount"]
 
 FLUSH_MS: Final = 5
 """The jobs of one round trip should together take no longer than this. An outcome waits longer only if the next job is
@@ -20,7 +20,7 @@ _DECAY: Final = 0.8
 _LONGEST_MS: Final = 1_000.0
 
 
-class Pace:
+class PrefetchCount:
     """Decides how many jobs a child acquires in one round trip.
 
     One long job makes it acquire the next ones one at a time; it acquires several only after several short ones in a

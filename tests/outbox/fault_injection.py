@@ -1,8 +1,8 @@
 """Kills a relay with SIGKILL at each of its operations, and counts how often each job runs.
 
-Usage: python -m tests.outbox.kill_matrix DATABASE-URL BROKER-URL sync|async|django. The rows are always written with
-SQLAlchemy; the third argument says which outbox relays them. Prints the number of the operations at which a relay
-was killed.
+Usage: python -m tests.outbox.fault_injection DATABASE-URL BROKER-URL sync|async|django. The rows are always
+written with SQLAlchemy; the third argument says which outbox relays them. Prints the number of the operations at which
+a relay was killed.
 """
 
 from __future__ import annotations

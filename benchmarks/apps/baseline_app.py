@@ -1,9 +1,9 @@
-"""The floor: BullMQ's scripts, called by a client that does nothing else.
+"""The baseline: BullMQ's scripts, called by a client that does nothing else.
 
 A framework that runs jobs with these scripts cannot be much faster than this: requests are packed by hand, hiredis
 parses the replies, and there is no renewal of locks, no error handling and no retry.
 
-``floor_app.py PROCESSES BATCH`` runs a worker; each process acquires and finishes ``BATCH`` jobs per round trip.
+``baseline_app.py PROCESSES BATCH`` runs a worker; each process acquires and finishes ``BATCH`` jobs per round trip.
 """
 
 from __future__ import annotations
