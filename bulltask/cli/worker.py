@@ -52,7 +52,7 @@ SETTINGS: Final = {
 @click.option(
     "-Q",
     "--queues",
-    help="Queues to process, comma-separated (default: the app's default queue and the queues of its tasks).",
+    help="Queues to process, comma-separated (default: task_queues, or the default queue and those of all tasks).",
 )
 @click.option("-X", "--exclude-queues", help="Queues not to process, comma-separated.")
 @click.option(

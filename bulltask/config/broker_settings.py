@@ -58,7 +58,7 @@ BROKER_SETTINGS: Final = (
         "publish_retries",
         integer(0, 100),
         3,
-        "How often a send is retried if Redis is unavailable or the reply is lost. With Sentinel or a "
+        "How many times a send is retried if Redis is unavailable or the reply is lost. With Sentinel or a "
         "cluster, the default is 100.",
     ),
     _S(
@@ -82,7 +82,7 @@ BROKER_SETTINGS: Final = (
         "connection_retries",
         max_reconnects,
         None,
-        "How often a worker tries to reconnect to Redis before it exits; none or 0: no limit. Set it if "
+        "How many times a worker tries to reconnect to Redis before it exits; none or 0: no limit. Set it if "
         "a process manager should restart the worker.",
     ),
     _S(

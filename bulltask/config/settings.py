@@ -96,14 +96,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_retries",
             integer(0, 1_000),
             2,
-            "How often a failed job is retried after its first attempt. Set it to 0 if tasks must not run again.",
+            "How many times a failed job is retried after its first attempt. Set it to 0 if tasks must not run again.",
         ),
         _S(
             "task_max_explicit_retries",
             "max_explicit_retries",
             optional(integer(0, 1_000)),
             None,
-            "How often self.retry() and autoretry_for retry a job, if neither the task nor the call sets "
+            "How many times self.retry() and autoretry_for retry a job, if neither the task nor the call sets "
             "max_retries; none: task_max_retries, or 3 (Celery's default) if that is 0.",
         ),
         _S(
@@ -241,7 +241,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_stalled_count",
             integer(0, 1_000),
             1,
-            "How often a job may stall and run again; the next stall fails it. Increase it if workers are "
+            "How many times a job may stall and run again; the next stall fails it. Increase it if workers are "
             "often killed, for example on spot instances.",
         ),
         _S(
@@ -272,7 +272,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_started_attempts",
             optional(integer(1, 1_000_000)),
             None,
-            "How often a job may start, including attempts that end with a crash, stall or release and do "
+            "How many times a job may start, including attempts that end with a crash, stall or release and do "
             "not use up a retry; none: no limit.",
         ),
         _S(

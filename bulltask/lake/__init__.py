@@ -12,19 +12,19 @@ from bulltask.extras import look_up
 if TYPE_CHECKING:
     from bulltask.lake.history import History
     from bulltask.lake.job_stats import AttemptCount, JobCount, LatencyPoint
-    from bulltask.lake.records import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
+    from bulltask.lake.records import AttemptRecord, EventRecord, JobHistory, JobPage, JobRecord, SnapshotRecord
 
 __all__ = [
     "AttemptCount",
+    "AttemptRecord",
+    "EventRecord",
     "History",
     "JobCount",
     "JobHistory",
     "JobPage",
+    "JobRecord",
     "LatencyPoint",
-    "PastAttempt",
-    "PastEvent",
-    "PastJob",
-    "PastSnapshot",
+    "SnapshotRecord",
 ]
 
 _MODULES: Final = {
@@ -34,10 +34,10 @@ _MODULES: Final = {
     "JobHistory": "bulltask.lake.records",
     "JobPage": "bulltask.lake.records",
     "LatencyPoint": "bulltask.lake.job_stats",
-    "PastAttempt": "bulltask.lake.records",
-    "PastEvent": "bulltask.lake.records",
-    "PastJob": "bulltask.lake.records",
-    "PastSnapshot": "bulltask.lake.records",
+    "AttemptRecord": "bulltask.lake.records",
+    "EventRecord": "bulltask.lake.records",
+    "JobRecord": "bulltask.lake.records",
+    "SnapshotRecord": "bulltask.lake.records",
 }
 """The module of each public name."""
 

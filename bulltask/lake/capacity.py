@@ -14,7 +14,7 @@ from bulltask.lake.formatting import pluralize, significant
 from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
 from bulltask.lake.queueing import Load, min_slots
 
-__all__ = ["Choice", "Recommendation", "recommend"]
+__all__ = ["Estimate", "Recommendation", "recommend"]
 
 Row = Mapping[str, Any]
 
@@ -32,7 +32,7 @@ _ASSUMPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Estimate:
     """The expected effect of a concurrency in the busiest minute, including the peak factor.
 
     Attributes:
@@ -73,14 +73,14 @@ class Recommendation:
     attempts_per_s: float
     run_s: float
     load: float
-    choices: tuple[Choice, ...]
+    choices: tuple[Estimate, ...]
     observed_mean: float | None
     observed_peak: int | None
     reasoning: tuple[str, ...]
     assumptions: tuple[str, ...]
 
     @property
-    def expected(self) -> Choice:
+    def expected(self) -> Estimate:
         """The effect of the recommended concurrency."""
         return next(choice for choice in self.choices if choice.concurrency == self.concurrency)
 
@@ -208,9 +208,9 @@ def _by_minute(rows: Iterable[Row], column: str) -> list[Any]:
     return list(sums.values())
 
 
-def _choices(load: Load, concurrency: int, max_wait_s: float) -> tuple[Choice, ...]:
+def _choices(load: Load, concurrency: int, max_wait_s: float) -> tuple[Estimate, ...]:
     numbers = range(max(concurrency - _NEIGHBORS, 1), concurrency + _NEIGHBORS + 1)
-    return tuple(Choice(n, 1 - load.late_fraction(n, max_wait_s), min(load.busy_slots / n, 1.0)) for n in numbers)
+    return tuple(Estimate(n, 1 - load.late_fraction(n, max_wait_s), min(load.busy_slots / n, 1.0)) for n in numbers)
 
 
 def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:
@@ -226,7 +226,7 @@ def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> lis
     ]
 
 
-def _explain_choice(choices: tuple[Choice, ...], concurrency: int, max_wait_s: float, load: Load) -> list[str]:
+def _explain_choice(choices: tuple[Estimate, ...], concurrency: int, max_wait_s: float, load: Load) -> list[str]:
     by_concurrency = {choice.concurrency: choice for choice in choices}
     chosen, fewer = by_concurrency[concurrency], by_concurrency.get(concurrency - 1)
     text = (

@@ -16,7 +16,7 @@ from bulltask.lake.job_stats import AttemptCount, Every, JobCount, LatencyPoint
 from bulltask.lake.layout import Layout
 from bulltask.lake.query import JobFilter, JobQuery, check_limit
 from bulltask.lake.read import TableReader, check_queues, known_queues, normalize_queue
-from bulltask.lake.records import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
+from bulltask.lake.records import AttemptRecord, EventRecord, JobHistory, JobPage, JobRecord, SnapshotRecord
 from bulltask.lake.search import search, sort_rank
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS, Table
 
@@ -83,7 +83,7 @@ class History:
         if not rows:
             self._check_queue(query.queue)
         page, has_more = rows[:limit], len(rows) > limit
-        return JobPage(tuple(PastJob.of(row) for _, row in page), query.cursor(page[-1][0]) if has_more else None)
+        return JobPage(tuple(JobRecord.of(row) for _, row in page), query.cursor(page[-1][0]) if has_more else None)
 
     def job(self, job_id: str, queue: str | None = None) -> JobHistory | None:
         """Read a job's history; ``None`` if the lake does not have the job.
@@ -111,7 +111,7 @@ class History:
             incarnations=_incarnations(rows[JOBS]),
             attempts=_attempts(rows[ATTEMPTS]),
             events=_events(rows[EVENTS]),
-            snapshot=PastSnapshot.of(snapshots[-1]) if snapshots else None,
+            snapshot=SnapshotRecord.of(snapshots[-1]) if snapshots else None,
         )
 
     def days(self) -> list[date]:
@@ -196,22 +196,22 @@ class History:
         return f"<History {self.root}>"
 
 
-def _incarnations(rows: list[Row]) -> tuple[PastJob, ...]:
+def _incarnations(rows: list[Row]) -> tuple[JobRecord, ...]:
     best: dict[str | None, Row] = {}
     for row in sorted(rows, key=sort_rank):
         best[row["incarnation"]] = row
     ordered = sorted(best.values(), key=lambda row: (row["created_at"] or row["as_of"], row["as_of"]), reverse=True)
-    return tuple(PastJob.of(row) for row in ordered)
+    return tuple(JobRecord.of(row) for row in ordered)
 
 
-def _attempts(rows: list[Row]) -> tuple[PastAttempt, ...]:
+def _attempts(rows: list[Row]) -> tuple[AttemptRecord, ...]:
     best: dict[tuple[str | None, int], Row] = {}
     for row in sorted(rows, key=lambda row: (row["as_of"], row["ended_at"] or row["as_of"], row["outcome"])):
         best[row["incarnation"], row["attempt"]] = row
     ordered = sorted(best.values(), key=lambda row: (row["started_at"] or row["as_of"], row["attempt"]))
-    return tuple(PastAttempt.of(row) for row in ordered)
+    return tuple(AttemptRecord.of(row) for row in ordered)
 
 
-def _events(rows: list[Row]) -> tuple[PastEvent, ...]:
+def _events(rows: list[Row]) -> tuple[EventRecord, ...]:
     once = {(row["event_ms"], row["event_seq"]): row for row in rows}
-    return tuple(PastEvent.of(row) for _, row in sorted(once.items()))
+    return tuple(EventRecord.of(row) for _, row in sorted(once.items()))

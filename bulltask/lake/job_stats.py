@@ -42,7 +42,7 @@ class JobCount:
     Attributes:
         queue: The queue, without BullMQ's braces.
         name: The task's name; ``None`` for jobs whose added event is missing.
-        state: As in :class:`bulltask.lake.records.PastJob`.
+        state: As in :class:`bulltask.lake.records.JobRecord`.
         jobs: The number of jobs.
     """
 

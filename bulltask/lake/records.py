@@ -10,13 +10,13 @@ from typing import Any, Self
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 
-__all__ = ["JobHistory", "JobPage", "PastAttempt", "PastEvent", "PastJob", "PastSnapshot", "to_json"]
+__all__ = ["AttemptRecord", "EventRecord", "JobHistory", "JobPage", "JobRecord", "SnapshotRecord", "to_json"]
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastJob:
+class JobRecord:
     """One incarnation of a job: a row of ``silver.jobs``. An id that is used again has several.
 
     Attributes:
@@ -93,12 +93,12 @@ class PastJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastAttempt:
+class AttemptRecord:
     """One attempt of a job: a row of ``silver.attempts``.
 
     Attributes:
         attempt: Its number, from 1.
-        incarnation: The incarnation of the job; see :class:`PastJob`.
+        incarnation: The incarnation of the job; see :class:`JobRecord`.
         queued_at: When it began to wait; ``None`` if unknown.
         started_at: When a worker acquired it; ``None`` if unknown.
         ended_at: When it ended; ``None`` if unknown.
@@ -108,7 +108,7 @@ class PastAttempt:
             was released or rescheduled, or its child crashed), ``stalled``, ``waiting-children``, or ``open`` if the
             outcome is unknown.
         failed_reason: Why the job failed; events do not contain failure reasons for requeued attempts.
-        error_fingerprint: As in :class:`PastJob`.
+        error_fingerprint: As in :class:`JobRecord`.
         worker: The worker id (for a Node.js worker, its name), from a snapshot.
         source: ``events`` or ``snapshot``.
     """
@@ -137,7 +137,7 @@ class PastAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastEvent:
+class EventRecord:
     """One event of a job in its queue's stream: a row of ``bronze.events``.
 
     Attributes:
@@ -173,7 +173,7 @@ class PastEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastSnapshot:
+class SnapshotRecord:
     """A job's hash when ``bulltask pipeline snapshot`` read it: a row of ``bronze.jobs``.
 
     Attributes:
@@ -261,13 +261,13 @@ class JobHistory:
 
     id: str
     queue: str
-    incarnations: tuple[PastJob, ...]
-    attempts: tuple[PastAttempt, ...]
-    events: tuple[PastEvent, ...]
-    snapshot: PastSnapshot | None
+    incarnations: tuple[JobRecord, ...]
+    attempts: tuple[AttemptRecord, ...]
+    events: tuple[EventRecord, ...]
+    snapshot: SnapshotRecord | None
 
     @property
-    def job(self) -> PastJob | None:
+    def job(self) -> JobRecord | None:
         """The newest job with this id; ``None`` until it has finished."""
         return self.incarnations[0] if self.incarnations else None
 
@@ -281,7 +281,7 @@ class JobPage:
         cursor: The cursor of the next page; ``None`` on the last page.
     """
 
-    jobs: tuple[PastJob, ...]
+    jobs: tuple[JobRecord, ...]
     cursor: str | None
 
 
@@ -303,7 +303,7 @@ def _value(text: str | None) -> Any:
 
 def to_json(value: Any) -> Any:
     """Return a result of :class:`bulltask.lake.history.History` as JSON: times in ISO 8601, durations in seconds."""
-    if isinstance(value, PastSnapshot):
+    if isinstance(value, SnapshotRecord):
         return _snapshot(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
@@ -319,7 +319,7 @@ def _key(key: Any) -> str:
     return str(int(key)) if isinstance(key, float) and key.is_integer() else str(key)
 
 
-def _snapshot(snapshot: PastSnapshot) -> dict[str, Any]:
+def _snapshot(snapshot: SnapshotRecord) -> dict[str, Any]:
     """Return a snapshot with its JSON strings decoded; data that is not JSON stays text."""
     names = (field.name for field in fields(snapshot) if not field.name.endswith("_text"))
     return {

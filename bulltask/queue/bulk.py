@@ -13,7 +13,7 @@ from bulltask.transport.scripts import queue as scripts
 __all__ = ["clean", "move_to_wait", "obliterate", "set_paused"]
 
 _CLEANED_PER_CALL: Final = 10_000
-_CLEANABLE: Final = ("completed", "failed", "wait", "active", "paused", "delayed", "prioritized")
+_CLEANABLE: Final = ("completed", "failed", "waiting", "active", "paused", "delayed", "prioritized")
 _RETRIABLE: Final = ("failed", "completed")
 
 
@@ -25,11 +25,11 @@ def set_paused(context: QueueContext, *, paused: bool) -> Operation[None]:
 
 def clean(context: QueueContext, grace: Duration, limit: int, state: str) -> Operation[list[str]]:
     """Remove old jobs in one state and return their ids."""
-    name = {"waiting": "wait"}.get(state, state)
-    if name not in _CLEANABLE:
+    if state not in {*_CLEANABLE, "wait"}:
         raise ConfigError(f"state must be one of {', '.join(_CLEANABLE)}, not {state!r}")
     if limit < 0:
         raise ConfigError(f"limit must be 0 (no limit) or more, not {limit}")
+    name = "wait" if state == "waiting" else state
     grace_ms, removed = to_ms(grace, "grace"), list[str]()
     before_ms = context.now_ms() - grace_ms
     while True:

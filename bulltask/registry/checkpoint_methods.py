@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from bulltask.errors import ConfigError
+from bulltask.registry.checkpointed_items import CheckpointedItems, Items, Page, Source
 from bulltask.registry.checkpoints import Checkpoints
-from bulltask.registry.iteration import Items, Iteration, Page, Source
 
 __all__ = ["CheckpointMethods"]
 
@@ -26,15 +26,15 @@ class CheckpointMethods:
         self._task, self.checkpoints = task, checkpoints
 
     @overload
-    def iterate(self, source: Items[T], *, total: int | None = None) -> Iteration[T]: ...
+    def iterate(self, source: Items[T], *, total: int | None = None) -> CheckpointedItems[T]: ...
     @overload
     def iterate(
         self, source: Callable[[Any], Page[T]], *, cursor: Callable[[T], Any], total: int | None = None
-    ) -> Iteration[T]: ...
+    ) -> CheckpointedItems[T]: ...
 
     def iterate(
         self, source: Source[T], *, cursor: Callable[[T], Any] | None = None, total: int | None = None
-    ) -> Iteration[T]:
+    ) -> CheckpointedItems[T]:
         """Loop over items, so that the job continues after the last finished item when it runs again.
 
         An item has finished when the loop asks for the next one. If the worker stops, the loop ends between two items,
@@ -63,7 +63,7 @@ class CheckpointMethods:
         if callable(source) != (cursor is not None):
             raise TypeError("self.iterate() requires cursor= if source is a function, and does not accept it otherwise")
         checkpoints.in_loop, checkpoints.total = True, total
-        return Iteration(checkpoints, source, cursor)
+        return CheckpointedItems(checkpoints, source, cursor)
 
     @property
     def cursor(self) -> Any:

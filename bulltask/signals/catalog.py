@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from bulltask.signals.signal import Activity, Signal
+from bulltask.signals.signal import ReceiverFlag, Signal
 
 __all__ = [
     "NOT_AVAILABLE",
@@ -28,8 +28,8 @@ __all__ = [
     "worker_shutting_down",
 ]
 
-PUBLISH_SIGNALS: Final = Activity()
-TASK_SIGNALS: Final = Activity()
+PUBLISH_SIGNALS: Final = ReceiverFlag()
+TASK_SIGNALS: Final = ReceiverFlag()
 
 # ---- sending: in the process that sends; the sender is the task's name -----------------------------------------------
 

@@ -13,14 +13,14 @@ from typing import Any, TypeVar, overload
 from bulltask.errors import ConfigError
 from bulltask.signals.failures import report_failure
 
-__all__ = ["Activity", "Receiver", "Signal"]
+__all__ = ["Receiver", "ReceiverFlag", "Signal"]
 
 Receiver = Callable[..., Any]
 """A function that accepts keyword arguments; its return value is ignored."""
 F = TypeVar("F", bound=Receiver)
 
 
-class Activity:
+class ReceiverFlag:
     """Whether any of a group of signals has a receiver: in one attribute, because it is read for every job.
 
     Attributes:
@@ -58,9 +58,9 @@ class Signal:
         activity: The group that records whether it has receivers.
     """
 
-    def __init__(self, name: str, activity: Activity | None = None) -> None:
+    def __init__(self, name: str, activity: ReceiverFlag | None = None) -> None:
         self.name = name
-        self._activity, self._lock = activity or Activity(), threading.RLock()
+        self._activity, self._lock = activity or ReceiverFlag(), threading.RLock()
         self._connections: tuple[_Connection, ...] = ()
 
     @overload

@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from bulltask.testing.app_server import use_server
     from bulltask.testing.clock import FakeClock
     from bulltask.testing.enqueued import assert_enqueued, enqueued_jobs
     from bulltask.testing.flaky import FlakyProxy
     from bulltask.testing.inline_worker import InlineWorker
-    from bulltask.testing.sandbox import use_server
     from bulltask.testing.server import RedisServer
     from bulltask.testing.wait import wait_until
     from bulltask.testing.worker import WorkerProcess
@@ -38,7 +38,7 @@ _MODULES: Final = {
     "WorkerProcess": "bulltask.testing.worker",
     "assert_enqueued": "bulltask.testing.enqueued",
     "enqueued_jobs": "bulltask.testing.enqueued",
-    "use_server": "bulltask.testing.sandbox",
+    "use_server": "bulltask.testing.app_server",
     "wait_until": "bulltask.testing.wait",
 }
 """The module of each public name."""

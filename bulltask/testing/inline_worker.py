@@ -15,8 +15,8 @@ from bulltask.errors import BulltaskError
 from bulltask.events import ChildEvent
 from bulltask.jobs.job import JobRef
 from bulltask.testing.clock import FakeClock
-from bulltask.testing.drain import Drain, Steps
 from bulltask.testing.inline_results import InlineResults
+from bulltask.testing.inline_run import InlineRun, Steps
 from bulltask.transport.operation import run_sync
 from bulltask.transport.results import Results
 from bulltask.transport.steps import adrive, drive
@@ -62,7 +62,7 @@ class InlineWorker:
         self._app, self._broker, self._lock = app, app.broker, threading.RLock()
         self._loop = TaskLoop()
         self._running: set[JobRef] = set()
-        self._last: Drain | None = None
+        self._last: InlineRun | None = None
         app.broker.results = InlineResults(self._results, self)
 
     def run_jobs(self, *, propagate: bool = True) -> list[ChildEvent]:
@@ -138,30 +138,33 @@ class InlineWorker:
         self.close()
 
     def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
-        with self._lock, self._drain(propagate=propagate) as drain:  # a thread of the test may wait for a result, too
-            drive(self._steps(drain, end_ms, awaited), lambda step: step[0].call(step[1], self._loop), ())
-        return drain.result()
+        with (
+            self._lock,
+            self._inline_run(propagate=propagate) as run,
+        ):  # a thread of the test may wait, too
+            drive(self._steps(run, end_ms, awaited), lambda step: step[0].call(step[1], self._loop), ())
+        return run.result()
 
     async def _arun(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
-        with self._drain(propagate=propagate) as drain:
-            await adrive(self._steps(drain, end_ms, awaited), lambda step: step[0].acall(step[1]), ())
-        return drain.result()
+        with self._inline_run(propagate=propagate) as run:
+            await adrive(self._steps(run, end_ms, awaited), lambda step: step[0].acall(step[1]), ())
+        return run.result()
 
     @contextmanager
-    def _drain(self, *, propagate: bool) -> Iterator[Drain]:
+    def _inline_run(self, *, propagate: bool) -> Iterator[InlineRun]:
         token = _running_worker.set(self)
         try:
             with self._broker.pool.client() as client:
-                self._last = Drain(self._app, client, self._running, propagate=propagate)
+                self._last = InlineRun(self._app, client, self._running, propagate=propagate)
                 yield self._last
         finally:
             _running_worker.reset(token)
 
-    def _steps(self, drain: Drain, end_ms: int, awaited: JobRef | None) -> Steps:
-        yield from drain.run_ready(awaited)
-        while not drain.ended and drain.next_ms is not None and drain.next_ms <= end_ms:
-            self.clock.advance_ms(max(0, drain.next_ms - self.clock.now_ms()))
-            yield from drain.run_ready(awaited)
+    def _steps(self, run: InlineRun, end_ms: int, awaited: JobRef | None) -> Steps:
+        yield from run.run_ready(awaited)
+        while not run.ended and run.next_ms is not None and run.next_ms <= end_ms:
+            self.clock.advance_ms(max(0, run.next_ms - self.clock.now_ms()))
+            yield from run.run_ready(awaited)
         if awaited is None:
             self.clock.advance_ms(max(0, end_ms - self.clock.now_ms()))
 

@@ -47,7 +47,7 @@ def bulltask_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisS
 @pytest.fixture
 def bulltask_app(request: pytest.FixtureRequest, bulltask_server: RedisServer) -> Iterator[App]:
     """The app in the setting ``bulltask_app``, or a new one, with an empty server and a fake clock."""
-    from bulltask.testing.sandbox import use_server  # noqa: PLC0415
+    from bulltask.testing.app_server import use_server  # noqa: PLC0415
 
     settings = [marker.kwargs for marker in request.node.iter_markers("bulltask")]
     merged = {name: value for kwargs in reversed(settings) for name, value in kwargs.items()}

@@ -21,9 +21,9 @@ from bulltask.lua.loader import Script
 from bulltask.value_class import value_class
 
 __all__ = [
+    "AllNodesCall",
     "Arg",
     "Call",
-    "EverywhereCall",
     "PackedCall",
     "as_is",
     "command",
@@ -107,7 +107,7 @@ class Call(Generic[R_co]):
         return _pack((self.script.by_source, self.script.source, *self.args))
 
 
-class EverywhereCall(Call[R]):
+class AllNodesCall(Call[R]):
     """A call without keys that a cluster makes on every node that has slots. On a single server, it is a normal call.
 
     Args:

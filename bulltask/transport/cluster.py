@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
-from bulltask.transport.call import Call, EverywhereCall, PackedCall, command
+from bulltask.transport.call import AllNodesCall, Call, PackedCall, command
 from bulltask.transport.client import Client
 from bulltask.transport.cluster_rounds import (
     Backoff,
@@ -181,7 +181,7 @@ class ClusterClient:
 
     def run_everywhere(self, call: Call[R]) -> list[R]:
         """Make a call without keys on every node that has slots; raises the first node's error."""
-        results: list[R] = self.run(EverywhereCall(_as_list(call), lambda parts: [part for (part,) in parts]))
+        results: list[R] = self.run(AllNodesCall(_as_list(call), lambda parts: [part for (part,) in parts]))
         return results
 
     def run_at(self, address: Address, call: Call[R]) -> R:

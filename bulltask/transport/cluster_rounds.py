@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
-from bulltask.transport.call import Call, EverywhereCall, command
+from bulltask.transport.call import AllNodesCall, Call, command
 from bulltask.transport.cluster_slots import Address, RoutedCall, SlotRedirectError, guarded, route_calls
 from bulltask.transport.redis_errors import is_transient_in_cluster, is_try_again
 from bulltask.transport.topology import Topology
@@ -106,7 +106,7 @@ class Rounds:
         pending, self._pending, self._must_wait = self._pending, [], False
         by_node: dict[Address, Batch] = {}
         for routed in pending:
-            if isinstance(self._calls[routed.positions[0]], EverywhereCall):
+            if isinstance(self._calls[routed.positions[0]], AllNodesCall):
                 for node in self._topology.primaries():
                     by_node.setdefault(node, Batch(node)).add(replace(routed, node=node), self._calls)
                 continue
@@ -240,7 +240,7 @@ class Rounds:
         """Add one node's result of a call that is made on every node."""
         results, call = self._parts.setdefault(position, []), self._calls[position]
         results.append(result)
-        assert isinstance(call, EverywhereCall)
+        assert isinstance(call, AllNodesCall)
         errors = [part for part in results if isinstance(part, BulltaskError)]
         self.results[position] = errors[0] if errors else call.merge(results)
 

@@ -25,7 +25,7 @@ _CONNECT_MS: Final = 1_000
 """Timeout for a new connection, because the replies from other nodes are not read meanwhile."""
 
 _MAX_REDIRECTS: Final = 3
-"""How often a call is redirected during one wait. If that is not enough, the nodes disagree, as during a failover."""
+"""How many times a call is redirected during one wait. If that is not enough, the nodes disagree."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError, LakeError
-from bulltask.lake import History, PastJob
+from bulltask.lake import History, JobRecord
 from bulltask.lake.tables import JOBS
 from tests.support.lake import LakeBuilder, at
 
@@ -89,7 +89,7 @@ def test_a_job_in_search_results_has_times_in_utc_and_durations_in_seconds(lake:
     row |= {"created_at": at("2026-11-20 10:00"), "first_started_at": at("2026-11-20 10:00:01"), "failed_reason": "no"}
     lake.jobs([{**row, "error_fingerprint": "no", "parent_key": "bull:{up}:1"}])
     (found_job,) = History(lake.layout.root).search().jobs
-    assert found_job == PastJob(
+    assert found_job == JobRecord(
         id="a", queue="mail", name="send", state="failed", created_at=at("2026-11-20 10:00"),
         started_at=at("2026-11-20 10:00:01"), finished_at=end, seen_at=end, attempt_count=3, stalls=1, wait=1.5,
         run=0.25, total=None, failed_reason="no", error_fingerprint="no", parent_key="bull:{up}:1", data_bytes=7,

@@ -18,7 +18,7 @@ from bulltask.errors import BulltaskError, Ignore, Reject, ResultTimeoutError, T
 from bulltask.events import JobCompleted, JobFailed, JobRetried, JobStarted
 from bulltask.jobs.job import JobRef
 from bulltask.queue import FlowJob
-from bulltask.testing import FakeClock, InlineWorker, assert_enqueued, drain, use_server
+from bulltask.testing import FakeClock, InlineWorker, assert_enqueued, inline_run, use_server
 
 pytestmark = pytest.mark.redis
 
@@ -58,11 +58,11 @@ def send(app: App, value: Any = 1, task: str = "note", **options: Any) -> Any:
     return app.send_task(task, (value,), **options)
 
 
-# ---- drain -----------------------------------------------------------------------------------------------------------
+# ---- run_jobs --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.every_topology
-def test_drain_runs_the_waiting_jobs_of_all_queues_in_the_calling_thread(app: App, worker: InlineWorker) -> None:
+def test_run_jobs_runs_the_waiting_jobs_of_all_queues_in_the_calling_thread(app: App, worker: InlineWorker) -> None:
     threads = []
 
     @app.task
@@ -77,7 +77,7 @@ def test_drain_runs_the_waiting_jobs_of_all_queues_in_the_calling_thread(app: Ap
 
 
 @pytest.mark.every_topology
-def test_drain_runs_the_jobs_that_tasks_send_even_to_a_new_queue(
+def test_run_jobs_runs_the_jobs_that_tasks_send_even_to_a_new_queue(
     app: App, worker: InlineWorker, ran: list[Any]
 ) -> None:
     @app.task
@@ -99,7 +99,7 @@ def test_arguments_and_results_are_json_in_redis_as_in_production(
     assert (json.loads(stored["data"]), json.loads(stored["returnvalue"])) == ({"value": [1, 2]}, [1, 2])
 
 
-def test_drain_raises_the_exception_of_a_task_and_leaves_the_jobs_after_it(
+def test_run_jobs_raises_the_exception_of_a_task_and_leaves_the_jobs_after_it(
     app: App, worker: InlineWorker, ran: list[Any]
 ) -> None:
     @app.task
@@ -115,7 +115,7 @@ def test_drain_raises_the_exception_of_a_task_and_leaves_the_jobs_after_it(
     assert ran == [1]
 
 
-def test_drain_without_propagate_only_stores_the_exception(app: App, worker: InlineWorker) -> None:
+def test_run_jobs_without_propagate_only_stores_the_exception(app: App, worker: InlineWorker) -> None:
     @app.task
     def fail() -> None:
         raise SystemExit("no such order")
@@ -155,7 +155,7 @@ def test_a_job_of_an_unknown_task_fails_if_the_app_says_so(broker_url: str, app:
 def test_a_task_that_sends_itself_again_and_again_is_reported(
     app: App, worker: InlineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "MAX_ATTEMPTS", 5)
+    monkeypatch.setattr(inline_run, "MAX_ATTEMPTS", 5)
 
     @app.task
     def again() -> None:
@@ -492,7 +492,7 @@ def test_get_waits_for_a_job_that_another_thread_is_running(app: App, worker: In
     other.join()
 
 
-# ---- the sandbox -----------------------------------------------------------------------------------------------------
+# ---- use_server ------------------------------------------------------------------------------------------------------
 
 
 def test_the_app_has_its_own_connections_and_settings_again_afterwards(broker_url: str) -> None:
@@ -512,7 +512,7 @@ def test_the_server_is_empty_at_the_start(broker_url: str, redis_client: redis.R
         assert redis_client.keys() == []
 
 
-def test_a_worker_needs_a_sandbox(broker_url: str) -> None:
+def test_a_worker_needs_a_server_of_its_own(broker_url: str) -> None:
     app = App("tested", broker_url)
     with pytest.raises(BulltaskError, match="inside use_server"):
         InlineWorker(app)

@@ -11,7 +11,7 @@ from redis.exceptions import AskError, MovedError, RedisError, TryAgainError
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
-from bulltask.transport.call import Call, EverywhereCall, command
+from bulltask.transport.call import AllNodesCall, Call, command
 from bulltask.transport.cluster_rounds import Batch, Rounds
 from bulltask.transport.cluster_slots import Address, SlotMap, slot_of_key
 from bulltask.transport.redis_errors import reply_error
@@ -96,7 +96,7 @@ def test_every_result_belongs_to_its_call_and_no_call_is_executed_twice(keys: li
 def test_a_call_to_every_node_merges_their_results_or_has_the_error_of_one() -> None:
     topology = Topology([NODES[0]])
     topology.set(MAP)
-    call = EverywhereCall(command("CLIENT", "LIST"), "+".join)
+    call = AllNodesCall(command("CLIENT", "LIST"), "+".join)
     rounds = Rounds(topology, [call], mono_ms() + 10_000, "redis+cluster://server")
     for batch in rounds.batches():
         rounds.record(batch, [batch.address[0]])

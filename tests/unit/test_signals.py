@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError, signals
-from bulltask.signals.signal import Activity, Signal
+from bulltask.signals.signal import ReceiverFlag, Signal
 
 Calls = list[tuple[str, Any]]
 
@@ -62,7 +62,7 @@ def test_a_sender_is_a_task_or_its_name() -> None:
 
 
 def test_a_weak_receiver_disappears_with_its_last_reference() -> None:
-    activity = Activity()
+    activity = ReceiverFlag()
     signal = Signal("tested", activity)
 
     class Reporter:
@@ -87,7 +87,7 @@ def test_a_weak_receiver_disappears_with_its_last_reference() -> None:
 
 
 def test_disconnect_takes_the_arguments_of_connect_and_says_whether_it_found_the_connection() -> None:
-    activity = Activity()
+    activity = ReceiverFlag()
     signal = Signal("tested", activity)
 
     def receiver(**_: Any) -> None: ...

@@ -12,7 +12,7 @@ from bulltask.cli.terminal import as_table, duration_text, in_one_line, stamp
 from bulltask.lake.formatting import json_text
 
 if TYPE_CHECKING:
-    from bulltask.lake.records import PastJob
+    from bulltask.lake.records import JobRecord
 
 __all__ = ["command"]
 
@@ -64,7 +64,7 @@ def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filt
         click.echo(f"\nFor more, run the command again with --cursor {page.cursor}")
 
 
-def _row(job: PastJob) -> tuple[str, ...]:
+def _row(job: JobRecord) -> tuple[str, ...]:
     attempts = "-" if job.attempt_count is None else str(job.attempt_count)
     reason = in_one_line(job.failed_reason or "", _REASON_WIDTH)
     texts = (in_one_line(text) for text in (job.queue, job.name or "-", job.id))

@@ -44,6 +44,6 @@ def command() -> None:
     Formats: DAY is 2026-11-22, TIME is 2026-11-22 or 2026-11-22T14:00, both in UTC. DURATION is 90 (seconds), 10s, 15m,
     12h or 7d.
 
-    Exit codes of all commands: 0 (success), 1 (an error), 2 (invalid usage), 3 (events were lost, and the loss is
-    recorded), 4 (events were lost, and --on-loss is fail).
+    Exit codes of all commands: 0 (success), 1 (an error, or a failed check), 2 (invalid usage), 3 (events were lost,
+    and the loss is recorded), 4 (events were lost, and --on-loss is fail).
     """

@@ -11,7 +11,7 @@
   The source of moveStalledJobsToWait is inserted before this one, as the function `official(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_guard).
 
-  ARGV[1]  how often a job may stall (used only by BullMQ's script)
+  ARGV[1]  how many times a job may stall (used only by BullMQ's script)
   ARGV[2]  key prefix of the queue
   returns  ids of the jobs that are waiting again
   event    those of BullMQ's script; for a malformed job waiting and stalled, or failed

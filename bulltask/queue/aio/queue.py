@@ -114,7 +114,7 @@ class AsyncQueue(AsyncQueueGetters):
         Args:
             grace: Minimum age, counted from when the job finished, or from its creation if it has not finished.
             limit: Maximum number of jobs; 0 for all.
-            state: ``completed``, ``failed``, ``wait``, ``active`` (only jobs without a lock), ``paused``,
+            state: ``completed``, ``failed``, ``waiting``, ``active`` (only jobs without a lock), ``paused``,
                 ``delayed`` or ``prioritized``.
 
         Returns:

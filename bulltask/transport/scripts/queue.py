@@ -17,7 +17,7 @@ from bulltask.errors import BrokerError, QueueActiveError, QueueError, QueueNotP
 from bulltask.jobs import codec
 from bulltask.jobs.states import REVOKED
 from bulltask.lua import loader, wrappers
-from bulltask.transport.call import Arg, Call, EverywhereCall, command, script_call
+from bulltask.transport.call import AllNodesCall, Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import text, texts
 
@@ -296,7 +296,7 @@ def list_clients(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
         return rows
 
     call = command("CLIENT", "LIST", parse_reply=parse_reply)
-    return EverywhereCall(call, lambda parts: [row for rows in parts for row in rows])
+    return AllNodesCall(call, lambda parts: [row for rows in parts for row in rows])
 
 
 def _nothing(_: Any) -> None:
@@ -367,7 +367,7 @@ def worker_queues(prefix: str) -> Call[set[str]]:
         queues = {_decode_queue(name.removeprefix(start).partition(":")[0]) for name in names if name.startswith(start)}
         return queues - {""}
 
-    return EverywhereCall(command("CLIENT", "LIST", parse_reply=parse_reply), lambda parts: set().union(*parts))
+    return AllNodesCall(command("CLIENT", "LIST", parse_reply=parse_reply), lambda parts: set().union(*parts))
 
 
 def _decode_queue(name: str) -> str:

@@ -24,6 +24,7 @@ from bulltask.registry.job_client import JobClient
 from bulltask.task_waits import warn_in_tasks
 from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.child.async_bulk_fetch import AsyncBulkFetcher
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.batch_collector import BatchCollector
@@ -31,7 +32,6 @@ from bulltask.worker.child.cancellation import Cancellation, uninterrupted
 from bulltask.worker.child.capacity import batches_of, concurrency_of, long_tasks, loop_tasks
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
-from bulltask.worker.child.further_jobs import FurtherJobs
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.job_starter import IterationAdder, JobStarter
 from bulltask.worker.child.next_job import NextJobs
@@ -179,8 +179,8 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     writer = OutcomeWriter(fetcher, settler)
     shared, tasks = (plan.block, plan.control), long_tasks(app)
     prefetch = PrefetchLoop(fetcher, starter, runner, writer, async_loop, *shared, config.prefetch, tasks)
-    further = FurtherJobs(fetcher, starter, writer, async_loop, next_jobs)
-    return SyncLoop(fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch, further)
+    bulk_fetcher = AsyncBulkFetcher(fetcher, starter, writer, async_loop, next_jobs)
+    return SyncLoop(fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch, bulk_fetcher)
 
 
 def _handle_stop_signals(fetcher: JobFetcher) -> None:

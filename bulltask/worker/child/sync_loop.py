@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from bulltask.worker.child.async_bulk_fetch import AsyncBulkFetcher
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.batch_runner import BatchRunner
 from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.child.further_jobs import FurtherJobs
 from bulltask.worker.child.job_starter import JobStarter
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome
 from bulltask.worker.child.prefetch_loop import PrefetchLoop
@@ -35,7 +35,7 @@ class SyncLoop:
         retirement: Announces that this child has reached a limit.
         collector: Collects the jobs of batches.
         prefetch: Runs jobs while they are short.
-        further: Starts the async jobs that follow another one.
+        bulk_fetcher: Starts the async jobs that follow another one.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
@@ -48,12 +48,12 @@ class SyncLoop:
         retirement: Retirement,
         collector: BatchCollector,
         prefetch: PrefetchLoop,
-        further: FurtherJobs,
+        bulk_fetcher: AsyncBulkFetcher,
     ) -> None:
         self._fetcher, self._starter, self._runner, self._writer = fetcher, starter, runner, writer
         self._async, self._retirement = async_loop, retirement
         self._collector, self._batches = collector, collector.batches
-        self._prefetch, self._further = prefetch, further
+        self._prefetch, self._bulk_fetcher = prefetch, bulk_fetcher
 
     def run(self) -> None:
         """Work until the fetcher closes and every acquired job is settled."""
@@ -84,9 +84,9 @@ class SyncLoop:
         if self._runner.runs_off_main_thread(attempt, acquired.slot):
             self._prefetch.count.record_long_job()
             self._async.start(acquired, attempt)
-            self._further.start(acquired)
+            self._bulk_fetcher.start(acquired)
             return None
-        self._further.record_sync_job()
+        self._bulk_fetcher.record_sync_job()
         started = time.monotonic()
         outcome = self._runner.call(attempt, acquired.slot)
         duration_ms = (time.monotonic() - started) * 1000

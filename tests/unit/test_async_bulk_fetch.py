@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from bulltask.worker.child.async_bulk_fetch import AsyncBulkFetcher
 from bulltask.worker.child.attempt import Attempt
-from bulltask.worker.child.further_jobs import FurtherJobs
 
 
 def job(name: str, slot: Any = None) -> Any:
@@ -36,7 +36,7 @@ def test_a_delayed_job_of_another_task_that_has_just_become_due_is_released() ->
         return_slot=lambda _: None,
     )
     next_jobs: Any = SimpleNamespace(may_follow=lambda _: True)
-    further = FurtherJobs(fetcher, starter, SimpleNamespace(), loop, next_jobs)  # type: ignore[arg-type]
+    further = AsyncBulkFetcher(fetcher, starter, SimpleNamespace(), loop, next_jobs)  # type: ignore[arg-type]
     further.start(job("fetch"))
     further.start(job("fetch"))
     assert (started, released) == (["fetch"], ["resize"])

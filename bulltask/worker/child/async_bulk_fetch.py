@@ -18,12 +18,12 @@ from bulltask.worker.child.outcomes import AcquiredJob
 from bulltask.worker.child.sync_writer import OutcomeWriter
 from bulltask.worker.slot import Slot
 
-__all__ = ["FurtherJobs"]
+__all__ = ["AsyncBulkFetcher"]
 
 _MAX_PER_CALL: Final = 16
 
 
-class FurtherJobs:
+class AsyncBulkFetcher:
     """Starts the async jobs that follow the one that the main thread has just started.
 
     The script ``collectBatch`` acquires them: it stops as soon as the next job belongs to another task. The first round

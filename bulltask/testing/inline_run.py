@@ -32,7 +32,7 @@ from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutc
 from bulltask.worker.in_process import InProcessRunner, Runnable
 from bulltask.worker.slot import Slot
 
-__all__ = ["MAX_ATTEMPTS", "Drain", "Steps"]
+__all__ = ["MAX_ATTEMPTS", "InlineRun", "Steps"]
 
 MAX_ATTEMPTS: Final = 10_000
 """A run of more attempts than this is assumed to never end."""
@@ -43,7 +43,7 @@ Steps = Generator[tuple[InProcessRunner, Runnable], Any, None]
 """A generator that yields the attempts to run, and receives their outcomes; sync and async callers share it."""
 
 
-class Drain:
+class InlineRun:
     """One run of an inline worker: acquires jobs and writes their outcomes.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Final
 from bulltask.app import App
 from bulltask.testing.clock import FakeClock
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import EverywhereCall, command
+from bulltask.transport.call import AllNodesCall, command
 
 __all__ = ["use_server"]
 
@@ -43,7 +43,7 @@ def use_server(app: App, url: str, **settings: object) -> Iterator[FakeClock]:
     clock = FakeClock()
     broker = Broker(conf.freeze(), url, clock=clock)
     clock.connect(broker.pool)
-    broker.pool.run(EverywhereCall(command("FLUSHDB"), len))
+    broker.pool.run(AllNodesCall(command("FLUSHDB"), len))
     # In eager mode, the app makes its connections itself.
     previous = app.replace_connections(conf, None if conf.freeze().always_eager else broker)
     try:

@@ -10,7 +10,7 @@ from bulltask.errors import InvalidJobError, PermanentError
 from bulltask.jobs import codec
 from bulltask.registry.checkpoints import Checkpoints
 
-__all__ = ["Items", "Iteration", "Page", "Source"]
+__all__ = ["CheckpointedItems", "Items", "Page", "Source"]
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ Page = Items[T] | Awaitable[Iterable[T]]
 Source = Items[T] | Callable[[Any], Page[T]]
 
 
-class Iteration(Generic[T]):
+class CheckpointedItems(Generic[T]):
     """The items of a checkpointed task's loop, for ``for`` or ``async for``; :meth:`Context.iterate` returns it.
 
     Args:
