@@ -26,8 +26,8 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     "latency": {
         "result_p50_ms": "result p50 ms",
         "result_p99_ms": "p99 ms",
-        "body_p50_ms": "task p50 ms",
-        "body_p99_ms": "p99 ms",
+        "task_p50_ms": "task p50 ms",
+        "task_p99_ms": "p99 ms",
         "idle_mib": "MiB (PSS)",
         "other_cpu": "other CPU",
     },
@@ -38,7 +38,7 @@ TITLES = {
     "throughput": "Processing a backlog",
     "single": "Sending one by one",
     "bulk": "Bulk sends",
-    "latency": "Time from send to result, and to the end of the body, idle worker",
+    "latency": "Time from send to result, and to the end of the task, idle worker",
     "busy": "Jobs that use the CPU for 5 ms",
     "sleep": "Jobs that sleep for 50 ms, 200 at the same time",
 }
@@ -49,7 +49,7 @@ SUMMARY: Sequence[tuple[str, str, str, int]] = (
     ("memory after the backlog, MiB", "throughput", "pss_mib", 0),
     ("sending one by one, jobs/s", "single", "rate", 0),
     ("bulk sends, jobs/s", "bulk", "rate", 0),
-    ("send to end of task, p50 ms", "latency", "body_p50_ms", 2),
+    ("send to end of task, p50 ms", "latency", "task_p50_ms", 2),
     ("send to result, p50 ms", "latency", "result_p50_ms", 2),
     ("send to result, p99 ms", "latency", "result_p99_ms", 2),
     ("5 ms of CPU per job, % of ideal", "busy", "of_ideal", 0),

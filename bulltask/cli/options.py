@@ -39,7 +39,7 @@ _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 class _BrokerUrl(_ParamType):
-    """A URL that hides its password, so that a crash report with click's context does not show it."""
+    """A URL that hides its password, so that an error report (Sentry) with click's context does not show it."""
 
     name = "URL"
 

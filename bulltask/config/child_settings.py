@@ -78,7 +78,7 @@ CHILD_SETTINGS: Final = (
         "worker_prefetch",
         "prefetch",
         integer(0, 1_000),
-        16,
+        32,
         "How many jobs a child process acquires in one round trip while jobs are short. 0: always one "
         "(not unlimited, as in Celery), for jobs that should start as soon as any process is idle.",
     ),

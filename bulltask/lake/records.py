@@ -31,8 +31,8 @@ class JobRecord:
         seen_at: When it finished; for jobs that have not finished, their last event. Searches use this time.
         attempt_count: The number of attempts with any outcome; can be greater than BullMQ's ``attempts_made``.
         stalls: The number of stalled attempts.
-        wait: Seconds that it waited for a worker, in all attempts.
-        run: Seconds that it ran, in all attempts.
+        wait_time: Seconds that it waited for a worker, in all attempts.
+        run_time: Seconds that it ran, in all attempts.
         total: Seconds from ``created_at`` to ``finished_at``.
         failed_reason: Why the job failed; ``None`` if it did not.
         error_fingerprint: The first line of ``failed_reason`` with ``#`` for quoted text, numbers and hex numbers.
@@ -53,8 +53,8 @@ class JobRecord:
     seen_at: datetime
     attempt_count: int | None
     stalls: int | None
-    wait: float | None
-    run: float | None
+    wait_time: float | None
+    run_time: float | None
     total: float | None
     failed_reason: str | None
     error_fingerprint: str | None
@@ -79,8 +79,8 @@ class JobRecord:
             seen_at=row["finished_at"] or row["as_of"],
             attempt_count=row["attempt_count"],
             stalls=row["stalls"],
-            wait=_seconds(row["wait_ms"]),
-            run=_seconds(row["run_ms"]),
+            wait_time=_seconds(row["wait_ms"]),
+            run_time=_seconds(row["run_ms"]),
             total=_seconds(row["total_ms"]),
             failed_reason=row["failed_reason"],
             error_fingerprint=row["error_fingerprint"],
@@ -102,8 +102,8 @@ class AttemptRecord:
         queued_at: When it began to wait; ``None`` if unknown.
         started_at: When a worker acquired it; ``None`` if unknown.
         ended_at: When it ended; ``None`` if unknown.
-        wait: Seconds that it waited.
-        run: Seconds that it ran.
+        wait_time: Seconds that it waited.
+        run_time: Seconds that it ran.
         outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the job runs again: the attempt failed,
             was released or rescheduled, or its child crashed), ``stalled``, ``waiting-children``, or ``open`` if the
             outcome is unknown.
@@ -118,8 +118,8 @@ class AttemptRecord:
     queued_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
-    wait: float | None
-    run: float | None
+    wait_time: float | None
+    run_time: float | None
     outcome: str
     failed_reason: str | None
     error_fingerprint: str | None
@@ -133,7 +133,9 @@ class AttemptRecord:
         names = (
             "attempt incarnation queued_at started_at ended_at outcome failed_reason error_fingerprint worker source"
         ).split()
-        return cls(wait=_seconds(row["wait_ms"]), run=_seconds(row["run_ms"]), **{name: row[name] for name in names})
+        return cls(
+            wait_time=_seconds(row["wait_ms"]), run_time=_seconds(row["run_ms"]), **{name: row[name] for name in names}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Repeatable jobs, BullMQ's predecessor of job schedulers (5.10); Node's ``queue.add(…, {repeat})`` creates them.
+"""Repeatable jobs, BullMQ's predecessor of job schedulers (5.16); Node's ``queue.add(…, {repeat})`` creates them.
 
 The key of a repeatable job consists of its options (name, id, end, time zone, rule). The worker that acquires an
 iteration adds the next one.

@@ -100,7 +100,7 @@ class QueueKeys:
         # unknown keys with it.
         self.bulltask_base = f"{_BULLTASK_ROOT}:{name}:" if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}:{name}:"
         self.revoked = f"{self.bulltask_base}revoked"
-        self.lock_expiries = f"{self.bulltask_base}lock-ends"  # when locks expire, by job id
+        self.lock_expiries = f"{self.bulltask_base}lock-expiries"  # when locks expire, by job id
         self.probe = f"{self.bulltask_base}probe"  # never exists
         self.replicated = f"{self.bulltask_base}replicated"  # exists for a millisecond
         self.retrying = f"{self.bulltask_base}retrying"

@@ -358,7 +358,7 @@ differs(
     "the step after a group always receives a list",
     lambda p: p.get(p.add.s(1, 1) | p.group([p.add.s(0)]) | p.collect.s()),
 )
-same("A failed member fails the chord with its exception.", "ValueError", lambda p: p.get(failing_chord(p)))
+same("`get` of a chord raises the exception of a failed member.", "ValueError", lambda p: p.get(failing_chord(p)))
 better(
     "If a member fails, the error of the body's result is a `ChordError` with the message of the member's exception.",
     ("ChordError", "ValueError"),

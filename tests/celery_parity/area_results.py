@@ -207,7 +207,11 @@ same(
     ["SUCCESS", "FAILURE"],
     lambda p: [finished(p).status, failed(p).status],
 )
-same("`result.state` equals `result.status`.", True, lambda p: (lambda r: r.state == r.status)(finished(p)))
+same(
+    "`result.state` of a finished task equals `result.status`.",
+    True,
+    lambda p: (lambda r: r.state == r.status)(finished(p)),
+)
 same("A handle for the same id sees the same state.", True, lambda p: handle(p, finished(p)).successful())
 same("A handle for the same id returns the same value.", 5, lambda p: handle(p, finished(p)).get(timeout=60))
 same("`app.AsyncResult(id)` is a handle for any task.", 5, lambda p: p.get(p.app.AsyncResult(finished(p).id)))

@@ -418,7 +418,7 @@ same(
 
 
 @better(
-    "Two sends with the same id run twice.",
+    "A task that is sent twice with the same id runs twice.",
     (["[1]", "[2]"], ["[1]"]),
     "the second send adds nothing, so repeating a send is safe",
 )
@@ -554,7 +554,7 @@ better(
     lambda p: p.get(p.swallows_the_soft_limit.delay(p.key)),
 )
 same(
-    "A task that exceeds `time_limit` fails with `TimeLimitExceeded`.",
+    "A task without retries that exceeds `time_limit` fails with `TimeLimitExceeded`.",
     "TimeLimitExceeded",
     lambda p: p.get(p.exceeds_the_hard_limit.delay(p.key)),
 )

@@ -24,7 +24,7 @@ import redis
 
 from bulltask.testing.server import RedisServer
 from tests.chaos.cell import Cell, Result
-from tests.chaos.matrix import all_cells, problems_of, run_cells, unfaulted_cells
+from tests.chaos.matrix import all_cells, fault_free_cells, problems_of, run_cells
 from tests.chaos.measurements import measurements
 from tests.support.fork_server import fork_server
 
@@ -65,7 +65,7 @@ def main(*, repetitions: int, seed: int | None, parallel: int, only: str, write:
     began, problems = time.monotonic(), list[str]()
     with tempfile.TemporaryDirectory(prefix="bulltask-chaos-") as name, broker(Path(name)) as url:
         server, rng = server_name(url), random.Random(seed)
-        plain = list(_run(unfaulted_cells(), url, Path(name, "plain"), parallel, problems))
+        plain = list(_run(fault_free_cells(), url, Path(name, "plain"), parallel, problems))
         cells = [cell for cell in all_cells(plain) if only in str(cell)]
         cells += [replace(cell, nth=rng.randint(1, MAX_NTH)) for _ in range(repetitions - 1) for cell in cells]
         rng.shuffle(cells)

@@ -13,7 +13,7 @@ from tests.chaos.phases import PHASES, phase_of
 from tests.chaos.points import LOCK_S, METHODS, STALLED_S
 from tests.support.machine_load import scale_to_load
 
-__all__ = ["TARGETS", "all_cells", "allowed_repeats", "problems_of", "run_cells", "unfaulted_cells"]
+__all__ = ["TARGETS", "all_cells", "allowed_repeats", "fault_free_cells", "problems_of", "run_cells"]
 
 MODES: Final = {
     "jobs": ("sync", "prefetch", "async", "threads"),
@@ -54,16 +54,16 @@ _RUNNING: Final = {
 """Where a child that runs one job at a time has started a job whose outcome neither Redis nor the supervisor has."""
 
 
-def unfaulted_cells() -> list[Cell]:
+def fault_free_cells() -> list[Cell]:
     """Return a cell without a fault for each workload and mode, which finds the points that it reaches."""
     return [Cell(workload, mode) for workload, modes in MODES.items() for mode in modes]
 
 
-def all_cells(unfaulted: Iterable[Result]) -> list[Cell]:
+def all_cells(fault_free: Iterable[Result]) -> list[Cell]:
     """Return the cells of the matrix: every fault at every point in the phases that `TARGETS` names."""
     return [
         replace(result.cell, point=point, fault=fault)
-        for result in unfaulted
+        for result in fault_free
         for point in sorted(result.points)
         if _is_target(result.cell.workload, point)
         for fault in _faults_at(result.cell.workload, point)

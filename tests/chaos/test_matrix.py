@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cell import Cell, Point, Result, run_cell
-from tests.chaos.matrix import TARGETS, all_cells, problems_of, run_cells, unfaulted_cells
+from tests.chaos.matrix import TARGETS, all_cells, fault_free_cells, problems_of, run_cells
 from tests.chaos.phases import phase_of
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -26,7 +26,7 @@ def problems(results: list[Result]) -> list[str]:
 def test_no_fault_of_a_random_part_of_the_matrix_loses_a_job_or_repeats_one_too_often(
     broker_url: str, tmp_path: Path, rng: random.Random
 ) -> None:
-    plain = list(run_cells(unfaulted_cells(), broker_url, tmp_path / "plain", PARALLEL))
+    plain = list(run_cells(fault_free_cells(), broker_url, tmp_path / "plain", PARALLEL))
     assert problems(plain) == []
     rows: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
     for cell in all_cells(plain):

@@ -136,7 +136,7 @@ KEYS: Final = (
     "wait active paused prioritized delayed waiting-children completed failed stalled stalled-check limiter marker "
     "meta events id pc repeat metrics:completed metrics:failed"
 ).split()
-BULLTASK_KEYS: Final = ("revoked", "lock-ends", "retrying", "probe", "next-start:work", "throttled:work")
+BULLTASK_KEYS: Final = ("revoked", "lock-expiries", "retrying", "probe", "next-start:work", "throttled:work")
 
 
 def damaged_keys() -> st.SearchStrategy[dict[str, str]]:

@@ -20,7 +20,7 @@ from tests.support.worker import Worker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
-PREFETCH = 16
+PREFETCH = 32
 """The default of `worker_prefetch`."""
 
 JOBS = 4_000

@@ -63,7 +63,9 @@ def test_a_job_has_its_incarnations_attempts_events_and_newest_snapshot(lake: La
         ("removed", "5-0"),
     ]
     assert record.job is record.incarnations[0]
-    assert [(each.attempt, each.outcome, each.wait, each.run, each.failed_reason) for each in record.attempts] == [
+    assert [
+        (each.attempt, each.outcome, each.wait_time, each.run_time, each.failed_reason) for each in record.attempts
+    ] == [
         (1, "stalled", None, 1.5, None),
         (2, "failed", 0.001, None, "no"),
         (3, "completed", None, None, None),

@@ -91,8 +91,8 @@ def test_a_job_in_search_results_has_times_in_utc_and_durations_in_seconds(lake:
     (found_job,) = History(lake.layout.root).search().jobs
     assert found_job == JobRecord(
         id="a", queue="mail", name="send", state="failed", created_at=at("2026-11-20 10:00"),
-        started_at=at("2026-11-20 10:00:01"), finished_at=end, seen_at=end, attempt_count=3, stalls=1, wait=1.5,
-        run=0.25, total=None, failed_reason="no", error_fingerprint="no", parent_key="bull:{up}:1", data_bytes=7,
+        started_at=at("2026-11-20 10:00:01"), finished_at=end, seen_at=end, attempt_count=3, stalls=1, wait_time=1.5,
+        run_time=0.25, total=None, failed_reason="no", error_fingerprint="no", parent_key="bull:{up}:1", data_bytes=7,
         source="events", as_of=end, incarnation="a-0",
     )  # fmt: skip
     assert found_job.seen_at.tzinfo is UTC

@@ -54,7 +54,7 @@ def test_the_search_filters_jobs_and_returns_pages(lake: LakeBuilder, run: Run) 
     cursor = more.rpartition(" ")[2]
     rest = json.loads(run(*args, "--cursor", cursor, "--json").output)
     assert ([job["id"] for job in rest["jobs"]], rest["cursor"]) == (["job-3"], None)
-    assert rest["jobs"][0]["run"] == 2.5
+    assert rest["jobs"][0]["run_time"] == 2.5
 
 
 def test_the_lakes_directory_may_be_set_in_the_environment(

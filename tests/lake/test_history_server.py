@@ -53,7 +53,7 @@ def test_every_path_returns_the_same_results_as_the_history(web: httpx.Client) -
     rest = web.get("/search", params={"state": "failed", "limit": 2, "cursor": page["cursor"]}).json()
     assert ([job["id"] for job in rest["jobs"]], rest["cursor"]) == (["j0"], None)
     job = web.get("/job", params={"id": "j1"}).json()
-    assert (job["incarnations"][0]["finished_at"], job["attempts"][0]["run"]) == (
+    assert (job["incarnations"][0]["finished_at"], job["attempts"][0]["run_time"]) == (
         "2026-11-20T00:00:00.001000+00:00",
         0.05,
     )

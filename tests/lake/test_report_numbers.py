@@ -51,7 +51,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
         "Finished jobs": ("200", "20 per minute", False),
         "Failed": ("2.5%", "5 jobs", True),
         "Wait, p95": ("10 ms", "median 10 ms", False),
-        "Run, p95": ("3.01 s", "median 606 ms", False),
+        "Run time, p95": ("3.01 s", "median 606 ms", False),
         "Busy slots": ("0.6", "peak 7", False),
         "Cost": ("1.50", "0.0075 per job", False),
     }

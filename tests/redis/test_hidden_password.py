@@ -45,7 +45,7 @@ def chain(exc: BaseException) -> Iterator[BaseException]:
 
 
 def report_text(value: object) -> str:
-    """Return what a crash report prints: the repr, or only the class of a half-initialized object."""
+    """Return what an error report prints: the repr, or only the class of a half-initialized object."""
     try:
         return repr(value)
     except AttributeError:

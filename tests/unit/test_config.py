@@ -126,7 +126,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "failure_expires_ms": None,
         "concurrency": 2,
         "start_method": "auto",
-        "prefetch": 16,
+        "prefetch": 32,
         "async_concurrency": 100,
         "pool": "prefork",
         "autoscale": None,

@@ -68,4 +68,4 @@ def _row(job: JobRecord) -> tuple[str, ...]:
     attempts = "-" if job.attempt_count is None else str(job.attempt_count)
     reason = in_one_line(job.failed_reason or "", _REASON_WIDTH)
     texts = (in_one_line(text) for text in (job.queue, job.name or "-", job.id))
-    return (stamp(job.seen_at), job.state, *texts, attempts, duration_text(job.run), reason)
+    return (stamp(job.seen_at), job.state, *texts, attempts, duration_text(job.run_time), reason)

@@ -97,7 +97,7 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
         result = None if snapshot.return_value is None else snapshot.return_value_text
         rows += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", result)]
     if job is not None:
-        wait, run, total = duration_text(job.wait), duration_text(job.run), duration_text(job.total)
+        wait, run, total = duration_text(job.wait_time), duration_text(job.run_time), duration_text(job.total)
         rows.append(("total", f"waited {wait}, ran {run}, took {total}"))
     return rows
 
@@ -124,8 +124,8 @@ def _attempts(history: JobHistory) -> list[str]:
         (
             str(attempt.attempt),
             stamp(attempt.started_at),
-            duration_text(attempt.wait),
-            duration_text(attempt.run),
+            duration_text(attempt.wait_time),
+            duration_text(attempt.run_time),
             attempt.outcome,
             in_one_line(attempt.worker or "-"),
             in_one_line(attempt.failed_reason or "", _REASON_WIDTH),

@@ -32,7 +32,11 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 @click.argument("section", type=click.Choice(_SECTIONS), required=False)
 @lake_option
 @click.option(
-    "--day", "one_day", type=day, metavar="DAY", help="Day (UTC) of the report (default: the last day in the lake)."
+    "--day",
+    "one_day",
+    type=day,
+    metavar="DAY",
+    help="Day (UTC) of the report (default: the last day that has gold tables).",
 )
 @click.option("--days", "day_range", type=days, metavar="DAY..DAY", help="Range of days (UTC), inclusive.")
 @click.option("--queues", help="Names of queues, comma-separated (default: all).")

@@ -209,7 +209,7 @@ def _figures(
         ),
         Figure("Failed", format_value(total.failure_rate, Unit.FRACTION), pluralize(failed, "job"), bad=failed > 0),
         _durations("Wait, p95", total.wait),
-        _durations("Run, p95", total.run),
+        _durations("Run time, p95", total.run),
         Figure("Busy slots", format_value(running, Unit.NUMBER), peak_text),
         _price(Cost.combine(prices, "all")),
     ]
@@ -240,7 +240,7 @@ def _charts(
     specs = {
         "throughput": ("Jobs per minute", "", rates(data, axis, _RATES)),
         "wait": ("Wait for a worker, p95", "ms", percentiles(data.waits, axis, names, 0.95, others=others > 0)),
-        "run": ("Run, p95", "ms", percentiles(data.runs, axis, names, 0.95, others=others > 0)),
+        "run": ("Run time, p95", "ms", percentiles(data.runs, axis, names, 0.95, others=others > 0)),
         "requeues": ("Attempts per minute", "", rates(data, axis, _REPEATED)),
         "busy": ("Busy slots", "slots", busy(data, axis, queues)),
         "backlog": ("Backlog since the start", "jobs", backlog(data, axis, queues)),

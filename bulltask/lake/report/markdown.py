@@ -44,7 +44,7 @@ def _sections(report: Report) -> Iterator[str]:
     report_tables, charts = tables(report), report.charts
     yield "## Throughput\n"
     yield from _sparks(charts["throughput"])
-    yield "## Wait and run\n"
+    yield "## Wait and run times\n"
     yield as_markdown(report_tables["tasks"])
     yield "## Failures\n"
     yield as_markdown(report_tables["reasons"]) if report.reasons else "No jobs failed.\n"

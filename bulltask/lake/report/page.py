@@ -30,7 +30,7 @@ _MAX_EXAMPLE: Final = 4_000
 
 _SECTIONS: Final = (
     ("throughput", "Throughput"),
-    ("durations", "Wait and run"),
+    ("durations", "Wait and run times"),
     ("failures", "Failures"),
     ("requeues", "Requeued, stalled"),
     ("capacity", "Capacity"),

@@ -14,7 +14,7 @@ from bulltask.transport.replies import Fetched
 from bulltask.transport.scripts.move import find_by_token, release_unstarted, renew_lock
 from bulltask.transport.steps import adrive
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
+from bulltask.worker.child.failed_writes import BackoffStep, OutcomeWriteSteps, WriteStep
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.child.settle import Settler
 
@@ -91,7 +91,7 @@ class AsyncOutcomeWriter:
         reply: Any = await client.run(self._settler.call(acquired, outcome, fetch_next=fetch_next))
         return reply if fetch_next and isinstance(reply, Fetched) and reply.job_id else None
 
-    async def _execute(self, steps: Settlement, acquired: AcquiredJob) -> Outcome | None:
+    async def _execute(self, steps: OutcomeWriteSteps, acquired: AcquiredJob) -> Outcome | None:
         written, _, _ = await adrive(steps, lambda step: self._step(step, acquired), (BrokerError, JobError))
         return written
 

@@ -33,7 +33,7 @@ from bulltask.worker.child.outcomes import (
     WaitingForChildrenOutcome,
 )
 
-__all__ = ["BackoffStep", "FailedWriteHandler", "Settlement", "WriteStep"]
+__all__ = ["BackoffStep", "FailedWriteHandler", "OutcomeWriteSteps", "WriteStep"]
 
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 """Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`FailedWriteHandler.fallback`."""
@@ -48,14 +48,14 @@ _MAX_RETRY_S: Final = 3_600
 
 @dataclass(frozen=True, slots=True)
 class BackoffStep:
-    """A step of a settlement: wait before the next one, because of ``error``."""
+    """A step after a failed write: wait before the next one, because of ``error``."""
 
     error: BrokerError
 
 
 @dataclass(frozen=True, slots=True)
 class WriteStep:
-    """A step of a settlement: write the outcome again. The result is the next job, if the reply contains one.
+    """A step after a failed write: write the outcome again. Its result is the next job, if the reply contains one.
 
     Attributes:
         uncertain: The reply to an earlier write was lost, so Redis may have executed that write.
@@ -65,7 +65,7 @@ class WriteStep:
     uncertain: bool
 
 
-Settlement = Generator[
+OutcomeWriteSteps = Generator[
     BackoffStep | WriteStep | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
 ]
 """Sans-I/O steps for the loops of a child. A loop repeats a :class:`Call` until it receives a reply."""
@@ -81,7 +81,7 @@ class FailedWriteHandler:
     def __init__(self, config: Config) -> None:
         self._config = config
 
-    def steps(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Settlement:
+    def steps(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> OutcomeWriteSteps:
         """Return the steps to take after writing ``outcome`` has failed with ``exc``.
 
         While Redis is unavailable, the outcome is kept and written again; the supervisor renews the job's lock.

@@ -10,7 +10,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, BulltaskError, JobError
 from bulltask.transport.call import Call
 from bulltask.transport.steps import drive
-from bulltask.worker.child.failed_writes import BackoffStep, Settlement, WriteStep
+from bulltask.worker.child.failed_writes import BackoffStep, OutcomeWriteSteps, WriteStep
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.child.settle import Settler
@@ -124,7 +124,7 @@ class OutcomeWriter:
             return None
         return fetcher.acquired(index, slot, fetched)
 
-    def _execute(self, steps: Settlement, acquired: AcquiredJob, *, fetch: bool) -> Any:
+    def _execute(self, steps: OutcomeWriteSteps, acquired: AcquiredJob, *, fetch: bool) -> Any:
         return drive(steps, lambda step: self._step(step, acquired, fetch=fetch), (BrokerError, JobError))
 
     def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob, *, fetch: bool) -> Any:
