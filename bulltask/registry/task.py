@@ -188,7 +188,8 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         jobs = [self._plan(data).job(data) for data in (self.bind_json(args, {}) for args in calls)]
         sender = self._sender()
         ids = sender.send(jobs)
-        return [self._result(sender, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
+        reader, sent_ms, decode = sender.results, sender.now_ms(), self.result_decoder
+        return [AsyncResult(job_id, job.queue, reader, sent_ms, decode) for job, job_id in zip(jobs, ids, strict=True)]
 
     def map_dataframe(self, df: FrameT, columns: Any = None, **map_options: Any) -> FrameT:
         """Call the task for every row of a Spark DataFrame, and return the rows with the outcome of their jobs.

@@ -41,9 +41,10 @@ _LARGEST: Final = sys.float_info.max
 _CACHED_KEYS: Final = 11
 """How many of a script's first keys are cached in packed form; ``moveToFinished``'s twelfth key contains a job id."""
 
+_FIRST_CHUNK_BYTES: Final = 8_192
+"""A few jobs, so that Redis starts early; each chunk is twice as long as the one before."""
 _CHUNK_BYTES: Final = 65_536
-"""About a hundred small jobs. With larger chunks, Redis waits longer for the first one; smaller chunks need more system
-calls."""
+"""About a hundred small jobs; smaller chunks need more system calls."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -194,14 +195,14 @@ def packed_with_sources(calls: Sequence[Call[Any]]) -> list[bytes]:
 def packed_chunks(calls: Iterable[Call[Any]], made: list[Call[Any]]) -> Iterator[list[bytes]]:
     """Pack calls in chunks that are worth a system call, while ``calls`` builds them; append each call to ``made``."""
     chunk: list[bytes] = []
-    size = 0
+    size, enough = 0, _FIRST_CHUNK_BYTES
     for call in calls:
         made.append(call)
         chunk.append(packed := call.packed())
         size += len(packed)
-        if size >= _CHUNK_BYTES:
+        if size >= enough:
             yield chunk
-            chunk, size = [], 0
+            chunk, size, enough = [], 0, min(2 * enough, _CHUNK_BYTES)
     if chunk:
         yield chunk
 

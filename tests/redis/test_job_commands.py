@@ -133,7 +133,7 @@ def test_show_adds_attempts_and_events_from_the_lake(app: App, lake: LakeBuilder
     job = json.loads(run("show", job_id, "--lake", lake.layout.root, "--json").output)
     assert [attempt["outcome"] for attempt in job["history"]["attempts"]] == ["requeued", "failed"]
     assert job["history"]["incarnations"][0]["finished_at"] == "2026-11-20T10:00:00.250000+00:00"
-    assert job["history"]["attempts"][0]["wait"] == 0.5
+    assert job["history"]["attempts"][0]["wait_time"] == 0.5
 
 
 def test_show_prints_a_job_of_a_queue_that_is_not_in_the_lake(app: App, lake: LakeBuilder, run: Run) -> None:
