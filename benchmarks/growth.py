@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.apps.body import run
 from benchmarks.apps.counter import progress
-from benchmarks.peers import PEERS
+from benchmarks.frameworks import FRAMEWORKS
 from benchmarks.processes import Worker, poll, server
 from benchmarks.report import spread
 from bulltask import App
@@ -64,9 +64,9 @@ def fill(url: str, queue: Queue) -> None:
 
 def process(url: str, directory: Path) -> float:
     """Return how many jobs per second a worker processes, from a tenth to nine tenths of ``JOBS``."""
-    peer, counters = PEERS["bulltask"], directory / "counters"
+    framework, counters = FRAMEWORKS["bulltask"], directory / "counters"
     moments: list[float] = []
-    with Worker(peer, peer.worker(2), url, counters, 1, directory / "worker.log") as worker:
+    with Worker(framework, framework.worker(2), url, counters, 1, directory / "worker.log") as worker:
         for share in (0.1, 0.9):
             poll(lambda share=share: progress(counters) >= JOBS * share, 0.002, 60)  # type: ignore[misc]
             moments.append(time.monotonic())

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.frameworks import FRAMEWORKS
 from benchmarks.measures import Bench
-from benchmarks.peers import PEERS
 from benchmarks.report import BULLTASK, ratios
 
 RECORDED = Path(__file__).parent / "results.json"
@@ -29,7 +29,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bulltask-guard-") as directory:
         bench = Bench(Path(directory), JOBS, CHILDREN)
         rounds = [
-            {"throughput": {name: bench.throughput(PEERS[name]) for name in (BULLTASK, *OTHERS)}} for _ in range(ROUNDS)
+            {"throughput": {name: bench.throughput(FRAMEWORKS[name]) for name in (BULLTASK, *OTHERS)}}
+            for _ in range(ROUNDS)
         ]
     failures = compare(recorded, rounds)
     return len(failures) > 0

@@ -13,7 +13,7 @@ import redis
 
 from benchmarks.apps.body import BODY, SLEEP_S
 from benchmarks.apps.counter import Counts, progress, read_counts
-from benchmarks.peers import PEERS, SLEEPERS, Peer, with_processes
+from benchmarks.frameworks import FRAMEWORKS, SLEEPERS, Framework, with_processes
 from benchmarks.processes import (
     Failed,
     Worker,
@@ -62,74 +62,74 @@ class Bench:
         self._dumps: dict[tuple[str, int], Path] = {}
         self._measurements = 0
 
-    def throughput(self, peer: Peer) -> Result:
+    def throughput(self, framework: Framework) -> Result:
         """Measure the time to process a backlog: from the start of the first job until the queue is empty."""
-        return self._process(peer, self._jobs, peer.worker(self._children))
+        return self._process(framework, self._jobs, framework.worker(self._children))
 
-    def busy(self, peer: Peer) -> Result:
+    def busy(self, framework: Framework) -> Result:
         """Measure jobs that use the CPU for 5 ms, compared with the same work in plain processes before and after."""
-        if not peer.has_results:  # variants of other peers, and the baseline
+        if not framework.has_results:  # variants of other frameworks, and the baseline
             return {}
-        loops, jobs = loops_of(peer, BUSY_S), min(BUSY_JOBS, self._jobs)
-        ideals = [ideal_seconds(peer, loops, jobs, self._children)]
-        busy = replace(peer, environ={**peer.environ, BODY: f"busy:{loops}"})
+        loops, jobs = loops_of(framework, BUSY_S), min(BUSY_JOBS, self._jobs)
+        ideals = [ideal_seconds(framework, loops, jobs, self._children)]
+        busy = replace(framework, environ={**framework.environ, BODY: f"busy:{loops}"})
         # Not the setting that is fastest for no-op jobs, which may have only one process.
-        result = self._process(busy, jobs, PEERS[peer.name].worker(self._children))
-        ideals.append(ideal_seconds(peer, loops, jobs, self._children))
+        result = self._process(busy, jobs, FRAMEWORKS[framework.name].worker(self._children))
+        ideals.append(ideal_seconds(framework, loops, jobs, self._children))
         return _of_ideal(result, statistics.mean(ideals))
 
-    def sleep(self, peer: Peer) -> Result:
+    def sleep(self, framework: Framework) -> Result:
         """Measure jobs that sleep for 50 ms, 200 at the same time."""
-        if peer.sleeper is None:
+        if framework.sleeper is None:
             return {}
         jobs = min(SLEEPING_JOBS, self._jobs)
-        sleeping = replace(peer, environ={**peer.environ, BODY: "sleep"})
-        result = self._process(sleeping, jobs, peer.sleeper)
+        sleeping = replace(framework, environ={**framework.environ, BODY: "sleep"})
+        result = self._process(sleeping, jobs, framework.sleeper)
         return _of_ideal(result, jobs * SLEEP_S / SLEEPERS)
 
-    def _process(self, peer: Peer, jobs: int, command: list[str]) -> Result:
-        directory, dump = self._new_directory(), self._dump(peer, jobs)
+    def _process(self, framework: Framework, jobs: int, command: list[str]) -> Result:
+        directory, dump = self._new_directory(), self._dump(framework, jobs)
         with server(directory / "server", dump) as (started, client):
-            if peer.pending(client) != jobs:
-                raise Failed(f"{peer.name}: the queue has {peer.pending(client)} jobs instead of {jobs}")
+            if framework.pending(client) != jobs:
+                raise Failed(f"{framework.name}: the queue has {framework.pending(client)} jobs instead of {jobs}")
             other_cpu = watch_other_cpu()
-            with self._worker(peer, started.url, directory, command) as worker:
-                first, settled_ns, last = self._watch(peer, client, worker, directory / "counters", jobs)
+            with self._worker(framework, started.url, directory, command) as worker:
+                first, settled_ns, last = self._watch(framework, client, worker, directory / "counters", jobs)
                 other, pss_mib = other_cpu(), tree_pss_mib(worker.pid)
                 worker.stop()  # after this, no more jobs run
             counts = read_counts(directory / "counters", self._jobs)
-            stored = peer.stored(client) if peer.stored is not None else None
+            stored = framework.stored(client) if framework.stored is not None else None
         lost = counts.lost - (self._jobs - jobs)
         result = _result(counts, settled_ns, first, last)
         return result | {"lost": lost, "stored": stored, "pss_mib": pss_mib, "other_cpu": other}
 
-    def fastest(self, peer: Peer) -> tuple[Peer, str]:
-        """Measure each of the peer's settings once; return the peer with the fastest, and a summary."""
-        if not peer.settings:
-            return peer, ""
-        rates = {each: self.throughput(with_processes(peer, *each))["rate"] for each in peer.settings}
+    def fastest(self, framework: Framework) -> tuple[Framework, str]:
+        """Measure each of the framework's settings once; return the framework with the fastest, and a summary."""
+        if not framework.settings:
+            return framework, ""
+        rates = {each: self.throughput(with_processes(framework, *each))["rate"] for each in framework.settings}
         summary = ", ".join(f"{processes} x {jobs} {rate:,.0f}" for (processes, jobs), rate in rates.items())
-        return with_processes(peer, *max(rates, key=lambda each: rates[each])), f"best of (jobs/s): {summary}"
+        return with_processes(framework, *max(rates, key=lambda each: rates[each])), f"best of (jobs/s): {summary}"
 
-    def single(self, peer: Peer) -> Result:
+    def single(self, framework: Framework) -> Result:
         """Measure sending jobs one by one, each acknowledged before the next."""
-        return self._send(peer, "single", max(1, self._jobs // 4))
+        return self._send(framework, "single", max(1, self._jobs // 4))
 
-    def bulk(self, peer: Peer) -> Result:
+    def bulk(self, framework: Framework) -> Result:
         """Measure bulk sends of a thousand jobs each."""
-        return self._send(peer, "bulk", self._jobs)
+        return self._send(framework, "bulk", self._jobs)
 
-    def latency(self, peer: Peer) -> Result:
+    def latency(self, framework: Framework) -> Result:
         """Measure the time from sending a job to receiving its result, with an idle worker."""
-        if not peer.has_results:
+        if not framework.has_results:
             return {}
-        directory, number, command = self._new_directory(), min(LATENCIES, self._jobs), peer.worker(self._children)
+        directory, number, command = self._new_directory(), min(LATENCIES, self._jobs), framework.worker(self._children)
         with (
             server(directory / "server") as (started, _),
-            self._worker(peer, started.url, directory, command) as worker,
+            self._worker(framework, started.url, directory, command) as worker,
         ):
             other_cpu = watch_other_cpu()
-            output = produce(peer, started.url, "latency", number, directory / "counters")
+            output = produce(framework, started.url, "latency", number, directory / "counters")
             idle_mib = tree_pss_mib(worker.pid)
         return {
             **_percentiles("result", output["results"]),
@@ -138,18 +138,18 @@ class Bench:
             "other_cpu": other_cpu(),
         }
 
-    def _send(self, peer: Peer, operation: str, jobs: int) -> Result:
+    def _send(self, framework: Framework, operation: str, jobs: int) -> Result:
         with server(self._new_directory() / "server") as (started, client):
             other_cpu, cpu_us = watch_other_cpu(), server_cpu_us(client)
-            output = produce(peer, started.url, operation, jobs)
+            output = produce(framework, started.url, operation, jobs)
             cpu_us = server_cpu_us(client) - cpu_us
-            pending = peer.pending(client)
+            pending = framework.pending(client)
         if pending != output["sent"]:
-            raise Failed(f"{peer.name}: {output['sent']} jobs were sent, but {pending} are in the queue")
+            raise Failed(f"{framework.name}: {output['sent']} jobs were sent, but {pending} are in the queue")
         return {"rate": jobs / output["seconds"], "redis_us": cpu_us / output["sent"], "other_cpu": other_cpu()}
 
     def _watch(
-        self, peer: Peer, client: redis.Redis, worker: Worker, counters: Path, jobs: int
+        self, framework: Framework, client: redis.Redis, worker: Worker, counters: Path, jobs: int
     ) -> tuple[_Usage, int, _Usage]:
         """Wait for the first and the last job; return usage at the start, the end time, and usage at the end."""
 
@@ -161,11 +161,11 @@ class Bench:
             return progress(counters) > 0
 
         if not poll(has_started, 0.005, START_S):
-            raise Failed(f"{peer.name}: no job started within {START_S} s: {worker.log_tail()}")
+            raise Failed(f"{framework.name}: no job started within {START_S} s: {worker.log_tail()}")
         first = usage()
         self._wait_for_all(counters, worker, jobs)
         # If a job was lost, wait only until the queue is empty; the counts will show the loss.
-        poll(lambda: self._settled(peer, client, jobs), 0.002, 5)
+        poll(lambda: self._settled(framework, client, jobs), 0.002, 5)
         return first, time.monotonic_ns(), usage()
 
     def _wait_for_all(self, counters: Path, worker: Worker, jobs: int) -> None:
@@ -182,22 +182,22 @@ class Bench:
         while not poll(finished, 0.005, 60):
             pass
 
-    def _settled(self, peer: Peer, client: redis.Redis, jobs: int) -> bool:
-        return peer.pending(client) == 0 and (peer.stored is None or peer.stored(client) >= jobs)
+    def _settled(self, framework: Framework, client: redis.Redis, jobs: int) -> bool:
+        return framework.pending(client) == 0 and (framework.stored is None or framework.stored(client) >= jobs)
 
-    def _dump(self, peer: Peer, jobs: int) -> Path:
-        """Return a dump of a backlog that the peer's producer sent; it is created once per run."""
-        key = peer.name, jobs
+    def _dump(self, framework: Framework, jobs: int) -> Path:
+        """Return a dump of a backlog that the framework's producer sent; it is created once per run."""
+        key = framework.name, jobs
         if key not in self._dumps:
             directory = self._new_directory()
             with server(directory / "server") as (started, client):
-                produce(peer, started.url, "bulk", jobs)
+                produce(framework, started.url, "bulk", jobs)
                 client.save()
                 self._dumps[key] = directory / "server/dump.rdb"
         return self._dumps[key]
 
-    def _worker(self, peer: Peer, url: str, directory: Path, command: list[str]) -> Worker:
-        return Worker(peer, command, url, directory / "counters", self._jobs, directory / "worker.log")
+    def _worker(self, framework: Framework, url: str, directory: Path, command: list[str]) -> Worker:
+        return Worker(framework, command, url, directory / "counters", self._jobs, directory / "worker.log")
 
     def _new_directory(self) -> Path:
         self._measurements += 1
@@ -232,7 +232,7 @@ def _percentiles(name: str, samples: list[float]) -> Result:
     return {f"{name}_p{percent}_ms": quantiles[percent - 1] * 1e3 for percent in (50, 95, 99)}
 
 
-MEASURES: dict[str, Callable[[Bench, Peer], Result]] = {
+MEASURES: dict[str, Callable[[Bench, Framework], Result]] = {
     "throughput": Bench.throughput,
     "single": Bench.single,
     "bulk": Bench.bulk,

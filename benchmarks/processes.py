@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from benchmarks.apps.counter import DIRECTORY, JOBS
-from benchmarks.peers import Peer
+from benchmarks.frameworks import Framework
 from bulltask.testing.server import RedisServer
 
 __all__ = [
@@ -57,12 +57,12 @@ def server_cpu_us(client: redis.Redis) -> int:
     return int((info["used_cpu_user"] + info["used_cpu_sys"]) * 1_000_000)
 
 
-def environ(peer: Peer, broker: str, **more: str) -> dict[str, str]:
+def environ(framework: Framework, broker: str, **more: str) -> dict[str, str]:
     """Return the environment for an app's process, without the caller's settings for bulltask and Celery."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("BULLTASK_", "CELERY_"))}
     return {
         **inherited,
-        **peer.environ,
+        **framework.environ,
         **more,
         "BENCH_BROKER": broker,
         "PYTHONPATH": str(ROOT),
@@ -70,30 +70,32 @@ def environ(peer: Peer, broker: str, **more: str) -> dict[str, str]:
     }
 
 
-def produce(peer: Peer, broker: str, operation: str, jobs: int, counters: Path | None = None) -> dict[str, Any]:
-    """Run the peer's producer and return its output; ``counters`` is the directory of its worker's counter files."""
-    command = [*peer.producer, operation, str(jobs)]
-    env = environ(peer, broker, **({} if counters is None else {DIRECTORY: str(counters)}))
+def produce(
+    framework: Framework, broker: str, operation: str, jobs: int, counters: Path | None = None
+) -> dict[str, Any]:
+    """Run the framework's producer and return its output; ``counters`` is the directory of its worker's counters."""
+    command = [*framework.producer, operation, str(jobs)]
+    env = environ(framework, broker, **({} if counters is None else {DIRECTORY: str(counters)}))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
-        raise Failed(f"{peer.name}: {operation} exited with {done.returncode}: {_tail(done.stderr)}")
+        raise Failed(f"{framework.name}: {operation} exited with {done.returncode}: {_tail(done.stderr)}")
     output: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return output
 
 
-def ideal_seconds(peer: Peer, loops: int, jobs: int, processes: int) -> float:
+def ideal_seconds(framework: Framework, loops: int, jobs: int, processes: int) -> float:
     """Return how long ``processes`` processes without a framework need for the busy loops of ``jobs`` jobs."""
-    command = [*peer.busy, str(loops), str(jobs // processes)]
-    env = environ(peer, "redis://")
+    command = [*framework.busy, str(loops), str(jobs // processes)]
+    env = environ(framework, "redis://")
     running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
     return max(float(process.communicate(timeout=120)[0]) for process in running)
 
 
-def loops_of(peer: Peer, seconds: float) -> int:
+def loops_of(framework: Framework, seconds: float) -> int:
     """Return how many iterations of the busy loop take ``seconds``; measured once for each language."""
-    kind = peer.busy[0]
+    kind = framework.busy[0]
     if kind not in _LOOPS:
-        _LOOPS[kind] = round(_SAMPLE * seconds * 20 / ideal_seconds(peer, _SAMPLE, 20, 1))
+        _LOOPS[kind] = round(_SAMPLE * seconds * 20 / ideal_seconds(framework, _SAMPLE, 20, 1))
     return _LOOPS[kind]
 
 
@@ -105,7 +107,7 @@ class Worker:
     """A worker with its children, which is stopped at the end of the ``with`` statement.
 
     Args:
-        peer: The framework.
+        framework: The framework.
         command: The worker's command.
         broker: The URL of the server.
         counters: The directory of the counter files.
@@ -113,10 +115,12 @@ class Worker:
         log: The file for the worker's output.
     """
 
-    def __init__(self, peer: Peer, command: list[str], broker: str, counters: Path, jobs: int, log: Path) -> None:
-        self._peer, self._log = peer, log
+    def __init__(
+        self, framework: Framework, command: list[str], broker: str, counters: Path, jobs: int, log: Path
+    ) -> None:
+        self._framework, self._log = framework, log
         counters.mkdir()
-        env = environ(peer, broker, **{DIRECTORY: str(counters), JOBS: str(jobs)})
+        env = environ(framework, broker, **{DIRECTORY: str(counters), JOBS: str(jobs)})
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=log.parent
@@ -129,7 +133,9 @@ class Worker:
     def check(self) -> None:
         """Raise an exception if the worker has exited."""
         if self._process.poll() is not None:
-            raise Failed(f"{self._peer.name}: the worker exited with {self._process.returncode}: {self.log_tail()}")
+            raise Failed(
+                f"{self._framework.name}: the worker exited with {self._process.returncode}: {self.log_tail()}"
+            )
 
     def log_tail(self) -> str:
         """Return the last lines of the log."""

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["closing_line", "noise", "problems", "ratios", "report", "spread", "summary"]
 
 Rounds = Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]
-"""For each round: measure, then peer, then the numbers."""
+"""For each round: measure, then framework, then the numbers."""
 
 COLUMNS: Mapping[str, Mapping[str, str]] = {
     "throughput": {
@@ -61,28 +61,30 @@ MAX_OTHER_CPU = 0.1
 
 
 def report(rounds: Rounds) -> str:
-    """Return all tables, and the ratios of bulltask to every other peer."""
+    """Return all tables, and the ratios of bulltask to every other framework."""
     parts = []
     for measure, title in TITLES.items():
-        peers = [peer for peer in rounds[0].get(measure, {}) if _values(rounds, measure, peer, _main(measure))]
-        if peers:
+        frameworks = [
+            framework for framework in rounds[0].get(measure, {}) if _values(rounds, measure, framework, _main(measure))
+        ]
+        if frameworks:
             parts += [
                 f"**{title}**",
                 "",
-                *_table(rounds, measure, peers),
+                *_table(rounds, measure, frameworks),
                 "",
-                *_ratio_lines(rounds, measure, peers),
+                *_ratio_lines(rounds, measure, frameworks),
                 "",
             ]
     return "\n".join(parts)
 
 
 def summary(rounds: Rounds) -> str:
-    """Return one table of medians, with a column for each peer."""
-    peers = list(dict.fromkeys(peer for measures in rounds[0].values() for peer in measures))
-    rows = [["", *peers]]
+    """Return one table of medians, with a column for each framework."""
+    frameworks = list(dict.fromkeys(framework for measures in rounds[0].values() for framework in measures))
+    rows = [["", *frameworks]]
     for label, measure, name, digits in SUMMARY:
-        values = [_values(rounds, measure, peer, name) for peer in peers]
+        values = [_values(rounds, measure, framework, name) for framework in frameworks]
         if any(values):
             rows.append([label, *(_median(each, name, digits) for each in values)])
     return "\n".join(_lines(rows))
@@ -95,14 +97,14 @@ def _median(values: Sequence[float], name: str, digits: int) -> str:
 
 
 def closing_line(rounds: Rounds) -> str:
-    """Return ``throughput: bulltask N jobs/s, celery M jobs/s, ratio X, bullmq …`` for the measured peers."""
-    rates = {peer: _values(rounds, "throughput", peer, "rate") for peer in (BULLTASK, *OTHERS)}
+    """Return ``throughput: bulltask N jobs/s, celery M jobs/s, ratio X, bullmq …`` for the measured frameworks."""
+    rates = {framework: _values(rounds, "throughput", framework, "rate") for framework in (BULLTASK, *OTHERS)}
     parts = []
-    for peer, values in rates.items():
+    for framework, values in rates.items():
         if values:
-            parts.append(f"{peer} {statistics.median(values):,.0f} jobs/s")
-        if values and peer != BULLTASK and rates[BULLTASK]:
-            parts.append(f"ratio {statistics.median(ratios(rounds, 'throughput', BULLTASK, peer)):.2f}")
+            parts.append(f"{framework} {statistics.median(values):,.0f} jobs/s")
+        if values and framework != BULLTASK and rates[BULLTASK]:
+            parts.append(f"ratio {statistics.median(ratios(rounds, 'throughput', BULLTASK, framework)):.2f}")
     return f"throughput: {', '.join(parts)}" if parts else ""
 
 
@@ -110,11 +112,11 @@ def problems(rounds: Rounds) -> list[str]:
     """Return a message for each throughput measurement that lost or duplicated a job, or lost a result."""
     messages = []
     for number, measures in enumerate(rounds, 1):
-        for peer, result in measures.get("throughput", {}).items():
+        for framework, result in measures.get("throughput", {}).items():
             stored = result["done"] if result["stored"] is None else result["stored"]
             if result["lost"] or result["duplicated"] or stored != result["done"]:
                 messages.append(
-                    f"round {number}, {peer}: {result['lost']} jobs lost, {result['duplicated']} run twice; "
+                    f"round {number}, {framework}: {result['lost']} jobs lost, {result['duplicated']} run twice; "
                     f"{result['done']} done, {stored} results"
                 )
     return messages
@@ -125,8 +127,8 @@ def noise(rounds: Rounds) -> str:
     fractions = [
         result["other_cpu"]
         for measures in rounds
-        for peers in measures.values()
-        for result in peers.values()
+        for frameworks in measures.values()
+        for result in frameworks.values()
         if "other_cpu" in result
     ]
     highest = max(fractions, default=0.0)
@@ -135,14 +137,14 @@ def noise(rounds: Rounds) -> str:
     return f"noisy: other processes used up to {highest:.0%} of the CPU during a measurement; run it again later"
 
 
-def ratios(rounds: Rounds, measure: str, peer: str, other: str) -> list[float]:
-    """Return the ratio of ``peer`` to ``other`` in each round; for latencies, the inverse ratio."""
+def ratios(rounds: Rounds, measure: str, framework: str, other: str) -> list[float]:
+    """Return the ratio of ``framework`` to ``other`` in each round; for latencies, the inverse ratio."""
     name = _main(measure)
     pairs = []
     for measures in rounds:
         results = measures.get(measure, {})
-        if name in results.get(peer, {}) and name in results.get(other, {}):
-            value, other_value = results[peer][name], results[other][name]
+        if name in results.get(framework, {}) and name in results.get(other, {}):
+            value, other_value = results[framework][name], results[other][name]
             pairs.append(other_value / value if name.endswith("_ms") else value / other_value)
     return pairs
 
@@ -159,15 +161,18 @@ def _main(measure: str) -> str:
     return next(iter(COLUMNS[measure]))
 
 
-def _values(rounds: Rounds, measure: str, peer: str, name: str) -> list[float]:
-    results = (measures.get(measure, {}).get(peer, {}) for measures in rounds)
+def _values(rounds: Rounds, measure: str, framework: str, name: str) -> list[float]:
+    results = (measures.get(measure, {}).get(framework, {}) for measures in rounds)
     return [result[name] for result in results if name in result]
 
 
-def _table(rounds: Rounds, measure: str, peers: Sequence[str]) -> list[str]:
+def _table(rounds: Rounds, measure: str, frameworks: Sequence[str]) -> list[str]:
     columns = COLUMNS[measure]
     cells = [["", *columns.values()]]
-    cells += [[peer, *(_cell(_values(rounds, measure, peer, name), name) for name in columns)] for peer in peers]
+    cells += [
+        [framework, *(_cell(_values(rounds, measure, framework, name), name) for name in columns)]
+        for framework in frameworks
+    ]
     return _lines(cells)
 
 
@@ -191,12 +196,12 @@ def _cell(values: Sequence[float], name: str) -> str:
     return spread(values, 2 if name.endswith("_ms") else 0)
 
 
-def _ratio_lines(rounds: Rounds, measure: str, peers: Sequence[str]) -> list[str]:
-    if BULLTASK not in peers:
+def _ratio_lines(rounds: Rounds, measure: str, frameworks: Sequence[str]) -> list[str]:
+    if BULLTASK not in frameworks:
         return []
-    others = [peer for peer in peers if peer != BULLTASK]
+    others = [framework for framework in frameworks if framework != BULLTASK]
     lines = []
-    for peer in others:
-        names = f"{peer} : {BULLTASK}" if measure == "latency" else f"{BULLTASK} : {peer}"
-        lines.append(f"{names} = {spread(ratios(rounds, measure, BULLTASK, peer), 2)}")
+    for framework in others:
+        names = f"{framework} : {BULLTASK}" if measure == "latency" else f"{BULLTASK} : {framework}"
+        lines.append(f"{names} = {spread(ratios(rounds, measure, BULLTASK, framework), 2)}")
     return lines

@@ -1,7 +1,8 @@
 """Compare bulltask with other frameworks and with the baseline, on one machine and in one run.
 
-Every measurement uses a new embedded server without persistence. Every peer is measured in each round, and ratios are
-computed within a round, so that they are valid on a busy machine. The exit code is 1 if a job was lost or ran twice.
+Every measurement uses a new embedded server without persistence. Every framework is measured in each round, and ratios
+are computed within a round, so that they are valid on a busy machine. The exit code is 1 if a job was lost or ran
+twice.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conditions import Conditions, conditions
+from benchmarks.frameworks import FRAMEWORKS, NODE_CLIENT, Framework, missing
 from benchmarks.measures import MEASURES, Bench, Result
-from benchmarks.peers import NODE_CLIENT, PEERS, Peer, missing
 from benchmarks.processes import Failed
 from benchmarks.report import closing_line, noise, problems, report, summary
 from bulltask.embedded import find_binary
@@ -44,7 +45,7 @@ DEFAULT_PEERS = [
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     if options.only is None:
-        options.only = installed_peers(DEFAULT_PEERS)
+        options.only = installed_frameworks(DEFAULT_PEERS)
     if absent := missing(options.only):
         print(f"not installed: {', '.join(absent)}. `make bench` creates an environment that has them", file=sys.stderr)
         return 2
@@ -73,34 +74,34 @@ def _measure(options: argparse.Namespace) -> tuple[list[dict[str, dict[str, Resu
     # The servers have no persistence, so it does not matter whether this directory is on disk or in memory.
     with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
         bench = Bench(Path(directory), options.jobs, options.children)
-        peers = _find_fastest(bench, options)
+        frameworks = _find_fastest(bench, options)
         for number in range(options.rounds):
             shift = number % len(options.only)
             order = [*options.only[shift:], *options.only[:shift]]
             results: dict[str, dict[str, Result]] = {}
             for measure in options.measure:
-                measured = {name: _measure_peer(bench, measure, peers[name], number) for name in order}
+                measured = {name: _measure_framework(bench, measure, frameworks[name], number) for name in order}
                 results[measure] = {name: measured[name] for name in options.only}
             rounds.append(results)
             observed.append(conditions())
     return rounds, observed
 
 
-def _find_fastest(bench: Bench, options: argparse.Namespace) -> dict[str, Peer]:
-    """Return the peers with their fastest settings; print the rates of those with several settings."""
-    peers = {}
+def _find_fastest(bench: Bench, options: argparse.Namespace) -> dict[str, Framework]:
+    """Return the frameworks with their fastest settings; print the rates of those with several settings."""
+    frameworks = {}
     for name in options.only:
-        peers[name], summary = bench.fastest(PEERS[name])
+        frameworks[name], summary = bench.fastest(FRAMEWORKS[name])
         if summary:
-            print(f"{name}: {peers[name].note}, {summary}", end="\n\n", flush=True)
-    return peers
+            print(f"{name}: {frameworks[name].note}, {summary}", end="\n\n", flush=True)
+    return frameworks
 
 
-def _measure_peer(bench: Bench, measure: str, peer: Peer, number: int) -> Result:
-    result = MEASURES[measure](bench, peer)
+def _measure_framework(bench: Bench, measure: str, framework: Framework, number: int) -> Result:
+    result = MEASURES[measure](bench, framework)
     values = ", ".join(f"{key} {value:,.2f}" for key, value in result.items() if isinstance(value, float))
     if result and sys.stderr.isatty():
-        print(f"round {number + 1}, {measure}, {peer.name}: {values}", file=sys.stderr, flush=True)
+        print(f"round {number + 1}, {measure}, {framework.name}: {values}", file=sys.stderr, flush=True)
     return result
 
 
@@ -113,8 +114,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--children", type=_positive, default=2, help="number of children of each worker (2)")
     parser.add_argument(
         "--only",
-        type=_names(PEERS),
-        help=f"frameworks to measure, from {', '.join(PEERS)}; default: {', '.join(DEFAULT_PEERS)}",
+        type=_names(FRAMEWORKS),
+        help=f"frameworks to measure, from {', '.join(FRAMEWORKS)}; default: {', '.join(DEFAULT_PEERS)}",
     )
     parser.add_argument(
         "--measure",
@@ -126,9 +127,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def installed_peers(names: list[str]) -> list[str]:
+def installed_frameworks(names: list[str]) -> list[str]:
     """Return ``names`` without BullMQ if Node.js is not installed, and print a message."""
-    if absent := [name for name in names if not PEERS[name].package and missing([name])]:
+    if absent := [name for name in names if not FRAMEWORKS[name].package and missing([name])]:
         print(f"without {', '.join(absent)}: it needs Node.js 18 or newer with npm", file=sys.stderr)
     return [name for name in names if name not in absent]
 
@@ -160,13 +161,13 @@ def _facts(options: argparse.Namespace) -> dict[str, str]:
         "server": f"{find_binary()} on 127.0.0.1, no persistence, a new one for each measurement",
         "packages": ", ".join([*(f"{name} {_version(name)}" for name in packages), *_node(options.only)]),
         "jobs": f"{options.jobs:,} no-ops, {options.children} children, {options.rounds} rounds",
-        **{name: PEERS[name].note for name in options.only},
+        **{name: FRAMEWORKS[name].note for name in options.only},
     }
 
 
 def _node(names: list[str]) -> list[str]:
     """Return the versions of Node.js and BullMQ, if one of ``names`` uses them."""
-    if all(PEERS[name].package for name in names):
+    if all(FRAMEWORKS[name].package for name in names):
         return []
     program = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
     client = json.loads((NODE_CLIENT / "package.json").read_text())

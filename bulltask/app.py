@@ -321,14 +321,14 @@ class App(
         if (job := current_job()) is not None:
             jobs = sent_by(job, jobs)
         hooks, send = self._send_hooks, self.broker.producer.send
-        return hooks.send(jobs, send) if hooks.wanted else send(jobs)
+        return hooks.send(jobs, send) if hooks.has_hooks else send(jobs)
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
         if (job := current_job()) is not None:
             jobs = sent_by(job, jobs)
         hooks, send = self._send_hooks, self.broker.producer.asend
-        return await (hooks.asend(jobs, send) if hooks.wanted else send(jobs))
+        return await (hooks.asend(jobs, send) if hooks.has_hooks else send(jobs))
 
     def send_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """Store all jobs of a canvas in one transaction, and return the handle of its result.

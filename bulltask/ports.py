@@ -199,7 +199,7 @@ class OutboxRelay(Protocol):
 
 
 class DataFrameMapper(Protocol):
-    """Calls a task for every row of a DataFrame; :func:`bulltask.spark.map_dataframe` implements it."""
+    """Calls a task for every distinct row of a DataFrame; :func:`bulltask.spark.map_dataframe` implements it."""
 
     def __call__(self, task: Any, df: Any, columns: Any, /, **options: Any) -> Any:
         """Return the rows with the outcome of their jobs."""

@@ -1,4 +1,4 @@
-// The BullMQ app for Node.js, with default settings except the concurrency; `benchmarks/peers.py` has the commands.
+// The BullMQ app for Node.js, with default settings except the concurrency; `benchmarks/frameworks.py` has the commands.
 //
 //   node bullmq_app.js worker PROCESSES CONCURRENCY
 //   node bullmq_app.js single|bulk|latency JOBS      prints one line of JSON, as apps/produce.py does
@@ -45,7 +45,7 @@ async function body() {
 }
 
 // The file of apps/counter.py. Node.js has no memory-mapped files, and a system call for each job would slow down only
-// this peer, so the counts are written at most once per millisecond.
+// this framework, so the counts are written at most once per millisecond.
 class Counter {
   constructor() {
     const jobs = Number(process.env.BENCH_JOBS);

@@ -52,7 +52,7 @@ SETTINGS: Final = {
 @click.option(
     "-Q",
     "--queues",
-    help="Queues to process, comma-separated (default: task_queues, or the default queue and those of all tasks).",
+    help="Queues to process, comma-separated (default: task_queues, or those of the app's tasks and routes).",
 )
 @click.option("-X", "--exclude-queues", help="Queues not to process, comma-separated.")
 @click.option(

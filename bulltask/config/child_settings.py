@@ -79,8 +79,8 @@ CHILD_SETTINGS: Final = (
         "prefetch",
         integer(0, 1_000),
         32,
-        "How many jobs a child process acquires in one round trip while jobs are short. 0: always one "
-        "(not unlimited, as in Celery), for jobs that should start as soon as any process is idle.",
+        "How many jobs a child process acquires in one round trip while jobs are short. 0: always one, "
+        "for jobs that should start as soon as any process is idle (in Celery, 0 means unlimited).",
     ),
     _S(
         "worker_async_concurrency",

@@ -96,7 +96,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_retries",
             integer(0, 1_000),
             2,
-            "How many times a failed job is retried after its first attempt. Set it to 0 if tasks must not run again.",
+            "How many times a failed job is retried after its first attempt. Set it to 0 if failed jobs must not "
+            "be retried; a job may still run again after a crash.",
         ),
         _S(
             "task_max_explicit_retries",

@@ -38,7 +38,7 @@ class SendHooks:
         self._middleware, self._max_payload = middleware, max_payload
 
     @property
-    def wanted(self) -> bool:
+    def has_hooks(self) -> bool:
         """Whether there is any hook."""
         return PUBLISH_SIGNALS.active or bool(self._middleware.sending)
 
@@ -84,7 +84,7 @@ class SendHooks:
 
     def send_canvas(self, roots: Sequence[PlannedJob], send: Callable[[Sequence[PlannedJob]], None]) -> None:
         """Send the jobs of a canvas with ``send``, and call the hooks before and after it for each call of a task."""
-        if not self.wanted:
+        if not self.has_hooks:
             send(roots)
             return
         planned = _calls(roots)
@@ -100,7 +100,7 @@ class SendHooks:
         self, roots: Sequence[PlannedJob], send: Callable[[Sequence[PlannedJob]], Awaitable[None]]
     ) -> None:
         """:meth:`send_canvas` for asyncio."""
-        if not self.wanted:
+        if not self.has_hooks:
             await send(roots)
             return
         planned = _calls(roots)

@@ -51,7 +51,7 @@ class Errback:
         task: Its task's name.
         data: The other arguments.
         opts: The options of its job, as they are stored.
-        parameters: The parameters that receive the failed job's address, the error message and the traceback; or the
+        parameters: The parameters that receive the failed job's reference, the error message and the traceback; or the
             one that receives the failed job's id; or none. Their names are empty if the arguments are positional.
         cascades: Whether it is also called if a job before this one failed.
     """

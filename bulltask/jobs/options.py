@@ -25,7 +25,7 @@ __all__ = [
     "STORED",
     "BackoffLike",
     "Deduplication",
-    "HasAddress",
+    "HasJobRef",
     "ParentLike",
     "check_priority",
     "check_size",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class HasAddress(Protocol):
+class HasJobRef(Protocol):
     """Anything with a job's id and queue: a ``Job``, an ``AsyncResult``, a ``JobRef``, ``self.request`` in a task."""
 
     @property
@@ -86,7 +86,7 @@ class Deduplication:
 BackoffLike = Backoff | Mapping[str, Any] | Duration
 """A delay before every retry, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay": 3600}``."""
 
-ParentLike = HasAddress | Mapping[str, str]
+ParentLike = HasJobRef | Mapping[str, str]
 """A job, or ``{"id": …, "queue": …}``."""
 
 _MAX_OTHER_BYTES: Final = 1_000

@@ -140,8 +140,8 @@ class History:
 
         Args:
             outcome: Only attempts with this outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the
-                job runs again: the attempt failed, was released or rescheduled, or its child crashed), ``stalled`` or
-                ``waiting-children``.
+                job runs again: the attempt failed, was released, throttled or rescheduled, or its child crashed),
+                ``stalled`` or ``waiting-children``.
             every: ``hour`` or ``day``.
             where: The filters of :class:`StatsFilter`.
 

@@ -59,7 +59,7 @@ def batch_of(ingest_id: str) -> tuple[str, int]:
 
 
 def check_local(root: str | Path) -> None:
-    """Check that a lake's root is a directory in a file system.
+    """Check that a lake's directory is in a file system, not in an object store.
 
     Raises:
         ConfigError: It is a URL.

@@ -105,8 +105,8 @@ class AttemptRecord:
         wait_time: Seconds that it waited.
         run_time: Seconds that it ran.
         outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the job runs again: the attempt failed,
-            was released or rescheduled, or its child crashed), ``stalled``, ``waiting-children``, or ``open`` if the
-            outcome is unknown.
+            was released, throttled or rescheduled, or its child crashed), ``stalled``, ``waiting-children``, or
+            ``open`` if the outcome is unknown.
         failed_reason: Why the job failed; events do not contain failure reasons for requeued attempts.
         error_fingerprint: As in :class:`JobRecord`.
         worker: The worker id (for a Node.js worker, its name), from a snapshot.

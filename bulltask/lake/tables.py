@@ -259,7 +259,7 @@ TASK_MINUTE: Final = Table(
         started long attempts started
         completed long attempts that completed
         failed long attempts that failed and were not retried, so their jobs failed, too
-        requeued long attempts that failed, were released or rescheduled, or whose child crashed; the job runs again
+        requeued long attempts that failed, were released, throttled or rescheduled, or crashed; the job runs again
         stalled long attempts that stalled
         waiting_children long attempts that ended because the job waits for its child jobs
         finished long jobs that completed or failed

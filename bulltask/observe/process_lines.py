@@ -109,7 +109,7 @@ class ProcessLines:
     def _service_failed(self, event: events.ServiceFailed) -> None:
         if event.failures & (event.failures - 1) == 0:  # 1, 2, 4, 8 …
             self._log.error(
-                "Service failed",
+                "Supervisor service failed",
                 service=event.service,
                 failures=event.failures,
                 exc_info=event.exception,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Final
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
+from bulltask.jobs.codec import MAX_SAFE_INTEGER
 from bulltask.queue.context import QueueContext
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import queue as scripts
@@ -56,7 +58,11 @@ def move_to_wait(
     if count < 1:
         raise ConfigError(f"count must be 1 or more, not {count}")
     if before_ms is None and state != "delayed":
-        before_ms = context.now_ms()
+        # Not the current time: the clock of the worker that finished the newest job may be some milliseconds ahead.
+        newest = yield from execute(scripts.score_at(context.keys, state, -1))
+        if newest is None:
+            return
+        before_ms = ceil(min(max(float(newest), 0), MAX_SAFE_INTEGER))
     if state == "failed" and not revoked and before_ms is not None:
         more, after = True, ""
         while more:

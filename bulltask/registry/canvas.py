@@ -137,8 +137,8 @@ class Canvas(Generic[A_contra, R_co]):
 
         The callback's arguments depend on what it accepts:
 
-        * three arguments: the failed job's address (a dict with ``id``, ``task`` and ``queue``), the error message and
-          the traceback;
+        * three arguments: the failed job's reference (a dict with ``id``, ``task`` and ``queue``), the error message
+          and the traceback;
         * one argument: the failed job's id;
         * an immutable signature (``si``): only its own arguments.
 

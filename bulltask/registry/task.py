@@ -192,7 +192,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         return [AsyncResult(job_id, job.queue, reader, sent_ms, decode) for job, job_id in zip(jobs, ids, strict=True)]
 
     def map_dataframe(self, df: FrameT, columns: Any = None, **map_options: Any) -> FrameT:
-        """Call the task for every row of a Spark DataFrame, and return the rows with the outcome of their jobs.
+        """Call the task for every distinct row of a Spark DataFrame; return the rows with the outcome of their jobs.
 
         It requires the ``spark`` extra. :func:`bulltask.spark.map_dataframe` describes all options.
 

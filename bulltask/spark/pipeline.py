@@ -92,7 +92,7 @@ class Pipeline:
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option is invalid, or the root is a URL.
+        ConfigError: An option is invalid, or the lake's directory is a URL.
     """
 
     def __init__(

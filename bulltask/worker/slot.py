@@ -205,7 +205,7 @@ class Slot:
         self._outcome[: len(call)] = call
         words = self._words
         words[_SEQ] += 1
-        words[_STATE], words[_SINCE], words[_OUTCOME_LENGTH] = SlotState.FINISHED, now_ms, len(call)
+        words[_STATE], words[_SINCE], words[_OUTCOME_LENGTH] = SlotState.ENDED, now_ms, len(call)
         words[_SEQ] += 1
         return True
 

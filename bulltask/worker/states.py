@@ -16,7 +16,7 @@ class SlotState(IntEnum):
     ACTIVE = 2  # a job is running
     SETTLING = 3  # its outcome is being written, and the token may already lock the next job
     PREFETCHED = 4  # a prefetched job, whose attempt has not started
-    FINISHED = 5  # the attempt has ended; the slot contains the call that writes its outcome
+    ENDED = 5  # the attempt has ended; the slot contains the call that writes its outcome
     WRITTEN = 6  # the supervisor has written the outcome, because the child's next job takes too long
     UNCERTAIN = 7  # the supervisor has received no reply to that call
     RELEASING = 8  # the supervisor is releasing the job that the token locks, or has received no reply to that call

@@ -68,7 +68,7 @@ class Processes:
 
     def check(self) -> None:
         """Check that no process has died or logged a traceback, and that they use little CPU time when they wait."""
-        failed = self._worker.logged("Child died") + self._worker.logged("Service failed")
+        failed = self._worker.logged("Child died") + self._worker.logged("Supervisor service failed")
         assert failed == [], "\n".join([str(failed[:3]), *self._tracebacks(), *self._worker.text[-400:]])
         assert self._tracebacks() == []
         assert self._worker.children == self._children

@@ -91,7 +91,7 @@ byte child_kills = CHILD_KILLS, worker_kills = WORKER_KILLS, expiries = EXPIRIES
 #define ACTIVE 2
 #define SETTLING 3
 #define PREFETCHED 4
-#define FINISHED 5
+#define ENDED 5
 #define WRITTEN 6
 #define UNCERTAIN 7
 #define RELEASING 8
@@ -423,12 +423,12 @@ inline die(w) {
 
 /* A quarantined job runs alone (worker/quarantine.py). */
 #define MAY_START(w, slot) (state[slot] == PREFETCHED \
-    && (crashes[job[slot]] == 0 || (COUNT_IN(w, PREFETCHED) + COUNT_IN(w, FINISHED) == 1 && !HAS_SENT(w))))
+    && (crashes[job[slot]] == 0 || (COUNT_IN(w, PREFETCHED) + COUNT_IN(w, ENDED) == 1 && !HAS_SENT(w))))
 
 inline start(w, slot) {
     if
     :: deferred_failure[job[slot]] ->  /* fails without running */
-        outcome[slot] = FAIL; state[slot] = FINISHED
+        outcome[slot] = FAIL; state[slot] = ENDED
     :: else ->
         require(single_run, has_expired || !(
             (phase[1 - w] == RUNNING || phase[1 - w] == ENDED) && job[current[1 - w]] == job[slot]));
@@ -506,7 +506,7 @@ proctype Child(byte w) {
        }
 #endif
     /* The child may release jobs before it starts them (_release_ready), so that a quarantined one can run alone. */
-    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, PREFETCHED) > 1 && COUNT_IN(w, FINISHED) == 0 &&
+    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, PREFETCHED) > 1 && COUNT_IN(w, ENDED) == 0 &&
             !HAS_SENT(w) ->
         s = FIRST(w);
         do :: state[s] != PREFETCHED -> s++ :: else -> break od;
@@ -517,10 +517,10 @@ proctype Child(byte w) {
         end_step()
        }
     :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, RELEASING) == 0 && !HAS_SENT(w) &&
-            COUNT_IN(w, FINISHED) + COUNT_IN(w, WRITTEN) + COUNT_IN(w, UNCERTAIN) > 0 ->
+            COUNT_IN(w, ENDED) + COUNT_IN(w, WRITTEN) + COUNT_IN(w, UNCERTAIN) > 0 ->
         for (s : FIRST(w) .. END(w) - 1) {
             if
-            :: state[s] == FINISHED -> state[s] = SETTLING
+            :: state[s] == ENDED -> state[s] = SETTLING
             :: state[s] == UNCERTAIN -> state[s] = SETTLING; write_lost[s] = true; uncertain[s] = true
             :: state[s] == WRITTEN -> free_slot(s)
             :: else
@@ -530,7 +530,7 @@ proctype Child(byte w) {
         end_step()
        }
     :: atomic { !killed[w] && phase[w] == CHOOSING &&
-            COUNT_IN(w, PREFETCHED) + COUNT_IN(w, FINISHED) + COUNT_IN(w, WRITTEN) +
+            COUNT_IN(w, PREFETCHED) + COUNT_IN(w, ENDED) + COUNT_IN(w, WRITTEN) +
             COUNT_IN(w, UNCERTAIN) + COUNT_IN(w, RELEASING) == 0 && !HAS_SENT(w) ->
         phase[w] = IDLE;
         end_step()
@@ -551,7 +551,7 @@ proctype Child(byte w) {
         :: outcome[current[w]] = COMPLETE
         :: retries > 0 -> retries--; outcome[current[w]] = RETRY
         fi;
-        state[current[w]] = FINISHED; current[w] = 0; phase[w] = CHOOSING
+        state[current[w]] = ENDED; current[w] = 0; phase[w] = CHOOSING
        }
 
     /* PrefetchLoop._write: write the outcomes, and fetch the next jobs with the same calls. */
@@ -657,7 +657,7 @@ inline heartbeat(w, slot) {
 #define IS_LAST_CRASH(slot, id) (state[slot] == ACTIVE && crashes[id] >= MAX_CRASHES)
 #endif
 #define HAS_ENDED(slot) (outcome[slot] != 0 \
-    && (state[slot] == FINISHED || state[slot] == SETTLING || state[slot] == UNCERTAIN))
+    && (state[slot] == ENDED || state[slot] == SETTLING || state[slot] == UNCERTAIN))
 
 inline start_child(w) {
     for (s : FIRST(w) .. END(w) - 1) { forget(s); holds[s] = NONE };
@@ -763,7 +763,7 @@ inline release(slot, id, after) {
 /* Takeover: while a job is running, write the outcomes of the child's other slots, and release the prefetched jobs. */
 inline take_over(w) {
     atomic { phase[w] == RUNNING && CAN_LOCK(w) &&
-            (COUNT_IN(w, PREFETCHED) + COUNT_IN(w, FINISHED) > 0 || (HAS_SENT(w) && COUNT_IN(w, SETTLING) > 0)) ->
+            (COUNT_IN(w, PREFETCHED) + COUNT_IN(w, ENDED) > 0 || (HAS_SENT(w) && COUNT_IN(w, SETTLING) > 0)) ->
         TAKE_LOCK(w) };
     do
        /* _release_fetched: Redis has executed the call, or not yet */
@@ -772,7 +772,7 @@ inline take_over(w) {
             find_by_token(x);
             if
             :: call != REPLIED -> lost = true
-            :: call == REPLIED && k == job[x] -> state[x] = FINISHED  /* written below; the child has not seen this state */
+            :: call == REPLIED && k == job[x] -> state[x] = ENDED  /* written below; the child has not seen this state */
             :: call == REPLIED && k == NONE -> state[x] = RELEASED; x++
             :: call == REPLIED && k != NONE && k != job[x] -> y = k; state[x] = RELEASING
             fi;
@@ -783,7 +783,7 @@ inline take_over(w) {
             y = NONE;
             end_step()
           }
-       :: atomic { x < END(w) && !lost && phase[w] != DEAD && state[x] == FINISHED ->  /* _write_outcomes */
+       :: atomic { x < END(w) && !lost && phase[w] != DEAD && state[x] == ENDED ->  /* _write_outcomes */
             any_call();
             if :: call != NOT_EXECUTED -> write_and_fetch(x, PREFETCHES(w)) :: else fi;
             if
@@ -802,7 +802,7 @@ inline take_over(w) {
        :: atomic { x < END(w) && !lost && state[x] == PREFETCHED && phase[w] != DEAD -> y = job[x] };
           atomic { release(x, y, FREE); x++; y = NONE; end_step() }
        :: atomic { x < END(w) && !lost && (phase[w] == DEAD ||
-            (state[x] != FINISHED && state[x] != PREFETCHED && state[x] != SETTLING)) ->
+            (state[x] != ENDED && state[x] != PREFETCHED && state[x] != SETTLING)) ->
             x++ }
        :: atomic { x == END(w) || lost ->
             x = FIRST(w); lost = false;

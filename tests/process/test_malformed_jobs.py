@@ -94,7 +94,7 @@ def test_every_malformed_job_fails_with_a_reason_and_every_valid_job_completes(
     assert unsettled() == []
     assert set(good) <= outcomes.with_event("completed")
     assert all(raw.hget(harness.keys.base.encode() + job, "failedReason") for job in outcomes.members("failed"))
-    for event in ("Child died", "Service failed", "Lock lost", "Redis error reply"):
+    for event in ("Child died", "Supervisor service failed", "Lock lost", "Redis error reply"):
         assert worker.logged(event) == []
     assert worker.stop() == 0
     raw.close()

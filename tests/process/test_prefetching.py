@@ -90,7 +90,7 @@ def test_short_jobs_that_are_acquired_together_share_round_trips(harness: Worker
         reads[prefetch] = int(harness.redis.info("stats")["total_reads_processed"]) - before
         jobs = send(harness, "nothing", 1_000)
     harness.report(reads=reads)
-    assert reads[16] < 0.7 * reads[0]
+    assert reads[16] < 0.8 * reads[0]  # also with a random number of jobs per round trip
 
 
 @needs_prefetching

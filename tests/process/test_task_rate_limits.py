@@ -80,7 +80,7 @@ def test_the_job_of_a_child_killed_while_the_job_is_throttled_starts_once(harnes
     assert harness.redis.hget(harness.keys.job(second.id), "ats") == "1"
 
 
-def test_a_job_that_runs_again_after_a_crash_uses_another_start(harness: WorkerHarness) -> None:
+def test_a_job_that_runs_again_after_a_crash_counts_against_the_limit_again(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
     job = harness.app.send_task("slowly", (True,))
     job.get(timeout=60)

@@ -242,6 +242,18 @@ def test_retry_jobs_retries_only_jobs_that_failed_before_the_given_time(
     assert {job.id for job in queue.get_failed()} == {revoked.id, late.id}
 
 
+@pytest.mark.parametrize("state", ["failed", "completed"])
+def test_retry_jobs_includes_jobs_whose_worker_has_a_clock_that_is_ahead(
+    queue: Queue, redis_client: Any, manual_worker: ManualWorker, state: str
+) -> None:
+    job = queue.add("n")
+    manual_worker.fail() if state == "failed" else manual_worker.complete()
+    key = KEYS.failed if state == "failed" else KEYS.completed
+    redis_client.zincrby(key, 5_000, job.id)
+    queue.retry_jobs(state=state)
+    assert [waiting.id for waiting in queue.get_waiting()] == [job.id]
+
+
 # ---- flows ---------------------------------------------------------------------------------------------------------
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from benchmarks.apps.counter import Counter, Counts, progress, read_counts
 from benchmarks.conditions import conditions
+from benchmarks.frameworks import FRAMEWORKS, Framework, missing
 from benchmarks.guard import compare
 from benchmarks.measures import Bench
-from benchmarks.peers import PEERS, Peer, missing
 from benchmarks.report import closing_line, noise, problems, ratios, report, spread, summary
-from benchmarks.run import installed_peers, main
+from benchmarks.run import installed_frameworks, main
 
 ROOT = Path(__file__).parent.parent.parent
 NEEDS_NODE = pytest.mark.skipif(bool(missing(["bullmq"])), reason="needs Node.js and bullmq (tests/interop)")
@@ -90,13 +90,13 @@ def test_the_last_line_shows_medians_and_the_median_ratio() -> None:
     assert closing_line(two_rounds()) == "throughput: bulltask 8,500 jobs/s, celery 1,500 jobs/s, ratio 6.50"
 
 
-def test_the_last_line_has_no_ratio_if_only_one_peer_was_measured() -> None:
+def test_the_last_line_has_no_ratio_if_only_one_framework_was_measured() -> None:
     assert (
         closing_line([{"throughput": {"bulltask": throughput_result(9000.0)}}]) == "throughput: bulltask 9,000 jobs/s"
     )
 
 
-def test_the_table_shows_median_and_range_of_every_peer() -> None:
+def test_the_table_shows_median_and_range_of_every_framework() -> None:
     text = report(two_rounds())
     row = next(line for line in text.splitlines() if line.startswith("| bulltask"))
     assert "8,500 (8,000-9,000)" in row
@@ -138,7 +138,9 @@ def test_a_lost_or_duplicated_job_is_reported(wrong: dict[str, int]) -> None:
 def test_a_missing_framework_is_reported_by_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(cast("dict[str, Peer]", PEERS), "other", replace(PEERS["celery"], package="no_such_package"))
+    monkeypatch.setitem(
+        cast("dict[str, Framework]", FRAMEWORKS), "other", replace(FRAMEWORKS["celery"], package="no_such_package")
+    )
     assert main(["--only", "other"]) == 2
     stderr = capsys.readouterr().err
     assert "no_such_package" in stderr
@@ -161,25 +163,25 @@ def test_bullmq_is_skipped_with_a_message_if_node_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    assert installed_peers(["bulltask", "bullmq"]) == ["bulltask"]
+    assert installed_frameworks(["bulltask", "bullmq"]) == ["bulltask"]
     assert "without bullmq: it needs Node.js" in capsys.readouterr().err
     assert main(["--only", "bullmq"]) == 2
 
 
 class FakeBench(Bench):
-    """A bench without real measurements: the rate is computed from the settings of the peer's worker."""
+    """A bench without real measurements: the rate is computed from the settings of the framework's worker."""
 
-    def throughput(self, peer: Peer) -> dict[str, Any]:
-        processes, concurrency = map(int, peer.worker(2)[-2:])
+    def throughput(self, framework: Framework) -> dict[str, Any]:
+        processes, concurrency = map(int, framework.worker(2)[-2:])
         return throughput_result(float(processes * 100 + concurrency))
 
 
 def test_bullmq_is_measured_with_its_fastest_settings(tmp_path: Path) -> None:
-    peer, summary = FakeBench(tmp_path, 10, 2).fastest(PEERS["bullmq"])
-    assert peer.worker(2)[-2:] == ["2", "200"]
-    assert "2 processes, concurrency 200" in peer.note
+    framework, summary = FakeBench(tmp_path, 10, 2).fastest(FRAMEWORKS["bullmq"])
+    assert framework.worker(2)[-2:] == ["2", "200"]
+    assert "2 processes, concurrency 200" in framework.note
     assert "1 x 50 150, " in summary
-    assert FakeBench(tmp_path, 10, 2).fastest(PEERS["bulltask"]) == (PEERS["bulltask"], "")
+    assert FakeBench(tmp_path, 10, 2).fastest(FRAMEWORKS["bulltask"]) == (FRAMEWORKS["bulltask"], "")
 
 
 def test_the_conditions_of_the_machine_are_recorded() -> None:
@@ -190,18 +192,18 @@ def test_the_conditions_of_the_machine_are_recorded() -> None:
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("peer", ["baseline", "baseline-32"])
-def test_the_baseline_runs_every_job_once(peer: str, tmp_path: Path) -> None:
-    result = Bench(tmp_path, 300, 2).throughput(PEERS[peer])
+@pytest.mark.parametrize("framework", ["baseline", "baseline-32"])
+def test_the_baseline_runs_every_job_once(framework: str, tmp_path: Path) -> None:
+    result = Bench(tmp_path, 300, 2).throughput(FRAMEWORKS[framework])
     assert (result["done"], result["lost"], result["duplicated"], result["stored"]) == (300, 0, 0, 300)
     assert result["pss_mib"] > 1
 
 
-def check_results(path: Path, stdout: str, peer: str) -> None:
+def check_results(path: Path, stdout: str, framework: str) -> None:
     """Check a run with 300 jobs."""
-    result = json.loads(path.read_text())["rounds"][0]["throughput"][peer]
+    result = json.loads(path.read_text())["rounds"][0]["throughput"][framework]
     assert (result["done"], result["lost"], result["duplicated"], result["stored"]) == (300, 0, 0, 300)
-    assert stdout.splitlines()[-1].startswith(f"throughput: {peer} ")
+    assert stdout.splitlines()[-1].startswith(f"throughput: {framework} ")
     assert "Time from send to result" in stdout
     assert "Jobs that sleep for 50 ms" in stdout
 
@@ -222,7 +224,9 @@ def test_a_small_run_with_two_configurations_of_bullmq_counts_every_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Each of its six settings needs one to three Node.js processes; two settings cover all the code.
-    monkeypatch.setitem(cast("dict[str, Peer]", PEERS), "bullmq", replace(PEERS["bullmq"], settings=((1, 50), (2, 10))))
+    monkeypatch.setitem(
+        cast("dict[str, Framework]", FRAMEWORKS), "bullmq", replace(FRAMEWORKS["bullmq"], settings=((1, 50), (2, 10)))
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     results = tmp_path / "results.json"
     arguments = "--only bullmq --jobs 300 --rounds 1 --measure throughput,latency,sleep --json".split()

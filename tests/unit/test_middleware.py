@@ -47,12 +47,12 @@ def test_middleware_is_called_only_for_what_it_overrides() -> None:
 
     app = App("tested")
     task = app.task(name="tested")(lambda: None)
-    assert not RunHooks(app).wanted(task)
+    assert not RunHooks(app).has_hooks(task)
     sends, runs = Sends(), Runs()
     app.add_middleware(sends)
-    assert not RunHooks(app).wanted(task)
+    assert not RunHooks(app).has_hooks(task)
     app.add_middleware(runs)
-    assert RunHooks(app).wanted(task)
+    assert RunHooks(app).has_hooks(task)
     assert (app.middleware.sending, app.middleware.running) == ((sends,), (runs,))
 
 

@@ -113,7 +113,7 @@ def test_the_next_job_that_an_outcome_has_fetched_is_released(worker: FakeWorker
 def test_an_outcome_that_redis_rejects_is_left_to_the_child(worker: FakeWorker, reply: object) -> None:
     worker.replies[b"call 1"] = reply
     worker.tick()
-    assert worker.slots[0].state == SlotState.FINISHED
+    assert worker.slots[0].state == SlotState.ENDED
     assert worker.released == ["4", "3"]
 
 

@@ -145,7 +145,7 @@ class AsyncQueue(AsyncQueueGetters):
         Args:
             state: ``"failed"`` or ``"completed"``.
             count: Jobs per call.
-            before_ms: Only jobs that finished before this time (epoch milliseconds; default: now).
+            before_ms: Only jobs that finished before this time (epoch milliseconds; default: all).
             revoked: Retry revoked jobs, too.
         """
         await self._context.arun(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))

@@ -146,7 +146,7 @@ class Queue(QueueGetters):
         Args:
             state: ``"failed"`` or ``"completed"``.
             count: Jobs per call.
-            before_ms: Only jobs that finished before this time (epoch milliseconds; default: now).
+            before_ms: Only jobs that finished before this time (epoch milliseconds; default: all).
             revoked: Retry revoked jobs, too.
         """
         self._context.run(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))

@@ -120,8 +120,8 @@ class AttemptRow:
         queued_ms: When the job began to wait; ``None`` if unknown, like the next two.
         started_ms: When a worker acquired it.
         ended_ms: When it ended.
-        outcome: ``requeued``: the job runs again, because the attempt failed, was released or rescheduled, or its child
-            crashed, which events do not distinguish; ``open``: the outcome is unknown.
+        outcome: ``requeued``: the job runs again, because the attempt failed, was released, throttled or rescheduled,
+            or its child crashed, which events do not distinguish; ``open``: the outcome is unknown.
         failed_reason: The reason for the final failure. Events do not contain the reason for a requeued attempt.
         as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last event.
     """

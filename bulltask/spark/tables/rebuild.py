@@ -109,7 +109,7 @@ def _is_timed_out(table: Table) -> Column:
 
 @contextmanager
 def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[Table, DataFrame]]:
-    """Derive the decided attempts and the finished jobs, which can be used inside the ``with`` block.
+    """Derive the attempts whose outcome is known and the finished jobs, which can be used inside the ``with`` block.
 
     Open jobs are omitted, as in batches (:mod:`~bulltask.spark.tables.silver`).
 
@@ -131,7 +131,7 @@ def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[
 
 
 def _choose_rows(derived: DataFrame, time_out_before_ms: int) -> DataFrame:
-    """Keep events that begin a decided attempt (``is_attempt``) or end an incarnation that is over (``is_job``)."""
+    """Keep events that begin an attempt with a known outcome (``is_attempt``), or end an incarnation (``is_job``)."""
     window = in_order().rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     incarnation = F.struct(
         *(F.coalesce(F.col(f"added.{name}"), F.lit(-1)).alias(name) for name in ("event_ms", "event_seq"))

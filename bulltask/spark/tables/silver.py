@@ -116,7 +116,7 @@ def _select_rows(derived: DerivedColumns, time_out_before_ms: int) -> tuple[Bool
     """Select the events from which rows are written.
 
     Returns:
-        Three masks of events: those that begin an attempt whose outcome is decided in this batch; those whose
+        Three masks of events: those that begin an attempt whose outcome is known since this batch; those whose
         incarnation ends in this batch; those whose incarnation continues.
     """
     lifecycles = derived.lifecycles

@@ -172,7 +172,7 @@ class AttemptRunner:
         variables = contextvars.copy_context()
         context = self._lazy_context(attempt)
         variables.run(enter_attempt, attempt.job, context)
-        target = self._hooked(attempt, variables).call if self.hooks.wanted(attempt.task) else attempt.task.target
+        target = self._hooked(attempt, variables).call if self.hooks.has_hooks(attempt.task) else attempt.task.target
         function: Callable[..., Any] = functools.partial(call_task, self._cancellation.raise_if_cancelled, target)
         if attempt.task.options.spark:
             function = self._spark.wrap(attempt.job, slot.token, function, attempt.context)
@@ -193,7 +193,7 @@ class AttemptRunner:
     def _bound(self, attempt: Attempt) -> Callable[[], Any]:
         """Return the call of a task that does not run on the main thread, with its hooks."""
         target: Callable[..., Any] = attempt.task.target
-        if self.hooks.wanted(attempt.task):
+        if self.hooks.has_hooks(attempt.task):
             variables = None if attempt.task.is_async else contextvars.copy_context()
             hooked = self._hooked(attempt, variables)
             hooked.in_thread = not attempt.task.is_async

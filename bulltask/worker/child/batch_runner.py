@@ -49,7 +49,7 @@ class BatchRunner:
 
     def _batch(self, members: BatchAttempts, variables: contextvars.Context | None) -> Batch:
         jobs, runs, hooks = [attempt.arguments.args[0] for attempt, _ in members], [], self._runner.hooks
-        if hooks.wanted(members[0][0].task):
+        if hooks.has_hooks(members[0][0].task):
             runs = [
                 hooks.start(attempt.job, attempt.task, job.request, variables)
                 for (attempt, _), job in zip(members, jobs, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bulltask.app import App
 from bulltask.clock import to_ms
 
-__all__ = ["batches_of", "concurrency_of", "jobs_per_child", "long_tasks", "loop_tasks", "slots_per_child"]
+__all__ = ["batches_of", "concurrency_of", "jobs_per_child", "loop_tasks", "slots_per_child", "unprefetched_tasks"]
 
 
 def concurrency_of(app: App) -> int:
@@ -34,7 +34,7 @@ def batches_of(app: App) -> dict[str, tuple[int, int]]:
     }
 
 
-def long_tasks(app: App) -> frozenset[str]:
+def unprefetched_tasks(app: App) -> frozenset[str]:
     """Return the tasks whose jobs are not prefetched: they run alongside others, in batches or in Spark."""
     config, tasks = app.config, app.tasks.values()
     return frozenset(

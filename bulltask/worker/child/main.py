@@ -29,7 +29,7 @@ from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.cancellation import Cancellation, uninterrupted
-from bulltask.worker.child.capacity import batches_of, concurrency_of, long_tasks, loop_tasks
+from bulltask.worker.child.capacity import batches_of, concurrency_of, loop_tasks, unprefetched_tasks
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.job_client import RedisJobClient
@@ -177,7 +177,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     collector = BatchCollector(fetcher, plan.control, broker.clock, async_loop, batches_of(app))
     starter = JobStarter(fetcher, runner, iteration_adder, async_loop, retirement)
     writer = OutcomeWriter(fetcher, settler)
-    shared, tasks = (plan.block, plan.control), long_tasks(app)
+    shared, tasks = (plan.block, plan.control), unprefetched_tasks(app)
     prefetch = PrefetchLoop(fetcher, starter, runner, writer, async_loop, *shared, config.prefetch, tasks)
     bulk_fetcher = AsyncBulkFetcher(fetcher, starter, writer, async_loop, next_jobs)
     return SyncLoop(fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch, bulk_fetcher)

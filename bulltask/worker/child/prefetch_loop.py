@@ -65,7 +65,8 @@ class PrefetchLoop:
         block: The child's block, whose lock the child shares with the supervisor.
         control: The control page, in which the supervisor confirms that it watches the child's jobs.
         maximum: The largest number of jobs in one round trip (``worker_prefetch``).
-        long_tasks: The tasks whose jobs never run between others (:func:`bulltask.worker.child.capacity.long_tasks`).
+        unprefetched_tasks: The tasks whose jobs never run between others; see
+            :func:`bulltask.worker.child.capacity.unprefetched_tasks`.
 
     Attributes:
         count: How many jobs to prefetch; also records the jobs that this loop does not run.
@@ -81,11 +82,11 @@ class PrefetchLoop:
         block: ChildBlock,
         control: ControlPage,
         maximum: int,
-        long_tasks: Collection[str],
+        unprefetched_tasks: Collection[str],
     ) -> None:
         self._fetcher, self._starter, self._runner, self._writer = fetcher, starter, runner, writer
         self._slots, self._block, self._control, self.count = slots, block, control, PrefetchCount(maximum)
-        self._long_tasks = long_tasks
+        self._unprefetched_tasks = unprefetched_tasks
         self._recheck_at_ms = 0
         self._ready: deque[AcquiredJob] = deque()
         self._sent: Sequence[_EndedJob] = ()
@@ -154,7 +155,7 @@ class PrefetchLoop:
     # ---- running ----
 
     def _runs_alone(self, acquired: AcquiredJob) -> bool:
-        return bool(acquired.max_concurrent) or acquired.job.name in self._long_tasks
+        return bool(acquired.max_concurrent) or acquired.job.name in self._unprefetched_tasks
 
     def _run_ready(self) -> list[_EndedJob]:
         """Run the jobs that are ready until their outcomes should be written."""

@@ -194,7 +194,7 @@ class RunHooks:
         self._tasks, self._middleware = app.tasks, app.middleware
         self._runs: dict[int, HookedRun] = {}
 
-    def wanted(self, task: AnyTask[..., Any]) -> bool:
+    def has_hooks(self, task: AnyTask[..., Any]) -> bool:
         """Return whether there is any hook for a task; nothing else is called if there is none."""
         return task.has_handlers or TASK_SIGNALS.active or bool(self._middleware.running)
 

@@ -323,7 +323,7 @@ class ChildPool:
 def _prefetched(slots: Sequence[Slot]) -> tuple[frozenset[str], dict[str, bytes]]:
     """Return the tokens of jobs that have not started, and the stored outcomes of those that have ended."""
     unstarted = frozenset(slot.token for slot in slots if slot.state in _UNSTARTED)
-    ended = (slot for slot in slots if slot.state in {SlotState.FINISHED, SlotState.SETTLING, SlotState.UNCERTAIN})
+    ended = (slot for slot in slots if slot.state in {SlotState.ENDED, SlotState.SETTLING, SlotState.UNCERTAIN})
     return unstarted, {slot.token: outcome for slot in ended if (outcome := slot.outcome)}
 
 

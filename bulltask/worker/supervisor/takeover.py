@@ -24,7 +24,7 @@ _IDLE_INTERVAL_MS: Final = 100
 _LINGER_MS: Final = 2_000
 """How long the supervisor keeps watching after the last child has stopped prefetching."""
 
-_WAITING: Final = {SlotState.PREFETCHED, SlotState.FINISHED}
+_WAITING: Final = {SlotState.PREFETCHED, SlotState.ENDED}
 
 
 def next_job(reply: Any) -> Fetched | BrokerError | None:
@@ -95,7 +95,7 @@ class Takeover:
     def _take_over(self, slots: Sequence[Slot]) -> None:
         try:
             unexecuted = self._release_fetched([slot for slot in slots if slot.is_sent])
-            self._write_outcomes(unexecuted + [slot for slot in slots if slot.state == SlotState.FINISHED])
+            self._write_outcomes(unexecuted + [slot for slot in slots if slot.state == SlotState.ENDED])
             prefetched = [slot for slot in slots if slot.state == SlotState.PREFETCHED]
             prefetched.sort(key=lambda slot: slot.since_ms, reverse=True)  # the last one first, to keep their order
             self._release([(slot, slot.read().job_id) for slot in prefetched], SlotState.FREE)

