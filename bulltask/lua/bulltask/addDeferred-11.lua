@@ -2,9 +2,9 @@
   Adds a deferred duplicate: a job that a newer BullMQ stores until the owner of its deduplication id finishes.
 
   With `keepLastIfActive` (BullMQ 5.72) the last job that is rejected as a duplicate while the owner is running is
-  stored in a hash, and the script that finishes the owner adds it. The script that bulltask runs (5.65) does not read that hash, so the
-  job would never run. Therefore, bulltask calls this script after BullMQ's. It does nothing if no job is stored, so it
-  is safe to retry.
+  stored in a hash, and the script that finishes the owner adds it. The script that bulltask runs (5.65) does not read
+  that hash, so the job would never run. Therefore, bulltask calls this script after BullMQ's. It does nothing if no job
+  is stored, so it is safe to retry.
 
   KEYS[1]   the deferred duplicate
   KEYS[2]   owner of the deduplication id

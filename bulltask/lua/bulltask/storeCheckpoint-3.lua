@@ -1,8 +1,8 @@
 --[[
   Stores the checkpoint of a running job, unless another worker has the job.
 
-  The script also resets the counters of crashes and stalls, which limit how many times a job may run again without making
-  progress: this job has made progress.
+  The script also resets the counters of crashes and stalls, which limit how many times a job may run again without
+  making progress: this job has made progress.
 
   KEYS[1]  the job's hash
   KEYS[2]  the job's lock
