@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from contextlib import suppress
 from typing import Final, Self
 
@@ -26,7 +27,7 @@ class RunLock:
     """
 
     def __init__(self, layout: Layout) -> None:
-        path = layout.internal(_NAME)
+        path, self._releasing = layout.internal(_NAME), threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -41,13 +42,14 @@ class RunLock:
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Release the lock; further calls do nothing."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            with suppress(OSError):
-                # Closing is not enough: a process that was forked in the meantime would keep the lock until it exits.
-                fcntl.flock(file, fcntl.LOCK_UN)
-                os.close(file)
+        """Release the lock; further calls only wait until it is released."""
+        with self._releasing:
+            file, self._file = self._file, -1
+            if file >= 0:
+                with suppress(OSError):
+                    # Closing is not enough: a process forked in the meantime would keep the lock until it exits.
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                    os.close(file)
 
     def __enter__(self) -> Self:
         return self

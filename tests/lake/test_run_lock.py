@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,3 +47,27 @@ def test_a_released_lock_is_free_while_a_process_forked_earlier_still_runs(layou
         os.close(end_of_test)
         os.close(test_is_running)
         os.waitpid(pid, 0)
+
+
+def test_a_second_release_returns_only_when_the_lock_is_free(
+    layout: Layout, lock: RunLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlocking, may_unlock, flock = threading.Event(), threading.Event(), fcntl.flock
+
+    def slow_flock(file: int, operation: int) -> None:
+        if operation == fcntl.LOCK_UN:
+            unlocking.set()
+            may_unlock.wait(10)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", slow_flock)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(lock.release)
+        unlocking.wait(10)
+        second = pool.submit(lock.release)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.1)
+        may_unlock.set()
+        first.result(timeout=10)
+        second.result(timeout=10)
+    RunLock(layout).release()

