@@ -93,11 +93,11 @@ def _bulltask(children: int) -> list[str]:
     return [sys.executable, *args]
 
 
-_CELERY = ["-A", "benchmarks.apps.celery_app:app", "worker", "-l", "WARNING"]
+_CELERY_WORKER = ["-A", "benchmarks.apps.celery_app:app", "worker", "-l", "WARNING"]
 
 
 def _celery(children: int) -> list[str]:
-    return [_program("celery"), *_CELERY, "-P", "prefork", "-c", str(children)]
+    return [_program("celery"), *_CELERY_WORKER, "-P", "prefork", "-c", str(children)]
 
 
 def _dramatiq(children: int) -> list[str]:
@@ -168,6 +168,17 @@ _BULLTASK = Framework(
     sleeper=[*_bulltask(SLEEPERS), "-P", "threads"],
 )
 
+_CELERY = Framework(
+    name="celery",
+    note="prefork, defaults, results kept, -l WARNING",
+    package="celery",
+    producer=_python("benchmarks.apps.celery_app", str(_programs("celery") / "python")),
+    worker=_celery,
+    pending=_celery_pending,
+    stored=_keys_of_results,
+    sleeper=[_program("celery"), *_CELERY_WORKER, "-P", "threads", "-c", str(SLEEPERS)],
+)
+
 FRAMEWORKS: Mapping[str, Framework] = {
     framework.name: framework
     for framework in (
@@ -185,38 +196,19 @@ FRAMEWORKS: Mapping[str, Framework] = {
             note="the same with worker_prefetch=0",
             environ={"BULLTASK_WORKER_PREFETCH": "0"},
         ),
-        Framework(
-            name="celery",
-            note="prefork, defaults, results kept, -l WARNING",
-            package="celery",
-            producer=_python("benchmarks.apps.celery_app", str(_programs("celery") / "python")),
-            worker=_celery,
-            pending=_celery_pending,
-            stored=_keys_of_results,
-            sleeper=[_program("celery"), *_CELERY, "-P", "threads", "-c", str(SLEEPERS)],
-        ),
-        Framework(
+        _CELERY,
+        replace(
+            _CELERY,
             name="celery-ignore-result",
             note="the same with task_ignore_result",
-            package="celery",
-            producer=_python("benchmarks.apps.celery_app", str(_programs("celery") / "python")),
-            worker=_celery,
-            pending=_celery_pending,
             stored=None,
             environ={"BENCH_RESULTS": "0"},
             has_results=False,
+            sleeper=None,
         ),
-        Framework(
-            name="bullmq",
-            note="Node.js, Worker, defaults, results kept",
-            package="",
-            producer=_NODE,
-            worker=lambda children: [*_NODE, "worker", str(children), "50"],
-            pending=_bullmq_pending("bull:default:"),
-            stored=lambda redis: int(redis.zcard("bull:default:completed")),
+        replace(
+            _node("bullmq", "Node.js, Worker, defaults, results kept", 50),
             settings=((1, 50), (1, 200), (2, 1), (2, 10), (2, 50), (2, 200)),
-            sleeper=_NODE_SLEEPER,
-            busy=[*_NODE, "busy"],
         ),
         Framework(
             name="dramatiq",

@@ -133,7 +133,7 @@ class Bench:
             idle_mib = tree_pss_mib(worker.pid)
         return {
             **_percentiles("result", output["results"]),
-            **_percentiles("task", output["bodies"]),
+            **_percentiles("task", output["task_ends"]),
             "idle_mib": idle_mib,
             "other_cpu": other_cpu(),
         }

@@ -136,7 +136,7 @@ async function latency(queue, jobs) {
   const events = new QueueEvents('default', { connection });
   await events.waitUntilReady();
   const results = [];
-  const bodies = [];
+  const taskEnds = [];
   for (let index = -Math.min(WARM_UP, jobs); index < jobs; index += 1) {
     const started = process.hrtime.bigint();
     const job = await queue.add('noop', { index: Math.max(0, index) }, options());
@@ -145,10 +145,10 @@ async function latency(queue, jobs) {
     await pause(PAUSE_MS);
     if (index >= 0) {
       results.push(Number(received - started) / 1e9);
-      bodies.push(Number(lastEndNs() - started) / 1e9);
+      taskEnds.push(Number(lastEndNs() - started) / 1e9);
     }
   }
-  return { results, bodies };
+  return { results, task_ends: taskEnds };
 }
 
 function busy(loops, jobs) {

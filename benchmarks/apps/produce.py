@@ -40,7 +40,7 @@ def bulk(app: Any, jobs: int) -> dict[str, object]:
 
 
 def latency(app: Any, jobs: int) -> dict[str, object]:
-    pause, results, bodies = threading.Event(), [], []
+    pause, results, task_ends = threading.Event(), [], []
     for index in range(-min(WARM_UP, jobs), jobs):
         started_ns = time.monotonic_ns()
         app.wait(app.send(max(0, index)))
@@ -48,8 +48,8 @@ def latency(app: Any, jobs: int) -> dict[str, object]:
         pause.wait(PAUSE_S)
         if index >= 0:
             results.append((received_ns - started_ns) / 1e9)
-            bodies.append((last_end_ns(Path(os.environ[DIRECTORY])) - started_ns) / 1e9)
-    return {"results": results, "bodies": bodies}
+            task_ends.append((last_end_ns(Path(os.environ[DIRECTORY])) - started_ns) / 1e9)
+    return {"results": results, "task_ends": task_ends}
 
 
 if __name__ == "__main__":

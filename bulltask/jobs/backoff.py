@@ -217,7 +217,7 @@ def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], f
 
 
 def reconnect_delay_ms(
-    attempt: int, random: Callable[[], float] = _random.random, *, first_ms: int = 100, cap_ms: int = 3_000
+    attempt: int, random: Callable[[], float] = _random.random, *, first_ms: int, cap_ms: int
 ) -> int:
     """Return the delay before the next attempt to connect to Redis: ``first_ms``, doubling up to ``cap_ms``, ±20%.
 

@@ -59,7 +59,7 @@ class Recommendation:
         attempts_per_s: Attempts per second that arrived in that minute.
         run_s: Their mean run time in seconds.
         load: The number of slots that these attempts keep busy, times the peak factor.
-        choices: The effect of this and other values of the concurrency, in ascending order.
+        estimates: The effect of this and other values of the concurrency, in ascending order.
         observed_mean: Mean number of busy slots over the given minutes; ``None`` without ``capacity_minutes``.
         observed_peak: Maximum number of busy slots; ``None`` without ``capacity_minutes``.
         reasoning: How the number was computed, in sentences.
@@ -73,7 +73,7 @@ class Recommendation:
     attempts_per_s: float
     run_s: float
     load: float
-    choices: tuple[Estimate, ...]
+    estimates: tuple[Estimate, ...]
     observed_mean: float | None
     observed_peak: int | None
     reasoning: tuple[str, ...]
@@ -82,7 +82,7 @@ class Recommendation:
     @property
     def expected(self) -> Estimate:
         """The effect of the recommended concurrency."""
-        return next(choice for choice in self.choices if choice.concurrency == self.concurrency)
+        return next(estimate for estimate in self.estimates if estimate.concurrency == self.concurrency)
 
 
 def recommend(
@@ -125,14 +125,14 @@ def recommend(
     means, maxima = _by_minute(capacity_minutes, "busy_slots"), _by_minute(capacity_minutes, "peak_slots")
     observed_mean = sum(means) / len(means) if means else None
     observed_peak = max(maxima) if maxima else None
-    choices = _choices(load, concurrency, max_wait_s)
+    estimates = _estimates(load, concurrency, max_wait_s)
     reasoning = [
         *_explain_load(peak, len(minutes), load, peak_factor),
-        *_explain_choice(choices, concurrency, max_wait_s, load),
+        *_explain_estimates(estimates, concurrency, max_wait_s, load),
         *_explain_observed(len(means), observed_mean, observed_peak, len(incomplete)),
     ]
     return Recommendation(
-        concurrency, max_wait_s, target, peak.at, load.per_s / peak_factor, load.run_s, load.busy_slots, choices,
+        concurrency, max_wait_s, target, peak.at, load.per_s / peak_factor, load.run_s, load.busy_slots, estimates,
         observed_mean, observed_peak, tuple(reasoning), _ASSUMPTIONS,
     )  # fmt: skip
 
@@ -208,7 +208,7 @@ def _by_minute(rows: Iterable[Row], column: str) -> list[Any]:
     return list(sums.values())
 
 
-def _choices(load: Load, concurrency: int, max_wait_s: float) -> tuple[Estimate, ...]:
+def _estimates(load: Load, concurrency: int, max_wait_s: float) -> tuple[Estimate, ...]:
     numbers = range(max(concurrency - _NEIGHBORS, 1), concurrency + _NEIGHBORS + 1)
     return tuple(Estimate(n, 1 - load.late_fraction(n, max_wait_s), min(load.busy_slots / n, 1.0)) for n in numbers)
 
@@ -226,8 +226,8 @@ def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> lis
     ]
 
 
-def _explain_choice(choices: tuple[Estimate, ...], concurrency: int, max_wait_s: float, load: Load) -> list[str]:
-    by_concurrency = {choice.concurrency: choice for choice in choices}
+def _explain_estimates(estimates: tuple[Estimate, ...], concurrency: int, max_wait_s: float, load: Load) -> list[str]:
+    by_concurrency = {estimate.concurrency: estimate for estimate in estimates}
     chosen, fewer = by_concurrency[concurrency], by_concurrency.get(concurrency - 1)
     text = (
         f"With {pluralize(concurrency, 'slot')}, {_percent(chosen.in_time)} of the attempts start within"

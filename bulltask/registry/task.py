@@ -187,9 +187,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         """
         jobs = [self._plan(data).job(data) for data in (self.bind_json(args, {}) for args in calls)]
         sender = self._sender()
-        ids = sender.send(jobs)
-        reader, sent_ms, decode = sender.results, sender.now_ms(), self.result_decoder
-        return [AsyncResult(job_id, job.queue, reader, sent_ms, decode) for job, job_id in zip(jobs, ids, strict=True)]
+        return self._results(sender, jobs, sender.send(jobs))
 
     def map_dataframe(self, df: FrameT, columns: Any = None, **map_options: Any) -> FrameT:
         """Call the task for every distinct row of a Spark DataFrame; return the rows with the outcome of their jobs.
@@ -311,14 +309,15 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
     def _send_job(self, job: NewJob) -> AsyncResult[R]:
         sender = self._sender()
-        return self._result(sender, job, sender.send([job])[0])
+        return self._results(sender, [job], sender.send([job]))[0]
 
     async def _asend_job(self, job: NewJob) -> AsyncResult[R]:
         sender = self._sender()
-        return self._result(sender, job, (await sender.asend([job]))[0])
+        return self._results(sender, [job], await sender.asend([job]))[0]
 
-    def _result(self, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[R]:
-        return AsyncResult(job_id, job.queue, sender.results, sender.now_ms(), self.result_decoder)
+    def _results(self, sender: Sender, jobs: Sequence[NewJob], ids: Sequence[str]) -> list[AsyncResult[R]]:
+        reader, sent_ms, decode = sender.results, sender.now_ms(), self.result_decoder
+        return [AsyncResult(job_id, job.queue, reader, sent_ms, decode) for job, job_id in zip(jobs, ids, strict=True)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return registered_task, (self.name, self.function.__module__)

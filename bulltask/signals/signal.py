@@ -55,12 +55,12 @@ class Signal:
 
     Args:
         name: Its name in log lines.
-        activity: The group that records whether it has receivers.
+        receiver_flag: The group that records whether it has receivers.
     """
 
-    def __init__(self, name: str, activity: ReceiverFlag | None = None) -> None:
+    def __init__(self, name: str, receiver_flag: ReceiverFlag | None = None) -> None:
         self.name = name
-        self._activity, self._lock = activity or ReceiverFlag(), threading.RLock()
+        self._receiver_flag, self._lock = receiver_flag or ReceiverFlag(), threading.RLock()
         self._connections: tuple[_Connection, ...] = ()
 
     @overload
@@ -164,7 +164,7 @@ class Signal:
 
     def _replace(self, connections: tuple[_Connection, ...]) -> None:
         self._connections = connections
-        self._activity.update(self.name, len(connections))
+        self._receiver_flag.update(self.name, len(connections))
 
     def __repr__(self) -> str:
         return f"<Signal {self.name}>"

@@ -138,10 +138,8 @@ class InlineWorker:
         self.close()
 
     def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
-        with (
-            self._lock,
-            self._inline_run(propagate=propagate) as run,
-        ):  # a thread of the test may wait, too
+        # A thread of the test may wait for a result, too.
+        with self._lock, self._inline_run(propagate=propagate) as run:
             drive(self._steps(run, end_ms, awaited), lambda step: step[0].call(step[1], self._loop), ())
         return run.result()
 

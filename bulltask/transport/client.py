@@ -119,7 +119,7 @@ class Client:
         self.send(packed)
         return lambda: self.results(calls, unread.get())
 
-    def run_everywhere(self, call: Call[R]) -> list[R]:
+    def run_on_all_nodes(self, call: Call[R]) -> list[R]:
         """Make one call, and return its result in a list, because there is only one server."""
         return [self.run(call)]
 

@@ -50,7 +50,7 @@ class SyncClient(Protocol):
                 their node is unreachable.
         """
 
-    def run_everywhere(self, call: Call[R]) -> list[R]:
+    def run_on_all_nodes(self, call: Call[R]) -> list[R]:
         """Make a call without keys on every server that has keys, and return all results.
 
         Raises:

@@ -179,7 +179,7 @@ class ClusterClient:
         replies = [self._use(address, lambda client: client.dry_run(calls)) for address in self._primaries()]
         return [reply for of_node in replies for reply in of_node or ()] if any(replies) else None
 
-    def run_everywhere(self, call: Call[R]) -> list[R]:
+    def run_on_all_nodes(self, call: Call[R]) -> list[R]:
         """Make a call without keys on every node that has slots; raises the first node's error."""
         results: list[R] = self.run(AllNodesCall(_as_list(call), lambda parts: [part for (part,) in parts]))
         return results

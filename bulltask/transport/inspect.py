@@ -42,7 +42,7 @@ class ServerSettings:
 
 def read_server_settings(client: SyncClient) -> ServerSettings:
     """Read the server's settings from ``INFO``; in a cluster, those of every node that has slots."""
-    nodes = client.run_everywhere(command("INFO", parse_reply=_settings))
+    nodes = client.run_on_all_nodes(command("INFO", parse_reply=_settings))
     eviction = next((node.eviction for node in nodes if node.eviction != "noeviction"), "noeviction")
     return ServerSettings(min(node.version for node in nodes), eviction)
 

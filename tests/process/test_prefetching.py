@@ -81,7 +81,7 @@ def releases(harness: WorkerHarness) -> int:
 def test_short_jobs_that_are_acquired_together_share_round_trips(harness: WorkerHarness) -> None:
     jobs = send(harness, "nothing", 1_000)
     reads = {}
-    for prefetch in (0, 16):
+    for prefetch in (0, 32):
         before = int(harness.redis.info("stats")["total_reads_processed"])
         worker = harness.worker(TASKS, children=1, settings={"worker_prefetch": prefetch})
         assert [job.get(timeout=60) for job in jobs] == list(range(1_000))
@@ -90,17 +90,17 @@ def test_short_jobs_that_are_acquired_together_share_round_trips(harness: Worker
         reads[prefetch] = int(harness.redis.info("stats")["total_reads_processed"]) - before
         jobs = send(harness, "nothing", 1_000)
     harness.report(reads=reads)
-    assert reads[16] < 0.8 * reads[0]  # also with a random number of jobs per round trip
+    assert reads[32] < 0.7 * reads[0]
 
 
 @needs_prefetching
 def test_a_job_of_some_milliseconds_is_acquired_while_the_one_before_it_runs(harness: WorkerHarness) -> None:
-    jobs = send(harness, "medium", 200)
+    jobs = send(harness, "medium", 400)
     harness.worker(TASKS, children=1, settings={"worker_prefetch": 16})
-    assert [job.get(timeout=60) for job in jobs] == list(range(200))
+    assert [job.get(timeout=60) for job in jobs] == list(range(400))
     times: Any = [harness.redis.hmget(harness.keys.job(job.id), "processedOn", "finishedOn") for job in jobs]
     ahead = [int(before[1]) - int(acquired[0]) for before, acquired in itertools.pairwise(times)]
-    assert sum(ms >= 2 for ms in ahead) >= 20  # none otherwise; a busy machine makes some jobs too long
+    assert sum(ms >= 2 for ms in ahead) > 100
 
 
 @needs_prefetching

@@ -243,7 +243,7 @@ def test_an_outcome_that_another_process_has_packed_is_resent_with_its_script(
         client = ClusterClient(Endpoint(url, 2_000, 5_000, clustered=True), ServerClock())
     else:
         client = Client(endpoint(request.getfixturevalue("broker_url")), ServerClock())
-    client.run_everywhere(command("SCRIPT", "FLUSH"))
+    client.run_on_all_nodes(command("SCRIPT", "FLUSH"))
     retry = retry_job(KEYS, "1", "token", lifo=False, fields=(), now_ms=1)
     packed = [client.pack(call) for call in (retry, get_counts(KEYS, ["wait"]), retry)]
     first, unknown, second = client.send_packed(packed)

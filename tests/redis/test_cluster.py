@@ -204,7 +204,7 @@ def test_packed_calls_are_routed_by_their_key(cluster: Cluster, client: ClusterC
 
 
 def test_a_client_makes_a_call_to_every_node(cluster: Cluster, client: ClusterClient) -> None:
-    ports = client.run_everywhere(command("CONFIG", "GET", "port", parse_reply=lambda reply: int(reply[1])))
+    ports = client.run_on_all_nodes(command("CONFIG", "GET", "port", parse_reply=lambda reply: int(reply[1])))
     assert sorted(ports) == sorted(server.port for server in cluster.servers)
     named = [ClusterClient(endpoint(cluster), ServerClock(), "bull:bWFpbA==") for _ in range(2)]
     for one, keys in zip(named, QUEUES[:2], strict=True):
@@ -471,7 +471,7 @@ def test_the_settings_of_all_nodes_are_read(cluster: Cluster, client: ClusterCli
 
 def test_a_cluster_is_as_old_as_its_oldest_node(client: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = [b"redis_version:7.2.4", b"redis_version:6.0.16", b"redis_version:8.0.1"]
-    monkeypatch.setattr(client, "run_everywhere", lambda call: [call.parse_reply(version) for version in versions])
+    monkeypatch.setattr(client, "run_on_all_nodes", lambda call: [call.parse_reply(version) for version in versions])
     assert read_server_settings(client).version == (6, 0, 16)
 
 

@@ -310,20 +310,20 @@ def test_a_custom_strategy_may_return_seconds_or_a_timedelta() -> None:
 # --- reconnect delays -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 100), (2, 200), (5, 1_600), (6, 3_000), (10, 3_000)])
-def test_the_reconnect_delay_doubles_from_100_ms_to_3_s(attempt: int, delay_ms: int) -> None:
-    assert reconnect_delay_ms(attempt, middle) == delay_ms
+@pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 100), (2, 200), (5, 1_600), (9, 25_600), (10, 30_000)])
+def test_the_reconnect_delay_doubles_up_to_the_maximum(attempt: int, delay_ms: int) -> None:
+    assert reconnect_delay_ms(attempt, middle, first_ms=100, cap_ms=30_000) == delay_ms
 
 
 @given(attempt=st.integers(-5, 10**12), chance=chances)
 def test_the_reconnect_delay_has_20_percent_jitter(attempt: int, chance: float) -> None:
-    assert 80 <= reconnect_delay_ms(attempt, lambda: chance) <= 3_600
+    assert 80 <= reconnect_delay_ms(attempt, lambda: chance, first_ms=100, cap_ms=30_000) <= 36_000
 
 
 def test_jitter_applies_to_the_maximum_reconnect_delay() -> None:
     # Without jitter all workers would reconnect at the same time.
-    assert reconnect_delay_ms(50, lowest) == 2_400
-    assert reconnect_delay_ms(50, highest) == 3_600
+    assert reconnect_delay_ms(50, lowest, first_ms=100, cap_ms=30_000) == 24_000
+    assert reconnect_delay_ms(50, highest, first_ms=100, cap_ms=30_000) == 36_000
 
 
 def test_the_first_and_the_maximum_reconnect_delay_can_be_set() -> None:
@@ -353,5 +353,9 @@ def test_a_delay_that_is_not_a_number_of_milliseconds_is_rejected(delay_ms: Any)
         Backoff("fixed", delay_ms)
 
 
-def test_the_delay_before_connecting_again_is_at_most_3_seconds() -> None:
-    assert [reconnect_delay_ms(attempt, middle) for attempt in (1, 2, 100)] == [100, 200, 3_000]
+def test_the_delay_before_connecting_again_is_at_most_the_maximum() -> None:
+    assert [reconnect_delay_ms(attempt, middle, first_ms=100, cap_ms=30_000) for attempt in (1, 2, 100)] == [
+        100,
+        200,
+        30_000,
+    ]

@@ -62,8 +62,8 @@ def test_a_sender_is_a_task_or_its_name() -> None:
 
 
 def test_a_weak_receiver_disappears_with_its_last_reference() -> None:
-    activity = ReceiverFlag()
-    signal = Signal("tested", activity)
+    flag = ReceiverFlag()
+    signal = Signal("tested", flag)
 
     class Reporter:
         def report(self, **_: Any) -> str:
@@ -75,7 +75,7 @@ def test_a_weak_receiver_disappears_with_its_last_reference() -> None:
     reporter = Reporter()
     signal.connect(reporter.report)
     signal.connect(nested)
-    assert activity.active
+    assert flag.active
     assert [response for _, response in signal.send(None)] == ["method", "function"]
     del nested
     gc.collect()
@@ -83,12 +83,12 @@ def test_a_weak_receiver_disappears_with_its_last_reference() -> None:
     del reporter
     gc.collect()
     assert signal.send(None) == []
-    assert not activity.active, "nothing is called on the hot path any more"
+    assert not flag.active, "nothing is called on the hot path any more"
 
 
 def test_disconnect_takes_the_arguments_of_connect_and_says_whether_it_found_the_connection() -> None:
-    activity = ReceiverFlag()
-    signal = Signal("tested", activity)
+    flag = ReceiverFlag()
+    signal = Signal("tested", flag)
 
     def receiver(**_: Any) -> None: ...
 
@@ -98,7 +98,7 @@ def test_disconnect_takes_the_arguments_of_connect_and_says_whether_it_found_the
     assert signal.disconnect(receiver, sender="add")
     assert signal.disconnect(dispatch_uid="uid")
     assert not signal.has_listeners("add")
-    assert not activity.active
+    assert not flag.active
 
 
 def test_an_exception_of_a_receiver_is_logged_and_the_next_one_is_called(caplog: pytest.LogCaptureFixture) -> None:

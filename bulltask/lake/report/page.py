@@ -82,12 +82,12 @@ def _time_range(reason: Reason, *, short: bool) -> str:
 
 
 def _recommended_index(report: Report) -> int | None:
-    """Return the index of the recommended concurrency among the choices."""
+    """Return the index of the recommended concurrency among the estimates."""
     recommendation = report.recommendations.overall
     return (
         None
         if recommendation is None
-        else [choice.concurrency for choice in recommendation.choices].index(recommendation.concurrency)
+        else [estimate.concurrency for estimate in recommendation.estimates].index(recommendation.concurrency)
     )
 
 

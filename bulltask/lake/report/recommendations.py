@@ -87,5 +87,6 @@ def expectations(recommendation: Recommendation) -> ReportTable:
         ReportColumn("utilization", "Utilization", Unit.FRACTION),
     ]
     return ReportTable(
-        columns, [[choice.concurrency, choice.in_time, choice.utilization] for choice in recommendation.choices]
+        columns,
+        [[estimate.concurrency, estimate.in_time, estimate.utilization] for estimate in recommendation.estimates],
     )
