@@ -37,14 +37,26 @@ MAX_LEVELS: Final = 500
 """Maximum nesting of lists and objects. Python's own limit is about 950 levels, and lower if the stack is already deep.
 A fixed limit is the same in every process."""
 
-# check_circular is off: _problem() has already rejected values that contain themselves.
-_dumps = json.JSONEncoder(
-    ensure_ascii=False,
-    allow_nan=False,
-    check_circular=False,
-    separators=(",", ":"),
-    default=lambda value: value.__json__(),
-).encode
+
+def _make_dumps() -> Callable[[object], str]:
+    # check_circular is off: _problem() has already rejected values that contain themselves.
+    encoder = json.JSONEncoder(
+        ensure_ascii=False,
+        allow_nan=False,
+        check_circular=False,
+        separators=(",", ":"),
+        default=lambda value: value.__json__(),
+    )
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # not CPython
+        return encoder.encode
+    # encoder.encode() makes a new C encoder in every call, which costs more than encoding a job's arguments.
+    string_encoder: Any = json.encoder.encode_basestring
+    chunks = make(None, encoder.default, string_encoder, None, ":", ",", False, False, False)
+    return lambda value: "".join(chunks(value, 0))
+
+
+_dumps: Final = _make_dumps()
 
 
 def encode(value: object, *, what: str = "value", limit: int | None = None) -> bytes:
