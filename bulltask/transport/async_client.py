@@ -41,7 +41,8 @@ class AsyncClient:
         self._endpoint, self._clock, self._name = endpoint, clock, name
         self._connecting = asyncio.Lock()
         self._connection: redis.asyncio.Connection | None = None
-        self._pending: deque[asyncio.Future[Any]] = deque()
+        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()  # each with the loop's time of its timeout
+        self._reply_timer: asyncio.TimerHandle | None = None
         self._unsent: list[bytes] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._link = PrimaryLink(endpoint)
@@ -98,7 +99,9 @@ class AsyncClient:
         await self._drop(ConnectionError("the client was closed"))
 
     async def _exchange(self, packed: Sequence[bytes], deadline_ms: int | None = None) -> list[Any]:
-        connection = await self._connected(deadline_ms)
+        connection = self._connection
+        if connection is None or self._connecting.locked():
+            connection = await self._connected(deadline_ms)
         if self._authenticate_ms is not None and mono_ms() >= self._authenticate_ms:
             connection = await self._authenticate_again(connection, deadline_ms)
         if self._clock is not None and self._clock.due:
@@ -132,19 +135,20 @@ class AsyncClient:
             raise redis_errors.connection_error(exc, self._link.url, connecting=False)
         loop = asyncio.get_running_loop()
         waiters: list[asyncio.Future[Any]] = [loop.create_future() for _ in packed]
+        due_s = loop.time() + _seconds(self._endpoint.command_timeout_ms, deadline_ms)
         # No await between queueing the waiters and the bytes: if another task could send a call in between, each would
         # receive the other's reply.
-        self._pending.extend(waiters)
+        self._pending.extend([(waiter, due_s) for waiter in waiters])
+        if self._reply_timer is None or due_s < self._reply_timer.when():
+            self._set_reply_timer(loop, due_s)
         if self._unsent is None:
             self._unsent = []
             loop.call_soon(self._flush, connection, self._unsent)
         self._unsent += packed
         try:
-            # Sending may block, too: on a half-open connection the buffers fill up.
-            async with asyncio.timeout(_seconds(self._endpoint.command_timeout_ms, deadline_ms)):
-                await _drain(connection)
-                return [await waiter for waiter in waiters]
-        except (*redis_errors.CONNECTION_ERRORS, TimeoutError) as exc:
+            await _drain(connection)
+            return [await waiter for waiter in waiters]
+        except redis_errors.CONNECTION_ERRORS as exc:
             await self._drop(exc, only=connection)
             raise redis_errors.connection_error(exc, self._link.url, connecting=False) from exc
         finally:
@@ -152,6 +156,22 @@ class AsyncClient:
                 waiter.cancel()
                 if not waiter.cancelled():
                     waiter.exception()  # mark the exception as retrieved: it has already been raised
+
+    def _set_reply_timer(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+        """Set the timer for the next timeout: one timer, because ``asyncio.timeout()`` in each call takes 4 µs."""
+        if self._reply_timer is not None:
+            self._reply_timer.cancel()
+        self._reply_timer = loop.call_at(due_s, self._check_timeouts, loop)
+
+    def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._reply_timer = None
+        due_s = min((due_s for waiter, due_s in self._pending if not waiter.done()), default=None)
+        if due_s is None:
+            return
+        if due_s > loop.time():
+            self._set_reply_timer(loop, due_s)
+        else:
+            self._abandon(TimeoutError())
 
     def _flush(self, connection: redis.asyncio.Connection, unsent: list[bytes]) -> None:
         """Send the calls of one iteration of the event loop together, because each write is a system call."""
@@ -221,7 +241,7 @@ class AsyncClient:
                     reply = exc  # the connection is still authenticated with the previous credentials
                 if not self._pending:
                     raise ConnectionError("the server sent an unexpected reply")
-                waiter = self._pending.popleft()
+                waiter, _ = self._pending.popleft()
                 if not waiter.done():
                     waiter.set_result(reply)
         except redis_errors.CONNECTION_ERRORS as exc:
@@ -242,7 +262,10 @@ class AsyncClient:
         connection, self._connection = self._connection, None
         self._unsent = None
         pending, self._pending = self._pending, deque()
-        for waiter in pending:
+        if self._reply_timer is not None:
+            self._reply_timer.cancel()
+            self._reply_timer = None
+        for waiter, _ in pending:
             if not waiter.done():
                 waiter.set_exception(redis_errors.lost_reply(exc))
         return connection
@@ -253,11 +276,14 @@ class AsyncClient:
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, redis_errors.ERROR_REPLIES):
             raise redis_errors.reply_error(reply, self._link.url) from reply
-        return redis_errors.parsed(call.parse_reply, reply, self._link.url, self._abandon)
+        return redis_errors.parsed(call.parse_reply, reply, self._link.url, self._abandon_after_wrong_reply)
 
-    def _abandon(self) -> None:
+    def _abandon_after_wrong_reply(self) -> None:
+        self._abandon(ConnectionError("a reply belonged to another call"))
+
+    def _abandon(self, exc: BaseException) -> None:
         """Stop using the connection; its reader then ends and closes it."""
-        connection = self._detach(ConnectionError("a reply belonged to another call"))
+        connection = self._detach(exc)
         if connection is not None and (writer := _writer_of(connection)) is not None:
             writer.transport.abort()
 
@@ -286,7 +312,8 @@ async def _drain(connection: redis.asyncio.Connection) -> None:
     writer = _writer_of(connection)
     if writer is None:
         raise ConnectionError("the connection was closed")
-    await writer.drain()
+    if writer.transport.get_write_buffer_size():
+        await writer.drain()
 
 
 async def _abort(connection: redis.asyncio.Connection) -> None:

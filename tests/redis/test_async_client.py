@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.clock import ServerClock, wall_ms
+from bulltask.clock import ServerClock, mono_ms, wall_ms
 from bulltask.config.config import Settings
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReadyError, BrokerUnavailableError, JobNotFoundError
 from bulltask.testing.flaky import FlakyProxy
@@ -356,6 +356,32 @@ async def test_a_call_times_out_and_its_late_reply_is_dropped(proxy: FlakyProxy)
     assert all(isinstance(error, BrokerUnavailableError) for error in lost)
     proxy.pass_all()
     assert await asyncio.gather(*(client.run(echo(n)) for n in range(5))) == [str(n) for n in range(5)]
+    await client.close()
+
+
+async def test_a_call_with_a_deadline_does_not_wait_for_the_timeout_of_an_older_call(proxy: FlakyProxy) -> None:
+    client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0", timeout_ms=60_000))
+    await client.connect()
+    proxy.blackhole()
+    older = asyncio.create_task(client.run(echo("older")))
+    await asyncio.sleep(0)
+    with pytest.raises(BrokerUnavailableError):
+        await asyncio.wait_for(client.run_many([echo("newer")], mono_ms() + 200), 10)
+    with pytest.raises(BrokerUnavailableError):
+        await asyncio.wait_for(older, 10)
+    await client.close()
+
+
+async def test_a_cancelled_call_whose_deadline_passes_does_not_end_the_connection(proxy: FlakyProxy) -> None:
+    client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0", timeout_ms=60_000))
+    await client.connect()
+    proxy.blackhole()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.run_many([echo("cancelled")], mono_ms() + 300), 0.1)
+    other = asyncio.create_task(client.run(echo("other")))
+    await asyncio.sleep(0.4)
+    assert not other.done()
+    other.cancel()
     await client.close()
 
 
