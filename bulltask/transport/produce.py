@@ -137,6 +137,8 @@ class Producer:
             built = [*meta_calls, *calls] if len(part) == 1 else chain(meta_calls, calls)
             request, positions = self._with_replication(part, built)
             results = _in_order(client.run_many(request), positions)
+        if not meta_calls:
+            return results
         self._queues_with_meta.update(job.queue for job in part)
         return results[len(meta_calls) :]
 
@@ -181,6 +183,8 @@ class Producer:
     def _meta_calls(self, part: Sequence[NewJob]) -> list[Call[Any]]:
         """Return the calls that write the metadata of queues that this producer has not sent to before."""
         calls: list[Call[Any]] = []
+        if len(part) == 1 and part[0].queue in self._queues_with_meta:
+            return calls
         for queue in {job.queue for job in part} - self._queues_with_meta:
             calls += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
         return calls
@@ -223,7 +227,11 @@ def _in_order(results: list[Any], positions: Sequence[int] | None) -> list[Any]:
     return results if positions is None else [results[position] for position in positions]
 
 
-def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
+def _parts(jobs: Sequence[NewJob]) -> Iterable[Sequence[NewJob]]:
+    return [jobs] if len(jobs) == 1 else _split(jobs)
+
+
+def _split(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
     part: list[NewJob] = []
     size = 0
     for job in jobs:
