@@ -47,12 +47,14 @@ def _make_dumps() -> Callable[[object], str]:
         separators=(",", ":"),
         default=lambda value: value.__json__(),
     )
-    make: Any = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:  # not CPython
-        return encoder.encode
     # encoder.encode() makes a new C encoder in every call, which costs more than encoding a job's arguments.
-    string_encoder: Any = json.encoder.encode_basestring
-    chunks = make(None, encoder.default, string_encoder, None, ":", ",", False, False, False)
+    c_encoder: Any = json.encoder
+    try:
+        chunks = c_encoder.c_make_encoder(
+            None, encoder.default, c_encoder.encode_basestring, None, ":", ",", False, False, False
+        )
+    except (AttributeError, TypeError):  # not CPython, or one with other parameters
+        return encoder.encode
     return lambda value: "".join(chunks(value, 0))
 
 

@@ -100,7 +100,7 @@ class AsyncClient:
 
     async def _exchange(self, packed: Sequence[bytes], deadline_ms: int | None = None) -> list[Any]:
         connection = self._connection
-        if connection is None or self._connecting.locked():
+        if connection is None or self._connecting.locked():  # checked here, too, to save a coroutine for each call
             connection = await self._connected(deadline_ms)
         if self._authenticate_ms is not None and mono_ms() >= self._authenticate_ms:
             connection = await self._authenticate_again(connection, deadline_ms)
@@ -158,7 +158,10 @@ class AsyncClient:
                     waiter.exception()  # mark the exception as retrieved: it has already been raised
 
     def _set_reply_timer(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-        """Set the timer for the next timeout: one timer, because ``asyncio.timeout()`` in each call takes 4 µs."""
+        """Set the timer for the next timeout: one timer, because ``asyncio.timeout()`` in each call takes 4 µs.
+
+        Its time includes sending, which may block, too: on a half-open connection the buffers fill up.
+        """
         if self._reply_timer is not None:
             self._reply_timer.cancel()
         self._reply_timer = loop.call_at(due_s, self._check_timeouts, loop)
