@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -146,8 +146,13 @@ class Cluster:
         return sorted(name for names in found.values() for name in names[:each])
 
     def begin_move(self, slot: int, to: int) -> None:
-        """Start migrating a slot: commands for missing keys are redirected to the new node."""
+        """Start migrating a slot: commands for missing keys are redirected to the new node.
+
+        First wait until all nodes know the source's last move. Otherwise, a node that takes the slot back may not
+        increase its configuration epoch, so that the other nodes do not accept the move, and the slot's keys are lost.
+        """
         source = self.owner(slot)
+        wait_until(lambda: len(self._epochs_of(source)) == 1, 30, f"nodes that know the last move of slot {slot}")
         self._ask(to, "SETSLOT", slot, "IMPORTING", self.ids[source])
         self._ask(source, "SETSLOT", slot, "MIGRATING", self.ids[to])
 
@@ -230,6 +235,15 @@ class Cluster:
                 continue
             owners.append(next(self._number(int(row[2][1])) for row in ranges if row[0] <= slot <= row[1]))
         return owners
+
+    def _epochs_of(self, number: int) -> set[str]:
+        """Return the configuration epochs of a primary, according to the nodes that reply."""
+        epochs: set[str] = set()
+        for client in self.clients:
+            with suppress(redis.ConnectionError):
+                nodes: Any = client.execute_command("CLUSTER NODES")
+                epochs |= {node["epoch"] for node in nodes.values() if node["node_id"] == self.ids[number]}
+        return epochs
 
     @property
     def _ports(self) -> Sequence[int]:
