@@ -137,10 +137,7 @@ class Producer:
             built = [*meta_calls, *calls] if len(part) == 1 else chain(meta_calls, calls)
             request, positions = self._with_replication(part, built)
             results = _in_order(client.run_many(request), positions)
-        if not meta_calls:
-            return results
-        self._queues_with_meta.update(job.queue for job in part)
-        return results[len(meta_calls) :]
+        return self._without_meta(part, meta_calls, results)
 
     async def _asend_part(self, part: Sequence[NewJob], deadline_ms: int | None) -> list[str]:
         client = self._async_client()
@@ -148,8 +145,7 @@ class Producer:
         meta_calls, calls = self._meta_calls(part), self._add(part, self._clock.now_ms())
         request, positions = self._with_replication(part, [*meta_calls, *calls])
         results = _in_order(await client.run_many(list(request), deadline_ms), positions)
-        self._queues_with_meta.update(job.queue for job in part)
-        return results[len(meta_calls) :]
+        return self._without_meta(part, meta_calls, results)
 
     def _with_replication(
         self, part: Sequence[NewJob], calls: Iterable[Call[Any]]
@@ -188,6 +184,13 @@ class Producer:
         for queue in {job.queue for job in part} - self._queues_with_meta:
             calls += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
         return calls
+
+    def _without_meta(self, part: Sequence[NewJob], meta_calls: Sequence[Call[Any]], results: list[Any]) -> list[Any]:
+        """Record that the queues' metadata was written; return the results of the other calls."""
+        if not meta_calls:
+            return results
+        self._queues_with_meta.update(job.queue for job in part)
+        return results[len(meta_calls) :]
 
 
 def wait_for_replicas(config: Config, keys: QueueKeys) -> list[Call[Any]]:

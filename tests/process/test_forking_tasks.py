@@ -142,7 +142,6 @@ def test_a_forked_copy_of_a_child_exits_when_the_task_or_callback_returns(
     assert worker.stop() == 0  # it logs an outcome after the result can be read
     ended = [line for line in worker.lines if line["event"] in {"Job completed", "Job failed"}]
     assert len(ended) == len(FORKING_TASKS), "only the child reports the outcome"
-    assert worker.stop() == 0
 
 
 def test_a_multiprocessing_process_that_a_task_terminates_exits(

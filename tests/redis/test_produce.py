@@ -32,11 +32,9 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from tests.conftest import ServerFactory
 from tests.support.machine_load import scale_to_load
+from tests.support.streams import ROUND_TRIP_MS, server_ms
 
 pytestmark = pytest.mark.redis
-
-ROUND_TRIP_MS = 50
-"""The server's time is known only to within half a round trip, and the machine may be busy."""
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 TWO_32 = 2**32
@@ -93,11 +91,6 @@ def events(client: redis.Redis) -> list[dict[str, str]]:
 def scored(client: redis.Redis, key: str) -> list[tuple[str, float]]:
     members: Any = client.zrange(key, 0, -1, withscores=True)
     return list(members)
-
-
-def server_ms(client: redis.Redis) -> int:
-    seconds, micros = client.time()
-    return int(seconds) * 1000 + int(micros) // 1000
 
 
 # --- stored options ---------------------------------------------------------------------------------------------------

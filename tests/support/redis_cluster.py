@@ -227,23 +227,25 @@ class Cluster:
 
     def _owners(self, slot: int) -> list[int]:
         """Return the primary that owns a slot, according to each node that replies."""
-        owners: list[int] = []
-        for client in self.clients:
-            try:
-                ranges: Any = client.execute_command("CLUSTER", "SLOTS")
-            except redis.ConnectionError:
-                continue
-            owners.append(next(self._number(int(row[2][1])) for row in ranges if row[0] <= slot <= row[1]))
-        return owners
+        return [
+            next(self._number(int(row[2][1])) for row in ranges if row[0] <= slot <= row[1])
+            for ranges in self._replies("CLUSTER", "SLOTS")
+        ]
 
     def _epochs_of(self, number: int) -> set[str]:
         """Return the configuration epochs of a primary, according to the nodes that reply."""
-        epochs: set[str] = set()
+        return {
+            node["epoch"]
+            for nodes in self._replies("CLUSTER NODES")
+            for node in nodes.values()
+            if node["node_id"] == self.ids[number]
+        }
+
+    def _replies(self, *command: str) -> Iterator[Any]:
+        """Send a command to each node; yield the replies of those that reply."""
         for client in self.clients:
             with suppress(redis.ConnectionError):
-                nodes: Any = client.execute_command("CLUSTER NODES")
-                epochs |= {node["epoch"] for node in nodes.values() if node["node_id"] == self.ids[number]}
-        return epochs
+                yield client.execute_command(*command)
 
     @property
     def _ports(self) -> Sequence[int]:

@@ -10,7 +10,10 @@ import redis
 
 from tests.support.server_clients import client_of
 
-__all__ = ["Entry", "Stream", "server_ms"]
+__all__ = ["ROUND_TRIP_MS", "Entry", "Stream", "server_ms"]
+
+ROUND_TRIP_MS = 50
+"""The server's time is known only to within half a round trip, and the machine may be busy."""
 
 
 @dataclass(frozen=True, slots=True)

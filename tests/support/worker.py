@@ -19,7 +19,7 @@ from typing import Any
 from tests.support.fork_server import ForkedProcess, fork_server
 from tests.support.processes import parent_of
 
-__all__ = ["APP", "Worker", "wait_until_exited"]
+__all__ = ["APP", "Worker", "fixed_prefetch_count", "wait_until_exited"]
 
 APP = '''
 """A test's app. Its tasks record their runs in the journal, a stream on a server that no test disturbs."""
@@ -64,9 +64,17 @@ def hold(self, gate):
 '''
 
 
+def fixed_prefetch_count(jobs: int) -> str:
+    """Return source code that makes a worker acquire this many jobs per round trip, however long they take."""
+    return f"""
+from bulltask.worker.child.prefetch_count import PrefetchCount
+PrefetchCount.jobs = {jobs}
+"""
+
+
 PREFETCHING = {
     "": "",
-    "off": "import bulltask.worker.child.prefetch_count\nbulltask.worker.child.prefetch_count.PrefetchCount.jobs = 1\n",
+    "off": fixed_prefetch_count(1),
     "always": """
 from bulltask.worker.child.prefetch_count import PrefetchCount
 PrefetchCount.jobs = property(lambda self: self._maximum)

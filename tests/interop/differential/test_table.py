@@ -17,6 +17,7 @@ from tests.interop.differential.state import TTL_UNIT_MS
 from tests.interop.differential.test_scripts import acquire, add, complete, do, every, fail, scheduled
 from tests.interop.node_bridge import NodeBridge
 from tests.support.programs import ROOT
+from tests.support.streams import ROUND_TRIP_MS, server_ms
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
@@ -200,9 +201,7 @@ def test_invalid_flows_are_rejected(pair: Pair) -> None:
 def test_job_times_come_from_the_redis_servers_clock(pair: Pair, session_node: NodeBridge, defaults: Queue) -> None:
     """bulltask uses the time of Redis; Node uses that of its machine."""
     job = defaults.add("a")
-    seconds, micros = pair.redis.time()
-    # The client estimates the server's time, so a job may be some milliseconds early.
-    assert abs(seconds * 1000 + micros // 1000 - job.timestamp_ms) < 5_000
+    assert -ROUND_TRIP_MS <= server_ms(pair.redis) - job.timestamp_ms < 5_000
     outcome = pair.run([add()])  # Node's clock is set to a later time than the server's
     assert both(outcome, "#1", "value", "timestamp")[0] == str(START_MS)
 
