@@ -1,4 +1,4 @@
-"""Rules for the code base: short files, short functions, no ``time.sleep``, only bulltask's Lua scripts."""
+"""Rules for the code base: no ``time.sleep``, only bulltask's Lua scripts, one module that can run code from data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 40
 
 
 def package_files() -> list[Path]:
@@ -27,21 +25,6 @@ def relative_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the number of lines from ``def`` to the end, without the docstring."""
-    lines = (function.end_lineno or 0) - function.lineno + 1
-    first = function.body[0]
-    if ast.get_docstring(function) is not None:
-        lines -= (first.end_lineno or 0) - first.lineno + 1
-    return lines
-
-
 def sleep_calls(path: Path) -> Iterator[int]:
     text = path.read_text()
     for node in ast.walk(ast.parse(text)) if "sleep" in text else ():
@@ -50,20 +33,6 @@ def sleep_calls(path: Path) -> Iterator[int]:
                 yield node.lineno
             case ast.ImportFrom(module="time", names=names) if any(alias.name == "sleep" for alias in names):
                 yield node.lineno
-
-
-def test_files_of_the_package_have_at_most_400_lines() -> None:
-    sizes = {relative_name(path): len(path.read_text().splitlines()) for path in package_files()}
-    assert {name: size for name, size in sizes.items() if size > MAX_FILE_LINES} == {}
-
-
-def test_functions_of_the_package_have_at_most_40_lines() -> None:
-    sizes = {
-        f"{relative_name(path)}:{function.lineno} {function.name}": lines_without_docstring(function)
-        for path in package_files()
-        for function in functions(path)
-    }
-    assert {name: size for name, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
 
 
 def test_no_code_calls_time_sleep() -> None:
