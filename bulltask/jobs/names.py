@@ -18,7 +18,7 @@ __all__ = [
     "check_queue_name",
     "check_scheduler_id",
     "is_queue_key",
-    "is_scheduler_id",
+    "may_be_old_repeat_key",
     "name_in_app",
     "qualified_name",
 ]
@@ -139,17 +139,20 @@ def check_scheduler_id(scheduler_id: str) -> str:
             ``:``.
     """
     _check_text(scheduler_id, "scheduler id")
-    if not is_scheduler_id(scheduler_id):
+    if may_be_old_repeat_key(scheduler_id):
         raise InvalidNameError(
-            f"scheduler id {scheduler_id!r} contains more than three ':', like legacy repeatable jobs; "
-            "use at most three"
+            f"scheduler id {scheduler_id!r} contains more than three ':', and Node.js workers of BullMQ 5.62 take such "
+            "an id for that of a legacy repeatable job; use at most three"
         )
     return scheduler_id
 
 
-def is_scheduler_id(key: str) -> bool:
-    """Return whether ``key`` is a job scheduler's id; repeatable jobs of BullMQ before 5.10 have more colons."""
-    return key.count(":") < 4
+def may_be_old_repeat_key(key: str) -> bool:
+    """Return whether ``key`` has as many colons as the keys of repeatable jobs of BullMQ before 5.10.
+
+    Ids of job schedulers that Node.js has created may have as many; the field ``ic`` of the hash tells them apart.
+    """
+    return key.count(":") >= 4
 
 
 def _check_text(text: str, what: str) -> str:

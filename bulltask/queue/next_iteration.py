@@ -7,12 +7,12 @@ from typing import Final
 
 from bulltask.errors import BulltaskError
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.names import is_scheduler_id
+from bulltask.jobs.names import may_be_old_repeat_key
 from bulltask.queue.repeatables import add_next_repeat
 from bulltask.schedules.repeat import Repeat, iteration_options
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
-from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
+from bulltask.transport.scripts.schedule import Iteration, has_job_scheduler, update_job_scheduler
 
 __all__ = ["SCHEDULING_ERRORS", "add_next_iteration", "next_iteration", "scheduling_retry_delay_ms"]
 
@@ -44,12 +44,13 @@ def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzin
         BrokerError: Redis cannot be reached or returns an error; it is safe to retry.
         DecodeError, ConfigError: Its rule is malformed.
     """
-    if not job.scheduler_id or not is_scheduler_id(job.scheduler_id):
+    key = job.scheduler_id
+    if not key or (may_be_old_repeat_key(key) and not (yield from execute(has_job_scheduler(keys, key)))):
         yield from add_next_repeat(keys, job, now_ms, zone)
         return
     iteration = next_iteration(job, now_ms, zone)
     if iteration is not None:
-        yield from execute(update_job_scheduler(keys, job.scheduler_id, job.id, iteration, now_ms))
+        yield from execute(update_job_scheduler(keys, key, job.id, iteration, now_ms))
 
 
 def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | None:

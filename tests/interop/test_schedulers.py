@@ -68,6 +68,17 @@ def test_bulltask_workers_run_a_cron_pattern_set_by_node_every_second(mail: Inte
     assert due[0] % 1000 == 0
 
 
+@pytest.mark.parametrize("scheduler", ["tenant:7:report:daily:eu", "a::::b:", "record::::100"])
+def test_the_id_of_a_job_scheduler_of_node_may_look_like_a_legacy_key(
+    mail: InteropQueue, tmp_path: Path, scheduler: str
+) -> None:
+    file = str(tmp_path / "runs")
+    mail.worker()
+    schedule(mail, scheduler, {"every": 100, "limit": 4}, "record", {"file": file})
+    wait_until(lambda: mail.counts() == {"completed": 4}, 60, "four iterations and nothing that follows")
+    assert len(moments(file, scheduler)) == 4
+
+
 def test_a_limit_set_by_node_ends_a_schedule_after_its_last_iteration(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()

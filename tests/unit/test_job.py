@@ -18,7 +18,7 @@ from bulltask.jobs.job import (
     NewJob,
     RunningJob,
 )
-from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, is_scheduler_id
+from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, check_scheduler_id
 from bulltask.jobs.states import JobState
 from bulltask.jobs.stored_options import StoredOptions
 
@@ -334,5 +334,6 @@ def test_the_times_to_keep_finished_jobs_are_stored_in_seconds() -> None:
 
 
 def test_a_scheduler_id_has_at_most_three_colons() -> None:
-    assert is_scheduler_id("a:b:c:d")
-    assert not is_scheduler_id("a:b:c:d:e")
+    assert check_scheduler_id("a:b:c:d") == "a:b:c:d"
+    with pytest.raises(InvalidNameError, match="more than three ':'"):
+        check_scheduler_id("a:b:c:d:e")

@@ -24,6 +24,7 @@ __all__ = [
     "beat_queues",
     "count_schedulers",
     "get_job_scheduler",
+    "has_job_scheduler",
     "list_schedulers",
     "read_label",
     "read_repeatable",
@@ -168,6 +169,11 @@ def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | No
         return Scheduler.from_hash(scheduler_id, flat, int(float(score)))
 
     return script_call(loader.official_script("getJobScheduler"), (keys.repeat,), (scheduler_id,), parse_reply)
+
+
+def has_job_scheduler(keys: QueueKeys, key: str) -> Call[bool]:
+    """Return whether a key in ``repeat`` is a job scheduler's: only those have ``ic``, the count of iterations."""
+    return command("HGET", keys.scheduler(key), "ic", parse_reply=lambda reply: reply is not None)
 
 
 def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call[list[tuple[str, int]]]:
