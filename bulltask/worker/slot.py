@@ -12,6 +12,7 @@ changed number reads again; if several reads fail, only the token is certain.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,13 +52,16 @@ SLOT_BYTES: Final = _ID_AT + ID_BYTES
     _ACKNOWLEDGED,
     _WAITING,
     _OUTCOME_LENGTH,
-) = range(14)
+    _ORDER,
+) = range(15)
 
 _MAX_READS: Final = 5
 _REASON_BITS: Final = 3
 _IS_ASYNC: Final = 1
 _WILL_RETRY: Final = 2
 _IN_BATCH: Final = 4
+
+_next_order: Final = itertools.count(1).__next__
 
 UNKNOWN_ATTEMPT: Final = -1
 """The attempt number of a slot that is being written."""
@@ -130,6 +134,11 @@ class Slot:
         """When the slot entered its state (monotonic time)."""
         return self._words[_SINCE]
 
+    @property
+    def order(self) -> int:
+        """The position of the slot's job among the jobs that its child has acquired: many come in one millisecond."""
+        return self._words[_ORDER]
+
     def reserve(self, now_ms: int) -> None:
         """Record that a fetch is starting: from now on, the token may lock a job."""
         self._set(SlotState.RESERVED, now_ms)
@@ -140,6 +149,7 @@ class Slot:
         words = self._words
         words[_SEQ] += 1
         words[_STATE], words[_QUEUE], words[_SINCE] = state, queue_index, now_ms
+        words[_ORDER] = _next_order()
         words[_ATTEMPT] += 1
         words[_SOFT_AT] = words[_HARD_AT] = words[_FLAGS] = words[_OUTCOME_LENGTH] = 0
         fits = len(encoded) <= ID_BYTES

@@ -61,6 +61,17 @@ def medium(number):
     time.sleep(0.004)
     return number
 
+ran = []
+
+@app.task(name="notes_order")
+def notes_order(number, seconds):
+    ran.append(number)
+    time.sleep(seconds)
+
+@app.task(name="order")
+def order():
+    return ran
+
 @app.task(name="sleeps")
 def sleeps(number):
     record("sleeps", number=number)
@@ -171,3 +182,20 @@ def test_priorities_and_lifo_apply_to_prefetched_jobs(harness: WorkerHarness, pr
     harness.worker(TASKS, children=1, settings={"worker_prefetch": prefetch})
     order = [int(entry["number"]) for entry in harness.journal.wait_for(150, what="short")]
     assert order == [*range(149, 119, -1), *range(60), *range(119, 59, -1)]
+
+
+@needs_prefetching
+@pytest.mark.parametrize("options", [{}, {"lifo": True}, {"priority": 7}, {"priority": 2**20}], ids=str)
+def test_jobs_that_the_supervisor_has_released_keep_their_order(
+    harness: WorkerHarness, options: dict[str, Any]
+) -> None:
+    """A job of 60 ms follows short ones, and short ones follow it: the supervisor releases those that wait for it."""
+    numbers = range(200)
+    for number in reversed(numbers) if "lifo" in options else numbers:
+        seconds = 0.06 if number in {80, 140} else 0
+        job_id = f"job-{999 - number}"  # the ids sort the other way round, because Redis sorts equal scores by them
+        harness.app.send_task("notes_order", (number, seconds), job_id=job_id, **options)
+    last = harness.app.send_task("order", priority=2_000_000)
+    harness.worker(TASKS + fixed_prefetch_count(32), children=1)
+    assert last.get(timeout=60) == list(numbers)
+    assert releases(harness) > 10

@@ -218,3 +218,16 @@ def test_the_supervisor_watches_while_a_child_prefetches_and_two_seconds_longer(
     assert worker.control.watches
     worker.takeover.tick(now_ms + 2_001, 0)
     assert (worker.control.watches, worker.takeover.interval_ms) == (False, 100)
+
+
+def test_jobs_that_were_acquired_in_one_millisecond_keep_their_order(worker: FakeWorker) -> None:
+    finished, running, *prefetched = worker.slots
+    for number, slot in enumerate(reversed(prefetched), 3):
+        slot.activate(0, str(number), 1, SlotState.PREFETCHED)
+    for slot in (finished, running):
+        slot.settle(3)
+    worker.locked = [(finished.token, "5"), (running.token, "6")]
+    running.finish(b"call 2", 3)
+    running.settle(3)
+    worker.tick()
+    assert worker.released == ["6", "5", "4", "3"]

@@ -6,7 +6,7 @@
   (bulltask.lua.wrappers.release_unstarted).
 
   KEYS     those of moveJobFromActiveToWait
-  ARGV     those of moveJobFromActiveToWait; ARGV[3] is the job's key
+  ARGV     those of moveJobFromActiveToWait; ARGV[1] is the job's id, ARGV[3] its key
   returns  the reply from moveJobFromActiveToWait; -3 if the job's key is not a hash, because BullMQ's script would
            remove the job from `active` and then stop with an error (the stalled check fails such a job)
   event    waiting
@@ -16,9 +16,22 @@ local kind = redis.call("TYPE", job).ok
 if kind ~= "hash" and kind ~= "none" then
   return -3
 end
+-- BullMQ's script gives each prioritized job that it releases the same score, and Redis sorts these by their ids. A
+-- score just below that of the next job keeps the order of several jobs that are released one after another.
+local priority, score = tonumber(redis.call("HGET", job, "priority")) or 0, nil
+if priority > 0 then
+  local first = priority * 0x100000000
+  local _, exponent = math.frexp(first)
+  local range = {first, "(" .. string.format("%.17g", first + 0x100000000), "WITHSCORES", "LIMIT", 0, 1}
+  local next_score = redis.call("ZRANGEBYSCORE", keys[7], unpack(range))[2]
+  score = math.max(first, (tonumber(next_score) or first + 1) - math.ldexp(1, exponent - 53))
+end
 local reply = release(keys, ARGV)
 if reply >= 0 then
   redis.call("HINCRBY", job, "ats", -1)
+  if score and redis.call("ZSCORE", keys[7], ARGV[1]) then
+    redis.call("ZADD", keys[7], score, ARGV[1])
+  end
   if redis.call("HEXISTS", keys[5], "paused") == 0 then -- BullMQ's script adds no marker for a prioritized job
     redis.call("ZADD", keys[8], 0, "0")
   end

@@ -94,10 +94,10 @@ class Takeover:
 
     def _take_over(self, slots: Sequence[Slot]) -> None:
         try:
+            slots = sorted(slots, key=lambda slot: slot.order)
             unexecuted = self._release_fetched([slot for slot in slots if slot.is_sent])
             self._write_outcomes(unexecuted + [slot for slot in slots if slot.state == SlotState.ENDED])
             prefetched = [slot for slot in slots if slot.state == SlotState.PREFETCHED]
-            prefetched.sort(key=lambda slot: slot.since_ms, reverse=True)  # the last one first, to keep their order
             self._release([(slot, slot.read().job_id) for slot in prefetched], SlotState.FREE)
         except BrokerError as exc:
             self._backoff.record_failure(exc)
@@ -143,14 +143,15 @@ class Takeover:
             slot.record_takeover(SlotState.WRITTEN, mono_ms())
             if job.job_id:
                 unstarted.append((slot, job.job_id))
-        self._release(unstarted[::-1], SlotState.WRITTEN)
+        self._release(unstarted, SlotState.WRITTEN)
 
     def _release(self, jobs: Sequence[tuple[Slot, str]], after: SlotState) -> None:
-        """Release jobs, and set their slots to the state ``after``.
+        """Release jobs, the last one first, so that they keep their order; set their slots to the state ``after``.
 
         The state is ``RELEASING`` meanwhile, because the child must not start a job that Redis may have released. It
         remains if there is no reply; the child then looks for the job.
         """
+        jobs = jobs[::-1]
         for slot, _ in jobs:
             slot.record_takeover(SlotState.RELEASING, mono_ms())
         calls = [release_unstarted(self._queues[slot.read().queue_index], job_id, slot.token) for slot, job_id in jobs]
