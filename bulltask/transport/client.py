@@ -192,7 +192,10 @@ class Client:
 
         A readable TLS socket may not have a complete record.
         """
-        return self._connection is None or bool(self._connection.can_read(timeout=0))
+        try:
+            return self._connection is None or bool(self._connection.can_read(timeout=0))
+        except redis_errors.CONNECTION_ERRORS:
+            return True  # the server has closed the connection: receive() raises the error that callers expect
 
     def connection_id(self) -> int:
         """Return the server's id of this connection, for ``CLIENT UNBLOCK``; raises the errors of :meth:`run`."""
@@ -229,7 +232,8 @@ class Client:
             return
         try:
             if mono_ms() - self._used_ms < _FRESH_MS:  # without a system call: only bytes that have been received
-                is_closed = self._connection._parser._reader.has_data()  # noqa: SLF001
+                reader = self._connection._parser._reader  # noqa: SLF001 - None if redis-py has closed the connection
+                is_closed = reader is None or reader.has_data()
             else:
                 is_closed = self._connection.can_read(timeout=0)  # an idle connection is readable only if it was closed
         except redis_errors.CONNECTION_ERRORS:

@@ -182,6 +182,24 @@ def test_jobs_run_once_while_another_node_hangs(cluster: Cluster, workers: Worke
         assert len(workers.journal.all(what="start", job=job.id)) == 1
 
 
+def test_closed_connections_end_no_child_that_waits_for_jobs_on_several_nodes(
+    cluster: Cluster, workers: Workers
+) -> None:
+    queues = cluster.queues()
+    worker = workers.start(queues, drain_delay=30)
+    for queue in queues:
+        workers.send("quick", queue)[0].get(timeout=20)
+    children = worker.children
+    for queue in [*queues, *queues]:
+        wait_until(lambda: all(is_waiting(cluster, other) for other in queues), 20, "idle children")
+        cluster.client_of(queue).execute_command("CLIENT", "KILL", "TYPE", "normal")
+    for queue in queues:
+        for task in ("quick", "ashort"):
+            workers.send(task, queue)[0].get(timeout=20)
+    assert worker.children == children
+    assert worker.logged("Child died") == []
+
+
 def move(cluster: Cluster, slot: int, to: int, step: int = 1_000) -> None:
     """Move a slot key by key."""
     cluster.begin_move(slot, to)
