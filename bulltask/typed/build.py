@@ -104,7 +104,10 @@ class _Builder:
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
             hints = _field_hints(kind)
             items = [self.build(hints.get(name, Any)) for name in kind._fields]
-            return FixedTuple(items, kind._make, len(items) - len(kind._field_defaults))  # type: ignore[attr-defined]
+            defaults = tuple(kind._field_defaults.values())  # type: ignore[attr-defined]
+            required = len(items) - len(defaults)
+            make: Any = kind._make  # type: ignore[attr-defined]  # it does not add the defaults
+            return FixedTuple(items, lambda values: make([*values, *defaults[len(values) - required :]]), required)
         raise NoConverter(f"{_text(kind)} is not a type that can be converted to JSON")
 
     def _literal(self, hint: Any, values: tuple[Any, ...]) -> Converter:

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from bulltask import App, ConfigError
+from bulltask.cli.gen_ts.client import client_source
 from bulltask.cli.gen_ts.types import TypeWriter, doc_comment
 from bulltask.cli.main import main
+from tests.support.payloads import ENCRYPTION_KEY, PICKLES
 
 APP = """
 from bulltask import App
@@ -91,6 +94,42 @@ def test_the_client_contains_the_queues_and_options_of_the_tasks(run: Run, tmp_p
     assert '  "due": "mail",\n' in source
     assert '"bulltask": {"v": 1}, "expiresIn": 5000}' in source
     assert "  /** Return the days. */\n" in source
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "found"),
+    [
+        ({"task_routes": {"pay*": "payments"}}, {}, '"pay": "payments",'),
+        ({}, {"ignore_result": True}, "result: null;"),
+        ({}, {"ignore_result": True, "serializer": "cloudpickle"}, "result: null;"),
+        ({}, {"serializer": "cloudpickle"}, "result: never;"),
+        ({"result_compression": "zlib"}, {}, 'result: Tasks["pay"]["result"] | Envelope };'),
+        ({"payload_encryption_keys": {"money": ENCRYPTION_KEY}}, {"queue": "money"}, 'EncryptedQueue = "money";'),
+        ({"payload_encryption_keys": {"*": ENCRYPTION_KEY, "default": []}}, {}, "EncryptedQueue = never;"),
+    ],
+)
+def test_the_client_follows_the_settings_that_change_how_jobs_are_stored(
+    settings: dict[str, Any], options: Any, found: str
+) -> None:
+    app = App("shop", "redis://127.0.0.1:1", queue_hash_tag=False, **PICKLES, **settings)
+
+    @app.task(name="pay", **options)
+    def pay() -> int:
+        return 1
+
+    source = client_source(app, "shop")
+    assert found in source
+    assert ENCRYPTION_KEY.partition(":")[2] not in source
+
+
+def test_a_function_in_task_routes_that_needs_arguments_is_reported() -> None:
+    app = App("shop", "redis://127.0.0.1:1", task_routes=lambda name, args, kwargs, options, **_: kwargs["country"])
+
+    @app.task(name="pay")
+    def pay(country: str) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"task_routes failed for task 'pay' without arguments \(KeyError"):
+        client_source(app, "shop")
 
 
 @pytest.mark.parametrize(

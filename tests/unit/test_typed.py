@@ -195,6 +195,7 @@ def test_a_value_survives_conversion_to_its_json_form_and_back(hint: Any, value:
         (Decimal, 9.99, Decimal("9.99")),
         (float, 5, 5.0),
         (int, 5.0, 5),
+        (Point, [1, "2026-01-01"], Point(1, date(2026, 1, 1))),
     ],
 )
 def test_other_forms_that_a_node_developer_may_write_are_accepted(hint: Any, form: Any, value: Any) -> None:
