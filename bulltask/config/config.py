@@ -120,6 +120,7 @@ class Config:
     skip_stalled_check: bool
     outbox_relay: bool
     max_crashes: int
+    max_releases: int | None
     max_started_attempts: int | None
     drain_delay_ms: int
     run_retry_delay_ms: int

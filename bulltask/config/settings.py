@@ -269,6 +269,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "running in the last one. Increase it if processes are often killed for other reasons.",
         ),
         _S(
+            "max_releases",
+            "max_releases",
+            optional(integer(1, 1_000_000)),
+            1_000,
+            "How many times in a row a task may release its job without progress, so that it runs again in less "
+            "than 0.1 s; then the job fails. Progress is a wait for child jobs, or a checkpoint. none: no limit.",
+        ),
+        _S(
             "max_started_attempts",
             "max_started_attempts",
             optional(integer(1, 1_000_000)),

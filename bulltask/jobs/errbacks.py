@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bulltask.errors import InvalidJobError
+from bulltask.jobs.numbers import number
 from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.value_class import value_class
 
-__all__ = ["FAILED_JOB_FIELD", "Errback", "FailedJob", "read_errbacks", "stored_errbacks"]
+__all__ = ["ETA", "FAILED_JOB_FIELD", "Errback", "FailedJob", "read_errbacks", "stored_errbacks"]
 
 FAILED_JOB_FIELD: Final = "bulltask:failedJob"
 """The field of a job's hash with the :class:`FailedJob` whose failure caused it to fail; BullMQ ignores it."""
+
+ETA: Final = "eta"
+"""The option of a stored error callback, among bulltask's, with the epoch milliseconds before which it may not run."""
 
 
 @value_class
@@ -79,11 +83,19 @@ class Errback:
             data[name] = [value, *data[name]] if isinstance(data.get(name), list) else value
         return data
 
-    def opts_of(self, failed: FailedJob, root_id: str | None) -> dict[str, Any]:
-        """Return the options of its job, which descends from the failed one."""
-        own = self.opts.get(BULLTASK_KEY)
-        origin = {"parent": failed.id, "root": root_id or failed.id}
-        return {**self.opts, BULLTASK_KEY: {**(own if isinstance(own, Mapping) else {}), "origin": origin}}
+    def opts_of(self, failed: FailedJob, root_id: str | None, now_ms: int) -> dict[str, Any]:
+        """Return the options of its job, which descends from the failed one.
+
+        Args:
+            failed: The failed job.
+            root_id: The id of that job's first ancestor.
+            now_ms: The server's time, from which the delay counts.
+        """
+        own, origin = self.opts.get(BULLTASK_KEY), {"parent": failed.id, "root": root_id or failed.id}
+        options = {**(own if isinstance(own, Mapping) else {}), "origin": origin}
+        delay_ms = max(number(self.opts.get("delay")) or 0, (number(options.pop(ETA, None)) or 0) - now_ms)
+        delay = {"delay": delay_ms} if delay_ms > 0 else {}
+        return {**self.opts, **delay, BULLTASK_KEY: options}
 
 
 def stored_errbacks(errbacks: Sequence[Errback]) -> str:

@@ -25,13 +25,17 @@ from bulltask.jobs.stored_options import BULLTASK_KEY, StoredOptions, read_optio
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.value_class import value_class
 
-__all__ = ["MAX_PRIORITY", "JobOptions", "JobRef", "NewJob", "ParentLink", "Progress", "RunningJob"]
+__all__ = ["MAX_PRIORITY", "RELEASES_FIELD", "JobOptions", "JobRef", "NewJob", "ParentLink", "Progress", "RunningJob"]
 
 MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every version of BullMQ accepts (5.62: 2^21, 6.x: one less)."""
 
+RELEASES_FIELD: Final = "bulltask:releases"
+"""The field of a job's hash with :attr:`RunningJob.releases`; BullMQ ignores it."""
+
 _REPLACEMENT: Final = REPLACEMENT_FIELD.encode()
 _CHECKPOINT: Final = CHECKPOINT_FIELD.encode()
+_RELEASES: Final = RELEASES_FIELD.encode()
 _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 Progress = Json
 
@@ -221,6 +225,7 @@ class RunningJob:
         replacement: The stored :class:`bulltask.jobs.child_results.Replacement`, ``""`` for none.
         parent_key: Full Redis key of the parent's hash, ``""`` for none.
         checkpoint: The stored :class:`bulltask.jobs.checkpoint.Checkpoint`, ``""`` for none.
+        releases: How many attempts in a row have ended with a release without progress (``max_releases``).
         processed_on_ms: When this attempt was acquired.
     """
 
@@ -241,6 +246,7 @@ class RunningJob:
     parent_key: str = ""
     checkpoint: str = ""
     processed_on_ms: int = 0
+    releases: int = 0
 
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
@@ -284,6 +290,7 @@ class RunningJob:
             replacement=codec.decode_text(raw[_REPLACEMENT]) if _REPLACEMENT in raw else "",
             parent_key=codec.decode_text(raw[b"parentKey"]) if b"parentKey" in raw else "",
             checkpoint=codec.decode_text(raw[_CHECKPOINT]) if _CHECKPOINT in raw else "",
+            releases=read_int(raw, _RELEASES, job_id, counter) if _RELEASES in raw else 0,
             processed_on_ms=read_int(raw, b"processedOn", job_id),
         )
 

@@ -20,9 +20,9 @@ __all__ = [
     "outcome_scripts",
     "release_unstarted",
     "retry_failed",
-    "with_checkpoint",
     "with_delay",
     "with_errbacks",
+    "with_fields",
     "with_finish",
     "with_guard",
     "with_wakeup",
@@ -82,7 +82,7 @@ def outcome_scripts() -> Mapping[str, Script]:
     requested = [*map(official_script, ("moveToDelayed", "moveJobFromActiveToWait", "moveToWaitingChildren"))]
     moves = [
         *requested,
-        *map(with_checkpoint, requested),
+        *map(with_fields, requested),
         with_guard("moveToFinished", "promotionGuard"),
         with_guard("retryJob", "promotionGuard"),
         with_finish("finishFanOut"),
@@ -130,14 +130,18 @@ def with_finish(name: str, *, fan_out: bool = False) -> Script:
 
 @cache
 def with_errbacks() -> Script:
-    """Return ``finishWithErrbacks`` with BullMQ's ``moveToFinished`` and ``addStandardJob``.
+    """Return ``finishWithErrbacks`` with BullMQ's ``moveToFinished`` and the scripts that add a job without a parent.
 
-    It calls them as ``finish(KEYS, ARGV)`` and ``add(KEYS, ARGV)``.
+    It calls them as ``finish``, ``add_standard``, ``add_delayed`` and ``add_prioritized``, each with ``(KEYS, ARGV)``.
 
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    return _combine(with_finish("finishWithErrbacks"), replace(official_script("addStandardJob"), key_count=0), b"add")
+    script = with_finish("finishWithErrbacks")
+    for kind in ("Standard", "Delayed", "Prioritized"):
+        add = replace(official_script(f"add{kind}Job"), key_count=0)
+        script = _combine(script, add, f"add_{kind.lower()}".encode())
+    return script
 
 
 @cache
@@ -175,13 +179,13 @@ def with_wakeup(script: Script) -> Script:
 
 
 @cache
-def with_checkpoint(script: Script) -> Script:
-    """Return ``moveWithCheckpoint`` with a script that moves a job, which it calls as ``move(KEYS, ARGV)``.
+def with_fields(script: Script) -> Script:
+    """Return ``moveWithFields`` with a script that moves a job, which it calls as ``move(KEYS, ARGV)``.
 
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.bulltask_script`.
     """
-    return _combine(bulltask_script("moveWithCheckpoint"), script, b"move")
+    return _combine(bulltask_script("moveWithFields"), script, b"move")
 
 
 def _combine(outer: Script, inner: Script, function: bytes) -> Script:

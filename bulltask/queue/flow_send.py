@@ -124,7 +124,7 @@ class FlowSender:
             replies = existing(results)
             pairs = zip(replies[::2], replies[1::2], strict=True)
             yield from self._check_custom_ids(dict(zip(with_custom_id, pairs, strict=True)))
-        elif not self._first_attempt_ms:
+        elif self._all and not self._first_attempt_ms:
             self._probe = self._all[0]
         return False
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uuid_utils
 
@@ -22,11 +22,12 @@ from bulltask.errors import ConfigError
 from bulltask.group_result import GroupResult
 from bulltask.jobs import codec
 from bulltask.jobs.child_results import NO_RESULTS, ChildResults, Replacement, Shape, member_id
-from bulltask.jobs.errbacks import Errback, stored_errbacks
+from bulltask.jobs.errbacks import ETA, Errback, stored_errbacks
 from bulltask.jobs.flow import PlannedJob, in_order
-from bulltask.jobs.job import JobRef, NewJob, ParentLink
+from bulltask.jobs.job import JobOptions, JobRef, NewJob, ParentLink
 from bulltask.jobs.names import FAN_OUT, bullmq_name, qualified_name
 from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
+from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.ports import ResultReader
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Canvas, Chain, Group
@@ -310,14 +311,10 @@ class _JobBuilder:
     def _errback(self, call: Signature[Any, Any], *, cascades: bool) -> Errback:
         data, parameters = _bind_errback(call)
         job = call.task.build(data, call.options)
-        options = job.options
-        if options.delay_ms or options.eta_ms or options.priority or options.expires_in_ms or call.links:
-            raise ConfigError(
-                f"the error callback {call!r} is added when a job fails; it cannot have countdown, eta, expires, "
-                "priority or callbacks"
-            )
+        if call.links or call.errbacks:
+            raise ConfigError(f"the error callback {call!r} cannot have callbacks; let its task send the other calls")
         queue = qualified_name(job.queue, self._config.prefix, hash_tag=self._config.queue_hash_tag)
-        return Errback(queue, job.name, codec.decode(job.data), options.to_wire(0), tuple(parameters), cascades)
+        return Errback(queue, job.name, codec.decode(job.data), _errback_opts(job.options), tuple(parameters), cascades)
 
     def _link(self, parent: Step, more: Mapping[str, object]) -> tuple[ParentLink | None, dict[str, object]]:
         if others := sorted(set(more) & set(FAILURE_FLAGS.values()) - {_FAILS_PARENT}):
@@ -351,6 +348,17 @@ class _JobBuilder:
             return None if node.id == expected_id else self._address(node)
         parts = [self.shape(item, member_id(node.id, index)) for index, item in enumerate(node.items)]
         return len(parts) if all(part is None for part in parts) else parts
+
+
+def _errback_opts(options: JobOptions) -> dict[str, object]:
+    """Return the stored options of an error callback, whose times count from the moment when it is added."""
+    wire = replace(options, eta_ms=None, expires_in_ms=None).to_wire(0)
+    own: dict[str, object] = {}
+    if options.eta_ms is not None:
+        own[ETA] = options.eta_ms
+    if options.expires_in_ms is not None:
+        own["ttl"] = options.expires_in_ms  # counts from the time at which the job is added, and from its delay
+    return {**wire, BULLTASK_KEY: {**cast(dict[str, object], wire[BULLTASK_KEY]), **own}}
 
 
 def _bind_errback(call: Signature[Any, Any]) -> tuple[Any, list[str]]:

@@ -17,7 +17,7 @@ from bulltask.clock import mono_ms
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import BulltaskError, TaskError
 from bulltask.jobs import codec
-from bulltask.jobs.errbacks import FailedJob, read_errbacks
+from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobOptions, JobRef, NewJob, RunningJob
 from bulltask.jobs.stored_options import StoredOptions
@@ -30,7 +30,6 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.produce import Producer
 from bulltask.transport.steps import adrive, drive
 from bulltask.worker.child.attempt import Attempt
-from bulltask.worker.child.canvas_calls import errback_data, errback_queue
 from bulltask.worker.child.outcomes import (
     AcquiredJob,
     CompletedOutcome,
@@ -40,6 +39,7 @@ from bulltask.worker.child.outcomes import (
     RetriedOutcome,
 )
 from bulltask.worker.eager_results import EagerResults
+from bulltask.worker.errback_jobs import called_errbacks, errback_data, errback_queue
 from bulltask.worker.in_process import InProcessRunner, Runnable, TaskLoop
 
 __all__ = ["EagerBroker", "EagerRunner"]
@@ -206,18 +206,15 @@ class _JobRun:
         return reason, tuple(codec.decode(traces.encode()))
 
     def _error_callbacks(self, outcome: Outcome) -> _Steps:
-        if not isinstance(outcome, FailedOutcome) or "errbacks" not in self._job.canvas:
+        if not isinstance(outcome, FailedOutcome):
             return
-        config, failed = (
-            self._app.config,
-            outcome.failed_job or FailedJob(self._job.id, self._job.name, self._job.queue),
-        )
-        for errback in read_errbacks(self._job.canvas["errbacks"]):
-            if errback.cascades or outcome.failed_job is None:
-                queue, data = errback_queue(errback, config), errback_data(errback, failed, outcome, config)
-                options = JobOptions(more=errback.opts_of(failed, ancestry(self._job)["root_id"]))
-                job = NewJob(queue, str(uuid_utils.uuid7()), errback.task, data, options)
-                yield from _JobRun(self._app, self._results, job, ()).steps()
+        config, job = self._app.config, self._job
+        failed, root_id = outcome.failed_job or FailedJob(job.id, job.name, job.queue), ancestry(job)["root_id"]
+        for errback in called_errbacks(job, outcome.failed_job):
+            data = errback_data(errback, failed, outcome.reason, outcome.trace, config)
+            options = JobOptions(more=errback.opts_of(failed, root_id, self._app.now_ms()))
+            new = NewJob(errback_queue(errback, config), str(uuid_utils.uuid7()), errback.task, data, options)
+            yield from _JobRun(self._app, self._results, new, ()).steps()
 
     # ---- the job client of a bound task ----
 

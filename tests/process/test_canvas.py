@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from tests.support.programs import ROOT
 from tests.support.worker_harness import WorkerHarness
 
 TASKS = """
+    import ctypes
+    import os
+
     from bulltask import Signature, group, signature
 
     @app.task(name="add")
@@ -59,9 +63,22 @@ TASKS = """
     def fail_later(self):
         self.replace(add.s(1, 1) | boom.s())
 
+    @app.task(bind=True, name="become")
+    def become(self, *given, call):
+        record("become", job=self.request.id)
+        self.replace(signature(call))
+
     @app.task(name="send")
     def send(call: Signature, calls):
         return [one.delay().id for one in (call, *map(signature, calls))]
+
+    @app.task(name="dies")
+    def dies():
+        os.kill(os.getpid(), 9)
+
+    @app.task(name="stuck")
+    def stuck():
+        ctypes.PyDLL(None).sleep(60)  # holds the GIL, so the child is killed
 
     @app.task(name="note_id")
     def note_id(job_id):
@@ -104,7 +121,15 @@ class Calls:
         def note_id(job_id: str) -> None: ...
 
         self.note_id = note_id
+        self.become = app.task(name="become")(_become)
         self.add, self.aadd, self.total, self.collect, self.boom, self.note = add, aadd, total, collect, boom, note
+
+    def replaced_by(self, canvas: Canvas[Any, Any]) -> Any:
+        """A call that replaces itself with a canvas."""
+        return self.become.s(call=canvas.to_dict())
+
+
+def _become(*given: Any, call: dict[str, Any]) -> Any: ...
 
 
 @pytest.fixture
@@ -344,6 +369,98 @@ def test_a_task_replaced_by_a_canvas_returns_its_result_to_the_next_step(harness
     harness.open_gate("failed")
     with pytest.raises(ValueError, match=r"^boom$"):
         result.get(timeout=60)
+
+
+def test_a_task_replaced_by_a_canvas_without_calls_runs_once(harness: WorkerHarness, calls: Calls) -> None:
+    become = calls.replaced_by
+    empty: list[Canvas[Any, Any]] = [group(), group(group(), group()), calls.add.chunks([], 10)]
+    canvases: list[tuple[Canvas[Any, Any], Any]] = [(become(canvas), []) for canvas in empty]
+    canvases += [
+        (become(group()) | calls.collect.s(), [[]]),
+        (group(become(group()), calls.add.s(1, 1)) | calls.collect.s(), [[[], 2]]),
+        (chord([calls.add.s(1, 1)], become(group())), []),
+        (become(become(group())), []),
+    ]
+    for result, expected in [(canvas.delay(), expected) for canvas, expected in canvases]:
+        assert result.get(timeout=60) == expected
+    starts = [entry["job"] for entry in harness.journal.all(what="become")]
+    assert len(starts) == len(set(starts)) == len(canvases) + 1
+
+
+@pytest.mark.every_topology
+def test_a_task_calls_its_error_callback_if_the_canvas_that_replaces_it_fails(
+    harness: WorkerHarness, calls: Calls
+) -> None:
+    add, total = calls.add, calls.total
+    boom: Any = calls.boom
+    replacements: dict[str, Canvas[Any, Any]] = {
+        "task": boom.s(),
+        "chain": add.s(1, 1) | boom.s() | add.s(1),
+        "chord": chord([add.s(1, 1), boom.s()], total.s()),
+        "body": chord([add.s(1, 1)], boom.s()),
+        "group": group(add.s(1, 1), boom.s(), boom.s()),
+        "itself": calls.replaced_by(boom.s()),
+    }
+    results, expected = [], set()
+    for name, canvas in replacements.items():
+
+        def become(place: str, name: str = name, canvas: Canvas[Any, Any] = canvas) -> Any:
+            expected.add(f"{name} {place}")
+            return calls.replaced_by(canvas).on_error(calls.note.s(f"{name} {place}"))
+
+        results += [
+            become("alone").delay(),
+            (add.s(1, 1) | become("step") | add.s(1)).delay(),
+            (add.s(1, 1) | become("end")).delay(),
+            chord([become("header"), add.s(1, 1)], total.s()).delay(),
+            chord([add.s(1, 1)], become("after")).delay(),
+        ]
+    for result in results:
+        with pytest.raises(ValueError, match=r"^boom$"):
+            result.get(timeout=60)
+    entries = harness.journal.wait_for(len(expected), what="note")
+    assert calls.collect.delay("last").get(timeout=60) == ["last"]
+    assert len(harness.journal.all(what="note")) == len(expected), "each is called once"
+    called = [ast.literal_eval(entry["values"]) for entry in entries]
+    assert {own for _, _, _, own in called} == expected
+    assert {(failed["task"], reason) for failed, reason, _, _ in called} == {("boom", "boom")}
+
+
+def test_an_error_callback_is_called_if_the_child_of_its_call_dies(harness: WorkerHarness) -> None:
+    harness.worker(TASKS, children=1, settings={"max_crashes": 1})
+    calls = Calls(harness.app)
+    dies = harness.app.signature("dies").on_error(calls.note.s("dies"))
+    stuck = harness.app.signature("stuck", time_limit=0.5).on_error(calls.note.s("stuck"))
+    for call in (dies, stuck):
+        with pytest.raises(Exception, match=r"this running job died|the child process|time limit"):
+            call.delay().get(timeout=60)
+    values = [ast.literal_eval(entry["values"]) for entry in harness.journal.wait_for(2, what="note")]
+    assert [(failed["task"], own) for failed, _, _, own in values] == [("dies", "dies"), ("stuck", "stuck")]
+
+
+def test_callbacks_keep_the_options_of_their_tasks(harness: WorkerHarness) -> None:
+    """``Calls`` of a sender whose tasks have options, and whose worker is paused after the failure."""
+    harness.worker(TASKS, children=1)
+    app = harness.sender(task_annotations={"note": {"priority": 5, "expires": 60}}, task_routes={"note": "callbacks"})
+    calls, boom = Calls(app), app.signature("boom", max_retries=0)
+    later = calls.note.s("later").set(countdown=30)
+    eta = calls.note.s("eta").set(eta=datetime.now(UTC) + timedelta(hours=1))
+    for callback in (calls.note.s("prioritized"), later, eta):
+        with pytest.raises(ValueError, match="boom"):
+            boom.clone().on_error(callback).delay().get(timeout=60)
+    assert calls.add.apply_async((1, 1), link=calls.note.s("linked")).get(timeout=60) == 2
+    queue = app.queue("callbacks")
+    assert {job.data["values"][-1] for job in queue.get_jobs("prioritized")} == {"prioritized", "linked"}
+    delayed = {job.data["values"][-1]: job for job in queue.get_jobs("delayed")}
+    assert 28_000 < delayed["later"].opts["delay"] <= 30_000
+    assert 3_590_000 < delayed["eta"].opts["delay"] <= 3_600_000
+    for job in [*queue.get_jobs("prioritized"), *delayed.values()]:
+        assert job.priority == 5
+    harness.worker(TASKS, children=1, options=["-Q", "callbacks"])
+    assert {ast.literal_eval(entry["values"])[-1] for entry in harness.journal.wait_for(2, what="note")} == {
+        "prioritized",
+        "linked",
+    }
 
 
 def test_the_programs_of_the_page_print_the_documented_output(

@@ -29,6 +29,37 @@ def steps(self, times):
     if self.request.attempts_started <= times:
         self.move_to_wait()
     return self.request.attempts_started
+
+def end(self, how):
+    record("start", job=self.request.id)
+    match how:
+        case "released":
+            self.move_to_wait()
+        case "requeued":
+            raise errors.Reject(requeue=True)
+        case "rescheduled":
+            self.move_to_delayed(0.001)
+        case "rate-limited":
+            self.rate_limit(0.001)
+        case "no children":
+            self.move_to_waiting_children()
+
+@app.task(name="repeats", bind=True)
+def repeats(self, how):
+    end(self, how)
+
+@app.task(name="arepeats", bind=True)
+async def arepeats(self, how):
+    end(self, how)
+
+@app.task(name="advances", bind=True)
+def advances(self):
+    started = self.request.attempts_started
+    if started == 3:
+        self.move_to_delayed(0.1)
+    if started < 6:
+        self.move_to_wait()
+    return started
 """
 SHORT_INTERVALS = {"lock_duration": 1, "stalled_interval": 1}
 
@@ -64,6 +95,18 @@ def test_retries_count_as_starts_and_remaining_retries_are_not_used(harness: Wor
     assert (harness.field(job, "ats"), harness.field(job, "atm")) == ("4", "4")
     traces = json.loads(harness.field(job, "stacktrace"))
     assert [STARTED_TOO_OFTEN in trace for trace in traces] == [False, False, False, True]
+
+
+def test_a_job_that_releases_itself_again_and_again_fails_with_a_reason(harness: WorkerHarness) -> None:
+    harness.worker(TASKS, settings={"max_releases": 3}, children=1)
+    ways = ["released", "requeued", "rescheduled", "rate-limited", "no children"]
+    jobs = [harness.app.send_task(task, (how,)) for task in ("repeats", "arepeats") for how in ways]
+    for job in jobs:
+        with pytest.raises(PermanentError, match=r"released 3 times in a row without progress \(max_releases\)"):
+            job.get(timeout=60)
+        assert harness.start_count(job) == 3
+        assert harness.field(job, "bulltask:releases") == "0", "it may be retried"
+    assert harness.app.send_task("advances").get(timeout=60) == 6, "a delay is progress"
 
 
 def test_starts_count_separately_from_crashes(harness: WorkerHarness) -> None:

@@ -124,6 +124,7 @@ def test_an_invalid_canvas_is_rejected_before_anything_is_stored(calls: Calls, r
     def with_option(**options: Any) -> Callable[[], Any]:
         return (add.s(1, 1).set(**options) | add.s(1)).delay
 
+    callback = calls.app.signature("e", link=add.s(1))
     rejected: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: anything.s(1, 2, 3), TypeError, "too many positional arguments"),
         (lambda: anything.s(z=1), TypeError, "unexpected keyword argument 'z'"),
@@ -138,11 +139,7 @@ def test_an_invalid_canvas_is_rejected_before_anything_is_stored(calls: Calls, r
         (with_option(ignore_dependency_on_failure=True), ConfigError, "cannot have the option 'idof'"),
         (with_option(parent={"id": "1", "queue": "q"}), ConfigError, "is followed by another step"),
         (lambda: group(add.s(1, 1).set(job_id="a"), add.s(1, 2).set(job_id="a")).delay(), ConfigError, "different id"),
-        (
-            lambda: add.s(1, 1).on_error(calls.app.signature("e", countdown=1)).delay(),
-            ConfigError,
-            "cannot have countdown",
-        ),
+        (lambda: add.s(1, 1).on_error(callback).delay(), ConfigError, "cannot have callbacks"),
         (lambda: anything.s(1, 1).set(link=5), TypeError, "consists of signatures"),
     ]
     for send, error, message in rejected:

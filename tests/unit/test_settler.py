@@ -69,9 +69,10 @@ def acquired() -> AcquiredJob:
         (RetriedOutcome(0, "no", "", "transient"), "retryJob"),
         (RetriedOutcome(5, "no", "", "transient"), "moveToDelayed"),
         (RescheduledByWorkerOutcome(5), "moveToDelayed"),
-        (RescheduledByTaskOutcome(5, checkpoint="{}"), "moveWithCheckpoint:moveToDelayed"),
-        (ReleasedOutcome(), "moveJobFromActiveToWait"),
-        (ReleasedOutcome(checkpoint="{}"), "moveWithCheckpoint:moveJobFromActiveToWait"),
+        (RescheduledByTaskOutcome(5, checkpoint="{}"), "moveWithFields:moveToDelayed"),
+        (RescheduledByTaskOutcome(100), "moveToDelayed"),
+        (ReleasedOutcome(), "moveWithFields:moveJobFromActiveToWait"),
+        (ReleasedOutcome(checkpoint="{}"), "moveWithFields:moveJobFromActiveToWait"),
         (WaitingForChildrenOutcome(), "moveToWaitingChildren"),
     ],
 )

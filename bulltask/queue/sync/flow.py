@@ -82,10 +82,10 @@ class FlowProducer(FlowBase):
 
         Args:
             roots: The trees; each job's ``result`` is set.
-            also: Further calls for the same transaction.
+            also: Further calls for the same transaction; without ``roots``, they must be safe to repeat.
         """
         sender, attempt = self._sender(roots, also), 0
-        while roots:
+        while roots or also:
             try:
                 self._context.run(sender.try_once())
                 break

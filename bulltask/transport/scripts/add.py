@@ -19,6 +19,7 @@ from bulltask.value_class import value_class
 
 __all__ = [
     "MAX_JOBS_PER_CALL",
+    "AddedJob",
     "IdempotentWrite",
     "RepeatedJob",
     "SendResult",
@@ -30,8 +31,8 @@ __all__ = [
     "add_prioritized_job",
     "add_repeated_job",
     "add_standard_job",
+    "added_job",
     "scan_added_ids",
-    "standard_job_args",
     "write_queue_meta",
 ]
 
@@ -107,12 +108,22 @@ def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str
     return _call(script, script_keys, keys, job.id, (head, job.data, to_msgpack(job.options)))
 
 
-def standard_job_args(
-    base: str, job_id: str, name: str, data: bytes, opts: Mapping[str, Any], now_ms: int
-) -> tuple[bytes, bytes, bytes]:
-    """Return the arguments of ``addStandardJob`` for a job without a parent; ``base`` is the prefix of the keys."""
+AddedJob = tuple[str, str, bytes, bytes, bytes]
+"""A job that another script adds: the prefix of its queue's keys, the add script, and that script's arguments."""
+
+
+def added_job(base: str, job_id: str, name: str, data: bytes, opts: Mapping[str, Any], now_ms: int) -> AddedJob:
+    """Return a job without a parent that another script adds, with the script that BullMQ would choose.
+
+    Args:
+        base: The prefix of the queue's keys.
+        job_id, name, data: The job.
+        opts: Its options as they are stored.
+        now_ms: The server's time.
+    """
+    script = "delayed" if opts.get("delay") else "prioritized" if opts.get("priority") else "standard"
     head = [base, job_id, name, now_ms, None, None, None, None, None]
-    return msgpack.packb(head), data, to_msgpack(opts)
+    return base, script, msgpack.packb(head), data, to_msgpack(opts)
 
 
 def add_deferred_duplicate(keys: QueueKeys, dedup_id: str, finished_id: str, now_ms: int) -> Call[str]:

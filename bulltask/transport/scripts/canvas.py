@@ -12,16 +12,17 @@ from bulltask.lua import wrappers
 from bulltask.transport.call import Call, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
+from bulltask.transport.scripts.add import AddedJob
 
 __all__ = ["finish_with_errbacks", "has_dependents", "with_dependents"]
 
 
-def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[tuple[str, bytes, bytes, bytes]]) -> Call[Fetched]:
+def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[AddedJob]) -> Call[Fetched]:
     """bulltask's ``finishWithErrbacks``: fail a job and add its error callbacks atomically.
 
     Args:
         finish: The call of ``moveToFinished``; it must not fetch the next job.
-        jobs: For each job, the prefix of its queue's keys, and the arguments of ``addStandardJob``.
+        jobs: The jobs.
     """
     added = to_msgpack([list(job) for job in jobs])
     return script_call(wrappers.with_errbacks(), finish.keys, (added, *finish.argv), finish.parse_reply)

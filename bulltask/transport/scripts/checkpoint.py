@@ -1,7 +1,8 @@
-"""Calls that store the checkpoint of a running job."""
+"""Calls that store the checkpoint of a running job, or other fields with a move."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from bulltask.lua import loader, wrappers
@@ -9,7 +10,7 @@ from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for
 
-__all__ = ["move_with_checkpoint", "store_checkpoint"]
+__all__ = ["move_with_fields", "store_checkpoint"]
 
 R = TypeVar("R")
 
@@ -29,12 +30,18 @@ def store_checkpoint(keys: QueueKeys, job_id: str, token: str, checkpoint: str) 
     return script_call(loader.bulltask_script("storeCheckpoint"), script_keys, (token, checkpoint), parse_reply)
 
 
-def move_with_checkpoint(keys: QueueKeys, job_id: str, checkpoint: str, move: Call[R]) -> Call[R]:
-    """bulltask's ``moveWithCheckpoint`` with a script that moves a job out of ``active`` without an outcome."""
+def move_with_fields(keys: QueueKeys, job_id: str, fields: Sequence[str], move: Call[R]) -> Call[R]:
+    """bulltask's ``moveWithFields`` with a script that moves a job out of ``active`` without an outcome.
+
+    Args:
+        keys, job_id: The job.
+        fields: Names and values of the fields that change with the move.
+        move: The call of BullMQ's script.
+    """
     assert move.script is not None
     return script_call(
-        wrappers.with_checkpoint(move.script),
+        wrappers.with_fields(move.script),
         (keys.job(job_id), *move.keys),
-        (checkpoint, *move.argv),
+        (len(fields), *fields, *move.argv),
         move.parse_reply,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import math
 import os
 import re
 from collections.abc import Callable
@@ -249,6 +250,11 @@ class AttemptRunner:
         if job.deferred_failure:
             in_canvas = job.canvas or job.replacement
             raise self._failure_of_child_job(job) if in_canvas else PermanentError(job.deferred_failure)
+        if job.releases and job.releases >= (self._config.max_releases or math.inf):
+            raise PermanentError(
+                f"the job was released {job.releases:,} times in a row without progress (max_releases); to wait, use "
+                "self.move_to_delayed(seconds)"
+            )
         limit = self._config.max_started_attempts
         if limit is not None:
             before_checkpoint = Checkpoint.from_json(job.checkpoint, job.id).attempts_started  # do not count

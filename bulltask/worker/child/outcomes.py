@@ -10,7 +10,7 @@ from bulltask.errors import ConfigError, RateLimitQueue, Reject, ReleaseJob, Res
 from bulltask.jobs.checkpoint import CHECKPOINT_FIELD
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.failures import truncate_reason
-from bulltask.jobs.job import RunningJob
+from bulltask.jobs.job import RELEASES_FIELD, RunningJob
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.transport.keys import QueueKeys
 from bulltask.value_class import value_class
@@ -30,11 +30,15 @@ __all__ = [
     "WaitingForChildrenOutcome",
     "checkpoint_fields",
     "release_reason",
+    "request_fields",
     "requested_outcome",
     "with_checkpoint",
 ]
 
 _BY_TASK: Final = "its task released it"
+
+_IMMEDIATE_MS: Final = 100
+"""A job that a task reschedules by less runs again immediately, for ``max_releases``."""
 
 
 @value_class
@@ -221,6 +225,23 @@ def with_checkpoint(outcome: Outcome, checkpoints: Checkpoints) -> Outcome:
 def checkpoint_fields(outcome: CompletedOutcome | FailedOutcome | RetriedOutcome) -> list[str]:
     """Return the field of the job's hash that changes with an outcome of a checkpointed task; usually none."""
     return [] if outcome.checkpoint is None else [CHECKPOINT_FIELD, outcome.checkpoint]
+
+
+def request_fields(job: RunningJob, outcome: RequestedOutcome) -> list[str]:
+    """Return the fields of the job's hash that change with an outcome that its task has requested; usually none.
+
+    They are the checkpoint, and the number of releases in a row without progress, which ``max_releases`` limits.
+    """
+    match outcome:
+        case RescheduledByTaskOutcome():
+            is_immediate = outcome.delay_ms < _IMMEDIATE_MS
+        case RateLimitedOutcome():
+            is_immediate = outcome.limit_ms < _IMMEDIATE_MS
+        case _:  # a job that waits for its child jobs, but has no pending ones, is released
+            is_immediate = isinstance(outcome, ReleasedOutcome)
+    fields = [] if outcome.checkpoint is None else [CHECKPOINT_FIELD, outcome.checkpoint]
+    releases = job.releases + 1 if is_immediate and not fields else 0
+    return fields if releases == job.releases else [*fields, RELEASES_FIELD, str(releases)]
 
 
 def _rate_limited(exc: RateLimitQueue) -> RateLimitedOutcome | FailedOutcome:

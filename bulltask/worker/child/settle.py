@@ -21,7 +21,7 @@ from bulltask.events import (
 from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FAILED_JOB_FIELD
 from bulltask.jobs.failures import ERROR_FIELD
-from bulltask.jobs.job import RunningJob
+from bulltask.jobs.job import RELEASES_FIELD, RunningJob
 from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.states import REVOKED
 from bulltask.jobs.stored_options import BULLTASK_KEY
@@ -29,7 +29,7 @@ from bulltask.process import exit_if_forked
 from bulltask.transport.call import Call
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.canvas import finish_with_errbacks, with_dependents
-from bulltask.transport.scripts.checkpoint import move_with_checkpoint
+from bulltask.transport.scripts.checkpoint import move_with_fields
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
     FinishOptions,
@@ -42,7 +42,6 @@ from bulltask.transport.scripts.move import (
     wake_next,
 )
 from bulltask.transport.scripts.queue import limit_now
-from bulltask.worker.child.canvas_calls import error_callbacks
 from bulltask.worker.child.failed_writes import FailedWriteHandler
 from bulltask.worker.child.fetch_options import FetchOptionsCache
 from bulltask.worker.child.outcome_events import failed_event, requested_event, retried_event
@@ -59,8 +58,10 @@ from bulltask.worker.child.outcomes import (
     RetriedOutcome,
     WaitingForChildrenOutcome,
     checkpoint_fields,
+    request_fields,
 )
 from bulltask.worker.child.run_hooks import RunHooks
+from bulltask.worker.errback_jobs import errback_jobs
 
 __all__ = ["Settler"]
 
@@ -138,10 +139,14 @@ class Settler:
             fields += [FAILED_JOB_FIELD, json.dumps(outcome.failed_job.to_dict())]
         if outcome.error:
             fields += [ERROR_FIELD, outcome.error]
+        if job.releases:
+            fields += [RELEASES_FIELD, "0"]  # for the case that somebody retries the job
         keep = job.keep("removeOnFail", self._config.keep_failed)
         finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
         # In these cases, the script cannot fetch the next job.
-        errbacks = [] if revoked or outcome.malformed else error_callbacks(job, outcome, self._config, now_ms)
+        errbacks = []
+        if not (revoked or outcome.malformed):
+            errbacks = errback_jobs(job, outcome.reason, outcome.trace, self._config, now_ms, outcome.failed_job)
         fetch = fetch_next and not (revoked or outcome.malformed or errbacks or job.name == FAN_OUT)
         options = self._fetch_options.get(keys, token)
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
@@ -232,10 +237,8 @@ def _retry_fields(job: RunningJob, outcome: RetriedOutcome) -> list[str]:
 
 
 def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
-    call = _move_call(acquired, outcome, now_ms)
-    if outcome.checkpoint is None:
-        return call
-    return move_with_checkpoint(acquired.keys, acquired.job.id, outcome.checkpoint, call)
+    call, fields = _move_call(acquired, outcome, now_ms), request_fields(acquired.job, outcome)
+    return move_with_fields(acquired.keys, acquired.job.id, fields, call) if fields else call
 
 
 def _move_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:

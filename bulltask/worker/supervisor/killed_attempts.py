@@ -15,10 +15,11 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.canvas import with_dependents
+from bulltask.transport.scripts.canvas import finish_with_errbacks, with_dependents
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.job import finish_revoked
 from bulltask.transport.scripts.move import FinishOptions, fail_malformed, move_to_delayed, move_to_finished, retry_job
+from bulltask.worker.errback_jobs import errback_jobs
 from bulltask.worker.slot import UNKNOWN_ATTEMPT, SlotView
 from bulltask.worker.states import CancelReason
 
@@ -122,8 +123,11 @@ class FailureRecorder:
         call = with_dependents(keys, job, call, None, now_ms)
         if job.malformed:
             self._client.run(fail_malformed(keys, call, token))
+        elif reason == REVOKED:
+            self._client.run(finish_revoked(keys, call))
         else:
-            self._client.run(finish_revoked(keys, call) if reason == REVOKED else call)
+            errbacks = errback_jobs(job, reason, trace, self._config, now_ms)
+            self._client.run(finish_with_errbacks(call, errbacks) if errbacks else call)
         if job.deduplication_id:  # BullMQ 5.72 and newer may defer a duplicate until this job has finished
             self._client.run(add_deferred_duplicate(keys, job.deduplication_id, job.id, now_ms))
 
