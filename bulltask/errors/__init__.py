@@ -67,7 +67,10 @@ A message says what happened, to which job or queue, and what to do; by default,
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
+from typing import Any
 
 from bulltask.errors.interrupts import (
     Ignore,
@@ -393,7 +396,14 @@ class InvalidJobError(PermanentError):
 
 
 class MaxRetriesExceededError(PermanentError):
-    """The task requested a retry, but no retry is left; raised by ``self.retry()`` without ``exc``, as in Celery."""
+    """The task requested a retry, but no retry is left; raised by ``self.retry()`` without ``exc``, as in Celery.
+
+    Attributes:
+        task_args, task_kwargs: The arguments of the call.
+    """
+
+    task_args: Sequence[Any] = ()
+    task_kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
 class TimeLimitExceeded(BulltaskError):

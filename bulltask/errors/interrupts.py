@@ -6,6 +6,7 @@ Import them from :mod:`bulltask.errors`.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 __all__ = [
     "Ignore",
@@ -35,9 +36,12 @@ class Retry(Interrupt):
         eta_ms: Epoch milliseconds before which the next attempt does not start, ``None`` for ``delay_ms``.
         expires: ``(in_ms, at_ms)``: the time after which the job is no longer retried, in milliseconds from now or in
             epoch milliseconds. At most one of them is set.
+        arguments: The positional and keyword arguments of the next attempt, ``None`` for the same as now.
+        data: These arguments as they are stored.
+        queue: The queue of the next attempt, ``None`` for the same as now.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a task can request
         self,
         *,
         delay_ms: int | None = None,
@@ -45,15 +49,13 @@ class Retry(Interrupt):
         max_retries: int | None = None,
         eta_ms: int | None = None,
         expires: tuple[int | None, int | None] = (None, None),
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+        data: bytes | None = None,
+        queue: str | None = None,
     ) -> None:
         super().__init__("the task requested a retry")
-        self.delay_ms, self.exc, self.max_retries, self.eta_ms, self.expires = (
-            delay_ms,
-            exc,
-            max_retries,
-            eta_ms,
-            expires,
-        )
+        self.delay_ms, self.exc, self.max_retries, self.eta_ms = delay_ms, exc, max_retries, eta_ms
+        self.expires, self.arguments, self.data, self.queue = expires, arguments, data, queue
 
     def expires_at(self, now_ms: int) -> int | None:
         """Return the job's new expiry in epoch milliseconds, ``None`` if it does not change."""

@@ -36,6 +36,7 @@ RELEASES_FIELD: Final = "bulltask:releases"
 _REPLACEMENT: Final = REPLACEMENT_FIELD.encode()
 _CHECKPOINT: Final = CHECKPOINT_FIELD.encode()
 _RELEASES: Final = RELEASES_FIELD.encode()
+_IF_ANY: Final = ("retries", "origin", "canvas")
 _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 Progress = Json
 
@@ -67,6 +68,7 @@ class JobOptions:
         headers: The sender's headers as JSON, ``""`` for none.
         ignore_result: Whether the return value is not stored; ``None``: the task's option applies.
         max_explicit_retries: How many retries the task may request; ``None``: as many as ``attempts`` permits.
+        retries: Retries before this job, if it continues a job of another queue.
         origin: The ids of the job whose task sent this one, and of its first ancestor; empty for most jobs.
         canvas: The job's place in a canvas, in its stored form; empty for most jobs.
         more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
@@ -87,6 +89,7 @@ class JobOptions:
     headers: str = ""
     ignore_result: bool | None = None
     max_explicit_retries: int | None = None
+    retries: int = 0
     origin: Mapping[str, str] = field(default_factory=dict)
     canvas: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
@@ -152,10 +155,7 @@ class JobOptions:
             options["ignore_result"] = self.ignore_result
         if self.max_explicit_retries is not None:
             options["max_explicit_retries"] = self.max_explicit_retries
-        if self.origin:
-            options["origin"] = self.origin
-        if self.canvas:
-            options["canvas"] = self.canvas
+        options.update((name, value) for name in _IF_ANY if (value := getattr(self, name)))
         return options
 
 
@@ -215,9 +215,10 @@ class RunningJob:
     ``data`` is decoded during the attempt, so that malformed data fails the job like any other error.
 
     Attributes:
-        attempts_made: Earlier attempts that count toward the maximum (BullMQ's ``atm``).
-        attempts_started: Started attempts including this attempt (``ats``); larger than ``attempts_made`` + 1 after a
-            stall or a crash.
+        attempts_made: Earlier attempts that count toward the maximum: BullMQ's ``atm``, and those in another queue from
+            which ``self.retry(queue=…)`` has moved the job.
+        attempts_started: Started attempts including this attempt (``ats``, and those in another queue); larger than
+            ``attempts_made`` + 1 after a stall or a crash.
         deferred_failure: If set, the job must fail with this reason instead of running (``defa``).
         scheduler_id: The job scheduler that added it, ``""`` for none (``rjk``).
         malformed: The job's hash cannot be read. It fails with ``deferred_failure``; BullMQ's script may not be able
@@ -281,8 +282,8 @@ class RunningJob:
             opts=opts,
             timestamp_ms=read_int(raw, b"timestamp", job_id),
             priority=read_int(raw, b"priority", job_id),
-            attempts_made=read_int(raw, b"atm", job_id, counter),
-            attempts_started=read_int(raw, b"ats", job_id, counter),
+            attempts_made=read_int(raw, b"atm", job_id, counter) + opts.retries_before,
+            attempts_started=read_int(raw, b"ats", job_id, counter) + opts.retries_before,
             stacktrace=raw.get(b"stacktrace"),
             # Few jobs have these.
             deferred_failure=codec.decode_text(raw[b"defa"]) if b"defa" in raw else "",

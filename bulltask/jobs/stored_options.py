@@ -56,6 +56,11 @@ class StoredOptions(dict[str, Any]):
         return canvas if isinstance(canvas, dict) else {}
 
     @cached_property
+    def retries_before(self) -> int:
+        """Retries in another queue, from which the job was moved."""
+        return number(self.bulltask.get("retries")) or 0
+
+    @cached_property
     def time_limits(self) -> TimeLimits:
         """The sender's limits for one attempt."""
         return TimeLimits.from_wire(self.bulltask)

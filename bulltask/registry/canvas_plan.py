@@ -103,13 +103,14 @@ class CanvasPlan:
 
 
 def plan_replacement(
-    canvas: Canvas[Any, Any], config: Config, job: JobRef, sent_by: Mapping[str, str]
+    canvas: Canvas[Any, Any], config: Config, job: JobRef, sent_by: Mapping[str, str], *, retries: int = 0
 ) -> tuple[list[PlannedJob], Replacement]:
     """Return the jobs of a canvas that are child jobs of ``job``, and how to read their results.
 
     Args:
         canvas, config, sent_by: As for :func:`plan_canvas`.
         job: The job whose task replaces itself.
+        retries: If the canvas is the next attempt of the job in another queue, the number of retries before it.
 
     Raises:
         TypeError, EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: As for :func:`plan_canvas`.
@@ -120,6 +121,8 @@ def plan_replacement(
     builder = _JobBuilder(config, sent_by)
     roots = builder.build([*parent.children, *expansion.roots])
     _check_ids(roots)
+    if retries:
+        roots[0].job = replace(roots[0].job, options=replace(roots[0].job.options, retries=retries))
     return roots, Replacement(base_id, builder.shape(expanded.source, base_id))
 
 

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Never, Unpack, cast
+from types import TracebackType
+from typing import Any, Literal, Never, Unpack, cast, overload
 
 from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
+from bulltask.errors import (
+    BrokerError,
+    ConfigError,
+    MaxRetriesExceededError,
+    RateLimitQueue,
+    ReleaseJob,
+    RescheduleJob,
+    Retry,
+    WaitForChildren,
+)
 from bulltask.jobs import codec
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.names import check_queue_name
 from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.checkpoint_methods import CheckpointMethods
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.current_job import current_job
-from bulltask.registry.explicit_retries import check_retries_left, max_attempts
+from bulltask.registry.explicit_retries import has_retries_left, max_attempts, no_retries_left
 from bulltask.registry.job_client import JobClient, JobCommand
 from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.option_values import UNLIMITED_RETRIES, expiry_ms
@@ -22,6 +34,7 @@ from bulltask.registry.request import Request
 from bulltask.registry.signature import Signature
 from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion
+from bulltask.user_warnings import warn_user
 
 __all__ = ["Context", "JobMethods"]
 
@@ -31,6 +44,10 @@ class JobMethods:
 
     request: Request
     """The running job."""
+
+    MaxRetriesExceededError = MaxRetriesExceededError
+    OperationalError = BrokerError
+    """What a send raises if Redis cannot be reached."""
 
     @property
     def _context(self) -> Context:
@@ -101,41 +118,119 @@ class JobMethods:
         """:meth:`log` for async tasks."""
         await self._asend("log", str(line))
 
+    @overload
     def retry(
         self,
-        *,
-        countdown: Duration | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         exc: BaseException | None = None,
-        max_retries: int | None = None,
+        throw: Literal[True] = True,
         eta: datetime | None = None,
+        countdown: Duration | None = None,
+        max_retries: int | None = None,
+        *,
         expires: Duration | datetime | None = None,
-    ) -> Never:
+        queue: str | None = None,
+    ) -> Never: ...
+    @overload
+    def retry(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        exc: BaseException | None = None,
+        *,
+        throw: bool,
+        eta: datetime | None = None,
+        countdown: Duration | None = None,
+        max_retries: int | None = None,
+        expires: Duration | datetime | None = None,
+        queue: str | None = None,
+    ) -> Retry: ...
+
+    def retry(  # noqa: PLR0913, PLR0917 - Celery's signature
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | None = None,
+        countdown: Duration | None = None,
+        max_retries: int | None = None,
+        *,
+        expires: Duration | datetime | None = None,
+        queue: str | None = None,
+        **others: Any,
+    ) -> Retry:
         """End this attempt and retry the job; ``raise self.retry(…)`` does the same.
 
         Args:
+            args, kwargs: Other arguments for the next attempt. If only one of them is given, the other arguments stay
+                the same.
+            exc: The exception that the job fails with if no retry is left.
+            throw: ``False``: return the ``Retry``, and retry the job when the task ends: also if it returns a value, or
+                raises an ordinary exception.
+            eta: The earliest time of the next attempt, instead of ``countdown``; a naive ``datetime`` is UTC.
             countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
-            exc: The exception that the job fails with if no attempt is left.
             max_retries: Maximum number of retries; default: ``max_retries`` of the call or the task, else the setting
                 ``task_max_explicit_retries``.
-            eta: The earliest time of the next attempt, instead of ``countdown``; a naive ``datetime`` is UTC.
             expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of retrying it.
+            queue: The queue of the next attempt. The job waits for a child job in that queue, which has its id and its
+                number of retries, and then has the outcome of that job.
+            others: Celery's other options, which have no effect; a warning says so.
 
         Raises:
-            Retry: If a retry is left (a ``BaseException``, which ``except Exception`` does not catch), or if none is
-                left, but there is an ``exc``.
+            Retry: A retry is left (a ``BaseException``, which ``except Exception`` does not catch).
             MaxRetriesExceededError: No retry is left, and there is no ``exc``.
-            Exception: ``exc``, if the task was called directly.
+            Exception: ``exc``, if no retry is left, or if the task was called directly.
+            TypeError, EncodeError, PayloadTooLargeError: The task cannot be called with ``args`` and ``kwargs``.
         """
-        if self.request.called_directly and exc is not None:
+        for name in others:
+            warn_user(f"the option {name} of self.retry() has no effect")
+        exc = exc() if isinstance(exc, type) else exc
+        request, job, context = self.request, current_job(), self._context
+        is_own = job is not None and job.id == request.id
+        if request.called_directly and exc is not None:
             raise exc
-        job = current_job()
-        if exc is None and job is not None and job.id == self.request.id:
-            check_retries_left(job, max_retries)
-        delay_ms = None if countdown is None else to_ms(countdown, "countdown")
-        eta_ms = None if eta is None else to_epoch_ms(eta)
-        raise Retry(
-            delay_ms=delay_ms, exc=exc, max_retries=max_retries, eta_ms=eta_ms, expires=expiry_ms(expires)
-        ) from exc
+        if is_own and exc is None and not has_retries_left(cast(RunningJob, job), max_retries):
+            error = MaxRetriesExceededError(no_retries_left(cast(RunningJob, job), max_retries))
+            error.task_args, error.task_kwargs = request.args, request.kwargs
+            raise error
+        arguments = None if args is None and kwargs is None else self._changed(args, kwargs)
+        retry = Retry(
+            delay_ms=None if countdown is None else to_ms(countdown, "countdown"),
+            exc=exc,
+            max_retries=max_retries,
+            eta_ms=None if eta is None else to_epoch_ms(eta),
+            expires=expiry_ms(expires),
+            arguments=arguments,
+            data=self._encode_call(*arguments) if arguments and context.job_client else None,
+            queue=queue and check_queue_name(queue),
+        )
+        if is_own and exc is not None and not has_retries_left(cast(RunningJob, job), max_retries):
+            context.gave_up = retry, exc.__traceback__
+            raise exc
+        if is_own and not throw:
+            context.retry_at_end = retry
+            return retry
+        raise retry from exc
+
+    def _changed(
+        self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the running job with those that change."""
+        request, arguments = self.request, self._context.task.arguments
+        if args is None:  # a positional argument of the call is stored by its name, too
+            return tuple(request.args), {**request.kwargs, **(kwargs or {})}
+        replaced = arguments.bind_partial(args, {})
+        others = request.kwargs if kwargs is None else kwargs
+        return tuple(args), {name: value for name, value in others.items() if name not in replaced}
+
+    def _encode_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        context, request = self._context, self.request
+        data = context.task.bind_json(args, kwargs, context.form.serializer)
+        what = f"the arguments of the next attempt of job {request.id}"
+        dump = None if context.payloads is None else context.payloads.dump_arguments
+        return dump(data, request.queue, request.task, context.form, what) if dump else codec.encode(data, what=what)
 
     def update_data(self, data: Any) -> None:
         """Replace the job's data, which its next attempt receives as arguments (BullMQ's ``updateData``).
@@ -293,6 +388,8 @@ class Context(JobMethods, CheckpointMethods):
         task: The task.
         has_reported: Whether the task has called :meth:`update_progress`.
         reported: State and meta of its last :meth:`update_state`, ``None`` before the first.
+        retry_at_end: The retry that the task has requested with ``throw=False``.
+        gave_up: The last retry that was requested with an ``exc`` although none was left, and the traceback of ``exc``.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of an attempt, which attempt.py connects
@@ -310,6 +407,8 @@ class Context(JobMethods, CheckpointMethods):
         self.request = request
         self.has_reported = False
         self.reported: tuple[str, Any] | None = None
+        self.retry_at_end: Retry | None = None
+        self.gave_up: tuple[Retry, TracebackType | None] | None = None
         self.job_client, self.conversion = job_client, conversion
         self.payloads, self.form, self.task = payloads, form, task
 
@@ -364,6 +463,16 @@ class Context(JobMethods, CheckpointMethods):
     def AsyncResult(self, task_id: str) -> AsyncResult[Any]:
         """Return the handle of a job by its id; see :meth:`bulltask.App.AsyncResult`."""
         return cast(AsyncResult[Any], self.app.AsyncResult(task_id))
+
+    def ended_by(self, raised: BaseException | None) -> BaseException | None:
+        """Return what has ended the attempt whose function has raised ``raised``: a retry, or the same."""
+        if self.retry_at_end is not None and (raised is None or isinstance(raised, Exception)):
+            self.retry_at_end.exc = self.retry_at_end.exc or raised
+            return self.retry_at_end
+        if self.gave_up is not None and raised is not None and self.gave_up[0].exc is raised:
+            raised.__traceback__ = self.gave_up[1]  # without the frames of bulltask that have raised it again
+            return self.gave_up[0]
+        return raised
 
     @property
     def _context(self) -> Context:

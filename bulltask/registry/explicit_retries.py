@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bulltask.errors import MaxRetriesExceededError
 from bulltask.jobs.job import RunningJob
 
-__all__ = ["check_retries_left", "max_attempts", "no_retries_left"]
+__all__ = ["has_retries_left", "max_attempts", "no_retries_left"]
 
 
 def max_attempts(job: RunningJob, max_retries: int | None) -> int:
@@ -20,14 +19,9 @@ def max_attempts(job: RunningJob, max_retries: int | None) -> int:
     return max(1, job.attempts if retries is None else retries + 1)
 
 
-def check_retries_left(job: RunningJob, max_retries: int | None) -> None:
-    """Check that a running job may be retried.
-
-    Raises:
-        MaxRetriesExceededError: This is its last attempt.
-    """
-    if job.attempts_made + 1 >= max_attempts(job, max_retries):
-        raise MaxRetriesExceededError(no_retries_left(job, max_retries))
+def has_retries_left(job: RunningJob, max_retries: int | None) -> bool:
+    """Return whether this is not the last attempt of a running job."""
+    return job.attempts_made + 1 < max_attempts(job, max_retries)
 
 
 def no_retries_left(job: RunningJob, max_retries: int | None) -> str:

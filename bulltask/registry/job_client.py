@@ -24,10 +24,15 @@ class JobClient(CheckpointStore, Protocol):
         """:meth:`send` for asyncio."""
         ...
 
-    def replace(self, canvas: Any) -> None:
-        """Add a canvas as child jobs; its result becomes that of the job."""
+    def replace(self, canvas: Any, *, retries: int = 0) -> None:
+        """Add a canvas as child jobs; its result becomes that of the job.
+
+        Args:
+            canvas: The canvas.
+            retries: The number of retries before it, if it is the next attempt of the job in another queue.
+        """
         ...
 
-    async def areplace(self, canvas: Any) -> None:
+    async def areplace(self, canvas: Any, *, retries: int = 0) -> None:
         """:meth:`replace` for asyncio."""
         ...

@@ -19,23 +19,21 @@ class LazyContext:
     Args:
         create: Creates it.
         context: The context of a bound task, which was created with its arguments.
+
+    Attributes:
+        created: The context, ``None`` until it is used.
     """
 
-    __slots__ = ("_context", "_create")
+    __slots__ = ("_create", "created")
 
     def __init__(self, create: Callable[[], Context], context: Context | None) -> None:
-        self._create, self._context = create, context
+        self._create, self.created = create, context
 
     def get(self) -> Context:
         """Return the context."""
-        if self._context is None:
-            self._context = self._create()
-        return self._context
-
-    @property
-    def reported(self) -> tuple[str, Any] | None:
-        """State and meta of the last ``update_state`` in this attempt."""
-        return None if self._context is None else self._context.reported
+        if self.created is None:
+            self.created = self._create()
+        return self.created
 
 
 _current: ContextVar[Context | LazyContext | None] = ContextVar("bulltask_context", default=None)

@@ -38,6 +38,7 @@ from bulltask.worker.child.outcomes import (
     RescheduledByWorkerOutcome,
     RetriedOutcome,
 )
+from bulltask.worker.child.settle import options_after_retry
 from bulltask.worker.eager_results import EagerResults
 from bulltask.worker.errback_jobs import called_errbacks, errback_data, errback_queue
 from bulltask.worker.in_process import InProcessRunner, Runnable, TaskLoop
@@ -139,7 +140,7 @@ class _JobRun:
         self._app, self._results, self._before, self._keys = app, results, before, app.broker.keys(new.queue)
         self._runner = InProcessRunner(app, lambda _job: self, is_eager=True)
         self.outcome: Outcome | None = None
-        now_ms = app.now_ms()
+        now_ms, retries = app.now_ms(), new.options.retries
         self._job = RunningJob(
             queue=new.queue,
             id=new.id,
@@ -148,8 +149,8 @@ class _JobRun:
             opts=StoredOptions(codec.decode(codec.encode(new.opts(now_ms), what="options"))),
             timestamp_ms=now_ms if new.timestamp_ms is None else new.timestamp_ms,
             priority=new.options.priority,
-            attempts_made=0,
-            attempts_started=1,
+            attempts_made=retries,
+            attempts_started=retries + 1,
             deferred_failure=self._failed_child(),
             scheduler_id="",
             stacktrace=None,
@@ -196,7 +197,11 @@ class _JobRun:
                 _, traces = self._failure(outcome)
                 made, started = job.attempts_made + 1, job.attempts_started + 1
                 stacktrace = codec.encode(list(traces), what="stacktrace")
-                self._job = replace(job, attempts_made=made, attempts_started=started, stacktrace=stacktrace)
+                data = job.data if outcome.data is None else outcome.data
+                opts = options_after_retry(job, outcome)
+                self._job = replace(
+                    job, attempts_made=made, attempts_started=started, stacktrace=stacktrace, data=data, opts=opts
+                )
             case _:
                 self._job = replace(job, attempts_started=job.attempts_started + 1)
         return False
@@ -251,22 +256,22 @@ class _JobRun:
         """:meth:`store_checkpoint` for asyncio."""
         return self.store_checkpoint(token, checkpoint, progress)
 
-    def replace(self, canvas: Canvas[Any, Any]) -> None:
+    def replace(self, canvas: Canvas[Any, Any], *, retries: int = 0) -> None:
         """Run a canvas whose result becomes that of the running job."""
-        roots = self._replacement(canvas)
+        roots = self._replacement(canvas, retries)
         EagerRunner(self._app, self._results, propagate=False).run(roots)
         self._wait_for(roots)
 
-    async def areplace(self, canvas: Canvas[Any, Any]) -> None:
+    async def areplace(self, canvas: Canvas[Any, Any], *, retries: int = 0) -> None:
         """:meth:`replace` for asyncio."""
-        roots = self._replacement(canvas)
+        roots = self._replacement(canvas, retries)
         await EagerRunner(self._app, self._results, propagate=False).arun(roots)
         self._wait_for(roots)
 
-    def _replacement(self, canvas: Canvas[Any, Any]) -> list[PlannedJob]:
+    def _replacement(self, canvas: Canvas[Any, Any], retries: int) -> list[PlannedJob]:
         job = self._job
         roots, replacement = plan_replacement(
-            canvas, self._app.config, JobRef(job.queue, job.id), origin_of_jobs_sent_by(job)
+            canvas, self._app.config, JobRef(job.queue, job.id), origin_of_jobs_sent_by(job), retries=retries
         )
         self._job = replace(job, replacement=replacement.to_json())
         return roots

@@ -11,13 +11,15 @@ import math
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from bulltask.app import App
 from bulltask.clock import mono_ms, to_ms
 from bulltask.config.rate_limits import TaskRate
-from bulltask.errors import BrokerError, Ignore, InvalidJobError, JobExpiredError, PermanentError
+from bulltask.errors import BrokerError, BulltaskError, Ignore, InvalidJobError, JobExpiredError, PermanentError
 from bulltask.jobs.checkpoint import Checkpoint
 from bulltask.jobs.child_results import Replacement
 from bulltask.jobs.errbacks import FailedJob
@@ -28,8 +30,10 @@ from bulltask.registry.batches import BatchJob, ErrorOrResult
 from bulltask.registry.checkpoints import Checkpoints
 from bulltask.registry.context import Context
 from bulltask.registry.job_client import JobClient
+from bulltask.registry.option_values import UNLIMITED_RETRIES
 from bulltask.registry.request import Request
 from bulltask.registry.running import LazyContext, enter_attempt
+from bulltask.registry.signature import Signature
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task
@@ -41,6 +45,7 @@ from bulltask.worker.child.outcomes import (
     Outcome,
     ReleasedOutcome,
     RescheduledByWorkerOutcome,
+    RetriedOutcome,
     WaitingForChildrenOutcome,
     requested_outcome,
     with_checkpoint,
@@ -179,7 +184,12 @@ class AttemptRunner:
             function = self._spark.wrap(attempt.job, slot.token, function, attempt.context)
         execution = self._start_execution(attempt, slot, alone=True)
         function = functools.partial(variables.run, function, *attempt.arguments.args, **attempt.arguments.kwargs)
-        return self.outcome(attempt, *self.execute(execution, function), context)
+        outcome = self.outcome(attempt, *self.execute(execution, function), context)
+        if type(outcome) is RetriedOutcome and (moved := _in_other_queue(attempt, outcome)) is not None:
+            with suppress(BulltaskError):  # otherwise, the job is retried in its own queue
+                self._job_client(attempt.job).replace(moved, retries=attempt.job.attempts_made + 1)
+                return WaitingForChildrenOutcome(replaced=True)
+        return outcome
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run an async task, or a sync task in a thread.
@@ -189,7 +199,12 @@ class AttemptRunner:
         execution = self._start_execution(attempt, slot, alone=False)
         enter_attempt(attempt.job, context := self._lazy_context(attempt))
         ending = await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
-        return self.outcome(attempt, *ending, context)
+        outcome = self.outcome(attempt, *ending, context)
+        if type(outcome) is RetriedOutcome and (moved := _in_other_queue(attempt, outcome)) is not None:
+            with suppress(BulltaskError):
+                await self._job_client(attempt.job).areplace(moved, retries=attempt.job.attempts_made + 1)
+                return WaitingForChildrenOutcome(replaced=True)
+        return outcome
 
     def _bound(self, attempt: Attempt) -> Callable[[], Any]:
         """Return the call of a task that does not run on the main thread, with its hooks."""
@@ -372,10 +387,13 @@ class AttemptRunner:
             raised, result: How it has ended.
             context: Its context, ``None`` in a batch.
         """
+        made = None if context is None else context.created
+        if made is not None:
+            raised = made.ended_by(raised)
         if raised is None:
             outcome: Outcome = self._encode_result(attempt, result)
         elif isinstance(raised, Ignore):
-            reported = None if context is None else context.reported
+            reported = None if made is None else made.reported
             outcome = outcome_of_ignored(reported, functools.partial(self._encode_result, attempt))
         else:
             outcome = requested_outcome(raised) or self._outcome_of_error(raised, attempt.job, attempt.task)
@@ -397,3 +415,28 @@ class AttemptRunner:
             return CompletedOutcome(self._payloads.result(job, task, attempt.arguments, result), result)
         except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left
             return FailedOutcome(str(exc), "", "permanent")
+
+
+def _in_other_queue(attempt: Attempt, outcome: RetriedOutcome) -> Signature[Any, Any] | None:
+    """Return the next attempt of a job that ``self.retry(queue=…)`` moves to another queue; ``None`` for other jobs."""
+    job, retry = attempt.job, outcome.requested
+    if retry is None or retry.queue in {None, job.queue}:
+        return None
+    arguments, context = attempt.arguments, attempt.context
+    args = arguments.args if context is None else context.request.args
+    args, kwargs = retry.arguments or (args, arguments.kwargs)
+    options = {
+        "queue": retry.queue,
+        "countdown": outcome.delay_ms / 1000,
+        "priority": job.priority,
+        "headers": job.headers,
+        "soft_time_limit": job.opts.time_limits.soft_s,
+        "time_limit": job.opts.time_limits.hard_s,
+    }
+    if outcome.expires_ms is not None or job.expires_ms is not None:
+        options["expires"] = datetime.fromtimestamp((outcome.expires_ms or job.expires_ms or 0) / 1000, UTC)
+    if "max_explicit_retries" not in job.opts.bulltask:  # the call or the task sets one limit for all retries
+        options["max_retries"] = min(max(0, job.attempts - 1), UNLIMITED_RETRIES)
+    if not job.opts.retries_before and "jobId" not in job.opts:  # otherwise, the id may exist in that queue
+        options["job_id"] = job.id
+    return Signature(attempt.task, args, kwargs, options)

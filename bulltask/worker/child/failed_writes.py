@@ -160,7 +160,8 @@ class FailedWriteHandler:
         Otherwise the lock has expired and another worker has the job, or Redis has lost its data. Counts above
         ``MAX_NUMBER`` cannot be compared, so such a write is assumed not to have been executed.
         """
-        expected, may_be_removed = acquired.job.attempts_made + 1, self._may_be_removed(acquired.job)
+        job, may_be_removed = acquired.job, self._may_be_removed(acquired.job)
+        expected = job.attempts_made + 1 - job.opts.retries_before
 
         def parse_reply(reply: Any) -> bool:
             name, attempts_made = reply

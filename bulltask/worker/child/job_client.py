@@ -61,19 +61,20 @@ class RedisJobClient:
             await self.asend("progress", progress)
         return is_stored
 
-    def replace(self, canvas: Canvas[Any, Any]) -> None:
+    def replace(self, canvas: Canvas[Any, Any], *, retries: int = 0) -> None:
         """Add a canvas as child jobs of the job; the canvas's result becomes the job's result."""
-        roots, mark = self._replacement(canvas)
+        roots, mark = self._replacement(canvas, retries)
         FlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
 
-    async def areplace(self, canvas: Canvas[Any, Any]) -> None:
+    async def areplace(self, canvas: Canvas[Any, Any], *, retries: int = 0) -> None:
         """:meth:`replace` for asyncio."""
-        roots, mark = self._replacement(canvas)
+        roots, mark = self._replacement(canvas, retries)
         await AsyncFlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
 
-    def _replacement(self, canvas: Canvas[Any, Any]) -> tuple[list[PlannedJob], Call[Any]]:
+    def _replacement(self, canvas: Canvas[Any, Any], retries: int) -> tuple[list[PlannedJob], Call[Any]]:
         ref = JobRef(self._job.queue, self._job.id)
-        roots, replacement = plan_replacement(canvas, self._config, ref, origin_of_jobs_sent_by(self._job))
+        origin = origin_of_jobs_sent_by(self._job)
+        roots, replacement = plan_replacement(canvas, self._config, ref, origin, retries=retries)
         return roots, command("HSET", self._keys.job(self._job.id), REPLACEMENT_FIELD, replacement.to_json())
 
     def _call(self, name: JobCommand, value: Any) -> Call[Any]:

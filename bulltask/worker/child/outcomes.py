@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bulltask.clock import to_ms
-from bulltask.errors import ConfigError, RateLimitQueue, Reject, ReleaseJob, RescheduleJob, WaitForChildren
+from bulltask.errors import ConfigError, RateLimitQueue, Reject, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs.checkpoint import CHECKPOINT_FIELD
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.failures import truncate_reason
@@ -120,6 +120,7 @@ class RetriedOutcome(_WithCheckpoint):
 
     Attributes:
         expires_ms: The job's new expiry in epoch milliseconds, ``None`` if it does not change.
+        requested: What the task has requested with ``self.retry()``, ``None`` after any other exception.
     """
 
     delay_ms: int
@@ -129,6 +130,12 @@ class RetriedOutcome(_WithCheckpoint):
 
     exception: BaseException | None = field(default=None, compare=False, repr=False)
     expires_ms: int | None = None
+    requested: Retry | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def data(self) -> bytes | None:
+        """The job's new data, ``None`` if it does not change."""
+        return None if self.requested is None else self.requested.data
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", truncate_reason(self.reason))

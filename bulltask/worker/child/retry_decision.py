@@ -59,8 +59,10 @@ def decide_retry(
     except Exception as error:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
         reason = f"{reason} (and it cannot be retried: {type(error).__name__}: {error})"
         return FailedOutcome(reason, trace, category.value, cause)
-    expires_ms = None if requested is None else requested.expires_at(app.now_ms())
-    return RetriedOutcome(delay_ms, reason, trace, category.value, cause, expires_ms)
+    if requested is None:
+        return RetriedOutcome(delay_ms, reason, trace, category.value, cause)
+    expires_ms = requested.expires_at(app.now_ms())
+    return RetriedOutcome(delay_ms, reason, trace, category.value, cause, expires_ms, requested)
 
 
 def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:

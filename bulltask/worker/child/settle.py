@@ -19,12 +19,13 @@ from bulltask.events import (
     TaskNotRegistered,
 )
 from bulltask.jobs import codec
+from bulltask.jobs.child_results import NO_RESULTS
 from bulltask.jobs.errbacks import FAILED_JOB_FIELD
 from bulltask.jobs.failures import ERROR_FIELD
 from bulltask.jobs.job import RELEASES_FIELD, RunningJob
 from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.states import REVOKED
-from bulltask.jobs.stored_options import BULLTASK_KEY
+from bulltask.jobs.stored_options import BULLTASK_KEY, StoredOptions
 from bulltask.process import exit_if_forked
 from bulltask.transport.call import Call
 from bulltask.transport.scripts.add import add_deferred_duplicate
@@ -63,7 +64,7 @@ from bulltask.worker.child.outcomes import (
 from bulltask.worker.child.run_hooks import RunHooks
 from bulltask.worker.errback_jobs import errback_jobs
 
-__all__ = ["Settler"]
+__all__ = ["Settler", "options_after_retry"]
 
 _NOT_REGISTERED: Final = (
     "task {!r} is not registered in the worker that acquired this job; the job is rescheduled until it is acquired by "
@@ -142,7 +143,7 @@ class Settler:
         if job.releases:
             fields += [RELEASES_FIELD, "0"]  # for the case that somebody retries the job
         keep = job.keep("removeOnFail", self._config.keep_failed)
-        finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
+        finish = FinishOptions(False, fields[1].encode(), keep, job.attempts - job.opts.retries_before, fields)
         # In these cases, the script cannot fetch the next job.
         errbacks = []
         if not (revoked or outcome.malformed):
@@ -229,11 +230,24 @@ class Settler:
 
 def _retry_fields(job: RunningJob, outcome: RetriedOutcome) -> list[str]:
     fields = [*job.failure_fields(outcome.reason, outcome.trace), *checkpoint_fields(outcome)]
-    if outcome.expires_ms is None:
-        return fields
-    own = {name: value for name, value in job.opts.bulltask.items() if name != "ttl"}
-    opts = {**job.opts, BULLTASK_KEY: {**own, "expires": outcome.expires_ms}}
-    return [*fields, "opts", codec.encode(opts, what=f"the options of job {job.id}").decode()]
+    if outcome.data is not None:
+        fields += ["data", outcome.data.decode()]
+    if (opts := options_after_retry(job, outcome)) is not job.opts:
+        fields += ["opts", codec.encode(opts, what=f"the options of job {job.id}").decode()]
+    return fields
+
+
+def options_after_retry(job: RunningJob, outcome: RetriedOutcome) -> StoredOptions:
+    """Return the options of a job after an attempt: another expiry, or no argument from a previous step."""
+    changed: dict[str, Any] = {}
+    if outcome.expires_ms is not None:
+        changed["expires"] = outcome.expires_ms
+    if outcome.data is not None and "shape" in job.canvas:  # the new data contains the result
+        changed["canvas"] = {name: value for name, value in job.canvas.items() if name != "shape"} | NO_RESULTS
+    if not changed:
+        return job.opts
+    own = {name: value for name, value in job.opts.bulltask.items() if name != "ttl" or "expires" not in changed}
+    return StoredOptions({**job.opts, BULLTASK_KEY: {**own, **changed}})
 
 
 def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
