@@ -43,6 +43,7 @@ from bulltask.registry.current_job import current_job
 from bulltask.registry.django import set_up_django
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
+from bulltask.registry.overrides import is_overridden, pass_overrides, record_call, recorded, send_call, send_recorded
 from bulltask.registry.periodic_tasks_mixin import PeriodicTasksMixin
 from bulltask.registry.results_mixin import ResultsMixin
 from bulltask.registry.running import running_task
@@ -160,9 +161,8 @@ class App(
             kwargs: Keyword arguments.
             options: As in :meth:`bulltask.registry.task.AnyTask.apply_async`.
         """
-        if "link" in options or "link_error" in options:
-            return self.signature(name, args, kwargs, **options).apply_async()
-        return self.send_many([self.build_job(name, args, kwargs, options)])[0]
+        task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
+        return send_call(task, args or (), kwargs or {}, options)
 
     async def asend_task(
         self,
@@ -172,9 +172,17 @@ class App(
         **options: Unpack[CallKeywords[Any]],
     ) -> AsyncResult[Any]:
         """:meth:`send_task` for asyncio."""
+        if self.overrides_send_task:
+            task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
+            return await send_recorded(*record_call(task, lambda: self.send_task(name, args, kwargs, **options)))
         if "link" in options or "link_error" in options:
             return await self.signature(name, args, kwargs, **options).aapply_async()
         return (await self.asend_many([self.build_job(name, args, kwargs, options)]))[0]
+
+    @property
+    def overrides_send_task(self) -> bool:
+        """Whether a subclass, or a patch, has replaced :meth:`send_task`, so that all sends must pass through it."""
+        return type(self).send_task is not _SEND_TASK or "send_task" in self.__dict__
 
     def send_many(self, calls: Iterable[Signature[Any, Any] | NewJob]) -> list[AsyncResult[Any]]:
         """Send calls in order, one round trip per thousand: ``app.send_many([add.s(1, 2), mail.s("x")])``.
@@ -183,13 +191,17 @@ class App(
             BrokerError: A round trip failed; the calls from earlier round trips are stored. Calls with a ``job_id`` can
                 safely be sent again.
         """
-        jobs = [(call, job_of(call)) for call in calls]
-        return handles(self, self.tasks, jobs, self.send([job for _, job in jobs]))
+        passed = [recorded(call) for call in calls]
+        jobs = [(call, job_of(call)) for call, _ in passed if call is not None]
+        sent = iter(handles(self, self.tasks, jobs, self.send([job for _, job in jobs])))
+        return [returned if call is None else next(sent) for call, returned in passed]
 
     async def asend_many(self, calls: Iterable[Signature[Any, Any] | NewJob]) -> list[AsyncResult[Any]]:
         """:meth:`send_many` for asyncio."""
-        jobs = [(call, job_of(call)) for call in calls]
-        return handles(self, self.tasks, jobs, await self.asend([job for _, job in jobs]))
+        passed = [recorded(call) for call in calls]
+        jobs = [(call, job_of(call)) for call, _ in passed if call is not None]
+        sent = iter(handles(self, self.tasks, jobs, await self.asend([job for _, job in jobs])))
+        return [returned if call is None else next(sent) for call, returned in passed]
 
     # ---- queues --------------------------------------------------------------------------------------------------
 
@@ -337,19 +349,33 @@ class App(
             TypeError, EncodeError, PayloadTooLargeError, ConfigError: A call cannot be stored. Nothing was sent.
             BrokerError: All retries have failed; it is not known whether the jobs were stored.
         """
-        if is_single(canvas):
+        sends = True
+        if is_overridden(canvas):
+            if isinstance(canvas, Signature) and isinstance(canvas.task, AnyTask) and not canvas.has_passed_overrides:
+                return canvas.send_by_public_method()
+            sends = pass_overrides(canvas)
+        if is_single(canvas) and sends:
             return self.send_many([canvas])[0]  # one round trip; a transaction takes two
         plan = plan_canvas(canvas, self.config, origin_of_jobs_sent_by(current_job()))
         eager = self.broker.eager
+        if not sends:
+            return plan.result(self.results, self.now_ms())
         self.send_planned(plan.roots, self.flows().add_planned if eager is None else eager.run)
         return plan.result(self.results, self.now_ms())
 
     async def asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """:meth:`send_canvas` for asyncio."""
-        if is_single(canvas):
+        if isinstance(canvas, Signature) and not canvas.has_passed_overrides:
+            task: Any = canvas.task
+            if isinstance(task, AnyTask) and task.replaces("aapply_async"):
+                return await task.aapply_async(canvas.args, canvas.kwargs, **canvas.given_with_callbacks())
+        sends = not is_overridden(canvas) or pass_overrides(canvas)
+        if is_single(canvas) and sends:
             return (await self.asend_many([canvas]))[0]
         plan = plan_canvas(canvas, self.config, origin_of_jobs_sent_by(current_job()))
         eager = self.broker.eager
+        if not sends:
+            return plan.result(self.results, self.now_ms())
         await self.asend_planned(plan.roots, self.aflows().add_planned if eager is None else eager.arun)
         return plan.result(self.results, self.now_ms())
 
@@ -393,6 +419,8 @@ class App(
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"
 
+
+_SEND_TASK: Final = App.send_task  # as it is now, because a test may patch it
 
 Celery = App
 """Celery's name for the class, for code that imports it from ``celery``."""

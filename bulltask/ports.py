@@ -153,6 +153,11 @@ class Sender(Protocol):
         """Return the server's time in epoch milliseconds (this machine's before the first connection)."""
         ...
 
+    @property
+    def overrides_send_task(self) -> bool:
+        """Whether a subclass, or a patch, has replaced ``send_task``."""
+        ...
+
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Store the jobs and return their ids once Redis has acknowledged all of them.
 

@@ -22,6 +22,7 @@ from bulltask.registry.ancestry import origin_of_jobs_sent_by, sent_by
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current_job import current_job
+from bulltask.registry.overrides import check_overrides_passed
 
 __all__ = ["NewRow", "OutboxBase"]
 
@@ -86,12 +87,14 @@ class OutboxBase:
 
     def _write(self, call: Canvas[Any, Any], insert: Callable[[NewRow], object]) -> Any:
         """Insert the row of a call with ``insert``, and return the call's result handle."""
+        call = check_overrides_passed(call)
         plan, now_ms = plan_canvas(call, self.app.config, origin_of_jobs_sent_by(current_job())), self.app.now_ms()
         self.app.send_planned(plan.roots, lambda roots: _ignore(insert(_row(roots, now_ms))))
         return plan.result(self._results(), now_ms)
 
     async def _awrite(self, call: Canvas[Any, Any], insert: Callable[[NewRow], Awaitable[object]]) -> Any:
         """:meth:`_write` for asyncio."""
+        call = check_overrides_passed(call)
         plan, now_ms = plan_canvas(call, self.app.config, origin_of_jobs_sent_by(current_job())), self.app.now_ms()
 
         async def write(roots: Sequence[PlannedJob]) -> None:

@@ -26,6 +26,11 @@ class Callee(Protocol):
         ...
 
     @property
+    def is_overridden(self) -> bool:
+        """Whether a replaced ``apply_async`` or ``send_task`` sends its calls: :mod:`bulltask.registry.overrides`."""
+        ...
+
+    @property
     def result_decoder(self) -> Callable[[Any], Any] | None:
         """Converts a JSON result to the hinted return type; ``None`` if results are not converted."""
         ...

@@ -166,15 +166,16 @@ class _Expansion:
     def _expand_call(self, call: Signature[Any, Any], target: _Target) -> _Expanded:
         links = [self.expand(callback, _root_target()) for callback in call.links]
         entries = [entry for link in links for entry in link.entries]
+        own_id = call.options.job_id or call.planned_id
         if not entries:
-            step = self._place(Step(call.options.job_id or target.id, call), target)
+            step = self._place(Step(own_id or target.id, call), target)
             return _Expanded([step], step, step)
         if target.parent is None and len(entries) == 1:
-            step = self._place(Step(call.options.job_id or target.id, call), _before(entries[0]))
+            step = self._place(Step(own_id or target.id, call), _before(entries[0]))
             _deliver(entries, step)
             return _Expanded([step], step, step)
         passed_on = self._place(Step(target.id, dependents=entries), target)
-        step = self._place(Step(call.options.job_id or _new_id(), call), _before(passed_on))
+        step = self._place(Step(own_id or _new_id(), call), _before(passed_on))
         _deliver([passed_on], step)
         _deliver(entries, passed_on)
         return _Expanded([step], step, passed_on)

@@ -30,6 +30,7 @@ from bulltask.registry.explicit_retries import has_retries_left, max_attempts, n
 from bulltask.registry.job_client import JobClient, JobCommand
 from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.option_values import UNLIMITED_RETRIES, expiry_ms
+from bulltask.registry.overrides import check_overrides_passed
 from bulltask.registry.request import Request
 from bulltask.registry.signature import Signature
 from bulltask.result import AsyncResult
@@ -309,7 +310,7 @@ class JobMethods:
             TypeError: The task was called directly, or an argument does not match.
             BrokerError: Redis is unavailable, or returns an error.
         """
-        self._client_for_replace().replace(canvas)
+        self._client_for_replace().replace(check_overrides_passed(canvas))
         raise WaitForChildren(replaced=True)
 
     async def areplace(self, canvas: Canvas[Any, Any]) -> Never:
@@ -318,7 +319,7 @@ class JobMethods:
         Raises:
             WaitForChildren: Always. Also raises the errors of :meth:`replace`.
         """
-        await self._client_for_replace().areplace(canvas)
+        await self._client_for_replace().areplace(check_overrides_passed(canvas))
         raise WaitForChildren(replaced=True)
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> Never:  # noqa: ARG002 - Celery's signature

@@ -41,6 +41,11 @@ class NamedTask:
         """The app that sends its calls."""
         return self._sender()
 
+    @property
+    def is_overridden(self) -> bool:
+        """Whether a replaced ``send_task`` sends its calls."""
+        return self._sender().overrides_send_task
+
     def build(self, data: Any, call: CallOptions) -> NewJob:
         """Return the job for bound arguments."""
         return build_job(self.name, data, self._options, call, self._sender().config)

@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from bulltask.errors import MissingExtraError
 from bulltask.jobs.job import JobRef, NewJob
 from bulltask.ports import Sender
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.option_types import SingleCallKeywords
+from bulltask.registry.overrides import record_call
 from bulltask.result import AsyncResult
 
 __all__ = ["OnCommitMixin"]
@@ -33,6 +34,11 @@ class OnCommitMixin(ABC, Generic[P, R]):
     @abstractmethod
     def result_decoder(self) -> Callable[[Any], R] | None:
         """Converts a JSON result to the type of the return value."""
+
+    @property
+    @abstractmethod
+    def is_overridden(self) -> bool:
+        """Whether a replaced method sends the calls."""
 
     @abstractmethod
     def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
@@ -58,7 +64,7 @@ class OnCommitMixin(ABC, Generic[P, R]):
             TypeError, EncodeError, PayloadTooLargeError: As for ``delay``.
             MissingExtraError: Django is not installed.
         """
-        return self._send_on_commit(self.build(self.bind_json(args, kwargs), CallOptions()))
+        return self.apply_async_on_commit(args, kwargs)
 
     def apply_async_on_commit(
         self,
@@ -91,6 +97,14 @@ class OnCommitMixin(ABC, Generic[P, R]):
             raise TypeError(
                 f"apply_async_on_commit() does not accept {min(linked)}; use "
                 "transaction.on_commit(lambda: task.apply_async(…))"
+            )
+        if self.is_overridden:
+            task: Any = self
+            call, returned = record_call(task, lambda: task.apply_async(args, kwargs, **options))
+            return (
+                cast(AsyncResult[R], returned)
+                if call is None
+                else self._send_on_commit(call.job(), using, robust=robust)
             )
         job = self.build(self.bind_json(args, kwargs or {}, options.get("serializer")), CallOptions.of(options))
         return self._send_on_commit(job, using, robust=robust)

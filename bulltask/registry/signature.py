@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar, Unpack, cast
 
@@ -36,6 +37,10 @@ class Signature(Canvas[A_contra, R_co]):
         options: Options of ``apply_async``.
         immutable: Ignore the result of the previous step (Celery's ``si``).
 
+    Attributes:
+        has_passed_overrides: Whether the call has passed the replaced methods: :mod:`bulltask.registry.overrides`.
+        planned_id: The id that a replaced method has received for the job, ``""`` for none.
+
     Raises:
         TypeError: The task has no such parameters.
     """
@@ -56,6 +61,7 @@ class Signature(Canvas[A_contra, R_co]):
         self._take_callbacks(self._given)
         self._given = translate_call_options(self._given)  # once, because a clone would warn again
         self.options = CallOptions.of(self._given)
+        self.has_passed_overrides, self.planned_id = False, ""
         task.check_partial(self.args, self.kwargs)
 
     def set(self, **options: Unpack[SignatureKeywords[R_co]]) -> Signature[A_contra, R_co]:
@@ -134,6 +140,11 @@ class Signature(Canvas[A_contra, R_co]):
         """The options that were given and have an effect, by name."""
         return self._given
 
+    def given_with_callbacks(self) -> dict[str, Any]:
+        """Return the options that were given, with ``link`` and ``link_error``."""
+        callbacks: dict[str, list[Any]] = {"link": [*self.links], "link_error": [*self.errbacks]}
+        return {**self._given, **{name: given for name, given in callbacks.items() if given}}
+
     def link(self, callback: Canvas[R_co, Any]) -> Any:
         """Run ``callback`` with the result when the call has completed; return ``callback``."""
         self.links.append(callback)
@@ -149,6 +160,17 @@ class Signature(Canvas[A_contra, R_co]):
         self.links += pop_callbacks(options, "link")
         self.errbacks += pop_callbacks(options, "link_error")
 
+    def send_by_public_method(self) -> Any:
+        """Send the call with the task's ``apply_async``, or with the app's ``send_task`` if only its name is known."""
+        task, options = cast(Any, self.task), self.given_with_callbacks()
+        if hasattr(task, "apply_async"):
+            return task.apply_async(self.args, self.kwargs, **options)
+        return task.sender.send_task(task.name, self.args, self.kwargs, **options)
+
+    def become(self, other: Signature[Any, Any]) -> None:
+        """Take the arguments, options and callbacks of another call of the same task."""
+        vars(self).update({**vars(other), "immutable": self.immutable})
+
     def job(self) -> NewJob:
         """Return this call's job, with a new id each time unless ``job_id`` is set.
 
@@ -157,7 +179,8 @@ class Signature(Canvas[A_contra, R_co]):
         """
         if self.links or self.errbacks:
             raise TypeError(f"{self!r} has callbacks; send it with its method apply_async")
-        return self.task.build(self.task.bind_json(self.args, self.kwargs, self.options.serializer), self.options)
+        job = self.task.build(self.task.bind_json(self.args, self.kwargs, self.options.serializer), self.options)
+        return replace(job, id=self.planned_id) if self.planned_id else job
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the task in this process, without a worker."""

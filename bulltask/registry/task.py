@@ -23,6 +23,7 @@ from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
 from bulltask.registry.on_commit_mixin import OnCommitMixin
 from bulltask.registry.option_types import CallKeywords
+from bulltask.registry.overrides import record_call, send_call, send_recorded
 from bulltask.registry.positional import Takes1, Takes2, Takes3, TakesMany, Unchecked
 from bulltask.registry.signature import Signature
 from bulltask.registry.task_class import TaskClass
@@ -97,11 +98,15 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
                 large. Nothing was sent.
             BrokerError: Redis could not be reached in time, despite retries, or returned an error.
         """
+        if self.is_overridden:
+            return self.apply_async(args, kwargs)
         data = self.bind_json(args, kwargs)
         return self._send_job(self._plan(data).job(data))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """:meth:`delay` for asyncio: ``await add.adelay(1, 2)`` in an async web handler."""
+        if self.is_overridden or self.replaces("aapply_async"):
+            return await self.aapply_async(args, kwargs)
         data = self.bind_json(args, kwargs)
         return await self._asend_job(self._plan(data).job(data))
 
@@ -121,18 +126,27 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         Raises:
             TypeError: An option is unknown. Also raises the errors of :meth:`delay`.
         """
-        if "link" in options or "link_error" in options:
-            return Signature[Any, R](self, args, kwargs, options).apply_async()
-        data = self.bind_json(args, kwargs or {}, options.get("serializer"))
-        return self._send_job(self.build(data, CallOptions.of(options)))
+        args, kwargs, sender = args or (), kwargs or {}, self._sender()
+        if sender.overrides_send_task:
+            return cast(AsyncResult[R], cast(Any, sender).send_task(self.name, args, kwargs, **options))
+        return send_call(self, args, kwargs, options)
 
     async def aapply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R]]
     ) -> AsyncResult[R]:
         """:meth:`apply_async` for asyncio."""
+        args, kwargs = args or (), kwargs or {}
+        if self.is_overridden:
+            # The replaced method is a plain one, which must not block the event loop: its call is recorded and awaited.
+            app = cast(Any, self._sender())
+            own = not self.replaces("apply_async") or self.replaces("aapply_async")
+            send = functools.partial(app.send_task, self.name) if own else self.apply_async
+            return await send_recorded(*record_call(self, lambda: send(args, kwargs, **options)))
         if "link" in options or "link_error" in options:
-            return await Signature[Any, R](self, args, kwargs, options).aapply_async()
-        data = self.bind_json(args, kwargs or {}, options.get("serializer"))
+            call: Signature[Any, R] = Signature(self, args, kwargs, options)
+            call.has_passed_overrides = True
+            return cast(AsyncResult[R], await self._sender().asend_canvas(call))
+        data = self.bind_json(args, kwargs, options.get("serializer"))
         return await self._asend_job(self.build(data, CallOptions.of(options)))
 
     def apply(
@@ -185,8 +199,11 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
         The arguments of all calls are checked before the first job is sent.
         """
-        jobs = [self._plan(data).job(data) for data in (self.bind_json(args, {}) for args in calls)]
         sender = self._sender()
+        if self.is_overridden:
+            app: Any = sender
+            return cast(list[AsyncResult[R]], app.send_many([Signature(self, args) for args in calls]))
+        jobs = [self._plan(data).job(data) for data in (self.bind_json(args, {}) for args in calls)]
         return self._results(sender, jobs, sender.send(jobs))
 
     def map_dataframe(self, df: FrameT, columns: Any = None, **map_options: Any) -> FrameT:
@@ -284,6 +301,20 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         return Signature(starmap, (), {"task": self.name, "items": items})
 
     @property
+    def is_overridden(self) -> bool:
+        """Whether a subclass, or a patch, has replaced ``apply_async``, or the app's ``send_task``."""
+        return (
+            type(self).apply_async is not _APPLY_ASYNC
+            or "apply_async" in self.__dict__
+            or self._sender().overrides_send_task
+        )
+
+    def replaces(self, method: str) -> bool:
+        """Whether a subclass, or a patch, has replaced ``apply_async`` or ``aapply_async``."""
+        original = _APPLY_ASYNC if method == "apply_async" else _AAPPLY_ASYNC
+        return getattr(type(self), method) is not original or method in vars(self)
+
+    @property
     def sender(self) -> Sender:
         """The app that sends the task's calls."""
         return self._sender()
@@ -324,6 +355,11 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} at {self.location}>"
+
+
+# As they are now, because a test may patch them.
+_APPLY_ASYNC: Final = AnyTask.apply_async
+_AAPPLY_ASYNC: Final = AnyTask.aapply_async
 
 
 def _decode_each(decode: Callable[[Any], R], results: Iterable[Any]) -> list[R]:

@@ -62,9 +62,6 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
             raise ConfigError(
                 f"{cls.__qualname__}.{taken[0]} would replace an attribute that bulltask uses; give it another name"
             )
-        for sends, shortcut in (("apply_async", "delay"), ("aapply_async", "adelay")):
-            if sends in vars(cls) and shortcut not in vars(cls):
-                setattr(cls, shortcut, _by(sends))
 
     # ---- for the user's class to override -------------------------------------------------------------------------
 
@@ -225,15 +222,6 @@ def options_of_class(kind: type) -> dict[str, Any]:
                 if name == "retry_backoff" or not hasattr(type(value), "__get__"):
                     found[name] = value
     return found
-
-
-def _by(sends: str) -> Callable[..., Any]:
-    """Return a ``delay`` that calls the ``apply_async`` of the user's class."""
-
-    def delay(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, sends)(args, kwargs)
-
-    return delay
 
 
 async def _awaited(context: Context, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

@@ -43,6 +43,18 @@ def test_a_call_is_sent_at_the_commit_and_its_id_is_known_before(
     assert result.get(timeout=10) == 42
 
 
+def test_an_overridden_apply_async_receives_the_call(app: App, worker: InlineWorker) -> None:
+    class Doubled(Task[[int], int]):
+        def apply_async(self, args: Any = (), kwargs: Any = None, **options: Any) -> AsyncResult[int]:
+            return super().apply_async([2 * number for number in args], kwargs, **options)
+
+    same = app.task(name="same", base=Doubled)(lambda number: number)
+    with transaction.atomic():
+        result = same.delay_on_commit(21)
+        assert (count(app), result.state) == (0, JobState.UNKNOWN)
+    assert result.get(timeout=10) == 42
+
+
 def test_nothing_is_sent_after_a_rollback(app: App, double: Task[[int], int]) -> None:
     with transaction.atomic():
         result = double.delay_on_commit(21)

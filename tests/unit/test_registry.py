@@ -53,6 +53,7 @@ class RecordingSender:
         self.config: Config = CONFIG
         self.typed: bool | None = None
         self.serializer = "json"
+        self.overrides_send_task = False
         self.results = cast(ResultReader, object())
 
     def now_ms(self) -> int:
