@@ -1,17 +1,17 @@
-"""Starts the process that serves ``/metrics``: a fork, so that the supervisor stays single-threaded."""
+"""The process that serves ``/metrics``: a fork, so that the supervisor stays single-threaded."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from structlog.typing import FilteringBoundLogger
 
 from bulltask.config.config import Config
 from bulltask.observe.counters import MetricsMemory
-from bulltask.process import fork_with_blocked_signals
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.helper_process import HelperProcess
 
 if TYPE_CHECKING:
     import socket
@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["MetricsProcess"]
 
 
-class MetricsProcess:
+class MetricsProcess(HelperProcess):
     """The process that serves ``/metrics``.
 
     The constructor binds the port, so that the worker does not start with an invalid port; :meth:`start` forks the
-    process.
+    process. The supervisor keeps the socket, so a client that connects while the process is dead is served by the next.
 
     Args:
         config: The address and port.
         memory: The counters of all processes.
         worker_id: A label of the metrics.
         queue_lengths: Reads the lengths of the queues; called in the new process.
+        close_inherited, logger: As in :class:`HelperProcess`.
 
     Raises:
         ConfigError: The port cannot be bound.
     """
+
+    title, stop_timeout_ms = "Metrics exporter", 1_000
+    kill_hint = "It was stopped or suspended"
 
     def __init__(
         self,
@@ -41,35 +45,32 @@ class MetricsProcess:
         memory: MetricsMemory,
         worker_id: str,
         queue_lengths: Callable[[], Mapping[str, Mapping[str, int]]],
+        close_inherited: Callable[[], None],
+        logger: FilteringBoundLogger,
     ) -> None:
         from bulltask.observe.exporter import bind  # noqa: PLC0415 - prometheus_client is slow to import
 
+        super().__init__(close_inherited, logger)
         self._memory, self._worker_id, self._lengths = memory, worker_id, queue_lengths
         self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
-        self._pid: int | None = None
 
-    def start(self, close_inherited: Callable[[], None]) -> None:
-        """Fork the process.
+    def start(self) -> None:
+        """Fork the process."""
+        self._fork()
 
-        Args:
-            close_inherited: Closes the supervisor's connections and pipes in the new process.
-        """
+    def close_inherited(self) -> None:
+        """Close the socket; forks of the supervisor call this, too."""
+        self._socket.close()
+
+    def _send_stop(self) -> None:
+        assert self._pid is not None
+        os.kill(self._pid, signal.SIGTERM)
+
+    def _run(self, parent_pid: int) -> None:
         from bulltask.observe.exporter import run_exporter  # noqa: PLC0415
         from bulltask.observe.metrics import MetricsCollector  # noqa: PLC0415
 
-        parent_pid = os.getpid()
-        self._pid = fork_with_blocked_signals()  # the exporter unblocks them once it has handlers
-        if self._pid == 0:
-            close_inherited()
-            collector = MetricsCollector(self._memory, self._worker_id, self._lengths)
-            run_exporter(self._socket, collector, parent_pid)
-            os._exit(ExitCode.FAILED)
-        self._socket.close()
-
-    def stop(self) -> None:
-        """Stop the process and wait until it has exited."""
-        self._socket.close()
-        if self._pid is not None:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self._pid, signal.SIGTERM)
-                os.waitpid(self._pid, 0)
+        listener = self._socket.dup()
+        self._close_inherited()  # also the other copy of the socket
+        collector = MetricsCollector(self._memory, self._worker_id, self._lengths)
+        run_exporter(listener, collector, parent_pid)  # unblocks the signals once it has handlers

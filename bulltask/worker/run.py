@@ -24,6 +24,7 @@ from bulltask.observe.log_listener import LogListener
 from bulltask.process import memory_kib
 from bulltask.registry.django import close_connections
 from bulltask.signals.catalog import worker_init
+from bulltask.transport.client_types import SyncClient
 from bulltask.transport.inspect import count_runnable_jobs, queue_lengths
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
@@ -33,6 +34,7 @@ from bulltask.worker.child.main import ChildPlan, child_bus, run_child
 from bulltask.worker.child.spark_tasks import missing_dependencies
 from bulltask.worker.child.spawned import SpawnSpec
 from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.helper_process import HelperProcess
 from bulltask.worker.hook_process import HookProcess, WorkerInfo
 from bulltask.worker.metrics_process import MetricsProcess
 from bulltask.worker.outbox_process import OutboxProcess
@@ -40,12 +42,13 @@ from bulltask.worker.preflight import Preflight
 from bulltask.worker.slots import Slots, anonymous_file
 from bulltask.worker.states import ProcessState
 from bulltask.worker.supervisor.autoscaler import Autoscaler
+from bulltask.worker.supervisor.call_limits import CallLimits
 from bulltask.worker.supervisor.canceller import Canceller
 from bulltask.worker.supervisor.child_pool import ChildPool
 from bulltask.worker.supervisor.completion import BurstCheck, MaxJobsCheck
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
-from bulltask.worker.supervisor.loop import Supervisor
+from bulltask.worker.supervisor.loop import SIGNAL_PATIENCE_MS, Supervisor
 from bulltask.worker.supervisor.memory_check import MemoryCheck
 from bulltask.worker.supervisor.named_connections import SUPERVISOR_TIMEOUT_MS, NamedConnections
 from bulltask.worker.supervisor.primary_check import PrimaryCheck
@@ -147,10 +150,11 @@ class _Assembly:
         self.backoff = ReconnectBackoff(self.bus, config)
         self.broker = app.broker
         self.keys = [self.broker.keys(queue) for queue in queues]
-        self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
-        self.named_connections = NamedConnections(self.broker, queues, self.worker_id, self.backoff)
+        self.limits = CallLimits()
+        self.client = self._client()
+        self.named_connections = NamedConnections(self._client, self.broker, queues, self.worker_id, self.backoff)
         self.info = WorkerInfo(self.worker_id, app, queues, config.concurrency)
-        self.hook_process = HookProcess(self.info, self._is_ready, self.logger)
+        self.hook_process = HookProcess(self.info, self._is_ready, self._close_inherited, self.logger)
         self.outbox_process = OutboxProcess(app, self._close_inherited, self.logger)
         self.slots_fd = anonymous_file("bulltask-slots")
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
@@ -158,27 +162,30 @@ class _Assembly:
         self.slots = Slots(self.max_children, slots_per_child(app), self.slots_fd)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
+        self.exporter = self._exporter()
+        self.end_by_ms: int | None = None
 
     def run(self) -> ExitCode:
         worker_init.send(self.info)
         close_connections()  # those that the app's modules or receivers have opened
-        exporter = self._exporter()
         self.signals.install(self.wakeup_pipe)
+        self.signals.on_stop = lambda: self.limits.end_calls_in(SIGNAL_PATIENCE_MS)
         try:
             preflight = Preflight(self.client, self.keys, self.config, self.logger, self.backoff)
             failure = preflight.run(self.signals.wait, lambda: self.signals.contains({*STOP_METHODS, "restart"}))
             if failure is None:
-                if exporter is not None:
-                    exporter.start(self._close_inherited)
-                self.hook_process.start(self.bus, self._close_inherited)
+                if self.exporter is not None:
+                    self.exporter.start()
+                self.hook_process.start(self.bus)
                 code, restart = self._supervise()
             else:
                 code, restart = failure, not self.signals.contains(STOP_METHODS) and self.signals.contains({"restart"})
         finally:
-            self.outbox_process.stop()
-            self.hook_process.stop()
-            if exporter is not None:
-                exporter.stop()
+            self.limits.end_calls_in(None)  # the timer would survive a restart
+            for helper in self._helpers():
+                helper.request_stop()
+            for helper in self._helpers():
+                helper.wait(self.end_by_ms)
             self._close_inherited()
         return self._restart() if restart else code
 
@@ -223,15 +230,24 @@ class _Assembly:
             self.named_connections,
             *self._primary_check(),
             beat,
-            self.outbox_process,
+            *self._helpers(),
             *self._sizing(pool),
             *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below
         ]
         ticker = Ticker(services, backoff, bus)
         url = self.broker.endpoint.safe_url
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.threads or config.children, url))
-        supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
-        return supervisor.run(), supervisor.restarting
+        supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus, self.limits)
+        code = supervisor.run()
+        self.end_by_ms = supervisor.end_by_ms
+        return code, supervisor.restarting
+
+    def _client(self, name: str | None = None) -> SyncClient:
+        """Return a client of the supervisor."""
+        return self.limits.client(self.broker.client(name, timeout_ms=SUPERVISOR_TIMEOUT_MS))
+
+    def _helpers(self) -> list[HelperProcess]:
+        return [self.outbox_process, self.hook_process, *([] if self.exporter is None else [self.exporter])]
 
     def _primary_check(self) -> list[Service]:
         endpoint = self.broker.endpoint
@@ -347,8 +363,8 @@ class _Assembly:
         self.named_connections.close()
         self.broker.close()  # open if the app sent jobs while it was being imported
         self.wakeup_pipe.close()
-        self.hook_process.close_inherited()
-        self.outbox_process.close_inherited()
+        for helper in self._helpers():
+            helper.close_inherited()
 
     def _metrics_memory(self) -> MetricsMemory | None:
         """Return the counters of all processes; ``None`` when metrics are off."""
@@ -362,4 +378,11 @@ class _Assembly:
         if self.memory is None:
             return None
         client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
-        return MetricsProcess(self.config, self.memory, self.worker_id, lambda: queue_lengths(client, self.keys))
+        return MetricsProcess(
+            self.config,
+            self.memory,
+            self.worker_id,
+            lambda: queue_lengths(client, self.keys),
+            self._close_inherited,
+            self.logger,
+        )

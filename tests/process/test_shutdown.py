@@ -7,11 +7,14 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from bulltask import AsyncResult
 from bulltask.lua import wrappers
+from bulltask.testing.server import RedisServer
 from tests.support.machine_load import scale_to_load
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
@@ -25,6 +28,14 @@ def short(self, number):
     return sum(range(number))
 """
 GRACE_S = 0.5
+FAREWELL = """
+import threading
+from bulltask import signals
+
+@signals.worker_shutdown.connect
+def says_goodbye(**_):
+    threading.Event().wait()
+"""
 
 
 def send_term_twice(worker: Worker) -> None:
@@ -212,3 +223,26 @@ def test_shutdowns_at_random_times_leave_no_job_active_and_repeat_none(
     harness.report(jobs=len(calls), stops=exits.total(), stranded=stranded)
     assert exits == {0: 30}
     assert starts == dict.fromkeys([call.id for call in calls], 1)
+
+
+@pytest.mark.parametrize("job", ["idle", "running"])
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["redis_killed", "redis_stopped"])
+def test_a_stop_takes_at_most_a_second_more_than_the_shutdown_timeout_without_redis(
+    harness_on: Callable[[str], WorkerHarness], tmp_path: Path, fault: signal.Signals, job: str
+) -> None:
+    """One deadline holds for the calls to Redis, the release of jobs, and the processes beside the children."""
+    with RedisServer.start(tmp_path / "redis") as server:
+        harness = harness_on(server.url)
+        worker = harness.worker(FAREWELL, children=2, settings={"shutdown_timeout": GRACE_S, "metrics_port": 0})
+        if job == "running":
+            for held in (harness.hold(), harness.hold()):
+                harness.wait_for_start(held)
+        else:
+            harness.wait_until_idle(2)
+        os.kill(server.pid, fault)
+        stopped = time.monotonic()
+        assert worker.stop() == 0
+        took_s = time.monotonic() - stopped
+        harness.report(exit_after_s=round(took_s, 3))
+        assert took_s <= scale_to_load(GRACE_S + 1)
+        os.kill(server.pid, signal.SIGCONT)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import urllib.request
 
 import pytest
 
+from bulltask.testing.wait import wait_until
+from tests.support.processes import has_exited
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
@@ -123,6 +127,31 @@ def test_a_blocked_receiver_of_worker_ready_delays_only_the_shutdown_by_5_s(
         ("worker_ready", "tested.exits"),
     ]
     assert len(worker.logged("Hook process killed")) == 1
+
+
+@METHODS
+def test_processes_beside_the_children_that_are_killed_are_replaced(harness: WorkerHarness, method: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    worker = harness.worker(LIFE, children=1, settings={"worker_start_method": method, "metrics_port": port})
+    harness.journal.wait_for(what="start", job="sent by worker_ready")
+    children = {line["pid"] for line in worker.wait_for_line("Child started")}
+    helpers = set(worker.children) - children
+    assert len(helpers) == 2
+    for pid in helpers:
+        os.kill(pid, signal.SIGKILL)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        assert b"bullmq_jobs_processed_total" in answer.read()
+    lines = [*worker.wait_for_line("Metrics exporter died"), *worker.wait_for_line("Hook process died")]
+    assert {line["pid"] for line in lines} == helpers
+    assert {line["code"] for line in lines} == {-signal.SIGKILL}
+    wait_until(lambda: len(worker.children) == 3, 60, "two new processes, and no zombie")
+    assert all(has_exited(pid) for pid in helpers)
+    assert worker.stop() == 0
+    (shutdown,) = harness.journal.wait_for(what="worker_shutdown")
+    assert int(shutdown["pid"]) not in helpers
+    assert len(harness.journal.all(what="worker_shutting_down")) == 1
+    assert len(harness.journal.all(what="worker_ready")) == 1
 
 
 def test_a_worker_without_receivers_has_no_hook_process_and_worker_init_can_prevent_the_start(

@@ -188,7 +188,8 @@ def test_a_redis_that_is_read_only_or_out_of_memory_is_reported_once(
     on_server: Callable[..., tuple[Supervised, RedisServer]], condition: str
 ) -> None:
     worker, _ = on_server()
-    presence = NamedConnections(worker.app.broker, worker.queues, "worker", worker.backoff)
+    broker = worker.app.broker
+    presence = NamedConnections(broker.client, broker, worker.queues, "worker", worker.backoff)
     job_id = worker.run(worker.slot)
     worker.heartbeat.tick(0, 0)
     if condition == "full":

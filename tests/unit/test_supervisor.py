@@ -28,7 +28,13 @@ class Worker:
         bus.subscribe(Event, self.events.append)
         fake: Any = self
         process: Any = SimpleNamespace(signals=self, terminal_closed=terminal_closed)
-        self.supervisor = Supervisor(fake, fake, fake, process, Settings({}, {}).freeze(), bus)
+        self.limits_ms: list[int | None] = []
+        limits: Any = SimpleNamespace(
+            end_calls_in=self.limits_ms.append,
+            end_calls_without_reply_in=self.limits_ms.append,
+            has_given_up=False,
+        )
+        self.supervisor = Supervisor(fake, fake, fake, process, Settings({}, {}).freeze(), bus, limits)
         self.exit_code = self.supervisor.run()
 
     def events_of(self, kind: type[Event]) -> list[Any]:

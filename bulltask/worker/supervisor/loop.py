@@ -17,15 +17,25 @@ from bulltask.events import (
 from bulltask.events.bus import Bus
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.states import ProcessState
+from bulltask.worker.supervisor.call_limits import CallLimits
 from bulltask.worker.supervisor.child_pool import ChildBootError, ChildPool
 from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.services import Ticker
 
-__all__ = ["Supervisor"]
+__all__ = ["SIGNAL_PATIENCE_MS", "Supervisor"]
 
 _IDLE_MS = 1_000
 _CLOSE_TIMEOUT_MS = 5_000
+SIGNAL_PATIENCE_MS = 250
+"""How long a call may wait for Redis when a signal to stop arrives; only then does the supervisor handle the signal."""
+_KILL_PATIENCE_MS = 50
+"""How long a call may wait for Redis at the deadline of a warm shutdown."""
+_RELEASE_PATIENCE_MS = 300
+"""How long Redis may leave the supervisor without a reply while it releases the jobs of killed children."""
+_AFTER_KILL_MS = 700
+"""When the worker's helper processes must have stopped, after the children were killed: less than a second, so that the
+whole stop takes less than a second more than ``shutdown_timeout``."""
 _STOPPING = "the worker is stopping"
 
 
@@ -39,12 +49,14 @@ class Supervisor:
         process_spec: The signals, and whether the terminal is still open.
         config: The settings, for the timeout of a warm shutdown.
         bus: Receives an event for every command.
+        limits: The limits of all clients of the services.
 
     Attributes:
         restarting: After :meth:`run`, whether the worker should start again.
+        end_by_ms: When the worker must have stopped (monotonic time); ``None`` if there is no deadline.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
         pool: ChildPool,
         ticker: Ticker,
@@ -52,13 +64,16 @@ class Supervisor:
         process_spec: ProcessSpec,
         config: Config,
         bus: Bus,
+        limits: CallLimits,
     ) -> None:
-        self._pool, self._ticker, self._recovery = pool, ticker, recovery
+        self._pool, self._ticker, self._recovery, self._limits = pool, ticker, recovery, limits
         self._process_spec, self._signals, self._config, self._bus = process_spec, process_spec.signals, config, bus
         self.restarting = False
         self._paused_since_ms: int | None = None
         self._state = ProcessState.INIT
+        self._signalled_ms = 0
         self._kill_at_ms: int | None = None
+        self.end_by_ms: int | None = None
         self._close_at_ms: int | None = None
         self._exit_code = ExitCode.OK
         self._finishing = False
@@ -69,10 +84,13 @@ class Supervisor:
         if self._config.paused:
             self.pause()
         wait_ms = 0
+        self._signals.on_stop = self._limit_current_call
         while self._state is not ProcessState.CLOSED:
             self._signals.wait(wait_ms)
-            for name in self._signals.pop_all():
-                getattr(self, name)()
+            if names := self._signals.pop_all():
+                for name in names:
+                    getattr(self, name)()
+                self._limit_calls()
             self._reap()
             self._ticker.run_due()
             wait_ms = self._maintain()
@@ -98,7 +116,8 @@ class Supervisor:
         """
         if self._state is ProcessState.RUN:
             self._start_shutdown(reason, finishing=True)
-            self._finishing, self._kill_at_ms = True, None
+            self._finishing, self._kill_at_ms, self.end_by_ms = True, None, None
+            self._limit_calls()
 
     def cold_shutdown(self) -> None:
         """Kill the children; their jobs are released."""
@@ -160,7 +179,9 @@ class Supervisor:
         # After close(), because the event means that no more jobs are acquired.
         self._bus.emit(WorkerStopping(mode, running))
         # The services run until this time, so that running jobs keep their locks.
-        self._kill_at_ms = mono_ms() + self._config.shutdown_timeout_ms
+        started_ms = mono_ms() if finishing or not self._signalled_ms else self._signalled_ms
+        self._kill_at_ms = started_ms + self._config.shutdown_timeout_ms
+        self.end_by_ms = self._kill_at_ms + _AFTER_KILL_MS
 
     def _kill(self) -> None:
         if self._state is ProcessState.TERMINATE:
@@ -168,7 +189,20 @@ class Supervisor:
         self._advance(ProcessState.TERMINATE)
         self._bus.emit(WorkerStopping("cold", self._pool.running()))
         self._pool.kill()
-        self._kill_at_ms = None
+        self._kill_at_ms, self.end_by_ms = None, mono_ms() + _AFTER_KILL_MS
+        self._limits.end_calls_without_reply_in(_RELEASE_PATIENCE_MS)
+
+    def _limit_current_call(self) -> None:
+        """Let the call that the supervisor is waiting for end soon; called in the handler of a signal to stop."""
+        self._signalled_ms = mono_ms()
+        if self._state < ProcessState.TERMINATE:
+            self._limits.end_calls_in(SIGNAL_PATIENCE_MS)
+
+    def _limit_calls(self) -> None:
+        """Let calls end when the running jobs have no more time."""
+        if self._state < ProcessState.TERMINATE:
+            left_ms = None if self._kill_at_ms is None else self._kill_at_ms + _KILL_PATIENCE_MS - mono_ms()
+            self._limits.end_calls_in(left_ms)
 
     def _resize(self, name: str, change: Callable[[], bool], limit_reason: str) -> None:
         if self._state is not ProcessState.RUN:
@@ -210,8 +244,10 @@ class Supervisor:
         """Close when the jobs of all children are settled, or after a timeout if Redis is unavailable."""
         if self._close_at_ms is None:
             self._close_at_ms = mono_ms() + _CLOSE_TIMEOUT_MS
-        if self._recovery.pending and mono_ms() < self._close_at_ms:
-            self._signals.wait(Recovery.interval_ms)
+            if self.end_by_ms is not None:
+                self._close_at_ms = min(self._close_at_ms, self.end_by_ms)
+        if self._recovery.pending and mono_ms() < self._close_at_ms and not self._limits.has_given_up:
+            self._signals.wait(min(Recovery.interval_ms, self._close_at_ms - mono_ms()))
         else:
             self._advance(ProcessState.CLOSED)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError
@@ -25,7 +25,8 @@ class NamedConnections:
     During an outage ``PING`` does not suffice, because a Redis that is read-only or out of memory still replies to it.
 
     Args:
-        broker: Creates the connections.
+        connect: Creates a client whose connection has the given name.
+        broker: The keys of the queues.
         queues: The names of the worker's queues in the app.
         worker_id: Shown by dashboards as the worker's name.
         backoff: The supervisor's backoff.
@@ -33,11 +34,15 @@ class NamedConnections:
 
     interval_ms = 1_000
 
-    def __init__(self, broker: Broker, queues: Sequence[str], worker_id: str, backoff: ReconnectBackoff) -> None:
-        self._clients: list[SyncClient] = [
-            broker.client(broker.keys(queue).client_name(worker_id), timeout_ms=SUPERVISOR_TIMEOUT_MS)
-            for queue in queues
-        ]
+    def __init__(
+        self,
+        connect: Callable[[str], SyncClient],
+        broker: Broker,
+        queues: Sequence[str],
+        worker_id: str,
+        backoff: ReconnectBackoff,
+    ) -> None:
+        self._clients = [connect(broker.keys(queue).client_name(worker_id)) for queue in queues]
         self._backoff = backoff
         # In a cluster, a command with a key, so that only the node that has the queue shows the connection.
         self._pings: list[Call[object]] = [

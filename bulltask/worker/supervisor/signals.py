@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import FrameType
 from typing import Final
 
@@ -30,15 +30,22 @@ SIGNAL_METHODS: Final[Mapping[signal.Signals, str]] = {
 _INSTALLED_LATE: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD})
 """Signals that keep their default action until the worker is running: before that there is nothing to shut down."""
 
+_STOP_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+
 STOP_METHODS: Final = frozenset({"warm_shutdown", "cold_shutdown"})
 """The methods that stop the worker without a restart."""
 
 
 class SignalQueue:
-    """Queues signals for the supervisor's loop: a handler only records the number, so it interrupts nothing."""
+    """Queues signals for the supervisor's loop: a handler only records the number, so it interrupts nothing.
+
+    Attributes:
+        on_stop: Called in the handler of a signal that stops the worker.
+    """
 
     def __init__(self) -> None:
         self._wakeup_pipe: WakeupPipe | None = None
+        self.on_stop: Callable[[], None] | None = None
         self._arrived: deque[int] = deque()
 
     def install_early(self) -> None:
@@ -64,6 +71,8 @@ class SignalQueue:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._arrived.append(number)
+        if self.on_stop is not None and number in _STOP_SIGNALS:
+            self.on_stop()
 
     def wait(self, timeout_ms: float) -> None:
         """Return after ``timeout_ms``, or as soon as a signal has arrived."""
