@@ -1,16 +1,21 @@
-"""Process control: parent-death signals, CPU limits, fork and exit."""
+"""Process control: parent-death signals, CPU limits, fork and exit. Programs on Windows import it, too."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
-import resource
 import signal
 import sys
+import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NoReturn
+
+if sys.platform != "win32":
+    import resource
 
 __all__ = [
     "BLOCKED_AT_START",
@@ -19,6 +24,7 @@ __all__ = [
     "exit_if_forked",
     "fork_with_blocked_signals",
     "memory_kib",
+    "stop_signals",
     "unblock_signals",
     "usable_cores",
 ]
@@ -70,20 +76,11 @@ def usable_cores() -> int:
 
 
 BLOCKED_AT_START: Final = frozenset(
-    {
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGTSTP,
-        signal.SIGCONT,
-        signal.SIGTTIN,
-        signal.SIGTTOU,
-    }
+    signal.Signals[name]
+    for name in ("SIGHUP", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT", "SIGTTIN", "SIGTTOU")
+    if name in signal.Signals.__members__  # Windows has only SIGINT
 )
 """Signals that would end or stop a process, or be lost, before its handlers are installed."""
-
-_BLOCKED: Final = BLOCKED_AT_START | {signal.SIGTERM, signal.SIGQUIT}
 
 
 def fork_with_blocked_signals() -> int:
@@ -92,7 +89,7 @@ def fork_with_blocked_signals() -> int:
     Before the child has installed its own handlers, a signal would run the parent's handler in the child, and be lost.
     A child that is asked to stop at that moment would continue.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_AT_START | {signal.SIGTERM, signal.SIGQUIT})
     pid = os.fork()
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -128,14 +125,14 @@ def exit_if_forked(pid: int, raised: BaseException | None = None) -> None:
 
 
 _STATM: Final = "/proc/{}/statm"
-_PAGE_KIB: Final = os.sysconf("SC_PAGE_SIZE") // 1024
+_PAGE_KIB: Final = mmap.PAGESIZE // 1024
 
 
 def memory_kib(pid: int | None = None) -> int:
     """Return the resident memory (RSS) of this process, or of process ``pid``, in KiB.
 
     Memory that a process shares with others counts, such as the pages of a fork that neither process has changed.
-    On systems without ``/proc``, it is the maximum so far for this process, and 0 for any other process.
+    On systems without ``/proc``, it is the maximum so far for this process, and 0 for any other process; on Windows 0.
 
     Raises:
         OSError: The process has exited.
@@ -143,8 +140,38 @@ def memory_kib(pid: int | None = None) -> int:
     if os.path.exists(_STATM.format("self")):  # noqa: PTH110 - ten times as fast as Path, for every job
         with open(_STATM.format(pid or "self"), "rb") as statm:  # noqa: PTH123 - the same
             return int(statm.read().split()[1]) * _PAGE_KIB
+    if sys.platform == "win32":
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return 0 if pid else peak // 1024 if sys.platform == "darwin" else peak
+
+
+@contextmanager
+def stop_signals(*, hangup: bool = False) -> Iterator[Callable[[], object]]:
+    """Block the signals that stop a program, and yield a function that waits for one of them.
+
+    Threads that are started in the block inherit the mask, so that the signal reaches the function.
+
+    Args:
+        hangup: Whether ``SIGHUP`` stops the program, too.
+    """
+    if sys.platform == "win32":  # no masks there
+        stopped = threading.Event()
+        handlers = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+        for number in handlers:
+            signal.signal(number, lambda *_: stopped.set())
+        try:
+            yield lambda: next(iter(lambda: stopped.wait(0.2), True), None)  # Ctrl-C does not end a longer wait
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return
+    numbers = {signal.SIGINT, signal.SIGTERM} | ({signal.SIGHUP} if hangup else set())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield lambda: signal.sigwait(numbers)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def exit_child(code: int) -> NoReturn:

@@ -18,8 +18,6 @@ from bulltask.errors import BrokerUnavailableError
 
 __all__ = ["command", "server"]
 
-_STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-
 
 @click.command("server", short_help="Run a Valkey or Redis server for development.")
 @click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="TCP port on 127.0.0.1.")
@@ -75,8 +73,9 @@ def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
 def _wait_for_end(started: EmbeddedServer) -> None:
     """Wait until the server has exited or this process receives a signal to stop."""
     # The signals stay blocked, because a second Ctrl-C must not interrupt the shutdown, which has a time limit.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
-    while started.running and signal.sigwait(_STOP_SIGNALS | {signal.SIGCHLD}) not in _STOP_SIGNALS:
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    while started.running and signal.sigwait(numbers) is signal.SIGCHLD:
         pass  # SIGCHLD: the server has exited, or was stopped and continued
 
 

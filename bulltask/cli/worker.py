@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import click
@@ -189,6 +190,11 @@ def command(
     TERM and Ctrl-C stop the worker after its running jobs have finished (warm shutdown). QUIT kills its child
     processes and releases their jobs (cold shutdown).
     """
+    if sys.platform == "win32":
+        raise click.ClickException(
+            "a worker does not run on Windows, because it forks: run it in WSL 2 or in a Linux container; programs on "
+            "Windows can send to it"
+        )
     from bulltask.worker.run import StopConditions, default_queues, run_worker  # noqa: PLC0415 - imported late, so that --help is fast
     from bulltask.worker.supervisor.launch import limit_native_threads  # noqa: PLC0415
     from bulltask.worker.supervisor.process_spec import ProcessSpec  # noqa: PLC0415

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -66,8 +67,13 @@ def find_binary(flavor: Flavor | None = None) -> ServerBinary:
         The first program that starts and is 6.2 or newer.
 
     Raises:
-        BrokerUnavailableError: No program was found; the message lists the three solutions.
+        BrokerUnavailableError: No program was found; the message lists the three solutions. Always on Windows.
     """
+    if sys.platform == "win32":
+        raise BrokerUnavailableError(
+            "bulltask cannot start a server on Windows: start Redis or Valkey in WSL 2 or Docker, and set broker_url "
+            "to it, for example redis://localhost:6379/0"
+        )
     rejected: list[str] = []
     for path in _candidates():
         binary = read_version(path)

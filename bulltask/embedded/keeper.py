@@ -11,13 +11,15 @@ be wrong after a crash.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["main", "tie_to_parent"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +14,9 @@ from pathlib import Path
 from bulltask.embedded.binary import ServerBinary
 from bulltask.embedded.probe import HOST, send_command, server_info
 from bulltask.errors import BrokerUnavailableError
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = [
     "MAX_PORT_ATTEMPTS",

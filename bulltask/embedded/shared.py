@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -31,6 +30,9 @@ from bulltask.embedded.launch import (
 )
 from bulltask.embedded.server import EmbeddedServer
 from bulltask.errors import BrokerUnavailableError, ConfigError
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["resolve_url", "start_and_record", "start_or_join"]
 

@@ -10,10 +10,10 @@ that writes. Readers that cannot retry a read use a :func:`hold_swaps` block; sw
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +22,10 @@ from typing import IO, Final, Self
 import uuid_utils
 
 from bulltask.lake.layout import Layout
+from bulltask.lake.lock import check_platform
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["STEPS", "AtomicSwap", "OnStep", "finish_intents", "hold_swaps", "ignore_step"]
 
@@ -49,6 +53,7 @@ class AtomicSwap:
         self._lock_file: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
+        check_platform()
         finish_intents(self._layout)
         self._temporary.parent.mkdir(parents=True, exist_ok=True)
         # The lock shows that the process which owns the temporary files is alive.
@@ -105,6 +110,7 @@ def finish_intents(layout: Layout) -> int:
     """
     if not _intents(layout) and not _all_temporary(layout):
         return 0
+    check_platform()
     with _exclusive(layout):
         intents = _intents(layout)
         for intent in intents:
@@ -164,6 +170,9 @@ def hold_swaps(layout: Layout) -> Iterator[None]:
 
     A swap inside the block would wait forever, because it waits for the end of the block.
     """
+    if sys.platform == "win32":  # no process there swaps, and others would not see its lock
+        yield
+        return
     while True:
         with _file_lock(layout, fcntl.LOCK_SH):
             if not _intents(layout):

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import sys
 import threading
 from contextlib import suppress
 from typing import Final, Self
 
-from bulltask.errors import LakeInUseError
+from bulltask.errors import ConfigError, LakeInUseError
 from bulltask.lake.layout import Layout
 
-__all__ = ["RunLock", "writer_pid"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["RunLock", "check_platform", "writer_pid"]
 
 _NAME: Final = "lock"
+
+
+def check_platform() -> None:
+    """Check that this system has the locks with which a process writes to a lake.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    if sys.platform == "win32":
+        raise ConfigError("on Windows, bulltask cannot write to a lake: run this command in WSL 2 or a Linux container")
 
 
 class RunLock:
@@ -24,9 +37,11 @@ class RunLock:
 
     Raises:
         LakeInUseError: Another pipeline is already writing to the lake.
+        ConfigError: This is Windows.
     """
 
     def __init__(self, layout: Layout) -> None:
+        check_platform()
         path, self._releasing = layout.internal(_NAME), threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -60,6 +75,8 @@ class RunLock:
 
 def writer_pid(layout: Layout) -> int | None:
     """Return the id of the process on this machine whose pipeline is writing to a lake; ``None`` if there is none."""
+    if sys.platform == "win32":
+        return None
     try:
         file = os.open(layout.internal(_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, cast
@@ -15,12 +18,18 @@ from bulltask.observe.job_fields import add_attributes_to_handlers
 from bulltask.registry.current_job import share_with_structlog
 from bulltask.signals.catalog import setup_logging
 
-__all__ = ["configure_logging"]
+__all__ = ["configure_logging", "worker_id"]
 
 _LOGGER: Final = "bulltask.worker"
 _RESERVED: Final = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime"})
 _BELOW: Final = ("traceback",)
 """Fields that are too long for the line; they follow it."""
+
+
+def worker_id(name: str = "") -> str:
+    """Return a unique worker id: ``{hostname}-{pid}-{random}``, preceded by ``{name}@`` if ``name`` is set."""
+    identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    return f"{name}@{identity}" if name else identity
 
 
 def configure_logging(*, level: str, worker_id: str) -> FilteringBoundLogger:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -14,6 +14,9 @@ from collections.abc import Callable
 from typing import TextIO
 
 from bulltask.config.urls import redact_text
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["LineWriter"]
 
@@ -48,8 +51,8 @@ class LineWriter:
         self._may_block = self._fd is not None and not stat.S_ISREG(os.fstat(self._fd).st_mode)
         self._lock_fd = _anonymous_file() if self._may_block else None
         self._lock_stuck = False
-        self._writable = select.poll()
         if self._fd is not None and self._may_block:
+            self._writable = select.poll()
             self._writable.register(self._fd, select.POLLOUT)
         self._enter_process()
 
@@ -136,6 +139,8 @@ class LineWriter:
 
 
 def _descriptor(stream: TextIO) -> int | None:
+    if sys.platform == "win32":  # without a worker, no processes share the stream
+        return None
     try:
         return stream.fileno()
     except (OSError, ValueError, AttributeError):  # io.StringIO, pytest's capture, sys.stderr of a daemon

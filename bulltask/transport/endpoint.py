@@ -168,9 +168,11 @@ class Endpoint:
         """Create a connection with redis-py's URL parser, which is part of its connection pools.
 
         Raises:
-            ConfigError: The URL has an invalid port or option.
+            ConfigError: The URL has an invalid port or option, or names a Unix socket, which this system does not have.
             BrokerAuthError: A file in the URL does not exist or cannot be read.
         """
+        if self.url.scheme == "unix" and not hasattr(socket, "AF_UNIX"):
+            raise ConfigError(f"{self.url}: Python has no Unix sockets on this system; use redis://HOST:PORT")
         url = self.url if self.credentials is None else self.url.without_user()
         try:
             connections = pool.from_url(url.get_secret_value(), **options)

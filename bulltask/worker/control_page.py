@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bulltask.errors import ConfigError
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["ControlPage"]
 

@@ -5,8 +5,6 @@ they create the long-lived objects and connect them.
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from bulltask.config.urls import redact_command
 from bulltask.events import WorkerRestarting, WorkerStarted
 from bulltask.events.bus import Bus
 from bulltask.jobs.names import check_queue_name
-from bulltask.observe.app_logging import configure_logging
+from bulltask.observe.app_logging import configure_logging, worker_id
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
@@ -63,7 +61,7 @@ from bulltask.worker.supervisor.takeover import Takeover
 from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
-__all__ = ["StopConditions", "default_queues", "run_worker", "worker_id"]
+__all__ = ["StopConditions", "default_queues", "run_worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +117,6 @@ def default_queues(app: App) -> tuple[str, ...]:
     if app.config.routes is not None:
         queues += app.config.routes.queues(task.name for task in app.tasks.values() if not task.options.queue)
     return tuple(dict.fromkeys([app.config.default_queue, *queues]))
-
-
-def worker_id(name: str = "") -> str:
-    """Return a unique worker id: ``{hostname}-{pid}-{random}``, preceded by ``{name}@`` if ``name`` is set."""
-    identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    return f"{name}@{identity}" if name else identity
 
 
 class _Assembly:

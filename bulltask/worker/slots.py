@@ -14,15 +14,18 @@ the supervisor takes the lock, releases the jobs that have not started, and writ
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
+import sys
 from typing import Final
 from uuid import uuid4
 
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.slot import OUTCOME_BYTES, SLOT_BYTES, TOKEN_AT, Slot
 from bulltask.worker.states import ProcessState, RetireReason
+
+if sys.platform != "win32":  # there, tasks that run in the test's or the caller's process import this module
+    import fcntl
 
 __all__ = ["LONG_MS", "STACKS_NAME", "ChildBlock", "Slots", "anonymous_file"]
 
@@ -185,7 +188,7 @@ class Slots:
     def __init__(self, children: int, per_child: int, fd: int | None = None) -> None:
         self.per_child = per_child
         size = _CHILD_BYTES + per_child * (SLOT_BYTES + OUTCOME_BYTES)
-        page = os.sysconf("SC_PAGE_SIZE")
+        page = mmap.PAGESIZE
         self._stride = -(-size // page) * page  # no two children write to one page
         total = page + self._stride * children
         if fd is not None and os.fstat(fd).st_size == 0:

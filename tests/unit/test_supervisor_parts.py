@@ -13,11 +13,11 @@ import pytest
 
 from bulltask.config.config import Settings
 from bulltask.events import Bus, StacksDumped
+from bulltask.observe.app_logging import worker_id
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child import spark_tasks
-from bulltask.worker.run import worker_id
 from bulltask.worker.slot import Deadlines, SlotView
 from bulltask.worker.slots import Slots
 from bulltask.worker.states import CancelReason, ProcessState, SlotState

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from pathlib import Path
-from typing import Final
 
 import click
 
 from bulltask.cli.options import job_lake_option
+from bulltask.process import stop_signals
 
 __all__ = ["command"]
-
-_STOP_SIGNALS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @click.command("serve", short_help="Serve the history as JSON over HTTP.")
@@ -29,13 +26,8 @@ def command(*, lake: Path, port: int) -> None:
     from bulltask.lake.serving import HistoryServer  # noqa: PLC0415 - slow
 
     history = History(lake)
-    # Blocked before threads start, because they inherit the mask and the signal must reach sigwait below.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    try:
-        with HistoryServer(history, port) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            click.echo(f"history: {server.url} serves {lake}")
-            signal.sigwait(_STOP_SIGNALS)
-            server.shutdown()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with stop_signals(hangup=True) as wait_for_stop, HistoryServer(history, port) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        click.echo(f"history: {server.url} serves {lake}")
+        wait_for_stop()
+        server.shutdown()

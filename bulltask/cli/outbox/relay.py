@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 import click
 
 from bulltask.cli.app_loader import load_tasks
 from bulltask.cli.options import app_options
+from bulltask.process import stop_signals
 
 __all__ = ["command"]
 
@@ -21,9 +21,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Workers also do this unless the setting worker_outbox_relay is false. Any number of relays may run at the same time.
     """
-    from bulltask.observe.app_logging import configure_logging  # noqa: PLC0415 - slow
+    from bulltask.observe.app_logging import configure_logging, worker_id  # noqa: PLC0415 - slow
     from bulltask.outbox.relay import run_relays  # noqa: PLC0415
-    from bulltask.worker.run import worker_id  # noqa: PLC0415
 
     app = load_tasks(ctx, options)[1]
     if not app.outboxes:
@@ -31,9 +30,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             f"the app {app.name} has no outbox: create an Outbox(app, ...) in a module that the app imports"
         )
     logger = configure_logging(level=app.config.log_level, worker_id=worker_id("relay"))
-    stop_signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)  # the relays' threads inherit this
-    logger.info("Outbox relay started", outboxes=len(app.outboxes))
-    run_relays(app.outboxes, lambda: signal.sigwait(stop_signals), logger)
-    logger.info("Outbox relay stopped")
-    app.close()
+    with stop_signals() as wait_for_stop:
+        logger.info("Outbox relay started", outboxes=len(app.outboxes))
+        run_relays(app.outboxes, wait_for_stop, logger)
+        logger.info("Outbox relay stopped")
+        app.close()
