@@ -40,7 +40,8 @@ from bulltask.registry.command_line_mixin import CommandLineMixin
 from bulltask.registry.control import Control
 from bulltask.registry.current import set_current
 from bulltask.registry.current_job import current_job
-from bulltask.registry.django import set_up_django
+from bulltask.registry.decorators import use_class
+from bulltask.registry.django import run_checks, set_up_django
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
 from bulltask.registry.overrides import is_overridden, pass_overrides, record_call, recorded, send_call, send_recorded
@@ -100,6 +101,9 @@ class App(
         TypeError: An argument of Celery's constructor has no meaning here.
     """
 
+    task_cls: type[AnyTask[..., Any]] | None = None
+    """For a subclass to set: the default of the argument ``task_cls``."""
+
     def __init__(self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: object) -> None:
         super().__init__()
         self.name = name
@@ -107,7 +111,7 @@ class App(
         self.conf = Settings(constructor_settings(broker_url, settings))
         if (source := settings.get("config_source")) is not None:
             self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
-        self.Task = cast("type[AnyTask[..., Any]] | None", settings.get("task_cls")) or Task
+        self._task_class = cast("type[AnyTask[..., Any]] | None", settings.get("task_cls")) or self.task_cls or Task
         self.tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
         self.conf.when_frozen(self.tasks.configure)
         self.categorizer = Categorizer()
@@ -118,7 +122,7 @@ class App(
         self._broker: Broker | None = None
         self._pid = os.getpid()
         if settings.get("set_as_current", True):
-            set_current(self)
+            self.set_current()
 
     # ---- tasks ---------------------------------------------------------------------------------------------------
 
@@ -128,14 +132,17 @@ class App(
         A worker calls this method before it forks. The method then calls the receivers of ``on_after_configure`` and
         ``on_after_finalize``.
 
-        If the environment variable ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first. Unusable database
-        connections are then closed before and after each task, as Django does for requests.
+        If the environment variable ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first, and its system checks
+        run, which import the URLconf: tasks may be defined in the modules of views, too. Unusable database connections
+        are then closed before and after each task, as Django does for requests.
 
         Raises:
             ConfigError: A task has ``typed=True``, and one of its type hints cannot be enforced.
         """
         modules = [*parse_names(self.conf.imports, "imports"), *parse_names(self.conf.include, "include")]
         imported = self.import_modules(modules)
+        if set_up_django():
+            run_checks()
         self.set_up_periodic_tasks()
         for task in self.tasks.values():
             task.check_types()
@@ -279,6 +286,7 @@ class App(
     def set_current(self) -> None:
         """Make this app the current one, which sends the tasks of ``shared_task`` (Celery's ``set_current``)."""
         set_current(self)
+        self.tasks.refresh(use_class(shared.SHARED.values(), self.Task))
 
     set_default = set_current
 

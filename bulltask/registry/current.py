@@ -13,7 +13,7 @@ from typing import Any
 from bulltask.errors import ConfigError
 from bulltask.ports import Sender
 
-__all__ = ["current_app", "current_sender", "registered_task", "set_current"]
+__all__ = ["current_app", "current_sender", "current_task_class", "registered_task", "set_current"]
 
 _current: weakref.ref[Any] | None = None
 
@@ -37,6 +37,11 @@ def current_sender() -> Sender:
             "module that creates it"
         )
     return sender
+
+
+def current_task_class() -> Any:
+    """Return the class of the current app's tasks that have no ``base``; ``None`` without an app."""
+    return getattr(None if _current is None else _current(), "Task", None)
 
 
 class _CurrentApp:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from bulltask.errors import ConfigError
 from bulltask.registry.batches import BatchJob
 from bulltask.registry.context import Context
-from bulltask.registry.current import current_sender
+from bulltask.registry.current import current_sender, current_task_class
 from bulltask.registry.naming import task_name
 from bulltask.registry.option_types import BatchTaskKeywords, TaskKeywords
 from bulltask.registry.shared import add_shared
 from bulltask.registry.task import AnyTask, AsyncTask, Task
-from bulltask.registry.task_class import TaskClass, options_of_class
+from bulltask.registry.task_class import OPTIONS, TaskClass, attributes_of_class, options_of_class
 from bulltask.registry.task_options import TaskOptions
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "decorate",
     "register_instance",
     "shared_task",
+    "use_class",
 ]
 
 P = ParamSpec("P")
@@ -125,8 +127,14 @@ def shared_task(
     name: str | None = None,
     **options: Any,
 ) -> Any:
-    """Turn a function into a task of every app, for libraries that have no app; options as in :meth:`App.task`."""
-    return decorate(function, current_sender, add_shared, bind=bind, name=name, options=options, base=base)
+    """Turn a function into a task of every app, for libraries that have no app; options as in :meth:`App.task`.
+
+    Without ``base``, it has the class ``app.Task`` of the current app.
+    """
+    kind = base or current_task_class()
+    return decorate(
+        function, current_sender, add_shared, bind=bind, name=name, options=options, base=kind, is_default=base is None
+    )
 
 
 def decorate(  # noqa: PLR0913 - those of the decorators
@@ -138,6 +146,7 @@ def decorate(  # noqa: PLR0913 - those of the decorators
     name: str | None,
     options: Mapping[str, Any],
     base: type[AnyTask[Any, Any]] | None = None,
+    is_default: bool = False,
 ) -> Any:
     """Turn a function into a task, or return the decorator that does so if there is no function yet.
 
@@ -146,22 +155,71 @@ def decorate(  # noqa: PLR0913 - those of the decorators
         sender: Returns the app that sends the task's calls.
         add: Registers the task.
         bind, name, options, base: As for :meth:`App.task`.
+        is_default: ``base`` is that of the app, and may change: :func:`use_class`.
 
     Raises:
         DuplicateTaskError: Another function has this name.
         ConfigError, TypeError: An option has an invalid value or an unknown name.
     """
     kind = Task if base is None else base
-    inherited = {} if kind in (Task, AsyncTask) else options_of_class(kind)
-    task_options = TaskOptions.of({**inherited, **options})
+    _options_of(kind, options)  # errors are raised before there is a function
 
     def turn_into_task(target: Callable[..., Any]) -> AnyTask[Any, Any]:
-        task = _new_task(kind, target, name or task_name(target), task_options, sender, bind=bind)
-        vars(task).update({option: value for option, value in options.items() if option in inherited})
+        definition = _Definition(target, name or task_name(target), options, sender, bind)
+        task = definition.task(kind)
+        if is_default:
+            vars(task)["_definition"] = kind, definition
         add(task)
         return task
 
     return turn_into_task if function is None else turn_into_task(function)
+
+
+@dataclass(frozen=True, slots=True)
+class _Definition:
+    """What a decorator was given, except for the class."""
+
+    function: Callable[..., Any]
+    name: str
+    options: Mapping[str, Any]
+    sender: Callable[[], Any]
+    bind: bool
+
+    def task(self, kind: type[AnyTask[Any, Any]]) -> AnyTask[Any, Any]:
+        """Return a task that is an instance of a class."""
+        task_options, attributes = _options_of(kind, self.options)
+        task = _new_task(kind, self.function, self.name, task_options, self.sender, bind=self.bind)
+        vars(task).update(attributes)
+        return task
+
+
+def use_class(tasks: Iterable[AnyTask[Any, Any]], kind: type[AnyTask[Any, Any]]) -> list[AnyTask[Any, Any]]:
+    """Change the class of those tasks that have no ``base``, because their app has another one; return these tasks.
+
+    Raises:
+        ConfigError: The class does not match the function of a task; the message names both.
+    """
+    changed = []
+    for task in tasks:
+        present, definition = vars(task).get("_definition", (kind, None))
+        if present is not kind:
+            new = definition.task(kind)
+            cast(Any, task).__class__ = type(new)
+            vars(task).clear()
+            vars(task).update({**vars(new), "_definition": (kind, definition)})
+            task.prepare()  # because an attribute may refer to the task
+            changed.append(task)
+    return changed
+
+
+def _options_of(kind: type[AnyTask[Any, Any]], given: Mapping[str, Any]) -> tuple[TaskOptions, dict[str, Any]]:
+    """Return the options of a task, and the attributes that the decorator sets because the task's class has them."""
+    if kind in (Task, AsyncTask):
+        return TaskOptions.of(given), {}
+    inherited, declared = options_of_class(kind), attributes_of_class(kind)
+    options = {name: value for name, value in given.items() if name in OPTIONS or name not in declared}
+    own = {name: value for name, value in given.items() if name in inherited or name not in options}
+    return TaskOptions.of({**inherited, **options}), own
 
 
 def _new_task(

@@ -9,7 +9,7 @@ import sys
 
 from bulltask.errors import ConfigError
 
-__all__ = ["close_connections", "installed_packages", "set_up_django"]
+__all__ = ["close_connections", "installed_packages", "run_checks", "set_up_django"]
 
 _VARIABLE = "DJANGO_SETTINGS_MODULE"
 
@@ -27,6 +27,15 @@ def set_up_django() -> bool:
     if not importlib.import_module("django.apps").apps.ready:
         importlib.import_module("django").setup()
     return True
+
+
+def run_checks() -> None:
+    """Run Django's system checks, as Celery's worker does: they import the URLconf, whose modules may define tasks.
+
+    What the checks find is ignored, as in Celery. The environment variable ``CELERY_SKIP_CHECKS`` skips them.
+    """
+    if not os.environ.get("CELERY_SKIP_CHECKS"):
+        importlib.import_module("django.core.checks").run_checks()
 
 
 def close_connections() -> None:

@@ -22,13 +22,13 @@ from bulltask.registry.running import current_context, enter_context
 from bulltask.registry.task_options import TaskOptions
 from bulltask.signals.exception_info import ExceptionInfo
 
-__all__ = ["HANDLERS", "TaskClass", "options_of_class"]
+__all__ = ["HANDLERS", "OPTIONS", "TaskClass", "attributes_of_class", "options_of_class"]
 
 HANDLERS: Final = ("before_start", "on_success", "on_failure", "on_retry", "after_return")
 
 _FIELDS: Final = frozenset(field.name for field in fields(TaskOptions)) - {"unlimited_retries"}
 _EFFECTIVE: Final = frozenset(["max_retries", "default_retry_delay"])
-_OPTIONS: Final = _FIELDS | TASK_OPTIONS
+OPTIONS: Final = _FIELDS | TASK_OPTIONS
 _RESERVED: Final = frozenset(
     "function options bind is_async is_batch arguments target has_base has_handlers location config sender types "
     "conversion result_decoder check_types check_partial bind_json bind_json_after unbind_json pickled_parameters "
@@ -216,12 +216,18 @@ def options_of_class(kind: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if not base.__module__.startswith("bulltask.registry."):
-            for name in _OPTIONS & vars(base).keys():
+            for name in OPTIONS & vars(base).keys():
                 value = vars(base)[name]
                 value = value.__func__ if isinstance(value, staticmethod) else value
                 if name == "retry_backoff" or not hasattr(type(value), "__get__"):
                     found[name] = value
     return found
+
+
+def attributes_of_class(kind: type) -> set[str]:
+    """Return the names of the attributes that a user's task class and its base classes define."""
+    own = (base for base in kind.__mro__ if not base.__module__.startswith("bulltask.registry."))
+    return {name for base in own if base is not object for name in vars(base) if not name.startswith("__")}
 
 
 async def _awaited(context: Context, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

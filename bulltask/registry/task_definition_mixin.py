@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from bulltask.registry.current import current_task_class
 from bulltask.registry.decorators import (
     BatchTaskDecorator,
     BoundTaskDecorator,
@@ -12,8 +13,10 @@ from bulltask.registry.decorators import (
     TaskDecorator,
     decorate,
     register_instance,
+    use_class,
 )
 from bulltask.registry.option_types import BatchTaskKeywords, TaskKeywords
+from bulltask.registry.shared import SHARED
 from bulltask.registry.task import AnyTask, AsyncTask
 from bulltask.registry.task import Task as SyncTask
 from bulltask.registry.tasks import Tasks
@@ -33,12 +36,26 @@ class TaskDefinitionMixin:
     """Defines and registers tasks: a base class of ``App``.
 
     Attributes:
-        Task: The class of its tasks that have no ``base``.
         tasks: Its tasks by name.
     """
 
-    Task: type[AnyTask[..., Any]]
     tasks: Tasks
+    _task_class: type[AnyTask[..., Any]]
+
+    @property
+    def Task(self) -> type[AnyTask[..., Any]]:
+        """The class of its tasks that have no ``base``, and of shared tasks while the app is the current one.
+
+        If it is changed, the existing tasks change their class, too.
+        """
+        return self._task_class
+
+    @Task.setter
+    def Task(self, kind: type[AnyTask[..., Any]]) -> None:
+        self._task_class = kind
+        is_current = current_task_class() is kind
+        tasks = [task for task in self.tasks.values() if is_current or task.name not in SHARED]
+        self.tasks.refresh(use_class(tasks, kind))
 
     @overload
     def task(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
@@ -98,7 +115,14 @@ class TaskDefinitionMixin:
             ConfigError, TypeError: An option has an invalid value or an unknown name.
         """
         return decorate(
-            function, lambda: self, self.tasks.add, bind=bind, name=name, options=options, base=base or self.Task
+            function,
+            lambda: self,
+            self.tasks.add,
+            bind=bind,
+            name=name,
+            options=options,
+            base=base or self.Task,
+            is_default=base is None,
         )
 
     def register_task(self, task: T | type[T]) -> T:

@@ -54,6 +54,12 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         self._tasks[task.name] = task
         self._has_handlers |= task.has_handlers
 
+    def refresh(self, changed: Iterable[AnyTask[Any, Any]]) -> None:
+        """Apply ``task_annotations`` again to tasks that have another class now."""
+        for task in changed:
+            annotate(task, self._annotations)
+            self._has_handlers |= task.has_handlers
+
     def add_queues(self, names: Iterable[str]) -> None:
         """Let workers process these queues, even if no task has one of them as its option ``queue``."""
         self._queues.update(dict.fromkeys(names))

@@ -28,6 +28,7 @@ import os
 
 SECRET_KEY = "for a test"
 USE_TZ = True
+ROOT_URLCONF = "proj.urls"
 INSTALLED_APPS = ["shop.apps.ShopConfig", "mail"]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 CELERY_BROKER_URL = os.environ["SERVER_OF_TEST"]
@@ -57,6 +58,22 @@ from shop.models import Order
 def total(amount):
     return Order(total=amount).total
 """,
+    "shop/views.py": """
+from bulltask import shared_task
+from django.http import HttpResponse
+
+
+@shared_task
+def visit(page):
+    return page
+
+
+def index(request):
+    visit.delay(request.path)
+    return HttpResponse("")
+""",
+    "shop/urls.py": "from django.urls import path\nfrom shop import views\n\nurlpatterns = [path('', views.index)]\n",
+    "proj/urls.py": "from django.urls import include, path\n\nurlpatterns = [path('shop/', include('shop.urls'))]\n",
     "mail/__init__.py": "",
 }
 
@@ -68,7 +85,7 @@ def test_a_django_project_written_for_celery_runs(harness: WorkerHarness, tmp_pa
         (project / name).write_text(text)
     environ = {"PYTHONPATH": str(project), "SERVER_OF_TEST": harness.url}
     worker = harness.worker(children=1, options=["-A", "proj"], environ=environ, fresh=True)
-    assert worker.wait_for_line("Registered tasks")[0]["tasks"] == ["shop.tasks.total"]
+    assert worker.wait_for_line("Registered tasks")[0]["tasks"] == ["shop.tasks.total", "shop.views.visit"]
     job = harness.app.send_task("shop.tasks.total", kwargs={"amount": 17}, queue="orders")
     assert job.get(timeout=60) == 17
 

@@ -250,3 +250,124 @@ def test_an_overridden_apply_async_also_sends_for_delay(app: App, worker: Inline
         return dict(self.request.headers)
 
     assert tagged.delay().get(timeout=5) == {"tag": 1}
+
+
+# ---- the class of an app ---------------------------------------------------------------------------------------------
+
+
+class OfApp(Task):
+    priority = 5
+    greeting = "hello"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return [self.greeting, self.run(*args, **kwargs)]
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> Any:
+        Recording.calls.append(("on_success", retval))
+
+
+class AppWithClass(App):
+    task_cls = OfApp
+
+
+@pytest.mark.parametrize("defined", ["before", "after"])
+@pytest.mark.parametrize("way", ["task_cls", "app.Task", "subclass", "set_current"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_class_of_an_app_reaches_all_tasks_without_a_base(
+    broker_url: str, calls: Calls, way: str, defined: str, shared: bool
+) -> None:
+    previous: Any = App("previous", "redis://unreachable.invalid:1")
+
+    def define(app: Any) -> tuple[Any, Any]:
+        decorator = shared_task if shared else app.task
+        plain = decorator(name="plain", bind=True)(lambda self, x: [x, type(self).__name__])
+        return plain, decorator(name="own", base=Recording)(lambda x: x)
+
+    early = define(previous) if shared and defined == "before" else None
+    match way:
+        case "task_cls":
+            app: Any = App("classes", "redis://unreachable.invalid:1", task_cls=OfApp)
+        case "subclass":
+            app = AppWithClass("classes", "redis://unreachable.invalid:1")
+        case "set_current":
+            app = App("classes", "redis://unreachable.invalid:1", task_cls=OfApp, set_as_current=False)
+            app.set_default()
+        case _:
+            app = App("classes", "redis://unreachable.invalid:1")
+            early = early or (define(app) if defined == "before" else None)
+            app.Task = OfApp
+    plain, own = early or define(app)
+    with use_server(app, broker_url), InlineWorker(app):
+        result = plain.delay(1)
+        assert result.get(timeout=5) == ["hello", [1, "OfApp"]]
+        assert app.queue("default").get_job(result.id).priority == 5
+        assert calls == [("on_success", ["hello", [1, "OfApp"]])]
+        assert plain(2) == ["hello", [2, "OfApp"]]
+        assert type(own) is Recording
+    App("next", "redis://unreachable.invalid:1")
+    assert type(plain) is (Task if shared else OfApp)  # a shared task belongs to the current app
+    del previous
+
+
+def test_the_class_of_an_app_keeps_annotations_and_async_tasks(broker_url: str) -> None:
+    app = App("annotated", broker_url, task_annotations={"work": {"queue": "mail"}})
+
+    @app.task(name="work")
+    async def work() -> None: ...
+
+    app.conf.freeze()
+    app.Task = Recording
+    assert (type(work).__name__, isinstance(work, Recording), work.is_async) == ("Recording", True, True)
+    assert (work.options.queue, work.options.max_retries) == ("mail", 1)
+    app.Task = Task
+    assert (type(work).__name__, work.options.queue, work.options.max_retries) == ("AsyncTask", "mail", None)
+    with pytest.raises(ConfigError, match=r"task 'work' is an async def, so OfApp\.__call__ must also"):
+        app.Task = OfApp
+
+
+def test_flasks_documented_pattern_works(broker_url: str) -> None:
+    flask = pytest.importorskip("flask")
+
+    @shared_task(ignore_result=False, name="add_together")
+    def add_together(a: int, b: int) -> str:
+        return f"{flask.current_app.name}: {a + b}"
+
+    def celery_init_app(app: Any) -> App:
+        class FlaskTask(Task):
+            def __call__(self, *args: object, **kwargs: object) -> object:
+                with app.app_context():
+                    return self.run(*args, **kwargs)
+
+        celery_app = App(app.name, task_cls=FlaskTask)
+        celery_app.config_from_object(app.config["CELERY"])
+        celery_app.set_default()
+        app.extensions["celery"] = celery_app
+        return celery_app
+
+    app = flask.Flask("shop")
+    app.config.from_mapping(CELERY={"broker_url": broker_url, "result_backend": broker_url, "task_ignore_result": True})
+    with pytest.warns(UserWarning, match="task_ignore_result"):
+        celery_app = celery_init_app(app)
+    with use_server(celery_app, broker_url), InlineWorker(celery_app):
+        assert add_together.delay(1, b=2).get(timeout=5) == "shop: 3"
+
+
+def test_the_decorator_sets_attributes_that_the_class_declares(app: App, worker: InlineWorker) -> None:
+    class Tenant(Task):
+        tenant_mode = False
+        _limits: ClassVar[dict[str, int]] = {}
+
+        def describe(self) -> Any:
+            return self.tenant_mode
+
+    @app.task(base=Tenant, bind=True, name="one", tenant_mode="strict", queue="default")  # type: ignore[call-overload]
+    def one(self: Tenant) -> Any:
+        return [self.tenant_mode, self.describe()]
+
+    @app.task(base=Tenant, name="other")
+    def other() -> None: ...
+
+    assert one.delay().get(timeout=5) == ["strict", "strict"]
+    assert (one.tenant_mode, other.tenant_mode, Tenant.tenant_mode) == ("strict", False, False)  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="unknown task option 'tenantmode'"):
+        app.task(base=Tenant, name="wrong", tenantmode=True)(lambda: None)  # type: ignore[call-overload]
