@@ -32,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies servers lint sync docs sbom audit release bench bench-quick bench-guard model mutants chaos fault-injection fuzz soak soak-short mixed spark-kills clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies servers lint sync docs sbom audit release bench bench-quick bench-compare bench-guard model mutants chaos fault-injection fuzz soak soak-short mixed spark-kills clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -114,6 +114,10 @@ bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT)
 bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## run the benchmarks in about 2 minutes: one round, fewer jobs and frameworks
 	$(VENV)/bench/bin/python benchmarks/run.py --rounds 1 --jobs 4000 \
 		--only bulltask,bulltask-async,celery,bullmq-1,bullmq-50,baseline,baseline-32 $(ARGS)
+
+BASE ?= HEAD~1
+bench-compare: $(VENV)/dev.stamp  ## compare the speed with that of another commit, in alternating runs; BASE=HEAD~1 selects it
+	$(BIN)/python -m benchmarks.compare $(BASE) $(ARGS)
 
 bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask's speed relative to Celery or BullMQ's scripts is less than half of the recorded ratio
 	$(BIN)/python benchmarks/guard.py
