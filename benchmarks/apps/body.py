@@ -57,7 +57,7 @@ def burn(loops: int) -> int:
 
 
 if __name__ == "__main__":
-    _, _, loops, jobs = sys.argv
+    loops, jobs = sys.argv[2:]
     burn(int(loops))
     started = time.perf_counter()
     for _ in range(int(jobs)):
