@@ -32,7 +32,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies servers lint sync docs sbom audit release bench bench-quick bench-compare bench-guard model mutants chaos fault-injection fuzz soak soak-short mixed spark-kills clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies blocking servers lint sync docs sbom audit release bench bench-quick bench-compare bench-guard model mutants chaos fault-injection fuzz soak soak-short mixed spark-kills clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -76,6 +76,10 @@ test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of 
 			$(TESTS) $(ARGS) || touch build/topologies/failed; } | tee $$topology; \
 	done; \
 	for topology in $(TOPOLOGIES); do echo "make: $$topology: $$(tail -n 1 $$topology | tr -d =)"; done; test ! -e failed
+
+blocking: $(VENV)/dev.stamp  ## measure how long calls block Redis when a million jobs have piled up; ARGS="obliterate" selects operations
+	@$(COMPILE)
+	PYTHONPATH=. $(BIN)/python tools/blocking.py $(ARGS)
 
 servers: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run about 480 tests with each version of Redis and Valkey that PyPI has; ARGS="Redis-6 Valkey-9" selects versions
 	@$(COMPILE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Final
 
 from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 
@@ -27,6 +28,10 @@ __all__ = [
     "with_guard",
     "with_wakeup",
 ]
+
+
+_INNER_GUARDS: Final = {"moveToFinished": "retentionGuard", "moveStalledJobsToWait": "stalledGuard"}
+"""The guards of BullMQ's scripts that have two; the other one is the outer one."""
 
 
 @cache
@@ -124,7 +129,7 @@ def with_finish(name: str, *, fan_out: bool = False) -> Script:
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    finish = with_finish("finishFanOut") if fan_out else official_script("moveToFinished")
+    finish = with_finish("finishFanOut") if fan_out else with_guard("moveToFinished", "retentionGuard")
     return _combine(bulltask_script(name), finish, b"finish")
 
 
@@ -146,7 +151,9 @@ def with_errbacks() -> Script:
 
 @cache
 def with_guard(name: str, guard: str) -> Script:
-    """Return one of BullMQ's scripts with a guard that handles malformed jobs; it keeps BullMQ's name.
+    """Return one of BullMQ's scripts with a guard, which handles malformed jobs or limits what one call does.
+
+    The combined script keeps BullMQ's name.
 
     Args:
         name: BullMQ's script, which the guard calls as ``official(KEYS, ARGV)``.
@@ -155,7 +162,9 @@ def with_guard(name: str, guard: str) -> Script:
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    return replace(_combine(bulltask_script(guard), official_script(name), b"official"), name=name)
+    inner = _INNER_GUARDS.get(name, guard)
+    official = official_script(name) if inner == guard else with_guard(name, inner)
+    return replace(_combine(bulltask_script(guard), official, b"official"), name=name)
 
 
 @cache

@@ -9,12 +9,16 @@ from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
 from bulltask.jobs.codec import MAX_SAFE_INTEGER
 from bulltask.queue.context import QueueContext
+from bulltask.transport.call import command
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import queue as scripts
 
-__all__ = ["clean", "move_to_wait", "obliterate", "set_paused"]
+__all__ = ["clean", "drain", "move_to_wait", "obliterate", "set_paused"]
 
-_CLEANED_PER_CALL: Final = 10_000
+_PER_CALL: Final = 1_000
+_CHECKED_PER_CALL: Final = 500
+"""Maximum number of jobs that one call moves, or checks and removes, which keeps Redis busy for about 10 ms."""
+
 _CLEANABLE: Final = ("completed", "failed", "waiting", "active", "paused", "delayed", "prioritized")
 _RETRIABLE: Final = ("failed", "completed")
 
@@ -32,21 +36,37 @@ def clean(context: QueueContext, grace: Duration, limit: int, state: str) -> Ope
     if limit < 0:
         raise ConfigError(f"limit must be 0 (no limit) or more, not {limit}")
     name = "wait" if state == "waiting" else state
-    grace_ms, removed = to_ms(grace, "grace"), list[str]()
-    before_ms = context.now_ms() - grace_ms
-    while True:
-        size = min(_CLEANED_PER_CALL, limit - len(removed)) if limit else _CLEANED_PER_CALL
-        part = yield from execute(scripts.clean_jobs(context.keys, name, before_ms, size))
-        removed += part
-        if len(part) < size or (limit and len(removed) >= limit):
-            return removed
+    removed = yield from _clean(context, name, context.now_ms() - to_ms(grace, "grace"), limit or MAX_SAFE_INTEGER)
+    yield from execute(scripts.add_cleaned_event(context.keys, len(removed)))
+    return removed
+
+
+def drain(context: QueueContext, *, delayed: bool) -> Operation[None]:
+    """Remove the jobs that are waiting now, and the delayed ones if requested."""
+    for state in ("wait", "paused", *(["delayed"] if delayed else []), "prioritized"):
+        size = yield from execute(scripts.state_size(context.keys, state))
+        yield from _clean(context, state, None, size)
+
+
+def _clean(context: QueueContext, state: str, before_ms: int | None, limit: int) -> Operation[list[str]]:
+    """Remove the old ones of the next ``limit`` jobs in a state, and return their ids."""
+    removed, position = list[str](), ""
+    while limit > 0:
+        size = min(_CHECKED_PER_CALL, limit)
+        page = yield from execute(scripts.clean_page(context.keys, state, before_ms, size, position))
+        removed += page.removed
+        limit, position = limit - page.checked, page.position
+        if page.checked < size:
+            break
+    return removed
 
 
 def obliterate(context: QueueContext, count: int, *, force: bool) -> Operation[None]:
     """Pause the queue and remove it, ``count`` jobs per call."""
     yield from set_paused(context, paused=True)
-    while (yield from execute(scripts.obliterate(context.keys, count, force=force))):
-        pass
+    while (yield from execute(scripts.obliterate(context.keys, min(count, _PER_CALL), force=force))):
+        # BullMQ's script deletes this set at the end with DEL, which blocks Redis if it is large.
+        yield from execute(command("UNLINK", context.keys.stalled))
 
 
 def move_to_wait(
@@ -57,6 +77,7 @@ def move_to_wait(
         raise ConfigError(f"state must be one of {', '.join(_RETRIABLE)}, not {state!r}")
     if count < 1:
         raise ConfigError(f"count must be 1 or more, not {count}")
+    count = min(count, _PER_CALL)
     if before_ms is None and state != "delayed":
         # Not the current time: the clock of the worker that finished the newest job may be some milliseconds ahead.
         newest = yield from execute(scripts.score_at(context.keys, state, -1))

@@ -188,8 +188,13 @@ def check_stalled(context: QueueContext, max_stalled_count: int | None) -> Opera
     limit = config.max_stalled_count if max_stalled_count is None else max_stalled_count
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
         raise ConfigError(f"max_stalled_count must be 0 or more, not {limit!r}")
-    call = scripts.move_stalled_jobs_to_wait(context.keys, limit, config.stalled_interval_ms, context.now_ms())
-    return (yield from execute(call))
+    now_ms, released, left = context.now_ms(), list[str](), None
+    while left != 0:
+        part, left = yield from execute(
+            scripts.move_stalled_jobs_to_wait(context.keys, limit, config.stalled_interval_ms, now_ms, left)
+        )
+        released += part
+    return released
 
 
 def _finish(

@@ -42,8 +42,8 @@ _MANAGER: Final = "hdel hlen ltrim srem type xadd xtrim".split()
 """Commands that are called directly; those inside scripts are read from the scripts."""
 
 _NOT_FOR_WORKERS: Final = frozenset(
-    "cleanJobsInSet convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob pageAfter "
-    "paginate pause promote setPaused lastIdOfRange".split()
+    "cleanJobsInSet cleanPage convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob "
+    "pageAfter paginate pause promote setPaused lastIdOfRange".split()
 )
 """Scripts of queues, readers and migrations. All other scripts are a worker's, so a new script needs no entry."""
 

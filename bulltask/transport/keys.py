@@ -53,6 +53,7 @@ class QueueKeys:
         "id",
         "limiter",
         "lock_expiries",
+        "marked_stalled",
         "marker",
         "meta",
         "metrics_completed",
@@ -66,10 +67,10 @@ class QueueKeys:
         "queue",
         "repeat",
         "replicated",
-        "retrying",
         "revoked",
         "stalled",
         "stalled_check",
+        "temporary",
         "wait",
         "waiting_children",
     )
@@ -103,7 +104,9 @@ class QueueKeys:
         self.lock_expiries = f"{self.bulltask_base}lock-expiries"  # when locks expire, by job id
         self.probe = f"{self.bulltask_base}probe"  # never exists
         self.replicated = f"{self.bulltask_base}replicated"  # exists for a millisecond
-        self.retrying = f"{self.bulltask_base}retrying"
+        self.marked_stalled = f"{self.bulltask_base}marked-stalled"
+        # These exist only while a script runs.
+        self.temporary = tuple(f"{self.bulltask_base}temporary{number}" for number in range(3))
 
     def job(self, job_id: str) -> str:
         """The job's hash."""

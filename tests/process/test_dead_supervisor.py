@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from bulltask.testing.wait import wait_until
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
 from tests.support.worker import wait_until_exited
@@ -74,3 +75,29 @@ def test_a_child_in_a_c_call_is_killed_when_its_supervisor_dies(harness: WorkerH
     child = int(harness.wait_for_start(job)["pid"])
     os.kill(worker.pid, signal.SIGKILL)
     assert wait_until_exited(child) <= scale_to_load(1)
+
+
+def test_a_scheduled_job_that_kills_its_worker_fails(harness: WorkerHarness) -> None:
+    queue = harness.app.queue(harness.keys.queue)
+    queue.schedulers.upsert("tick", name="killer", every=1)
+    first = queue.get_jobs("waiting")[0]
+    source = f"""
+        import os
+        import signal
+
+        @app.task(bind=True, name="killer")
+        def killer(self):
+            record("start", job=self.request.id)
+            if self.request.id == {first.id!r}:
+                os.kill(os.getppid(), signal.SIGKILL)
+                signal.pause()
+        """
+    for number in range(1, 3):
+        worker = harness.worker(source, children=1, settings=SHORT_LOCK)
+        harness.journal.wait_for(number, what="start", job=first.id)
+        wait_until_exited(worker.pid)
+    harness.worker(source, children=1, settings=SHORT_LOCK)
+    failed = harness.events.wait_for(event="failed", jobId=first.id)[0]
+    assert failed["failedReason"] == "job stalled more than allowable limit"
+    assert len(harness.journal.all(what="start", job=first.id)) == 2
+    wait_until(lambda: len(queue.get_jobs("completed")) >= 2, 60, "the schedule continues")

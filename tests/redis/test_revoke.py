@@ -226,7 +226,7 @@ def test_retry_jobs_leaves_revoked_jobs_failed(
     assert redis_client.lrange(KEYS.wait, 0, -1) == [jobs[number].id for number in (5, 3, 1)]
     assert [job.failed_reason for job in queue.get_failed()] == ["revoked"] * 4
     assert [job.failed_reason for job in queue.get_waiting()] == [None] * 3
-    assert not redis_client.exists(KEYS.retrying)
+    assert not redis_client.exists(KEYS.temporary[0])
 
 
 def test_retry_jobs_retries_only_jobs_that_failed_before_the_given_time(
@@ -391,11 +391,13 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
 
 def test_both_revocation_scripts_contain_bullmqs_script_unchanged() -> None:
     official = loader.official_script("moveToFinished").source
+    guarded = wrappers.with_guard("moveToFinished", "retentionGuard").source
+    assert b"local function official(KEYS, ARGV)\n" + official + b"\nend\n" in guarded
     for name in ("revoke", "finishRevoked"):
         script = wrappers.with_finish(name)
         assert (
             script.source
-            == b"local function finish(KEYS, ARGV)\n" + official + b"\nend\n" + loader.bulltask_script(name).source
+            == b"local function finish(KEYS, ARGV)\n" + guarded + b"\nend\n" + loader.bulltask_script(name).source
         )
         assert script.key_count == 14 + loader.bulltask_script(name).key_count
 

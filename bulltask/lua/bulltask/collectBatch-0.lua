@@ -4,7 +4,9 @@
 
   The source of BullMQ's moveToActive, with promotionGuard, is inserted before this one, as the function
   `fetch(KEYS, ARGV)` (bulltask.lua.wrappers.collect_batch). It runs once for each job, so pauses, limits and priorities
-  apply as usual. If it promotes a delayed job of another task and acquires it, the caller releases that job.
+  apply as usual. If it promotes a delayed job of another task and acquires it, the caller releases that job. Each run
+  promotes up to 1,000 delayed jobs that are due. If more than that are due, one job is acquired, so that Redis is not
+  blocked for long.
 
   KEYS     those of moveToActive
   ARGV[1]  key prefix of the queue
@@ -27,7 +29,8 @@ local function next_id()
 end
 
 local replies = {}
-for index = 4, #ARGV do
+local due = redis.call("ZCOUNT", keys[7], 0, (now + 1) * 4096 - 1)
+for index = 4, due > 1000 and 4 or #ARGV do
   local id = next_id()
   if id and redis.pcall("HGET", prefix .. id, "name") ~= task then
     -- The caller may have removed the marker that another worker needs to acquire the other task's job.

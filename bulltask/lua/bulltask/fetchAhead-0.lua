@@ -2,6 +2,9 @@
   Acquires one job for each token, in a worker's usual order, unless the queue is limited: with global concurrency, or a
   global rate limit, a job that one worker has prefetched would keep another worker from running one.
 
+  Each call of moveToActive promotes up to 1,000 delayed jobs that are due. If more than that are due, one job is
+  acquired, so that Redis is not blocked for long.
+
   The source of BullMQ's moveToActive, with promotionGuard, is inserted before this one, as the function
   `fetch(KEYS, ARGV)` (bulltask.lua.wrappers.fetch_ahead).
 
@@ -18,7 +21,8 @@ local replies = {}
 if limits[1] or limits[2] then
   return replies
 end
-for index = 3, #ARGV do
+local due = redis.call("ZCOUNT", keys[7], 0, (now + 1) * 4096 - 1)
+for index = 3, due > 1000 and 3 or #ARGV do
   local reply = fetch(keys, { prefix, now, ARGV[index] })
   if type(reply[1]) ~= "table" then
     break

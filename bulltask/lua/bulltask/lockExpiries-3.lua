@@ -4,7 +4,8 @@
   An expired lock no longer exists, so its expiry must be recorded beforehand. A stalled check adds all active jobs to the
   stalled set, and a renewal removes the job from it. A job that is still in the set at the next check, without a lock,
   is stalled: its lock has not been renewed since the previous check. Therefore, each check records when the locks of
-  the jobs in the set will expire; for a job without a lock, it records the time of the check.
+  the jobs in the set will expire; for a job without a lock, it records the time of the check. With more than a thousand
+  jobs, nothing is recorded, because that would block Redis.
 
   KEYS[1]  expiry times of locks by job id (bulltask's own hash, which expires)
   KEYS[2]  stalled set
@@ -23,6 +24,9 @@ if redis.call("GET", KEYS[3]) ~= ARGV[2] then
   return expiries
 end
 redis.call("DEL", KEYS[1])
+if redis.call("SCARD", KEYS[2]) > 1000 then
+  return expiries
+end
 local now, record = tonumber(ARGV[2]), {}
 for _, id in ipairs(redis.call("SMEMBERS", KEYS[2])) do
   record[#record + 1] = id

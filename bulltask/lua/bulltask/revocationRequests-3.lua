@@ -18,8 +18,11 @@ local call, requests, locked, unlocked, finished = redis.call, KEYS[1], {}, {}, 
 if call("EXISTS", requests) == 0 then
   return false
 end
-call("ZREMRANGEBYSCORE", requests, "-inf", "(" .. ARGV[2])
-call("ZREMRANGEBYRANK", requests, 0, -ARGV[3] - 1)
+-- Limited, because removing a million at once would block Redis for half a second.
+local obsolete = math.max(call("ZCOUNT", requests, "-inf", "(" .. ARGV[2]), call("ZCARD", requests) - ARGV[3])
+if obsolete > 0 then
+  call("ZREMRANGEBYRANK", requests, 0, math.min(obsolete, 10000) - 1)
+end
 local ids = call("ZRANGE", requests, ARGV[4], ARGV[4] + ARGV[5] - 1)
 for _, id in ipairs(ids) do
   local job = ARGV[1] .. id

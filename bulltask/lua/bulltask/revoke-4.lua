@@ -56,7 +56,10 @@ if call("LPOS", active, id) then
     return "running"
   end
   call("ZADD", requests, ARGV[2], id)
-  call("ZREMRANGEBYRANK", requests, 0, -ARGV[3] - 1)
+  local excess = call("ZCARD", requests) - ARGV[3]
+  if excess > 0 then
+    call("ZREMRANGEBYRANK", requests, 0, math.min(excess, 10000) - 1)
+  end
   return "terminating"
 end
 if is_next_of_scheduler() then

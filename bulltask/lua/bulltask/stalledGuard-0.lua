@@ -1,5 +1,6 @@
 --[[
-  Prevents a malformed stalled job from being lost, and other stalled jobs from being missed.
+  Prevents a malformed stalled job from being lost, and other stalled jobs from being missed, and applies the stall limit
+  to the jobs of job schedulers.
 
   BullMQ's moveStalledJobsToWait empties the set of jobs that may have stalled, and removes each job from `active`
   before it reads the job. It fails with an error on a key that is not a hash, a counter `stc` that is not an integer,
@@ -8,10 +9,14 @@
   waiting jobs, so that the worker that acquires it reports the error. It removes from the queue a job whose key is not
   a hash, as `failMalformed` does. It removes a lock that is not a string, because such a lock never expires.
 
+  BullMQ's script never fails a job of a job scheduler, however often it stalls. A job that takes its worker down would
+  take down one worker after the other, so this script fails it like any other job. Its scheduler continues, because the
+  worker that acquires the job adds the next iteration before the job fails.
+
   The source of moveStalledJobsToWait is inserted before this one, as the function `official(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_guard).
 
-  ARGV[1]  how many times a job may stall (used only by BullMQ's script)
+  ARGV[1]  how many times a job may stall
   ARGV[2]  key prefix of the queue
   returns  ids of the jobs that are waiting again
   event    those of BullMQ's script; for a malformed job waiting and stalled, or failed
@@ -66,5 +71,9 @@ if call("EXISTS", official_keys[4]) == 0 then
 end
 for _, id in ipairs(official(KEYS, ARGV)) do
   released[#released + 1] = id
+  local count = tonumber(call("HGET", prefix .. id, "stc"))
+  if count and count > tonumber(ARGV[1]) then
+    call("HSET", prefix .. id, "defa", "job stalled more than allowable limit")
+  end
 end
 return released

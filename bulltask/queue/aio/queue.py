@@ -106,7 +106,7 @@ class AsyncQueue(AsyncQueueGetters):
         Args:
             delayed: Remove delayed jobs too. The next jobs of job schedulers always stay.
         """
-        await self._context.arun(scripts.drain(self._context.keys, delayed=delayed))
+        await self._context.arun(bulk.drain(self._context, delayed=delayed))
 
     async def clean(self, grace: Duration, limit: int = 0, state: str = "completed") -> list[str]:
         """Remove jobs of one state that are older than ``grace``.

@@ -107,7 +107,7 @@ class Queue(QueueGetters):
         Args:
             delayed: Remove delayed jobs too. The next jobs of job schedulers always stay.
         """
-        self._context.run(scripts.drain(self._context.keys, delayed=delayed))
+        self._context.run(bulk.drain(self._context, delayed=delayed))
 
     def clean(self, grace: Duration, limit: int = 0, state: str = "completed") -> list[str]:
         """Remove jobs of one state that are older than ``grace``.

@@ -43,6 +43,8 @@ R = TypeVar("R")
 CRASHES: Final = "bulltask:crashes"
 """The field of the job's hash that counts the children that died while running the job."""
 
+_CHECKED_PER_CALL: Final = 500
+
 Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
 
@@ -211,9 +213,30 @@ def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: i
     return script_call(loader.official_script("moveToWaitingChildren"), script_keys, args, parse_reply)
 
 
-def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: int, now_ms: int) -> Call[list[str]]:
-    """``moveStalledJobsToWait``: recover the jobs whose lock has expired. Returns their ids."""
+def move_stalled_jobs_to_wait(
+    keys: QueueKeys, max_stalled: int, interval_ms: int, now_ms: int, left: int | None = None
+) -> Call[tuple[list[str], int]]:
+    """bulltask's ``stalledPage`` with ``moveStalledJobsToWait``: recover the jobs whose lock has expired.
+
+    One call checks 500 active jobs. Call it again, with the same time, until no jobs are left.
+
+    Args:
+        keys: The queue.
+        max_stalled: A job that stalls more times than this fails.
+        interval_ms: How long no other check may begin.
+        now_ms: The server's time.
+        left: The number of jobs that the previous call has left; ``None`` begins a check.
+
+    Returns:
+        The ids of the recovered jobs, and how many jobs are left to check.
+    """
+
+    def parse_reply(reply: Any) -> tuple[list[str], int]:
+        return texts(reply[0]), int(reply[1])
+
     script_keys = (
+        keys.marked_stalled,
+        *keys.temporary,
         keys.stalled,
         keys.wait,
         keys.active,
@@ -223,8 +246,8 @@ def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: in
         keys.marker,
         keys.events,
     )
-    args = (max_stalled, keys.base, now_ms, interval_ms)
-    return script_call(wrappers.with_guard("moveStalledJobsToWait", "stalledGuard"), script_keys, args, texts)
+    args = (max_stalled, keys.base, now_ms, interval_ms, "" if left is None else left, _CHECKED_PER_CALL)
+    return script_call(wrappers.with_guard("moveStalledJobsToWait", "stalledPage"), script_keys, args, parse_reply)
 
 
 def lock_expiries(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now_ms: int) -> Call[list[int | None]]:

@@ -24,12 +24,13 @@ from bulltask.transport.replies import text, texts
 __all__ = [
     "LISTS",
     "SETS",
+    "CleanedPage",
     "ClientRow",
     "MetricsReply",
     "PageCursor",
-    "clean_jobs",
+    "add_cleaned_event",
+    "clean_page",
     "count_by_score",
-    "drain",
     "get_counts",
     "get_counts_per_priority",
     "get_meta",
@@ -123,18 +124,43 @@ def set_paused(keys: QueueKeys, *, paused: bool) -> Call[int]:
     )
 
 
-def drain(keys: QueueKeys, *, delayed: bool) -> Call[None]:
-    """``drain``: remove the waiting jobs, and the delayed ones if requested."""
-    script_keys = (keys.wait, keys.paused, keys.delayed, keys.prioritized, keys.repeat)
-    return script_call(loader.official_script("drain"), script_keys, (keys.base, int(delayed)), _nothing)
+@dataclass(frozen=True, slots=True)
+class CleanedPage:
+    """A page of jobs that :func:`clean_page` has checked.
+
+    Attributes:
+        removed: The ids of the jobs that were removed.
+        checked: The number of jobs that were checked.
+        position: Where the next page begins.
+    """
+
+    removed: list[str]
+    checked: int
+    position: str
 
 
-def clean_jobs(keys: QueueKeys, state: str, before_ms: int, limit: int) -> Call[list[str]]:
-    """``cleanJobsInSet``: remove jobs of ``state`` that are older than ``before_ms``. Returns their ids."""
-    args = (keys.base, before_ms, limit, state)
-    return script_call(
-        loader.official_script("cleanJobsInSet"), (keys.base + state, keys.events, keys.repeat), args, texts
-    )
+def clean_page(keys: QueueKeys, state: str, before_ms: int | None, size: int, position: str) -> Call[CleanedPage]:
+    """bulltask's ``cleanPage`` with ``cleanJobsInSet``: remove jobs of a state, except schedulers' next iterations.
+
+    Args:
+        keys: The queue.
+        state: The state, by the name of its key.
+        before_ms: Newer jobs stay. ``None`` means none, and is only for jobs that have not finished.
+        size: How many jobs are checked.
+        position: That of the previous page, ``""`` for the first one.
+    """
+
+    def parse_reply(reply: Any) -> CleanedPage:
+        return CleanedPage(texts(reply[0]), int(reply[1]), text(reply[2]))
+
+    script_keys = (*keys.temporary[:2], keys.base + state, keys.events, keys.repeat)
+    args = (keys.base, "~" if before_ms is None else before_ms, state, size, position)
+    return script_call(wrappers.with_guard("cleanJobsInSet", "cleanPage"), script_keys, args, parse_reply)
+
+
+def add_cleaned_event(keys: QueueKeys, count: int) -> Call[None]:
+    """Add the event of ``cleanJobsInSet``."""
+    return command("XADD", keys.events, "*", "event", "cleaned", "count", count, parse_reply=_nothing)
 
 
 def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
@@ -181,7 +207,7 @@ def retry_failed(keys: QueueKeys, count: int, before_ms: int, after: str) -> Cal
         return bool(reply[0]), text(reply[1])
 
     script_keys, args = _move_to_wait_args(keys, "failed", count, before_ms)
-    return script_call(wrappers.retry_failed(), (keys.retrying, *script_keys), (REVOKED, after, *args), parse_reply)
+    return script_call(wrappers.retry_failed(), (keys.temporary[0], *script_keys), (REVOKED, after, *args), parse_reply)
 
 
 def _move_to_wait_args(

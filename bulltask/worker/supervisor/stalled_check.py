@@ -17,6 +17,10 @@ from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
 __all__ = ["StalledCheck"]
 
+_MAX_TICK_MS: Final = 100
+_CONTINUE_MS: Final = 200
+"""How long a tick checks a queue, and after which time the next one continues."""
+
 _REACQUIRE_MS: Final = 5_000
 """Time after an outage until every worker has reconnected and reacquired its locks."""
 
@@ -30,6 +34,9 @@ class StalledCheck:
     After an outage, locks may have expired even though their workers are alive. Therefore, nothing is checked during an
     outage, a queue whose locks this worker has not renewed yet is skipped, and after a long outage the first check
     waits until the other workers have had time to reacquire their locks.
+
+    If thousands of jobs are active, a check consists of many calls. A tick makes them for a limited time, because the
+    supervisor has other work, and the next tick continues after a short time.
 
     Args:
         broker: Clock and settings.
@@ -53,24 +60,30 @@ class StalledCheck:
         self._queues, self._client, self._clock, self._bus, self._backoff = queues, client, broker.clock, bus, backoff
         self._queue_backoff = QueueBackoff(queues, bus, config)
         self._max_stalled = config.max_stalled_count
-        self.interval_ms = config.stalled_interval_ms
+        self._interval_ms = config.stalled_interval_ms
         # Shorter than the interval, because a key with the full lifetime would often still exist at the next tick, for
         # a millisecond, and stalled jobs would wait for one more interval.
-        self._throttle_ms = self.interval_ms * 9 // 10
+        self._throttle_ms = self._interval_ms * 9 // 10
+        self._unfinished: dict[int, tuple[int, int]] = {}  # queue's index: time of the check, jobs that are left
         self._has_renewed, self._may_expire_ms, self._not_before_ms = has_renewed, config.lock_ms // 2, 0
         self._unreachable: set[int] = set()
         bus.subscribe(RedisReconnected, self._wait_for_others)
         bus.subscribe(RedisRecovered, self._wait_for_others)
 
+    @property
+    def interval_ms(self) -> int:
+        """Milliseconds between ticks."""
+        return _CONTINUE_MS if self._unfinished else self._interval_ms
+
     def tick(self, _now_ms: int, missed: int, /) -> None:
-        """Check every queue."""
-        if missed:
+        """Check every queue, or continue the checks that are not finished."""
+        if missed and not self._unfinished:
             for keys in self._queues:
                 self._bus.emit(StalledCheckSkipped(keys.queue, missed))
         if self._backoff.is_active or mono_ms() < self._not_before_ms:
             return
         try:
-            for index in range(len(self._queues)):
+            for index in [*self._unfinished] or range(len(self._queues)):
                 if self._has_renewed(index) and mono_ms() >= self._not_before_ms:
                     self._try_to_check(index)
         except BrokerError as exc:  # do not check the other queues: each call may take its whole timeout
@@ -97,13 +110,20 @@ class StalledCheck:
                 self._unreachable.add(index)
 
     def _check(self, index: int) -> None:
-        keys = self._queues[index]
-        now_ms = self._clock.now_ms()
-        stalled = self._client.run(move_stalled_jobs_to_wait(keys, self._max_stalled, self._throttle_ms, now_ms))
-        expiries_ms: list[int | None] = [None] * len(stalled)
-        try:
-            expiries_ms = self._client.run(lock_expiries(keys, stalled, self._throttle_ms, now_ms))
-        finally:
-            for job_id, expired_ms in zip(stalled, expiries_ms, strict=True):
-                self._bus.emit(JobStalled(job_id, keys.queue, expired_ms))
+        until_ms, keys = mono_ms() + _MAX_TICK_MS, self._queues[index]
+        now_ms, left = self._unfinished.pop(index, (self._clock.now_ms(), None))
+        while True:
+            call = move_stalled_jobs_to_wait(keys, self._max_stalled, self._throttle_ms, now_ms, left)
+            stalled, left = self._client.run(call)
+            expiries_ms: list[int | None] = [None] * len(stalled)
+            try:
+                expiries_ms = self._client.run(lock_expiries(keys, stalled, self._throttle_ms, now_ms))
+            finally:
+                for job_id, expired_ms in zip(stalled, expiries_ms, strict=True):
+                    self._bus.emit(JobStalled(job_id, keys.queue, expired_ms))
+            if not left:
+                break
+            if mono_ms() >= until_ms:
+                self._unfinished[index] = (now_ms, left)
+                break
         self._queue_backoff.reset(index)

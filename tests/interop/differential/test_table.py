@@ -28,6 +28,10 @@ ELSEWHERE = {
     "test_retry_jobs_leaves_revoked_jobs_failed": "tests/redis/test_revoke.py",
     "test_a_failed_child_is_retried_and_its_parent_waits_for_it": "tests/redis/test_job_methods.py",
     "test_a_parent_waits_for_new_children_even_if_its_first_child_has_completed": "tests/redis/test_flow_add.py",
+    "test_a_scheduled_job_that_kills_its_worker_fails": "tests/process/test_dead_supervisor.py",
+    "test_a_job_that_finishes_removes_at_most_a_hundred_old_jobs": "tests/redis/test_piled_up_jobs.py",
+    "test_clean_finds_old_jobs_behind_thousands_that_stay": "tests/redis/test_piled_up_jobs.py",
+    "test_drain_keeps_the_next_iterations_of_thousands_of_schedulers": "tests/redis/test_piled_up_jobs.py",
 }
 """Rows that are tested in the module of their feature."""
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")

@@ -1,0 +1,43 @@
+--[[
+  Bounds how many old jobs one call of moveToFinished removes.
+
+  BullMQ's script removes all jobs of `completed` or `failed` that are older than `keepJobs.age`, and all beyond
+  `keepJobs.count`, which blocks Redis for seconds if many have expired since a job last finished. If there are more
+  than a hundred, this script passes a greater age or count to BullMQ's script, so that it removes only the oldest
+  hundred. The next jobs that finish remove the others. (BullMQ 5.67 and newer remove a thousand; a child of bulltask may
+  finish 32 jobs in one round trip, though.)
+
+  The source of moveToFinished is inserted before this one, as the function `official(KEYS, ARGV)`
+  (bulltask.lua.wrappers.with_guard).
+
+  KEYS     those of moveToFinished; the eleventh is `completed` or `failed`
+  ARGV     those of moveToFinished; ARGV[2] is the time in milliseconds, ARGV[8] are the packed options
+  returns  the reply from moveToFinished
+  event    those of moveToFinished
+]]
+local max_removed = 100
+local args, official_keys = ARGV, KEYS
+local finished = official_keys[11]
+local last = redis.call("ZRANGE", finished, max_removed - 1, max_removed - 1, "WITHSCORES")[2]
+if last then
+  local options = cmsgpack.unpack(ARGV[8])
+  local keep = options["keepJobs"]
+  local age, count, is_changed = keep["age"], keep["count"], false
+  if age and tonumber(last) < ARGV[2] - age * 1000 then
+    -- The half makes up for rounding: the jobs up to this one are removed.
+    keep["age"] = (ARGV[2] - last - 0.5) / 1000
+    is_changed = true
+  end
+  if count and count > 0 then
+    local least = redis.call("ZCARD", finished) + 1 - max_removed
+    if count < least then
+      keep["count"] = least
+      is_changed = true
+    end
+  end
+  if is_changed then
+    args = { unpack(ARGV) }
+    args[8] = cmsgpack.pack(options)
+  end
+end
+return official(KEYS, args)

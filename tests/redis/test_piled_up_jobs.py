@@ -1,0 +1,243 @@
+"""No call removes, moves or checks more than about a thousand jobs, however many have piled up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bulltask import App
+from bulltask.events import Bus
+from bulltask.queue import Queue, bulk, manual
+from bulltask.queue.context import QueueContext
+from bulltask.transport.client_types import SyncClient
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.operation import Operation
+from bulltask.transport.scripts.fetch import FetchOptions, collect_batch, fetch_ahead
+from bulltask.transport.scripts.job import revocation_requests
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.supervisor.stalled_check import StalledCheck
+from tests.support.piled_up import OLD_MS, pile_up
+
+pytestmark = pytest.mark.redis
+
+COUNT = 2_300
+PER_CALL, CHECKED_PER_CALL = 1_000, 500
+STATES = ("wait", "paused", "delayed", "prioritized", "active", "completed", "failed")
+
+
+@pytest.fixture
+def queue(app: App) -> Iterator[Queue]:
+    """A queue; the async form makes the same calls."""
+    with app.queue("mail") as queue:
+        yield queue
+
+
+@pytest.fixture
+def keys(queue: Queue) -> QueueKeys:
+    return queue._context.keys
+
+
+@pytest.fixture
+def context(queue: Queue) -> QueueContext:
+    return queue._context
+
+
+def sizes(redis_client: Any, keys: QueueKeys) -> dict[str, int]:
+    """Return how many jobs are in each state."""
+    return {
+        state: redis_client.llen(keys.base + state)
+        if state in {"wait", "paused", "active"}
+        else redis_client.zcard(keys.base + state)
+        for state in STATES
+    }
+
+
+def largest_change(operation: Operation[Any], client: SyncClient, size: Callable[[], dict[str, int]]) -> int:
+    """Run an operation; return how many jobs the call that moved or removed the most of them has changed."""
+    largest, before = 0, size()
+    try:
+        calls = next(operation)
+        while True:
+            replies = [client.run(call) for call in calls]
+            after = size()
+            largest = max(largest, *(abs(after[state] - before[state]) for state in after))
+            before = after
+            calls = operation.send(replies)
+    except StopIteration:
+        return largest
+
+
+@pytest.mark.parametrize("state", ["wait", "paused", "delayed", "prioritized"])
+def test_drain_removes_a_bounded_number_of_jobs_per_call(
+    context: QueueContext, client: SyncClient, keys: QueueKeys, redis_client: Any, state: str
+) -> None:
+    pile_up(redis_client, keys, state, COUNT)
+    assert (
+        largest_change(bulk.drain(context, delayed=True), client, lambda: sizes(redis_client, keys)) == CHECKED_PER_CALL
+    )
+    assert list(redis_client.scan_iter(f"*{keys.name}*")) == []
+
+
+@pytest.mark.parametrize("state", ["wait", "paused", "delayed", "prioritized", "completed", "failed", "active"])
+def test_clean_removes_a_bounded_number_of_jobs_per_call(
+    context: QueueContext, client: SyncClient, keys: QueueKeys, redis_client: Any, state: str
+) -> None:
+    pile_up(redis_client, keys, state, COUNT)
+    clean = bulk.clean(context, 0, 0, state)
+    assert largest_change(clean, client, lambda: sizes(redis_client, keys)) == CHECKED_PER_CALL
+    assert list(redis_client.scan_iter(f"*{keys.name}*")) == [keys.events]
+    assert [fields for _, fields in redis_client.xrange(keys.events)] == [{"event": "cleaned", "count": str(COUNT)}]
+
+
+@pytest.mark.parametrize("state", ["wait", "paused", "delayed", "prioritized", "active"])
+def test_clean_finds_old_jobs_behind_thousands_that_stay(
+    queue: Queue, keys: QueueKeys, redis_client: Any, state: str
+) -> None:
+    pile_up(redis_client, keys, state, COUNT)
+    old = {f"j{number}" for number in (1, 2, 500, 1_000, 1_001, 1_777, COUNT)}
+    with redis_client.pipeline() as pipe:
+        for job in {f"j{number}" for number in range(1, COUNT + 1)} - old:
+            pipe.hset(keys.job(job), "timestamp", queue._context.now_ms())
+        pipe.execute()
+    assert set(queue.clean(60, state=state)) == old
+    assert sizes(redis_client, keys)[state] == COUNT - len(old)
+    ids = redis_client.lrange if state in {"wait", "paused", "active"} else redis_client.zrange
+    expected = [f"j{number}" for number in range(1, COUNT + 1) if f"j{number}" not in old]
+    assert ids(keys.base + state, 0, -1) == (expected if ids == redis_client.zrange else expected[::-1])
+
+
+def test_drain_keeps_the_next_iterations_of_thousands_of_schedulers(
+    queue: Queue, keys: QueueKeys, redis_client: Any
+) -> None:
+    pile_up(redis_client, keys, "wait", COUNT)
+    with redis_client.pipeline() as pipe:
+        for number in range(1_500):
+            pipe.zadd(keys.repeat, {f"s{number}": OLD_MS})
+            pipe.hset(keys.job(f"repeat:s{number}:{OLD_MS}"), mapping={"name": "n", "rjk": f"s{number}"})
+            pipe.rpush(keys.wait, f"repeat:s{number}:{OLD_MS}")
+        pipe.execute()
+    queue.add("n")
+    queue.drain()
+    assert redis_client.lrange(keys.wait, 0, -1) == [f"repeat:s{number}:{OLD_MS}" for number in range(1_500)]
+
+
+@pytest.mark.parametrize("state", ["failed", "completed", "delayed"])
+def test_retry_and_promotion_move_a_bounded_number_of_jobs_per_call(
+    context: QueueContext, client: SyncClient, keys: QueueKeys, redis_client: Any, state: str
+) -> None:
+    pile_up(redis_client, keys, state, COUNT)
+    move = bulk.move_to_wait(context, state, 10**9, None)
+    assert largest_change(move, client, lambda: sizes(redis_client, keys)) == PER_CALL
+    assert sizes(redis_client, keys)["wait"] == COUNT
+
+
+def test_obliterate_removes_a_bounded_number_of_jobs_per_call(
+    context: QueueContext, client: SyncClient, keys: QueueKeys, redis_client: Any
+) -> None:
+    pile_up(redis_client, keys, "completed", COUNT)
+    pile_up(redis_client, keys, "active", COUNT)
+    obliterate = bulk.obliterate(context, 10**9, force=True)
+    assert largest_change(obliterate, client, lambda: sizes(redis_client, keys)) == PER_CALL
+    assert list(redis_client.scan_iter(f"*{keys.name}*")) == []
+
+
+@pytest.mark.parametrize("keep", [{"age": 60}, {"count": 10}, {"age": 60, "count": 10}])
+def test_a_job_that_finishes_removes_at_most_a_hundred_old_jobs(
+    queue: Queue, keys: QueueKeys, redis_client: Any, keep: dict[str, int]
+) -> None:
+    pile_up(redis_client, keys, "completed", 250)
+    left = []
+    for number in range(4):
+        queue.add("n", remove_on_complete=keep)
+        job = queue.get_next_job(f"token{number}")
+        assert job is not None
+        job.move_to_completed(None)
+        left.append(redis_client.zcard(keys.completed))
+    assert left == [151, 52, *([3, 4] if "age" in keep else [10, 10])]
+    stored = {key.removeprefix(keys.base) for key in redis_client.scan_iter(f"{keys.base}j*")}
+    assert stored == {job for job in redis_client.zrange(keys.completed, 0, -1) if job.startswith("j")}
+
+
+def stalled_check(app: App, keys: QueueKeys, client: SyncClient) -> StalledCheck:
+    bus = Bus()
+    return StalledCheck(app.broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
+
+
+def test_a_stalled_check_of_thousands_of_active_jobs_takes_several_calls(
+    context: QueueContext, client: SyncClient, keys: QueueKeys, redis_client: Any
+) -> None:
+    pile_up(redis_client, keys, "active", COUNT)
+    locked = {f"j{number}" for number in range(1, COUNT + 1, 7)}
+    for job in locked:
+        redis_client.set(keys.lock(job), "token")
+    assert largest_change(manual.check_stalled(context, 1), client, lambda: sizes(redis_client, keys)) == 0
+    before = redis_client.lrange(keys.active, 0, -1)
+    assert redis_client.scard(keys.stalled) == COUNT
+    assert largest_change(manual.check_stalled(context, 1), client, lambda: sizes(redis_client, keys)) == 0  # throttled
+    redis_client.delete(keys.stalled_check)
+    changed = largest_change(manual.check_stalled(context, 1), client, lambda: sizes(redis_client, keys))
+    assert CHECKED_PER_CALL / 2 < changed <= CHECKED_PER_CALL
+    assert redis_client.lrange(keys.active, 0, -1) == [job for job in before if job in locked]
+    assert set(redis_client.lrange(keys.wait, 0, -1)) == set(before) - locked
+    assert redis_client.smembers(keys.stalled) == locked
+    assert list(redis_client.scan_iter(f"{keys.bulltask_base}*")) == []
+
+
+def test_a_supervisor_interrupts_a_long_stalled_check_for_its_other_services(
+    app: App, client: SyncClient, keys: QueueKeys, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulltask.worker.supervisor.stalled_check._MAX_TICK_MS", 0)
+    pile_up(redis_client, keys, "active", COUNT)
+    check = stalled_check(app, keys, client)
+    usual_ms, ticks = check.interval_ms, 0
+    while ticks == 0 or (ticks < 9 and check.interval_ms < usual_ms):
+        check.tick(0, 0)
+        ticks += 1
+    assert ticks == 5
+    assert redis_client.scard(keys.stalled) == COUNT
+
+
+def test_jobs_that_finish_and_begin_during_a_stalled_check_are_not_taken_for_stalled(
+    app: App, client: SyncClient, keys: QueueKeys, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulltask.worker.supervisor.stalled_check._MAX_TICK_MS", 0)
+    pile_up(redis_client, keys, "active", COUNT)
+    check = stalled_check(app, keys, client)
+    check.tick(0, 0)
+    for number in range(501, 1_400):  # jobs that this check has not examined yet
+        redis_client.lrem(keys.active, -1, f"j{number}")
+    for number in range(899):  # not locked yet: the check must not find them a second time
+        redis_client.lpush(keys.active, f"new{number}")
+    for _ in range(5):
+        check.tick(0, 0)
+    assert redis_client.llen(keys.active) == COUNT
+    assert redis_client.llen(keys.wait) == 0
+
+
+@pytest.mark.parametrize("bulk_fetch", ["prefetch", "batch"])
+def test_several_jobs_are_not_acquired_at_once_while_thousands_of_delayed_jobs_are_due(
+    app: App, client: SyncClient, keys: QueueKeys, redis_client: Any, bulk_fetch: str
+) -> None:
+    pile_up(redis_client, keys, "delayed", COUNT)
+    options = [FetchOptions(f"token{number}", 30_000, "") for number in range(4)]
+    now_ms = app.now_ms()
+    call = fetch_ahead(keys, options, now_ms) if bulk_fetch == "prefetch" else collect_batch(keys, options, "n", now_ms)
+    redis_client.lpush(keys.wait, "j1")
+    acquired = []
+    while redis_client.zcard(keys.delayed):
+        acquired.append(len(client.run(call)))
+    assert acquired == [1, 1, 4]
+
+
+def test_obsolete_revocation_requests_are_removed_in_parts(
+    client: SyncClient, keys: QueueKeys, redis_client: Any, app: App
+) -> None:
+    for first in range(0, 25_000, 5_000):
+        redis_client.zadd(keys.revoked, {f"j{number}": 1 for number in range(first, first + 5_000)})
+    left = []
+    while redis_client.exists(keys.revoked):
+        client.run(revocation_requests(keys, app.now_ms()))
+        left.append(redis_client.zcard(keys.revoked))
+    assert all(before - after <= 11_000 for before, after in zip([25_000, *left], left, strict=False))

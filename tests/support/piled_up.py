@@ -1,0 +1,37 @@
+"""Queues in which jobs have piled up, filled by the server itself."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bulltask.transport.keys import QueueKeys
+
+__all__ = ["OLD_MS", "pile_up"]
+
+OLD_MS: Final = 1_600_000_000_000
+"""When the jobs were added, and when the finished ones ended."""
+_PER_CALL: Final = 5_000
+_LISTS: Final = {"wait", "paused", "active"}
+_FILL: Final = """
+local base, state, first, last, at = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+for n = first, last do
+  local id = "j" .. n
+  redis.call("HSET", base .. id, "name", "n", "data", "{}", "opts", "{}", "timestamp", ARGV[5], "priority", 0)
+  if ARGV[6] == "list" then
+    redis.call("LPUSH", base .. state, id)
+  elseif state == "delayed" then
+    redis.call("ZADD", base .. state, string.format("%.0f", (at + n) * 4096), id)
+  else
+    redis.call("ZADD", base .. state, string.format("%.0f", at + n), id)
+    redis.call("HSET", base .. id, "finishedOn", ARGV[5])
+  end
+end
+"""
+
+
+def pile_up(redis: Any, keys: QueueKeys, state: str, count: int) -> None:
+    """Add ``count`` old jobs ``j1``, ``j2`` … to a state; active ones have no lock."""
+    kind = "list" if state in _LISTS else "set"
+    for first in range(1, count + 1, _PER_CALL):
+        last = min(first + _PER_CALL - 1, count)
+        redis.eval(_FILL, 1, keys.base + state, keys.base, state, first, last, OLD_MS, kind)

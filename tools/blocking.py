@@ -1,0 +1,186 @@
+"""Measures how long the longest call blocks Redis when a million jobs have piled up: ``make blocking``.
+
+Each operation runs on a queue with ``COUNT`` jobs (default: 1,000,000). The slow log of the server has the time of each
+call. The program prints the longest call of each operation, and fails if one took longer than 50 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from bulltask import App
+from bulltask.events import Bus
+from bulltask.queue import Queue
+from bulltask.testing import RedisServer
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts.fetch import FetchOptions, collect_batch, fetch_ahead
+from bulltask.transport.scripts.job import revocation_requests
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.supervisor.stalled_check import StalledCheck
+from tests.support.piled_up import OLD_MS, pile_up
+
+COUNT: Final = int(os.environ.get("COUNT", "1_000_000"))
+MAX_MS: Final = 50
+
+
+class Pile:
+    """A queue in which jobs have piled up.
+
+    Args:
+        url: The URL of an empty server.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.app = App("blocking", url)
+        self.queue: Queue = self.app.queue("mail")
+        self.keys = QueueKeys("bull", "{mail}", "mail")
+        self.client = self.app.broker.client()
+        self.redis: Any = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
+
+    def add(self, state: str) -> None:
+        """Pile up jobs in a state."""
+        pile_up(self.redis, self.keys, state, COUNT)
+
+    def finish_jobs(self, number: int, **keep: int) -> None:
+        """Run jobs that remove old ones when they finish."""
+        for index in range(number):
+            self.queue.add("n", remove_on_complete=keep)
+            job = self.queue.get_next_job(f"token{index}")
+            assert job is not None
+            job.move_to_completed(None)
+
+    def check_stalled(self) -> None:
+        """Run the supervisor's stalled check twice."""
+        bus = Bus()
+        for _ in range(2):
+            self.redis.delete(self.keys.stalled_check)
+            backoff = ReconnectBackoff(bus, self.app.config)
+            check = StalledCheck(self.app.broker, [self.keys], lambda _index: True, self.client, bus, backoff)
+            check.tick(0, 0)
+            while check.interval_ms < self.app.config.stalled_interval_ms:
+                check.tick(0, 0)
+        assert self.redis.llen(self.keys.active) == 0
+
+    def prefetch(self, *, batch: bool) -> None:
+        """Acquire jobs while all delayed jobs are due."""
+        options = [FetchOptions(f"token{number}", 30_000, "") for number in range(32)]
+        for _ in range(50):
+            now_ms = self.app.now_ms()
+            fetch = collect_batch(self.keys, options, "n", now_ms) if batch else fetch_ahead(self.keys, options, now_ms)
+            self.redis.lpush(self.keys.wait, "j1")
+            self.client.run(fetch)
+
+    def add_schedulers(self) -> None:
+        """Add job schedulers whose next iterations were due long ago."""
+        for first in range(0, COUNT, 5_000):
+            with self.redis.pipeline(transaction=False) as pipe:
+                pipe.zadd(self.keys.repeat, {f"s{number}": OLD_MS for number in range(first, first + 5_000)})
+                pipe.execute()
+
+    def request_revocations(self) -> None:
+        """Add obsolete revocation requests."""
+        for first in range(0, COUNT, 5_000):
+            self.redis.zadd(self.keys.revoked, {f"j{number}": 1 for number in range(first, first + 5_000)})
+
+    def read_revocations(self) -> None:
+        """Read the requests as supervisors do."""
+        for _ in range(20):
+            self.client.run(revocation_requests(self.keys, self.app.now_ms()))
+
+    def schedule(self) -> None:
+        """Add a scheduler, run its first job, and drain the queue."""
+        self.queue.schedulers.upsert("tick", name="n", every=60)
+        self.queue.get_next_job("token")
+        self.queue.drain(delayed=True)
+
+
+OPERATIONS: Final[dict[str, tuple[Callable[[Pile], object], Callable[[Pile], object]]]] = {
+    "removal by age": (lambda pile: pile.add("completed"), lambda pile: pile.finish_jobs(300, age=60)),
+    "removal by count": (lambda pile: pile.add("completed"), lambda pile: pile.finish_jobs(300, count=10)),
+    **{
+        f"drain {state}": (lambda pile, state=state: pile.add(state), lambda pile: pile.queue.drain(delayed=True))
+        for state in ("wait", "paused", "delayed", "prioritized")
+    },
+    **{
+        f"clean {state}": (
+            lambda pile, state=state: pile.add(state),
+            lambda pile, state=state: pile.queue.clean(0, state=state),
+        )
+        for state in ("completed", "failed", "wait", "delayed", "prioritized", "active")
+    },
+    "clean wait: all stay": (lambda pile: pile.add("wait"), lambda pile: pile.queue.clean(10**9, state="wait")),
+    "obliterate": (lambda pile: pile.add("completed"), lambda pile: pile.queue.obliterate(force=True)),
+    "obliterate wait": (lambda pile: pile.add("wait"), lambda pile: pile.queue.obliterate(force=True)),
+    "promote all": (lambda pile: pile.add("delayed"), lambda pile: pile.queue.promote_jobs(count=10**9)),
+    "retry all failed": (lambda pile: pile.add("failed"), lambda pile: pile.queue.retry_jobs(count=10**9)),
+    "retry all completed": (
+        lambda pile: pile.add("completed"),
+        lambda pile: pile.queue.retry_jobs(state="completed", count=10**9),
+    ),
+    "pause, resume": (
+        lambda pile: [pile.add("wait"), pile.add("paused")],
+        lambda pile: [pile.queue.pause(), pile.queue.resume()],
+    ),
+    "stalled check": (lambda pile: pile.add("active"), Pile.check_stalled),
+    "prefetch due jobs": (lambda pile: pile.add("delayed"), lambda pile: pile.prefetch(batch=False)),
+    "batch of due jobs": (lambda pile: pile.add("delayed"), lambda pile: pile.prefetch(batch=True)),
+    "revocation requests": (Pile.request_revocations, Pile.read_revocations),
+    "schedules": (Pile.add_schedulers, Pile.schedule),
+}
+
+
+def longest_call(server: redis.Redis) -> tuple[float, str]:
+    """Return the time of the longest call in the slow log, in milliseconds, and the end of its first line."""
+    log: Any = server.slowlog_get(1_000)
+    if not log:
+        return 0.0, ""
+    slowest = max(log, key=lambda entry: entry["duration"])
+    return slowest["duration"] / 1000, slowest["command"][:40].decode(errors="replace")
+
+
+def report(line: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def measure(name: str) -> float:
+    """Run an operation on a new server; print and return the longest call in milliseconds."""
+    prepare, run = OPERATIONS[name]
+    with tempfile.TemporaryDirectory() as directory, RedisServer.start(Path(directory), flavor="redis") as server:
+        plain = redis.Redis.from_url(server.url, socket_timeout=None)
+        pile = Pile(server.url)
+        pile.queue.wait_until_ready()
+        plain.config_set("slowlog-max-len", 1_000)
+        prepare(pile)
+        plain.config_set("slowlog-log-slower-than", 1_000)
+        plain.slowlog_reset()
+        start = time.monotonic()
+        run(pile)
+        seconds = time.monotonic() - start
+        longest, command = longest_call(plain)
+        report(f"{name:24} {longest:8.1f} ms  {seconds:6.1f} s  {command!r}")
+        pile.app.close()
+        plain.close()
+        return longest
+
+
+def main(names: list[str]) -> int:
+    """Measure the named operations, by default all."""
+    report(f"{COUNT:,} jobs{'longest call':>22}   total")
+    too_long = [name for name in names or OPERATIONS if measure(name) > MAX_MS]
+    if too_long:
+        report(f"longer than {MAX_MS} ms: {', '.join(too_long)}")
+    return 1 if too_long else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
