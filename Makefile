@@ -16,8 +16,10 @@ NODE_CLIENT := tests/interop/node_modules/.package-lock.json
 OFFICIAL := $(patsubst tests/interop/official/requirements-%.txt,$(VENV)/official-%/installed.stamp,\
 	$(wildcard tests/interop/official/requirements-*.txt))
 CELERY := $(VENV)/celery/installed.stamp
+CELERY_SUITE := $(VENV)/celery-suite/installed.stamp
 RELEASE := $(VENV)/release/installed.stamp
 ARGS ?=
+comma := ,
 TESTS ?= tests
 # Half of the tests wait for processes to exit and locks to expire, so five processes keep two cores busy.
 WORKERS ?= 5
@@ -32,7 +34,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies blocking servers lint sync docs sbom audit release bench bench-quick bench-compare bench-guard model mutants chaos fault-injection fuzz soak soak-short mixed spark-kills clean lock
+.PHONY: help demo demo-spark test test-quick test-topologies blocking servers lint sync docs sbom audit release bench bench-quick bench-compare bench-guard celery-suite model mutants chaos fault-injection fuzz soak soak-short mixed spark-kills clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -125,6 +127,10 @@ bench-compare: $(VENV)/dev.stamp  ## compare the speed with that of another comm
 
 bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask's speed relative to Celery or BullMQ's scripts is less than half of the recorded ratio
 	$(BIN)/python benchmarks/guard.py
+
+celery-suite: $(VENV)/dev.stamp $(CELERY_SUITE)  ## run Celery's integration tests and the examples of its user guide on bulltask; takes 5 minutes; ARGS="--celery" runs Celery
+	@$(COMPILE)
+	$(BIN)/python -m tools.celery_suite $(ARGS)
 
 model: $(VENV)/dev.stamp  ## check the model of the worker protocol; takes about five minutes, and needs spin and gcc
 	$(BIN)/python -m tests.model
@@ -254,6 +260,16 @@ $(CELERY): tests/celery_parity/requirements.txt | $(BIN)/python
 	@echo "make: installing into $(@D)"
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(call install,$(@D),--no-deps -r $<)
+	@touch $@
+
+# Celery's tests and user guide are only in its source distribution. Nothing of it enters the repository.
+$(CELERY_SUITE): tests/celery_parity/requirements.txt $(SOURCES) | $(BIN)/python
+	@echo "make: installing into $(@D)"
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(call install,$(@D),-c $(LOCK) -e '.[embedded$(comma)pydantic]' pytest pytest-timeout -r $<)
+	$(BIN)/pip download -q --no-deps --no-binary celery -d $(@D) $$(grep ^celery== $<)
+	@rm -rf $(@D)/source; mkdir $(@D)/source
+	tar xzf $(@D)/celery-*.tar.gz -C $(@D)/source --strip-components=1 --wildcards '*/t/*' '*/docs/userguide/*'
 	@touch $@
 
 # Only Django's source distribution contains the tests of its tasks. Without Python 3.12, the directory remains empty.

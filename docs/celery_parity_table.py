@@ -1,17 +1,21 @@
-"""Generate ``reference/celery-parity.md`` from the scenarios in ``tests/celery_parity``.
+"""Generate ``reference/celery-parity.md`` from ``tests/celery_parity`` and ``tools/celery_suite/classes.toml``.
 
 Run this file to update the page; ``tests/celery_parity/test_parity.py`` fails if it is out of date.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from tests.celery_parity.areas import AREAS
 from tests.celery_parity.scenario import Area, Scenario
 
 PAGE = Path(__file__).parent / "reference/celery-parity.md"
+CLASSES = Path(__file__).parents[1] / "tools/celery_suite/classes.toml"
 
 HEAD = """# Celery's behavior, compared
 
@@ -23,11 +27,40 @@ contains. To migrate a project, read [Migrate from Celery](../how-to/coming-from
 {contents}
 """
 
+SUITE = """## Celery's own tests and examples
+
+`make celery-suite` runs Celery's integration tests of tasks and canvas with bulltask and a worker, and all examples of
+five pages of Celery's user guide. It downloads them; a facade of 200 lines provides the imports and fixtures that only
+Celery has, and each run prints them. The first columns of the table count those that work.
+
+| file | bulltask | Celery | skipped or expected to fail | total |
+|---|---|---|---|---|
+{files}
+
+Each failure has a class and a reason:
+
+{classes}
+
+| reason | tests and examples |
+|---|---|
+{reasons}
+"""
+
+KINDS: Final = {
+    "gap": "bulltask should do the same, but does not yet",
+    "difference": "bulltask does something else, for this reason",
+    "internals": "it uses a part of Celery that projects do not use, such as the classes of its worker or its backend",
+    "broker": "it needs RabbitMQ or another broker",
+    "example": "the example is not complete, or does not do in Celery either what the guide shows",
+}
+"""The classes of failures, and what they mean."""
+
 
 def page() -> str:
     """Return the page's text."""
     verdicts = Counter(scenario.verdict for area in AREAS for scenario in area.scenarios)
-    contents = "\n".join(f"* [{area.title}](#{_anchor(area.title)})" for area in AREAS)
+    titles = [*(area.title for area in AREAS), "Celery's own tests and examples"]
+    contents = "\n".join(f"* [{title}](#{_anchor(title)})" for title in titles)
     head = HEAD.format(
         total=verdicts.total(),
         same=verdicts["same"],
@@ -35,7 +68,7 @@ def page() -> str:
         differs=verdicts["differs"],
         contents=contents,
     )
-    return "\n".join([head, *map(_section, AREAS)])
+    return "\n".join([head, *map(_section, AREAS), _suite()])
 
 
 def _section(area: Area) -> str:
@@ -50,8 +83,35 @@ def _line(scenario: Scenario) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
+def _suite() -> str:
+    recorded = tomllib.loads(CLASSES.read_text())
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for reason in recorded["reason"]:
+        reasons.setdefault((reason["class"], reason["because"]), []).extend(reason["names"].split())
+    counts: Counter[str] = Counter()
+    for (kind, _), names in reasons.items():
+        counts[kind] += len(names)
+    rows = [f"| {kind}: {because} | {_names(names)} |" for (kind, because), names in sorted(reasons.items())]
+    return SUITE.format(
+        files="\n".join(_file(name, numbers, reasons.values()) for name, numbers in recorded["files"].items()),
+        classes="\n".join(f"* **{kind}** ({counts[kind]}): {KINDS[kind]}" for kind in KINDS if counts[kind]),
+        reasons="\n".join(rows),
+    )
+
+
+def _file(file: str, numbers: dict[str, int], failures: Iterable[list[str]]) -> str:
+    failed = sum(name.startswith(f"{file}:") for names in failures for name in names)
+    works = numbers["total"] - numbers["skipped"] - failed
+    cells = [f"`{file}`", works, numbers.get("celery", "not measured"), numbers["skipped"], numbers["total"]]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name.rpartition('::')[2] or name}`" for name in names)
+
+
 def _anchor(title: str) -> str:
-    return title.lower().replace(",", "").replace(" ", "-")
+    return title.lower().replace(",", "").replace("'", "").replace(" ", "-")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from tests.celery_parity.scenario import Area, Project
 from tests.process.conftest import harness  # noqa: F401 - a fixture
 from tests.support.programs import ROOT
 from tests.support.worker_harness import WorkerHarness
+from tools.celery_suite.__main__ import read_classes
 
 SOURCE = "from tests.celery_parity.tasks import define\ndefine(app)\n"
 
@@ -44,6 +45,17 @@ def test_there_are_at_least_150_scenarios_with_a_reason_for_each_difference() ->
     for scenario in scenarios:
         is_same = scenario.verdict == "same"
         assert is_same == (scenario.celery == scenario.bulltask) == (not scenario.because), scenario.sentence
+
+
+def test_each_failure_of_celerys_own_tests_has_one_class_and_a_reason() -> None:
+    kinds = runpy.run_path(str(ROOT / "docs/celery_parity_table.py"))["KINDS"]
+    files, failures = read_classes()
+    assert all(kind in kinds and because for kind, because in failures.values())
+    assert {name.partition(":")[0] for name in failures} <= files.keys()
+
+
+def test_the_facade_for_celerys_own_tests_has_at_most_200_lines() -> None:
+    assert len((ROOT / "tools/celery_suite/facade.py").read_text().splitlines()) <= 200
 
 
 def test_the_page_contains_all_scenarios() -> None:
