@@ -35,8 +35,10 @@ _WORD = re.compile(r"[^\s'\"]{2,}")
 _WITH_OPTIONS = re.compile(r"([^/?#\[\]]*@)?([^/?#@:\[\]]+|\[[^\]@]*\])(:\d+)?(/\d*)?\?\w+=")  # followed by an @
 _PLAIN_HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[^\[\]@,]+\]|[^:\[\]@,\s]+)(:(?P<port>\d{1,5}))?", re.ASCII)
-_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC begins a color code
-_URL_IN_JSON = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>\x1b]+")
+# From the start of a run of a scheme's characters: tried at each of its letters, a long run would take quadratic time.
+_SCHEME_IN_TEXT = r"(?<![A-Za-z0-9+.-])([0-9+.-]*)([A-Za-z][A-Za-z0-9+.-]*://"
+_URL_IN_TEXT = re.compile(_SCHEME_IN_TEXT + r"[^\s<>\x1b]+)")  # ESC begins a color code
+_URL_IN_JSON = re.compile(_SCHEME_IN_TEXT + r"[^\s\"<>\x1b]+)")
 
 Kind = Literal["single", "cluster", "sentinel"]
 """What a broker URL names: one server, nodes of a Redis Cluster, or sentinels that monitor a primary."""
@@ -273,7 +275,7 @@ def redact_text(text: str, *, json: bool = False) -> str:
     """
     if "://" not in text:
         return text
-    return (_URL_IN_JSON if json else _URL_IN_TEXT).sub(lambda match: redact_url(match[0]), text)
+    return (_URL_IN_JSON if json else _URL_IN_TEXT).sub(lambda match: match[1] + redact_url(match[2]), text)
 
 
 def redact_command(words: Iterable[str]) -> str:

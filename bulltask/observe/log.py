@@ -21,6 +21,7 @@ from bulltask.config.urls import redact_text
 from bulltask.errors import ConfigError
 from bulltask.observe.job_fields import add_attributes_to_handlers, add_job_fields, drop_job_attributes
 from bulltask.observe.log_listener import LogListener
+from bulltask.observe.log_values import NAME_CHARS, shorten
 from bulltask.observe.writer import LineWriter
 from bulltask.registry.current_job import share_with_structlog
 
@@ -36,6 +37,7 @@ LEVELS = {
 # Without this, characters in a job's data could manipulate the operator's terminal (ESC), end the line (U+2028) or
 # reverse the text after them (U+202E).
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_NAMES = frozenset({"job_id", "queue", "scheduler", "task"})  # Redis sets no limit, and any client may have chosen them
 _UNSEEN = (0x61C, 0xFEFF, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x206A))
 _CONTROL |= {code: f"\\u{code:04x}" for code in _UNSEEN}
 
@@ -194,7 +196,12 @@ def _renderer(as_json: bool, *, colors: bool) -> list[Processor]:
 
 
 def redact_fields(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
-    """Replace passwords in URLs (a processor)."""
+    """Replace passwords in URLs, and shorten names and ids (a processor)."""
+    for key in _NAMES & fields.keys():
+        if isinstance(name := fields[key], str):
+            fields[key] = shorten(name, NAME_CHARS)
+    if job_ids := fields.get("job_ids"):
+        fields["job_ids"] = [shorten(str(job_id), NAME_CHARS) for job_id in job_ids]
     for key, value in fields.items():
         if isinstance(value, str) and "://" in value:
             fields[key] = redact_text(value)

@@ -8,9 +8,10 @@ from typing import Any
 
 from bulltask import events
 
-__all__ = ["ERROR_CHARS", "Line", "iso_time", "seconds", "shorten"]
+__all__ = ["ERROR_CHARS", "NAME_CHARS", "Line", "iso_time", "seconds", "shorten"]
 
 ERROR_CHARS = 2_000
+NAME_CHARS = 200
 
 Line = tuple[int, type[events.Event], Callable[[Any], None]]
 """A level, an event class, and the function that writes its line."""

@@ -14,7 +14,7 @@ _WRONG_PASSWORD: Final = re.compile(r"WRONGPASS|invalid (username-password pair|
 _NO_PASSWORD: Final = re.compile(
     r"NOAUTH|^Authentication required|HELLO must be called with the client already authenti"
 )
-_PASSWORD_UNUSED: Final = re.compile(r"AUTH.* called without any password configured")
+_PASSWORD_UNUSED: Final = re.compile(r"AUTH[^\n]{0,200} called without any password configured")
 _SOURCES: Final = "broker_url (redis://user:password@host) or, for passwords that change, broker_credential_provider"
 _IN_SCRIPT: Final = re.compile(r"user executing the script can't run")
 
@@ -27,7 +27,7 @@ _TLS_ADVICE: Final = tuple(
             "Hostname mismatch|IP address mismatch",
             "Use a host name for which the certificate was issued, or add ssl_check_hostname=false to the URL",
         ),
-        ("CERTIFICATE_VERIFY_FAILED.*expired", "Renew the server's certificate"),
+        ("CERTIFICATE_VERIFY_FAILED[^\n]{0,200}expired", "Renew the server's certificate"),
         (
             "CERTIFICATE_VERIFY_FAILED",
             "The server's certificate is not signed by an authority that this machine trusts: add ssl_ca_certs=FILE "
@@ -43,7 +43,7 @@ _TLS_ADVICE: Final = tuple(
             "server's authority (tls-ca-cert-file)",
         ),
         (
-            r"KEY_VALUES_MISMATCH|PEM lib|\bPEM\b.*NO_START_LINE|certfile should be",
+            r"KEY_VALUES_MISMATCH|PEM lib|\bPEM\b[^\n]{0,200}NO_START_LINE|certfile should be",
             "ssl_certfile and ssl_keyfile must be a certificate and its key, both in PEM format",
         ),
         ("NO_CERTIFICATE_OR_CRL_FOUND", "ssl_ca_certs must be a file of certificates in PEM format"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -32,8 +31,7 @@ __all__ = ["command"]
 
 _POLL_S: Final = 0.25
 
-_RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
-"""The exception in a traceback: its first line that is not indented."""
+_TRACEBACK: Final = "Traceback (most recent call last):"
 
 
 @click.command("run", short_help="Record the events of queues in the bronze and silver tables.")
@@ -200,8 +198,19 @@ def _first_line(text: str) -> str:
     """Return the most informative line: bulltask's error with its code, or else the exception of a traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line[line.index("[BULLTASK_") :] for line in lines if "[BULLTASK_" in line]
-    exceptions = [line.removeprefix("bulltask.errors.") for line in _RAISED.findall(text)]
-    return (errors or exceptions[-1:] or lines or ["the pipeline has failed"])[0]
+    return (errors or _exceptions(text)[-1:] or lines or ["the pipeline has failed"])[0]
+
+
+def _exceptions(text: str) -> list[str]:
+    """Return the exceptions of all tracebacks: the first line of each that is not indented."""
+    exceptions, in_traceback = [], False
+    for line in text.split("\n"):
+        if line.endswith(_TRACEBACK):
+            in_traceback = True
+        elif in_traceback and line and line[0] not in " \t":
+            exceptions.append(line.removeprefix("bulltask.errors."))
+            in_traceback = False
+    return exceptions
 
 
 def _lost(head: BatchRecord | None) -> int:

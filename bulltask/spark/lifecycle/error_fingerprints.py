@@ -26,8 +26,9 @@ REPLACEMENTS = (
     (r"(?<![A-Za-z0-9_])'[^']*'(?![A-Za-z0-9_])", "#"),
     (r'(?<![A-Za-z0-9_])"[^"]*"(?![A-Za-z0-9_])', "#"),
     (r"0[xX][0-9a-fA-F]+", "#"),
-    # A UUID, a digest, an object id: hex with at least one digit, so that no word matches.
-    (r"(?<![A-Za-z0-9_])(?=[a-fA-F-]*[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*(?![A-Za-z0-9_])", "#"),
+    # A UUID, a digest, an object id: hex with at least one digit, so that no word matches. Bounded, because the search
+    # for the digit would take quadratic time, and Java calls itself for each repetition of a group.
+    (r"(?<![A-Za-z0-9_])(?=[a-fA-F-]{0,64}[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,}){0,16}(?![A-Za-z0-9_])", "#"),
     (r"[0-9]+", "#"),
 )
 #: The maximum length of a fingerprint.

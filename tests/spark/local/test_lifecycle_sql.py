@@ -98,6 +98,7 @@ def test_reasons_are_parsed_and_normalized_as_in_python(spark: SparkSession) -> 
     texts = ["".join(rng.choices(parts, k=rng.randrange(12))) for _ in range(3000)]
     texts += [f'"{text}"' for text in texts] + [json.dumps(text, ensure_ascii=len(text) % 2 == 0) for text in texts]
     texts += [*REASONS, json.dumps('\\"' * 50_000), "'" * 50_000, "f" * 50_000 + "1", "\U0001f600" * 300]
+    texts += ["deadbeef1" + "-abcd" * 20_000, "-a" * 50_000]  # Java's stack is small, and so is the patience of users
     frame = spark.createDataFrame(pa.table({"reason": [*texts, None]}))
     plain = lifecycle_sql.plain_reason(F.col("reason"))
     derived = frame.select(
