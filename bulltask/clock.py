@@ -6,6 +6,7 @@ import re
 import time
 import zoneinfo
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Final
 
 from bulltask.errors import ConfigError
 
@@ -76,6 +77,10 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+_SLOW_MS: Final = 25
+"""A reading with a greater error is repeated."""
+
+
 class ServerClock:
     """The server's time, extrapolated with the monotonic clock.
 
@@ -84,25 +89,43 @@ class ServerClock:
     """
 
     resync_ms = 60_000
+    max_slow_readings = 3
+    """How many readings are made if their replies are slow, for example because the server does not respond for a
+    moment; over a slow network, all replies are."""
 
     def __init__(self) -> None:
         self._offset_ms: float | None = None
+        self._error_ms = 0.0
+        self._slow_readings = 0
         self._synced_at_ms = 0
 
     @property
     def due(self) -> bool:
-        """True if the clock has not been set in the last minute (monotonic clocks drift)."""
-        return self._offset_ms is None or mono_ms() - self._synced_at_ms >= self.resync_ms
+        """True if the clock has not been set in the last minute (monotonic clocks drift), or is uncertain."""
+        return self._offset_ms is None or self.is_uncertain or mono_ms() - self._synced_at_ms >= self.resync_ms
+
+    @property
+    def is_uncertain(self) -> bool:
+        """True if the last reply was unusually slow: set the clock again before using it."""
+        return 0 < self._slow_readings < self.max_slow_readings
 
     def set(self, server_ms: float, sent_at_ms: float, received_at_ms: float) -> None:
         """Set the clock from a reply to ``TIME``, assuming that the server read its clock halfway through the call.
+
+        The error is at most half of the call's time. A reply that took long does not replace a more precise reading,
+        unless the server's clock has changed since.
 
         Args:
             server_ms: The server's epoch milliseconds.
             sent_at_ms: ``mono_ms()`` before the request.
             received_at_ms: ``mono_ms()`` after the reply.
         """
-        self._offset_ms = server_ms - (sent_at_ms + received_at_ms) / 2
+        offset_ms, error_ms = server_ms - (sent_at_ms + received_at_ms) / 2, (received_at_ms - sent_at_ms) / 2
+        known_ms, known_error_ms = self._offset_ms, self._error_ms
+        is_slow = error_ms > max(_SLOW_MS, 2 * known_error_ms)
+        if not is_slow or known_ms is None or abs(offset_ms - known_ms) > error_ms + known_error_ms:
+            self._offset_ms, self._error_ms = offset_ms, error_ms
+        self._slow_readings = self._slow_readings + 1 if is_slow else 0
         self._synced_at_ms = mono_ms()
 
     def now_ms(self) -> int:

@@ -15,9 +15,8 @@ from bulltask.transport.scripts import queue as scripts
 
 __all__ = ["clean", "drain", "move_to_wait", "obliterate", "set_paused"]
 
-_PER_CALL: Final = 1_000
-_CHECKED_PER_CALL: Final = 500
-"""Maximum number of jobs that one call moves, or checks and removes, which keeps Redis busy for about 10 ms."""
+_PER_CALL: Final = 500
+"""Maximum number of jobs that one call checks, moves or removes, which keeps Redis busy for about 10 ms."""
 
 _CLEANABLE: Final = ("completed", "failed", "waiting", "active", "paused", "delayed", "prioritized")
 _RETRIABLE: Final = ("failed", "completed")
@@ -52,7 +51,7 @@ def _clean(context: QueueContext, state: str, before_ms: int | None, limit: int)
     """Remove the old ones of the next ``limit`` jobs in a state, and return their ids."""
     removed, position = list[str](), ""
     while limit > 0:
-        size = min(_CHECKED_PER_CALL, limit)
+        size = min(_PER_CALL, limit)
         page = yield from execute(scripts.clean_page(context.keys, state, before_ms, size, position))
         removed += page.removed
         limit, position = limit - page.checked, page.position

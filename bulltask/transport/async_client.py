@@ -105,8 +105,7 @@ class AsyncClient:
         if self._authenticate_ms is not None and mono_ms() >= self._authenticate_ms:
             connection = await self._authenticate_again(connection, deadline_ms)
         if self._clock is not None and self._clock.due:
-            sent_ms = mono_ms()
-            self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], sent_ms)
+            await self._read_clock(self._clock, connection, deadline_ms)
         replies = await self._round_trip(connection, packed, deadline_ms)
         if self._endpoint.primary is not None and await self._link.amust_close(replies):
             await self._drop(ConnectionError("the server is no longer the primary"), only=connection)
@@ -227,6 +226,8 @@ class AsyncClient:
             raise
         if self._clock is not None:
             self._set_clock(self._clock, time[0], sent_ms)
+            while self._clock.is_uncertain:
+                await self._read_clock(self._clock, connection, deadline_ms)
 
     async def _read_replies(self, connection: redis.asyncio.Connection) -> None:
         reason: BaseException = ConnectionError("the reader was stopped")
@@ -272,6 +273,12 @@ class AsyncClient:
             if not waiter.done():
                 waiter.set_exception(redis_errors.lost_reply(exc))
         return connection
+
+    async def _read_clock(
+        self, clock: ServerClock, connection: redis.asyncio.Connection, deadline_ms: int | None
+    ) -> None:
+        sent_ms = mono_ms()
+        self._set_clock(clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], sent_ms)
 
     def _set_clock(self, clock: ServerClock, reply: Any, sent_ms: int) -> None:
         clock.set(self._result(TIME, reply), sent_ms, mono_ms())

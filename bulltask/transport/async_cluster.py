@@ -101,6 +101,8 @@ class AsyncClusterClient:
                     self._topology.set(await self._read_map(deadline_ms))
                 if self._clock is not None and self._clock.due:
                     await self._set_clock(self._clock, deadline_ms)
+                    while self._clock.is_uncertain:
+                        await self._set_clock(self._clock, deadline_ms)
                 if self._topology_version != self._topology.version:
                     self._topology_version = self._topology.version
                     await self._close_unused()

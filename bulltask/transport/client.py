@@ -281,8 +281,7 @@ class Client:
         if (connection := self._connection) is None or self._authenticate_ms is not None:
             connection = self._connected()
         if self._clock is not None and self._clock.due:
-            sent_ms = mono_ms()
-            self._set_clock(self._clock, self._round_trip(connection, [TIME.packed()])[0], sent_ms)
+            self._read_clock(self._clock, connection)
         return self._round_trip(connection, packed, between)
 
     def _round_trip(
@@ -380,6 +379,8 @@ class Client:
             raise
         if self._clock is not None:
             self._set_clock(self._clock, time[0], sent_ms)
+            while self._clock.is_uncertain:
+                self._read_clock(self._clock, connection)
 
     def _until(self, timeout_ms: int, now_ms: int) -> int:
         """Return the deadline (``mono_ms``) of an operation that starts at ``now_ms`` and has this timeout."""
@@ -388,6 +389,10 @@ class Client:
 
     def _remaining_ms(self) -> int | None:
         return None if self._deadline_ms is None else max(1, self._deadline_ms - mono_ms())
+
+    def _read_clock(self, clock: ServerClock, connection: redis.Connection) -> None:
+        sent_ms = mono_ms()
+        self._set_clock(clock, self._round_trip(connection, [TIME.packed()])[0], sent_ms)
 
     def _set_clock(self, clock: ServerClock, reply: Any, sent_ms: int) -> None:
         clock.set(self._result(TIME, reply), sent_ms, mono_ms())

@@ -84,6 +84,8 @@ class ClusterClient:
         self._ensure_map()
         if self._clock is not None and self._clock.due:
             self._set_clock(self._clock)
+            while self._clock.is_uncertain:
+                self._set_clock(self._clock)
 
     def run(self, call: Call[R]) -> R:
         """Make one call; raises the same errors as ``Client.run``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import select
@@ -30,6 +31,7 @@ from bulltask.errors import (
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.client import Client
 from bulltask.transport.client_pool import ClientPool
@@ -329,6 +331,72 @@ def test_a_client_connects_when_it_is_first_used_and_again_after_close(
     wait_until(lambda: connections(redis_client, "the-name") == 0, what="the end of the connection")
     assert client.run(echo("again")) == "again"
     client.close()
+
+
+class ClockAfterStall(ServerClock):
+    """A clock whose readings end a fault of the proxy.
+
+    Args:
+        proxy: The proxy.
+        slow_readings: How many readings are slow.
+    """
+
+    def __init__(self, proxy: FlakyProxy, slow_readings: int) -> None:
+        super().__init__()
+        self.proxy, self.slow_readings, self.readings = proxy, slow_readings, 0
+
+    def set(self, server_ms: float, sent_at_ms: float, received_at_ms: float) -> None:
+        """Set the clock; end the fault after the last slow reading."""
+        super().set(server_ms, sent_at_ms, received_at_ms)
+        self.readings += 1
+        if self.readings == self.slow_readings:
+            self.proxy.pass_all()
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_a_first_reading_of_the_clock_while_the_server_stalls_is_repeated(proxy: FlakyProxy, form: str) -> None:
+    clock, end = ClockAfterStall(proxy, 1), endpoint(f"redis://127.0.0.1:{proxy.port}/0")
+    proxy.bandwidth(600, replies_only=True)  # the handshake's reply takes a fraction of a second
+    if form == "sync":
+        client = Client(end, clock)
+        client.connect()
+        client.close()
+    else:
+
+        async def connect() -> None:
+            client = AsyncClient(end, clock)
+            await client.connect()
+            await client.close()
+
+        asyncio.run(connect())
+    assert clock.readings == 2
+    assert abs(clock.now_ms() - wall_ms()) <= 10
+
+
+def test_a_slow_reading_of_the_clock_does_not_replace_a_precise_one() -> None:
+    clock = ServerClock()
+    offset_ms = 1_000_000_000_000
+    clock.set(offset_ms + 1, 0, 2)
+    assert not clock.is_uncertain
+    clock.set(offset_ms + 4_000, 0, 4_000)  # the server has read its clock at the end of a stall
+    assert clock.is_uncertain
+    assert clock._offset_ms == offset_ms
+    clock.set(offset_ms + 90_000, 0, 4_000)  # its clock has been changed
+    assert clock._offset_ms == offset_ms + 88_000
+
+
+def test_over_a_slow_network_the_clock_is_read_at_most_three_times() -> None:
+    clock, readings = ServerClock(), 0
+    while clock.due:
+        readings += 1
+        clock.set(1_000_000_000_000, 0, 300)
+    assert readings == 2
+    clock.set(1_000_000_000_000, 0, 310)
+    assert not clock.due
+    while clock.due or readings == 2:
+        readings += 1
+        clock.set(1_000_000_000_000, 0, 1_000 * 3**readings)
+    assert readings == 5
 
 
 def test_the_clock_is_set_on_connect_and_once_a_minute(

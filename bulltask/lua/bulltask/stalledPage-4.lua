@@ -34,12 +34,13 @@ if not left then
   call("UNLINK", marked)
   if call("EXISTS", stalled) == 1 then
     call("RENAME", stalled, marked)
-    call("PEXPIRE", marked, 2 * interval)
   end
-  call("SET", check_key, now, "PX", interval)
-elseif call("GET", check_key) ~= now then
+elseif (call("GET", check_key) or now) ~= now then
   return { {}, 0 } -- another client has begun the next check
 end
+-- Again in each call, because a check may take longer than the interval.
+call("SET", check_key, now, "PX", interval)
+call("PEXPIRE", marked, 2 * interval)
 
 local ids, released = call("LRANGE", active, -math.min(size, left), -1), {}
 if #ids > 0 then

@@ -127,7 +127,7 @@ class AsyncQueue(AsyncQueueGetters):
 
         Args:
             force: Obliterate the queue even if jobs are active.
-            count: Jobs per call.
+            count: Jobs per call, at most 500.
 
         Raises:
             QueueActiveError: Jobs are active, and ``force`` is false; the queue stays paused.
@@ -144,14 +144,14 @@ class AsyncQueue(AsyncQueueGetters):
 
         Args:
             state: ``"failed"`` or ``"completed"``.
-            count: Jobs per call.
+            count: Jobs per call, at most 500.
             before_ms: Only jobs that finished before this time (epoch milliseconds; default: all).
             revoked: Retry revoked jobs, too.
         """
         await self._context.arun(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
 
     async def promote_jobs(self, *, count: int = 1000) -> None:
-        """Promote all delayed jobs, ``count`` per call; their priorities are ignored (as in BullMQ 5)."""
+        """Promote all delayed jobs, ``count`` (at most 500) per call; their priorities are ignored (as in BullMQ 5)."""
         await self._context.arun(bulk.move_to_wait(self._context, "delayed", count, None))
 
     # ---- pausing and limits --------------------------------------------------------------------------------------

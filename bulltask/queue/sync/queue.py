@@ -128,7 +128,7 @@ class Queue(QueueGetters):
 
         Args:
             force: Obliterate the queue even if jobs are active.
-            count: Jobs per call.
+            count: Jobs per call, at most 500.
 
         Raises:
             QueueActiveError: Jobs are active, and ``force`` is false; the queue stays paused.
@@ -145,14 +145,14 @@ class Queue(QueueGetters):
 
         Args:
             state: ``"failed"`` or ``"completed"``.
-            count: Jobs per call.
+            count: Jobs per call, at most 500.
             before_ms: Only jobs that finished before this time (epoch milliseconds; default: all).
             revoked: Retry revoked jobs, too.
         """
         self._context.run(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
 
     def promote_jobs(self, *, count: int = 1000) -> None:
-        """Promote all delayed jobs, ``count`` per call; their priorities are ignored (as in BullMQ 5)."""
+        """Promote all delayed jobs, ``count`` (at most 500) per call; their priorities are ignored (as in BullMQ 5)."""
         self._context.run(bulk.move_to_wait(self._context, "delayed", count, None))
 
     # ---- pausing and limits --------------------------------------------------------------------------------------

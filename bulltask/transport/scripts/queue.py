@@ -53,7 +53,7 @@ __all__ = [
     "worker_queues",
 ]
 
-MAX_MOVED_PER_CALL: Final = 50_000
+MAX_MOVED_PER_CALL: Final = 10_000
 """Maximum number of ids that one ``setPaused`` call moves, which keeps Redis busy for a few milliseconds."""
 
 MAX_SCORE: Final = "1.7976931348623157e+308"
