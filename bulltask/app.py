@@ -117,7 +117,7 @@ class App(
         self.categorizer = Categorizer()
         self.outboxes: list[OutboxRelay] = []
         self.control = Control(self)
-        self._send_hooks = SendHooks(self.middleware, lambda: self.config.max_payload)
+        self._send_hooks = SendHooks(self.middleware, lambda: self.config)
         self._lock = threading.RLock()
         self._broker: Broker | None = None
         self._pid = os.getpid()

@@ -43,6 +43,11 @@ class GroupResult(ResultSet[R]):
         if parent is not None:
             parent.children.append(self)
 
+    def as_tuple(self) -> list[Any]:
+        """Return the ids of the group, of the steps before it and of its members; see ``AsyncResult.as_tuple``."""
+        parent = None if self.parent is None else self.parent.as_tuple()
+        return [[self.id, parent], [member.as_tuple() for member in self.results]]
+
     def save(self, keep: Duration | None = 86_400) -> None:
         """Store the group, so that :meth:`restore` finds it by its id.
 

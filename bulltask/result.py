@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar, Unpack, cast
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeoutError, TaskError, TaskRevokedError
 from bulltask.jobs import codec
-from bulltask.jobs.failures import REASON_CHARS, reason_of
+from bulltask.jobs.failures import REASON_CHARS, arguments_for, reason_of
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import REVOKED, JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
@@ -68,6 +68,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         ref: The job's reference (queue and id).
         reader, parent: The arguments.
         children: The handles of the steps after this one, if this process sent the job as a step of a chain.
+        ignored: If you set it, :meth:`get` returns ``None`` without waiting, as in Celery.
     """
 
     def __init__(  # noqa: PLR0913 - handles are made by an app, except as AsyncResult(id)
@@ -89,6 +90,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         if parent is not None:
             parent.children.append(self)
         self._sent_ms, self._decode = sent_ms, decode
+        self.ignored = False
 
     @property
     def id(self) -> str:
@@ -136,6 +138,8 @@ class AsyncResult(ResultDetails, Generic[R]):
                 traceback in its message.
         """
         check_wait_options(celery)
+        if self.ignored:
+            return cast(R, None)
         with nullcontext() if disable_sync_subtasks else allow_join_result():
             finished = self.reader.wait(self.ref, _timeout_ms(timeout), self._sent_ms)
         snapshot = None if finished.completed else self.reader.snapshot(self.ref)
@@ -207,6 +211,13 @@ class AsyncResult(ResultDetails, Generic[R]):
             handle = pending.pop(0)
             yield handle, handle.get(timeout)
             pending += handle.children
+
+    def as_tuple(self) -> list[Any]:
+        """Return the ids of this job and of the steps before it, as Celery does: ``[[id, parent], None]``.
+
+        It is the result of a task that returns this handle.
+        """
+        return [[self.id, None if self.parent is None else self.parent.as_tuple()], None]
 
     def snapshot(self) -> JobSnapshot:
         """Return the job's state, progress, result, failure reason and tracebacks, in one round trip."""
@@ -288,19 +299,13 @@ class AsyncResult(ResultDetails, Generic[R]):
 
     def _failure(self, reason: str, snapshot: JobSnapshot) -> Exception:
         trace = snapshot.stacktrace[-1] if snapshot.stacktrace else ""
-        original = self._pickled(snapshot) or _rebuild(reason, trace)
+        stored = self.reader.payloads.load_error(self.ref, snapshot.error) if snapshot.error else None
+        original = _pickled(stored, snapshot) or _rebuild(reason, trace, arguments_for(reason, stored))
         if original is None:
             kind = TaskRevokedError if reason == REVOKED else TaskError
             return kind(reason, job_id=self.id, remote_traceback=trace)
         original.__cause__ = RemoteTraceback(trace)
         return original
-
-    def _pickled(self, snapshot: JobSnapshot) -> Exception | None:
-        """Return the task's exception if it was pickled, is accepted, and belongs to the last failure."""
-        exc = self.reader.payloads.load_error(self.ref, snapshot.error) if snapshot.error else None
-        if exc is None or isinstance(exc, _AMBIGUOUS) or reason_of(exc) != snapshot.failed_reason:
-            return None
-        return exc
 
     def __repr__(self) -> str:
         return f"<AsyncResult {self.id} of queue {self.queue}>"
@@ -316,8 +321,17 @@ def _timeout_ms(timeout: Duration | None) -> int | None:
     return None if timeout is None else to_ms(timeout, "timeout")
 
 
-def _rebuild(reason: str, trace: str) -> Exception | None:
-    """Rebuild the task's exception from its traceback and message; return ``None`` if that is not safe.
+def _pickled(stored: object, snapshot: JobSnapshot) -> Exception | None:
+    """Return the task's exception if it was pickled and belongs to the last failure."""
+    if not isinstance(stored, Exception) or isinstance(stored, _AMBIGUOUS):
+        return None
+    return stored if reason_of(stored) == snapshot.failed_reason else None
+
+
+def _rebuild(reason: str, trace: str, stored: tuple[object, ...] = ()) -> Exception | None:
+    """Rebuild the task's exception from its traceback, message and stored arguments.
+
+    Return ``None`` if that is not safe.
 
     Any client with access to Redis may have written them. Therefore, nothing is imported: the class must already be
     loaded, be an ``Exception``, and have exactly that name. None of its code runs except ``__str__``.
@@ -326,6 +340,8 @@ def _rebuild(reason: str, trace: str) -> Exception | None:
     kind = _loaded_class(_class_name(reason, trace))
     if kind is None:
         return None
+    if stored and (exc := _without_init(kind, stored)) is not None:
+        return exc
     candidates = [exc for args in _possible_args(kind, reason) if (exc := _without_init(kind, args)) is not None]
     exact = [exc for exc in candidates if str(exc) == reason or not exc.args]
     near = [exc for exc in candidates if reason in str(exc)]

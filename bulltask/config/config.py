@@ -198,7 +198,8 @@ class Settings:
         del environ  # it contains the URL with its password, and an error can show local variables
         path, found = read_project_file()
         self._read(self._project, found, path)
-        self.update(given)
+        for name, value in given.items():
+            setattr(self, name, value)
         if config:
             self._read(self._file, read_config(config), config)
         for name, value in variables.items():
@@ -208,18 +209,19 @@ class Settings:
         """Set several settings, from mappings or keywords.
 
         Raises:
-            ConfigError: A name is unknown, a value is invalid, or the settings are frozen.
+            ConfigError: A name is unknown, a value is invalid or has another meaning in Celery, or the settings are
+                frozen.
         """
         updates = wrap_secrets({**dict(pair for part in mappings for pair in part.items()), **settings})
         mappings, settings = (), {}
+        check_same_meaning({name: (name, value) for name, value in updates.items()})
         for name, value in updates.items():
             setattr(self, name, value)
 
     def read_object(self, source: object, namespace: str | None = None) -> None:
         """Set the settings in an object, see :meth:`bulltask.app.App.config_from_object`."""
         found = read_object(source, namespace)
-        if namespace == "CELERY":
-            check_same_meaning(found)
+        check_same_meaning(found)
         self._read(self._values, found, source if isinstance(source, str) else "")
 
     def override(self, name: str, value: object) -> None:

@@ -110,5 +110,5 @@ def check_same_meaning(found: Mapping[str, tuple[str, Any]]) -> None:
         if name == "result_expires" and value in (0, timedelta(0)) and value is not None:
             raise ConfigError(
                 f"{label} is 0: Celery then keeps results forever, but bulltask removes them immediately; set "
-                "None to keep them, or set result_expires=0 on app.conf to remove them"
+                "None to keep them, or write app.conf.result_expires = 0 to remove them"
             )

@@ -361,6 +361,10 @@ class TaskError(BulltaskError):
 class TaskRevokedError(TaskError):
     """The job was revoked before it completed; raised by ``AsyncResult.get()``."""
 
+    def __init__(self, reason: str, *, job_id: str = "", remote_traceback: str = "") -> None:
+        super().__init__(reason, job_id=job_id)  # the traceback shows only where a running task was interrupted
+        self.remote_traceback = remote_traceback
+
 
 class ResultTimeoutError(BulltaskError, TimeoutError):
     """The result did not arrive in time."""

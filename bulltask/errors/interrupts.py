@@ -125,7 +125,7 @@ class Reject(Interrupt):
     """Fails the job without a retry, or releases it (Celery's ``Reject``).
 
     Args:
-        reason: The failed job's ``failedReason``.
+        reason: The failed job's ``failedReason``; or an exception, which ``get()`` then raises.
         requeue: Release the job instead, as :class:`ReleaseJob` does.
     """
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.job import NewJob
+from bulltask.payloads.payload_codec import PayloadCodec
 
 __all__ = ["OutgoingJob"]
 
@@ -33,17 +36,25 @@ class OutgoingJob:
     headers: dict[str, Any] = field(default_factory=dict)
     stored_id: str | None = None
     _job: NewJob
+    _payloads: PayloadCodec | None = None
 
     @classmethod
-    def of(cls, job: NewJob) -> OutgoingJob:
-        """Return ``job`` as hooks see it."""
+    def of(cls, job: NewJob, payloads: PayloadCodec | None = None) -> OutgoingJob:
+        """Return ``job`` as hooks see it; ``payloads`` reads data that is encrypted, compressed or pickled."""
         headers = json.loads(job.options.headers) if job.options.headers else {}
-        return cls(id=job.id, task=job.name, queue=job.queue, headers=headers, _job=job)
+        return cls(id=job.id, task=job.name, queue=job.queue, headers=headers, _job=job, _payloads=payloads)
 
     @property
     def data(self) -> Any:
-        """A copy of the job's data: the arguments by name; a list if the task is not registered in the app."""
-        return codec.decode(self._job.data)
+        """A copy of the job's data: the arguments by name; a list if the task is not registered in the app.
+
+        If the data is pickled and the app does not accept pickles, it is the stored envelope.
+        """
+        job = self._job
+        if self._payloads is not None:
+            with suppress(DecodeError):  # a pickle, which this app does not accept
+                return self._payloads.load_data(job.data, job.ref, job.name).value
+        return codec.decode(job.data)
 
     @property
     def body(self) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bulltask.config.config import Config
 from bulltask.errors import BulltaskError
 from bulltask.hooks.middleware import Middleware, MiddlewareList
 from bulltask.hooks.outgoing import OutgoingJob
@@ -14,6 +15,7 @@ from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.options import check_size
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.signals.catalog import PUBLISH_SIGNALS, after_task_publish, before_task_publish
 from bulltask.signals.failures import report_failure
 
@@ -31,11 +33,11 @@ class SendHooks:
 
     Args:
         middleware: The app's middleware.
-        max_payload: Returns the limit for a job's data and options.
+        config: Returns the app's settings.
     """
 
-    def __init__(self, middleware: MiddlewareList, max_payload: Callable[[], int | None]) -> None:
-        self._middleware, self._max_payload = middleware, max_payload
+    def __init__(self, middleware: MiddlewareList, config: Callable[[], Config]) -> None:
+        self._middleware, self._config = middleware, config
 
     @property
     def has_hooks(self) -> bool:
@@ -44,7 +46,8 @@ class SendHooks:
 
     def send(self, jobs: Sequence[NewJob], send: _Send) -> list[str]:
         """Send ``jobs`` with ``send``, and call the hooks before and after it; return their ids."""
-        outgoing = [OutgoingJob.of(job) for job in jobs]
+        payloads = PayloadCodec(self._config())
+        outgoing = [OutgoingJob.of(job, payloads) for job in jobs]
         for job in outgoing:
             for one in self._middleware.sending:
                 _call(one.before_send, job)
@@ -65,7 +68,8 @@ class SendHooks:
         self, jobs: Sequence[NewJob], send: Callable[[Sequence[NewJob]], Awaitable[list[str]]]
     ) -> list[str]:
         """:meth:`send` for asyncio."""
-        outgoing = [OutgoingJob.of(job) for job in jobs]
+        payloads = PayloadCodec(self._config())
+        outgoing = [OutgoingJob.of(job, payloads) for job in jobs]
         for job in outgoing:
             for one in self._middleware.sending:
                 await _acall(one.abefore_send, job)
@@ -134,7 +138,7 @@ class SendHooks:
             if headers == job.options.headers:
                 return job
             options = replace(job.options, headers=headers)
-            if (limit := self._max_payload()) is not None:
+            if (limit := self._config().max_payload) is not None:
                 check_size(job.data, options, limit, what)
         except (BulltaskError, TypeError, ValueError) as exc:
             report_failure(type(self), "headers", exc)

@@ -93,6 +93,8 @@ class Errback:
         """
         own, origin = self.opts.get(BULLTASK_KEY), {"parent": failed.id, "root": root_id or failed.id}
         options = {**(own if isinstance(own, Mapping) else {}), "origin": origin}
+        if len(self.parameters) > 1:  # the parameter that receives the reference, to which the worker adds attributes
+            options["canvas"] = {"request": self.parameters[0]}
         delay_ms = max(number(self.opts.get("delay")) or 0, (number(options.pop(ETA, None)) or 0) - now_ms)
         delay = {"delay": delay_ms} if delay_ms > 0 else {}
         return {**self.opts, **delay, BULLTASK_KEY: options}

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import traceback
+import zlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
+from bulltask.errors import BulltaskError
+from bulltask.jobs import codec
+
 __all__ = [
+    "ARGUMENTS_CHARS",
     "ERROR_FIELD",
     "REASON_CHARS",
     "TRACES_CHARS",
     "TRACE_CHARS",
+    "arguments_for",
     "reason_of",
+    "storable_arguments",
     "trace_text",
     "truncate_reason",
     "truncate_traces",
@@ -28,8 +35,13 @@ TRACES_CHARS: Final = 500_000
 """Maximum total length of a job's tracebacks in characters; the newest are kept."""
 
 ERROR_FIELD: Final = "bulltask:error"
-"""The field of a failed job's hash with its pickled exception, if the job's serializer is cloudpickle; BullMQ ignores
-it."""
+"""The field of a failed job's hash with its pickled exception, if the job's serializer is cloudpickle, or with the
+exception's arguments, if its message is not its only one; BullMQ ignores it."""
+
+ARGUMENTS_CHARS: Final = 2_000
+"""Maximum length of the stored arguments of an exception; longer ones are not stored."""
+
+_REPR_CHARS: Final = 200
 
 _ELLIPSIS: Final = "\n…\n"
 
@@ -40,6 +52,45 @@ def reason_of(exc: BaseException) -> str:
         return truncate_reason(str(exc)) or type(exc).__name__
     except Exception:  # noqa: BLE001 - a user's exception with a broken __str__ must not block the outcome
         return type(exc).__name__
+
+
+def storable_arguments(exc: Exception) -> list[object]:
+    """Return the arguments of an exception in a form that JSON can represent; ``[]`` if its message is enough.
+
+    The first item is the checksum of the message, because another client may run the job again, and does not remove the
+    arguments. An argument that JSON cannot represent is replaced with its ``repr()``, as in Celery.
+    """
+    args = exc.args
+    if len(args) < 2 and (not args or isinstance(args[0], str)):
+        return []
+    stored, room = list[object]([_checksum(reason_of(exc))]), ARGUMENTS_CHARS
+    for argument in args:
+        try:
+            size = len(codec.encode(argument))
+            stored.append(argument)
+        except (BulltaskError, ValueError):
+            stored.append(text := _repr(argument))
+            size = len(text)
+        room -= size
+    return stored if room >= 0 else []
+
+
+def arguments_for(reason: str, stored: object) -> tuple[object, ...]:
+    """Return what :func:`storable_arguments` returned, if it belongs to a failure with this reason."""
+    if isinstance(stored, list) and len(stored) > 1 and stored[0] == _checksum(reason):
+        return tuple(stored[1:])
+    return ()
+
+
+def _checksum(reason: str) -> int:
+    return zlib.crc32(reason.encode("utf-8", "replace"))
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)[:_REPR_CHARS]
+    except Exception:  # noqa: BLE001 - a user's class
+        return f"<{type(value).__name__}>"
 
 
 def truncate_reason(reason: str) -> str:

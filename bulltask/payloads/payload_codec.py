@@ -115,6 +115,13 @@ class PayloadCodec:
         except BulltaskError:
             return ""  # the reason and the traceback are stored in any case
 
+    def dump_error_arguments(self, arguments: Sequence[Any], ref: JobRef) -> str:
+        """Return the stored form of the arguments of a job's exception, ``""`` if they cannot be stored."""
+        try:
+            return self._dump(list(arguments), self._context("error", ref), PLAIN, "the exception's arguments").decode()
+        except BulltaskError:
+            return ""
+
     def encrypts(self, queue: str) -> bool:
         """Return whether a queue's payloads are encrypted."""
         return bool(self._config.encryption_keys) and bool(self._encryption_keys(queue))
@@ -222,17 +229,23 @@ class PayloadCodec:
                 loaded[key], any_pickled = one.value, any_pickled or one.is_pickled
         return loaded, any_pickled
 
-    def load_error(self, ref: JobRef, text: str) -> Exception | None:
-        """Return a job's exception from its stored form; ``None`` if it is not accepted, or cannot be loaded."""
+    def load_error(self, ref: JobRef, text: str) -> Exception | list[Any] | None:
+        """Return a job's exception, or its arguments, from its stored form.
+
+        ``None``: it is not accepted, or cannot be loaded.
+        """
         what = f"the exception of job {ref.id}"
         try:
-            loaded = self._load_result(Envelope.from_json(text, what), self._context("error", ref), what)
+            if not text.startswith(_START_TEXT):
+                value = codec.decode(text, what=what)
+            else:
+                value = self._load_result(Envelope.from_json(text, what), self._context("error", ref), what).value
         except BulltaskError:
             return None
-        return loaded.value if isinstance(loaded.value, Exception) else None
+        return value if isinstance(value, Exception | list) else None
 
-    def load_error_by_key(self, key: str, text: str) -> Exception | None:
-        """Return a job's exception, like :meth:`load_error`, by the full key of the job's hash."""
+    def load_error_by_key(self, key: str, text: str) -> Exception | list[Any] | None:
+        """Return a job's exception or its arguments, like :meth:`load_error`, by the full key of the job's hash."""
         _, queue, job_id = address_of(key, self._config.prefix)
         return self.load_error(JobRef(self._name_in_app(queue), job_id), text)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Never, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Unpack, cast, overload
 
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import (
@@ -393,6 +393,16 @@ class Context(JobMethods, CheckpointMethods):
         gave_up: The last retry that was requested with an ``exc`` although none was left, and the traceback of ``exc``.
     """
 
+    has_reported: bool
+    reported: tuple[str, Any] | None
+    retry_at_end: Retry | None
+    gave_up: tuple[Retry, TracebackType | None] | None
+    job_client: JobClient | None
+    conversion: CallConversion | None
+    payloads: PayloadCodec | None
+    form: PayloadFormat
+    task: Any
+
     def __init__(  # noqa: PLR0913 - the parts of an attempt, which attempt.py connects
         self,
         request: Request,
@@ -404,14 +414,37 @@ class Context(JobMethods, CheckpointMethods):
         *,
         task: Any = None,
     ) -> None:
-        super().__init__(request.task, checkpoints)
-        self.request = request
-        self.has_reported = False
-        self.reported: tuple[str, Any] | None = None
-        self.retry_at_end: Retry | None = None
-        self.gave_up: tuple[Retry, TracebackType | None] | None = None
-        self.job_client, self.conversion = job_client, conversion
-        self.payloads, self.form, self.task = payloads, form, task
+        # Without __setattr__, which sets attributes of the task.
+        vars(self).update(
+            _task=request.task,
+            checkpoints=checkpoints,
+            request=request,
+            has_reported=False,
+            reported=None,
+            retry_at_end=None,
+            gave_up=None,
+            job_client=job_client,
+            conversion=conversion,
+            payloads=payloads,
+            form=form,
+            task=task,
+        )
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of the task, which in Celery is ``self``."""
+            task = vars(self).get("task")
+            if task is None or name.startswith("__"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(task, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute of the context; any other is set on the task, and kept until the process ends."""
+            if name in vars(self) or self.task is None or hasattr(type(self), name):
+                object.__setattr__(self, name, value)
+            else:
+                self.task.set_attribute(name, value)
 
     @property
     def name(self) -> str:

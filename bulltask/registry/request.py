@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.numbers import number
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.registry.ancestry import ancestry
 
-__all__ = ["Request"]
+__all__ = ["FailedRequest", "Request"]
+
+_CELERYS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(
+        "callbacks chain errbacks group_index logfile loglevel origin properties reply_to shadow stamped_headers "
+        "stamps taskset utc".split()
+    ),
+    "ignore_result": False,
+    "replaced_task_nesting": 0,
+}
+"""Celery's values for a request without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +30,15 @@ class Request:
     """The running job, with Celery's attribute names.
 
     Attributes:
-        id: The job's id, ``""`` when the task was called directly.
+        id: The job's id; ``None`` when the task was called directly.
         task: The task's name.
         queue: The queue's name in the app.
         args, kwargs: The arguments of the call.
         retries: Attempts made before this one (BullMQ's ``atm``).
         attempts: The job's maximum number of attempts.
         attempts_started: The job's started attempts, including this one (``ats``).
-        headers: The sender's ``headers=``.
+        headers: The sender's ``headers=``. As in Celery, they are also attributes of the request:
+            ``request.tenant``.
         timestamp_ms: When the job was added, epoch milliseconds.
         called_directly: The task was called as a function, without a worker.
         priority: The job's priority, 0 for none.
@@ -47,7 +58,7 @@ class Request:
         hostname: The worker's id.
     """
 
-    id: str = ""
+    id: str = cast(str, None)  # a string in every job, so code that type checkers check need not test it
     task: str = ""
     queue: str = ""
     args: tuple[Any, ...] = ()
@@ -70,6 +81,22 @@ class Request:
     is_eager: bool = False
     app_id: str = ""
     hostname: str = ""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an attribute or a header, or ``default`` (Celery's ``request.get``)."""
+        return getattr(self, key, default)
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a header, or the value of an attribute of Celery's requests that has no meaning here."""
+            if name != "headers" and not name.startswith("__"):
+                headers = self.headers
+                if name in headers:
+                    return headers[name]
+                if name in _CELERYS:
+                    return _CELERYS[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute or header {name!r}")
 
     @property
     def eta(self) -> str | None:
@@ -146,6 +173,42 @@ class Request:
             hostname=hostname,
             **ancestry(job),
         )
+
+
+class FailedRequest(dict[str, Any]):
+    """The job that failed, as an error callback with three parameters receives it: a dictionary with attributes.
+
+    Its keys are ``id``, ``task`` and ``queue``. Celery's other attributes, except ``args`` and ``kwargs``, have the
+    values of a request without them.
+
+    Args:
+        stored: The keys.
+        app: The app, which reads the job's arguments.
+    """
+
+    def __init__(self, stored: Mapping[str, Any], app: Any) -> None:
+        super().__init__(stored)
+        self._app = app
+
+    @property
+    def args(self) -> list[Any]:
+        """The positional arguments, read from Redis; usually empty, because arguments are stored by name."""
+        return self._app.result(self["id"], self["queue"]).args or []
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments by name, read from Redis; empty if the job no longer exists."""
+        return self._app.result(self["id"], self["queue"]).kwargs or {}
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the value of a key, or of an attribute of Celery's requests."""
+            if name in self:
+                return self[name]
+            if name in _CELERYS:
+                return _CELERYS[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _iso(epoch_ms: int | None) -> str | None:

@@ -157,6 +157,16 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
         request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
         return Context(request, checkpoints=checkpoints, task=self)
 
+    def set_attribute(self, name: str, value: object) -> None:
+        """Set an attribute for ``self`` of a bound task, as in Celery, where ``self`` is the task.
+
+        Raises:
+            AttributeError: bulltask uses the name.
+        """
+        if name in _RESERVED or hasattr(type(self), name):
+            raise AttributeError(f"self.{name} would replace an attribute that bulltask uses; give it another name")
+        setattr(self, name, value)
+
     def prepare(self) -> None:
         """Check the user's class, and look up which methods it overrides.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import calendar
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
 
 from bulltask.errors import ConfigError
+from bulltask.schedules.cron import Cron
 
 __all__ = ["crontab"]
 
@@ -16,6 +18,18 @@ FieldValue = int | str | Iterable[int]
 _MONTHS: Final = tuple(name.lower() for name in calendar.month_name)
 _WEEKDAYS: Final = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _WEEKS: Final = {frozenset(range(first, first + 7)): number for number, first in enumerate((1, 8, 15, 22), 1)}
+
+
+class DueState(NamedTuple):
+    """The result of ``crontab.is_due``.
+
+    Attributes:
+        is_due: Whether a run is due.
+        next: The seconds until the next run.
+    """
+
+    is_due: bool
+    next: float
 
 
 class crontab:
@@ -30,6 +44,8 @@ class crontab:
         day_of_week: 0 (Sunday) to 6, or names; 7 is Sunday too.
         day_of_month: 1 to 31.
         month_of_year: 1 to 12, or names.
+        nowfun: Returns the current time, for :meth:`is_due`; default: this machine's clock.
+        app: Ignored.
 
     As in Celery, ``day_of_week`` and ``day_of_month`` must both match. A cron pattern matches if either of them does.
     Therefore, the only accepted combination is one weekday in one week of the month (``"mon"`` and ``"1-7"``: the first
@@ -39,18 +55,20 @@ class crontab:
         ConfigError: A field is malformed, or both day fields are restricted in another way.
     """
 
-    __slots__ = ("pattern",)
+    __slots__ = ("_now", "pattern")
 
-    # Keyword-only, because Celery has changed the order of these parameters.
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the order is that of Celery 5
         self,
         minute: FieldValue = "*",
         hour: FieldValue = "*",
-        *,
         day_of_week: FieldValue = "*",
         day_of_month: FieldValue = "*",
         month_of_year: FieldValue = "*",
+        *,
+        nowfun: Callable[[], datetime] | None = None,
+        app: object = None,  # noqa: ARG002 - as in Celery
     ) -> None:
+        self._now = nowfun or (lambda: datetime.now(UTC))
         minutes = _values("minute", minute, 0, 59)
         hours = _values("hour", hour, 0, 23)
         weekdays = frozenset(day % 7 for day in _values("day_of_week", day_of_week, 0, 7, _WEEKDAYS))
@@ -61,6 +79,33 @@ class crontab:
             by_date, by_weekday = _nth_weekday(days, weekdays)
         self.pattern = f"{_text(minutes, 0, 59)} {_text(hours, 0, 23)} {by_date} {_text(months, 1, 12)} {by_weekday}"
         """The cron pattern of five fields."""
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        """Return the time from now until the first run after ``last_run_at``; negative if it is overdue.
+
+        The pattern applies in the time zone of ``last_run_at``; a naive ``datetime`` is UTC.
+        """
+        last = last_run_at if last_run_at.tzinfo else last_run_at.replace(tzinfo=UTC)
+        next_ms = Cron.parse(self.pattern).next_ms(int(last.timestamp() * 1000), last.tzinfo or UTC)
+        if next_ms is None:
+            return timedelta.max
+        return datetime.fromtimestamp(next_ms / 1000, UTC) - self._moment()
+
+    def is_due(self, last_run_at: datetime) -> DueState:
+        """Return whether a run is due, and the seconds until the next one, as Celery's ``is_due`` does.
+
+        Args:
+            last_run_at: When it has run last; see :meth:`remaining_estimate`.
+        """
+        left = self.remaining_estimate(last_run_at).total_seconds()
+        if left > 0:
+            return DueState(False, left)
+        now = self._moment().astimezone(last_run_at.tzinfo or UTC)
+        return DueState(True, self.remaining_estimate(now).total_seconds())
+
+    def _moment(self) -> datetime:
+        now = self._now()
+        return now if now.tzinfo else now.replace(tzinfo=UTC)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, crontab) and other.pattern == self.pattern

@@ -434,7 +434,7 @@ better(
 same("`link_error` calls a task with the id of the task that failed.", True, lambda p: notes_failed_id(p))
 differs(
     "An error callback with several parameters receives the request, the exception and the traceback.",
-    ("['Context', 'ValueError', 'str']", "['dict', 'str', 'str']"),
+    ("['Context', 'ValueError', 'str']", "['FailedRequest', 'str', 'str']"),
     "the callback is a separate job, whose arguments are JSON; the worker that ran the failed task does not call it",
     lambda p: describes_failure(p),
 )

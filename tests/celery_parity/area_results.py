@@ -248,10 +248,9 @@ same(
     "PENDING",
     lambda p: forgotten(p),
 )
-differs(
+same(
     "`result.as_tuple()` returns a serializable form.",
-    (True, False),
-    "the id and the queue are enough: `app.result(id, queue)`",
+    True,
     lambda p: hasattr(finished(p), "as_tuple"),
 )
 same("`ResultSet` waits for results that belong to no group.", [5, 9], lambda p: result_set(p).get(timeout=60))

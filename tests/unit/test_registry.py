@@ -337,7 +337,7 @@ def test_a_bound_task_that_is_called_directly_gets_a_new_context(app: App) -> No
 
     request = bound(1, y=2)
     assert (request.task, request.args, request.kwargs) == ("bound", (1,), {"y": 2})
-    assert (request.id, request.called_directly, request.retries) == ("", True, 0)
+    assert (request.id, request.called_directly, request.retries) == (None, True, 0)
 
 
 async def test_a_bound_async_task_may_report_progress_when_called_directly(app: App) -> None:

@@ -20,6 +20,7 @@ from bulltask.app import App
 from bulltask.clock import mono_ms, to_ms
 from bulltask.config.rate_limits import TaskRate
 from bulltask.errors import BrokerError, BulltaskError, Ignore, InvalidJobError, JobExpiredError, PermanentError
+from bulltask.group_result import GroupResult
 from bulltask.jobs.checkpoint import Checkpoint
 from bulltask.jobs.child_results import Replacement
 from bulltask.jobs.errbacks import FailedJob
@@ -35,6 +36,7 @@ from bulltask.registry.request import Request
 from bulltask.registry.running import LazyContext, enter_attempt
 from bulltask.registry.signature import Signature
 from bulltask.registry.task import AnyTask
+from bulltask.result import AsyncResult
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task
 from bulltask.worker.child.ignored import outcome_of_ignored
@@ -70,7 +72,7 @@ _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
 class _FailedChildJobError(Exception):
     """A child job has failed, so its parent fails for the same reason."""
 
-    def __init__(self, reason: str, trace: str, failed_job: FailedJob, original: Exception | None) -> None:
+    def __init__(self, reason: str, trace: str, failed_job: FailedJob, original: Exception | list[Any] | None) -> None:
         super().__init__(reason)
         self.reason, self.trace, self.failed_job, self.original = reason, trace, failed_job, original
 
@@ -144,7 +146,8 @@ class AttemptRunner:
         except _FailedChildJobError as exc:
             error = self._payloads.error(job, task, exc.original)
             failed_job = exc.failed_job
-            return FailedOutcome(exc.reason, exc.trace, "permanent", exc.original, failed_job=failed_job, error=error)
+            original = exc.original if isinstance(exc.original, Exception) else None
+            return FailedOutcome(exc.reason, exc.trace, "permanent", original, failed_job=failed_job, error=error)
         except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
             return self._outcome_of_error(as_permanent(exc), job, task)
         return Attempt(job, task, arguments, self._limits(job, task), context, self._rate(task))
@@ -414,6 +417,8 @@ class AttemptRunner:
         try:
             return CompletedOutcome(self._payloads.result(job, task, attempt.arguments, result), result)
         except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left
+            if isinstance(result, AsyncResult | GroupResult):  # return other.delay(): Celery stores the ids
+                return self._encode_result(attempt, result.as_tuple())
             return FailedOutcome(str(exc), "", "permanent")
 
 

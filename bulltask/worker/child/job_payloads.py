@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from bulltask.app import App
 from bulltask.config.payload_settings import CLOUDPICKLE
 from bulltask.jobs import codec
 from bulltask.jobs.child_results import ChildResults
+from bulltask.jobs.failures import storable_arguments
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.names import FAN_OUT, STARMAP
 from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
+from bulltask.registry.request import FailedRequest
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 
@@ -44,7 +47,7 @@ class JobPayloads:
     """
 
     def __init__(self, app: App) -> None:
-        self._config, self._tasks = app.config, app.tasks
+        self._app, self._config, self._tasks = app, app.config, app.tasks
         self.codec = PayloadCodec(app.config)
         self._result_forms: dict[str, PayloadFormat] = {}
 
@@ -67,12 +70,23 @@ class JobPayloads:
         pickled = task.pickled_parameters(data) if is_pickled else set()
         canvas, result_is_pickled = job.opts.canvas, False
         received = ChildResults.from_wire(canvas) if canvas else None
+        if canvas and "request" in canvas:
+            self._give_attributes(data, canvas["request"])
         if received is not None:
             results, result_is_pickled = self.codec.load_results(children_values())
             data = received.add_to(data, results, job.id)
             pickled |= {received.parameter} if result_is_pickled else set()
         form = PayloadFormat(CLOUDPICKLE) if is_pickled else PLAIN
         return JobArguments(*task.unbind_json(data, pickled), form, result_is_pickled)
+
+    def _give_attributes(self, data: Any, parameter: object) -> None:
+        """Give the reference of the failed job, which an error callback receives, the attributes of a request."""
+        place: Any = 0 if isinstance(data, list) else parameter
+        with suppress(LookupError, TypeError):  # another client may have changed the data
+            if isinstance(data[place], list):  # *args
+                data, place = data[place], 0
+            if isinstance(data[place], dict):
+                data[place] = FailedRequest(data[place], self._app)
 
     def result(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments, value: Any) -> bytes:
         """Return the stored form of a return value.
@@ -110,17 +124,21 @@ class JobPayloads:
         what = f"the return value of job {job.id}"
         return self.codec.dump_result(value, JobRef(job.queue, job.id), form, what), value
 
-    def error(self, job: RunningJob, task: AnyTask[..., Any] | None, exc: BaseException | None) -> str:
-        """Return an exception as it is stored; ``""`` if the job's serializer is JSON."""
-        if not isinstance(exc, Exception):
-            return ""
-        own = None if task is None else task.options.serializer
-        if (own or self._config.result_serializer) != CLOUDPICKLE:
-            return ""
-        return self.codec.dump_error(exc, JobRef(job.queue, job.id))
+    def error(self, job: RunningJob, task: AnyTask[..., Any] | None, exc: BaseException | list[Any] | None) -> str:
+        """Return an exception as it is stored; if the job's serializer is JSON, its arguments.
 
-    def error_of_child(self, key: str, error: str) -> Exception | None:
-        """Return the exception of a child job.
+        ``""``: the message is enough to rebuild it, or it cannot be stored.
+        """
+        if not isinstance(exc, Exception | list):
+            return ""
+        own, ref = None if task is None else task.options.serializer, JobRef(job.queue, job.id)
+        if isinstance(exc, Exception) and (own or self._config.result_serializer) == CLOUDPICKLE:
+            return self.codec.dump_error(exc, ref)
+        arguments = exc if isinstance(exc, list) else storable_arguments(exc)
+        return self.codec.dump_error_arguments(arguments, ref) if arguments else ""
+
+    def error_of_child(self, key: str, error: str) -> Exception | list[Any] | None:
+        """Return the exception of a child job, or its arguments.
 
         Args:
             key: The full key of the child job's hash.

@@ -44,7 +44,9 @@ def decide_retry(
     if isinstance(exc, TaskCancelled):
         return FailedOutcome(REVOKED, trace_of(exc), REVOKED, exc)
     if isinstance(exc, Reject):
-        return FailedOutcome(reason_of(exc), trace_of(exc), ErrorCategory.PERMANENT.value, exc)
+        rejected = exc.reason if isinstance(exc.reason, Exception) else None  # raise Reject(error)
+        trace = "" if rejected is None else trace_of(rejected)
+        return FailedOutcome(reason_of(rejected or exc), trace, ErrorCategory.PERMANENT.value, rejected or exc)
     requested = exc if isinstance(exc, Retry) else None
     cause = exc if requested is None else (requested.exc or exc)
     category = app.categorizer.categorize(cause)
