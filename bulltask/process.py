@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,10 +20,13 @@ if sys.platform != "win32":
 
 __all__ = [
     "BLOCKED_AT_START",
+    "anonymous_file",
     "die_with_parent",
     "exit_child",
     "exit_if_forked",
     "fork_with_blocked_signals",
+    "inherit_life_line",
+    "life_line",
     "memory_kib",
     "stop_signals",
     "unblock_signals",
@@ -33,7 +37,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(signal_number: int, parent_pid: int) -> bool:
-    """Have the kernel send ``signal_number`` to this process when its parent dies.
+    """Have ``signal_number`` sent to this process when its parent dies.
+
+    On Linux, the kernel sends it. Elsewhere, a thread of this process does, when it reads the end of the parent's
+    :func:`life_line`; code that holds the GIL delays it.
 
     Call this immediately after the fork; a child does not inherit the setting. The kernel watches the parent's *thread*
     that forked: if that thread exits, its children receive the signal.
@@ -44,16 +51,69 @@ def die_with_parent(signal_number: int, parent_pid: int) -> bool:
             call, the signal is sent immediately.
 
     Returns:
-        True on Linux; False on other systems, which do not support it.
+        False if that is not possible.
     """
     if sys.platform != "linux":
-        return False
+        return _watch_life_line(signal_number)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), 0, 0, 0) != 0:
         return False
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal_number)
     return True
+
+
+_life_line: tuple[int, int, int] | None = None
+"""The process that made the pipe, and the pipe's descriptors."""
+_parent_fd: int | None = None
+
+
+def life_line() -> int | None:
+    """Return a descriptor that reads the end of a pipe when this process dies, for its children; ``None`` on Linux."""
+    global _life_line  # noqa: PLW0603 - one pipe per process
+    if sys.platform == "linux":
+        return None
+    if _life_line is None or _life_line[0] != os.getpid():
+        _life_line = os.getpid(), *os.pipe()
+    return _life_line[1]
+
+
+def inherit_life_line(fd: int | None) -> None:
+    """Use the parent's :func:`life_line` in a child."""
+    global _life_line, _parent_fd
+    if _life_line is not None:
+        os.close(_life_line[2])  # otherwise, the pipe would end only with this process
+    _life_line, _parent_fd = None, fd
+
+
+def _watch_life_line(signal_number: int) -> bool:
+    fd = _parent_fd
+    if fd is None:
+        return False
+
+    def watch() -> None:
+        os.read(fd, 1)
+        os.kill(os.getpid(), signal_number)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the thread must receive none
+    threading.Thread(target=watch, daemon=True, name="life line").start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return True
+
+
+def anonymous_file(name: str) -> int:
+    """Return a descriptor of a file without a name in the file system, which spawned children can share.
+
+    Args:
+        name: Shown in ``/proc/PID/fd``, on Linux.
+
+    Raises:
+        OSError: No file can be created.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
 
 
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
@@ -90,8 +150,11 @@ def fork_with_blocked_signals() -> int:
     A child that is asked to stop at that moment would continue.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_AT_START | {signal.SIGTERM, signal.SIGQUIT})
+    fd = life_line()
     pid = os.fork()
-    if pid:
+    if pid == 0:
+        inherit_life_line(fd)
+    else:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
 

@@ -7,13 +7,13 @@ import os
 import select
 import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 from bulltask.config.urls import redact_text
+from bulltask.process import anonymous_file
 
 if sys.platform != "win32":
     import fcntl
@@ -150,9 +150,6 @@ def _descriptor(stream: TextIO) -> int | None:
 def _anonymous_file() -> int | None:
     """Return an anonymous file for the lock; the kernel releases the lock when its holder dies."""
     try:
-        if hasattr(os, "memfd_create"):
-            return os.memfd_create("bulltask-log-lock")
-        with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
+        return anonymous_file("bulltask-log-lock")
     except OSError:  # no file can be created: long lines may be mixed
         return None

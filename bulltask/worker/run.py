@@ -19,7 +19,7 @@ from bulltask.observe.app_logging import configure_logging, worker_id
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
-from bulltask.process import memory_kib
+from bulltask.process import anonymous_file, life_line, memory_kib
 from bulltask.registry.django import close_connections
 from bulltask.signals.catalog import worker_init
 from bulltask.transport.client_types import SyncClient
@@ -37,7 +37,7 @@ from bulltask.worker.hook_process import HookProcess, WorkerInfo
 from bulltask.worker.metrics_process import MetricsProcess
 from bulltask.worker.outbox_process import OutboxProcess
 from bulltask.worker.preflight import Preflight
-from bulltask.worker.slots import Slots, anonymous_file
+from bulltask.worker.slots import Slots
 from bulltask.worker.states import ProcessState
 from bulltask.worker.supervisor.autoscaler import Autoscaler
 from bulltask.worker.supervisor.call_limits import CallLimits
@@ -345,9 +345,10 @@ class _Assembly:
             children=self.max_children,
             per_child=self.slots.per_child,
             metrics_fd=self.metrics_fd,
+            parent_fd=life_line(),
         )
-        shared = (self.slots_fd,) if self.metrics_fd is None else (self.slots_fd, self.metrics_fd)
-        return spec.write(), shared
+        shared = (spec.slots_fd, spec.metrics_fd, spec.parent_fd)
+        return spec.write(), tuple(fd for fd in shared if fd is not None)
 
     def _close_inherited(self) -> None:
         """Close the supervisor's connections and pipes; a forked child calls this too."""

@@ -27,7 +27,7 @@ from bulltask.worker.states import ProcessState, RetireReason
 if sys.platform != "win32":  # there, tasks that run in the test's or the caller's process import this module
     import fcntl
 
-__all__ = ["LONG_MS", "STACKS_NAME", "ChildBlock", "Slots", "anonymous_file"]
+__all__ = ["LONG_MS", "STACKS_NAME", "ChildBlock", "Slots"]
 
 STACKS_NAME: Final = "bulltask-stacks"
 """Name of the file for a child's stacks, as shown in ``/proc``."""
@@ -182,7 +182,8 @@ class Slots:
     Args:
         children: The maximum number of children; a block that is never used needs no memory.
         per_child: How many slots a child has.
-        fd: A descriptor from :func:`anonymous_file`, which spawned children need; ``None`` for anonymous memory.
+        fd: A descriptor from :func:`bulltask.process.anonymous_file`, which spawned children need; ``None`` for
+            anonymous memory.
     """
 
     def __init__(self, children: int, per_child: int, fd: int | None = None) -> None:
@@ -197,12 +198,3 @@ class Slots:
         self.control = ControlPage(self._memory[:page], fd)
         starts = (page + index * self._stride for index in range(children))
         self.children = [ChildBlock(self._memory[start : start + size], per_child, fd, start) for start in starts]
-
-
-def anonymous_file(name: str) -> int | None:
-    """Return a descriptor of an anonymous file, which spawned children can share; ``None`` if unsupported.
-
-    Args:
-        name: Shown in ``/proc/PID/fd``.
-    """
-    return os.memfd_create(name) if hasattr(os, "memfd_create") else None

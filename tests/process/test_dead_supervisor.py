@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from bulltask.testing.wait import wait_until
+from tests.support.like_macos import LIKE_MACOS
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
 from tests.support.worker import wait_until_exited
@@ -19,11 +20,12 @@ LOCK_MS, INTERVAL_MS = 1000, 1000
 SHORT_LOCK = {"lock_duration": LOCK_MS / 1000, "stalled_interval": INTERVAL_MS / 1000}
 
 
+@pytest.mark.parametrize("system", ["", LIKE_MACOS], ids=["linux", "macos"])
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_the_children_of_a_killed_supervisor_exit_and_another_worker_runs_their_jobs(
-    harness: WorkerHarness, start_method: str
+    harness: WorkerHarness, start_method: str, system: str
 ) -> None:
-    worker = harness.worker(children=2, settings={**SHORT_LOCK, "worker_start_method": start_method})
+    worker = harness.worker(system, children=2, settings={**SHORT_LOCK, "worker_start_method": start_method})
     running = [harness.hold(), harness.hold()]
     waiting = [harness.app.send_task("quick") for _ in range(10)]
     for job in running:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bulltask.testing.wait import wait_until
 from bulltask.worker.child.spawned import SpawnSpec
+from tests.support.like_macos import LIKE_MACOS
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
@@ -79,10 +80,11 @@ def test_children_are_spawned_if_numpy_is_configured_to_use_threads(
     assert worker.stop() == 0
 
 
-def test_spawned_children_recover_jobs_share_metrics_and_shut_down(harness: WorkerHarness) -> None:
+@pytest.mark.parametrize("system", ["", LIKE_MACOS], ids=["linux", "macos"])
+def test_spawned_children_recover_jobs_share_metrics_and_shut_down(harness: WorkerHarness, system: str) -> None:
     port = free_port()
     settings = {"worker_start_method": "spawn", "lock_duration": 30, "metrics_port": port}
-    worker = harness.worker(children=2, settings=settings)
+    worker = harness.worker(system, children=2, settings=settings)
     job = harness.hold()
     first = harness.wait_for_start(job)
     os.kill(int(first["pid"]), signal.SIGKILL)

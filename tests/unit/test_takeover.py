@@ -11,9 +11,10 @@ import pytest
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError
+from bulltask.process import anonymous_file
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
-from bulltask.worker.slots import LONG_MS, Slots, anonymous_file
+from bulltask.worker.slots import LONG_MS, Slots
 from bulltask.worker.states import SlotState
 from bulltask.worker.supervisor.takeover import Takeover
 

@@ -12,6 +12,7 @@ from bulltask.app import App
 from bulltask.config.secret_settings import reveal, wrap_secrets
 from bulltask.observe.app_logging import configure_logging
 from bulltask.observe.counters import MetricsMemory
+from bulltask.process import anonymous_file, inherit_life_line
 from bulltask.registry.discovery import find_app
 from bulltask.worker.child.main import ChildPlan, child_bus, run_child
 from bulltask.worker.slots import Slots
@@ -29,6 +30,7 @@ class SpawnSpec:
         path: The supervisor's ``sys.path``.
         slots_fd, children, per_child: The shared memory of the slots.
         metrics_fd: The shared counters, ``None`` when metrics are off.
+        parent_fd: The supervisor's :func:`bulltask.process.life_line`.
     """
 
     app: str
@@ -42,13 +44,14 @@ class SpawnSpec:
     children: int
     per_child: int
     metrics_fd: int | None
+    parent_fd: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", wrap_secrets(self.overrides))
 
     def write(self) -> int:
         """Return the descriptor of an anonymous file with this spec, positioned at its start."""
-        fd = os.memfd_create("bulltask-spawn-spec")
+        fd = anonymous_file("bulltask-spawn-spec")
         os.write(fd, json.dumps(asdict(self), default=reveal).encode())
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
@@ -58,6 +61,7 @@ def main(spec_fd: int) -> None:
     """Run a child with the spec in a file descriptor; never returns."""
     with os.fdopen(spec_fd, "rb") as file:
         spec = SpawnSpec(**json.load(file))
+    inherit_life_line(spec.parent_fd)
     sys.path[:] = spec.path
     app = find_app(spec.app, App)
     for name, value in spec.overrides.items():

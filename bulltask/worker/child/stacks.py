@@ -14,8 +14,9 @@ from types import FrameType
 from typing import Any, Final
 
 from bulltask.events import Bus, StacksDumped
+from bulltask.process import anonymous_file
 from bulltask.worker.child.cancellation import uninterrupted
-from bulltask.worker.slots import STACKS_NAME, ChildBlock, anonymous_file
+from bulltask.worker.slots import STACKS_NAME, ChildBlock
 
 __all__ = ["StackDumper", "tasks_text"]
 

@@ -12,7 +12,8 @@ from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.events import Bus, StacksDumped
-from bulltask.worker.slots import STACKS_NAME, ChildBlock, anonymous_file
+from bulltask.process import anonymous_file
+from bulltask.worker.slots import STACKS_NAME, ChildBlock
 
 __all__ = ["StackCollector"]
 
