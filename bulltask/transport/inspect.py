@@ -17,7 +17,7 @@ __all__ = [
     "count_runnable_jobs",
     "count_unfinished_jobs",
     "queue_lengths",
-    "read_queue_version",
+    "read_queue_versions",
     "read_server_settings",
 ]
 
@@ -34,17 +34,24 @@ class ServerSettings:
         version: The Redis version that the server is compatible with; the lowest of a cluster's nodes.
         eviction: The server's ``maxmemory_policy``; any policy other than ``noeviction`` may delete jobs silently.
             ``noeviction`` only if all nodes have it.
+        max_clients: How many clients may connect (``maxclients``); ``None`` if the server does not say.
+        connected: How many clients are connected.
     """
 
     version: tuple[int, ...]
     eviction: str
+    max_clients: int | None
+    connected: int
 
 
 def read_server_settings(client: SyncClient) -> ServerSettings:
     """Read the server's settings from ``INFO``; in a cluster, those of every node that has slots."""
     nodes = client.run_on_all_nodes(command("INFO", parse_reply=_settings))
     eviction = next((node.eviction for node in nodes if node.eviction != "noeviction"), "noeviction")
-    return ServerSettings(min(node.version for node in nodes), eviction)
+    known = [node for node in nodes if node.max_clients is not None]
+    fullest = min(known or nodes, key=lambda node: (node.max_clients or 0) - node.connected)
+    version = min(node.version for node in nodes)
+    return ServerSettings(version, eviction, fullest.max_clients, fullest.connected)
 
 
 def queue_lengths(client: SyncClient, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
@@ -76,20 +83,20 @@ def count_runnable_jobs(client: SyncClient, queues: Sequence[QueueKeys], now_ms:
     return sum(sum(lengths) for paused, *lengths in by_queue if not paused)
 
 
-def count_unfinished_jobs(client: SyncClient, keys: QueueKeys) -> int:
-    """Count the waiting, paused, prioritized and delayed jobs of a queue, reading exactly these keys."""
-    calls: list[Call[Any]] = [
-        command("LLEN", keys.wait),
-        command("LLEN", keys.paused),
-        command("ZCARD", keys.prioritized),
-        command("ZCARD", keys.delayed),
-    ]
-    return sum(client.run_many(calls))
+def count_unfinished_jobs(client: SyncClient, queues: Sequence[QueueKeys]) -> list[int]:
+    """Count each queue's waiting, paused, prioritized and delayed jobs in one round trip; reads only these keys."""
+    calls: list[Call[Any]] = []
+    for keys in queues:
+        calls += [command("LLEN", keys.wait), command("LLEN", keys.paused)]
+        calls += [command("ZCARD", keys.prioritized), command("ZCARD", keys.delayed)]
+    counts = client.run_many(calls)
+    return [sum(counts[start : start + 4]) for start in range(0, len(counts), 4)]
 
 
-def read_queue_version(client: SyncClient, keys: QueueKeys) -> str:
-    """Read the version of the client that wrote the queue's metadata: ``bullmq:5.62.0``; ``""`` if missing."""
-    return client.run(command("HGET", keys.meta, "version", parse_reply=_text))
+def read_queue_versions(client: SyncClient, queues: Sequence[QueueKeys]) -> list[str]:
+    """Read the version of the client that wrote each queue's metadata: ``bullmq:5.62.0``; ``""`` if missing."""
+    calls: list[Call[str]] = [command("HGET", keys.meta, "version", parse_reply=_text) for keys in queues]
+    return client.run_many(calls)
 
 
 def _text(reply: Any) -> str:
@@ -100,4 +107,9 @@ def _settings(reply: Any) -> ServerSettings:
     lines = reply.decode("utf-8", "replace").splitlines()
     info = dict(line.split(":", 1) for line in lines if ":" in line)
     numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdecimal())
-    return ServerSettings(numbers, info.get("maxmemory_policy", "noeviction"))
+    return ServerSettings(
+        numbers,
+        info.get("maxmemory_policy", "noeviction"),
+        int(info["maxclients"]) if info.get("maxclients", "").isdecimal() else None,
+        int(connected) if (connected := info.get("connected_clients", "")).isdecimal() else 0,
+    )

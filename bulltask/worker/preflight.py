@@ -15,7 +15,7 @@ from bulltask.jobs.names import bullmq_name
 from bulltask.lua import loader
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.grants import CLUSTER, metrics_commands, worker_commands
-from bulltask.transport.inspect import count_unfinished_jobs, read_queue_version, read_server_settings
+from bulltask.transport.inspect import ServerSettings, count_unfinished_jobs, read_queue_versions, read_server_settings
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.permissions import check_permissions
 from bulltask.transport.produce import PROTOCOL_VERSION
@@ -43,6 +43,10 @@ class Preflight:
         config: The settings.
         logger: Logs warnings about settings that an operator should change.
         backoff: The delays between attempts to connect.
+        connections: How many connections the worker needs at least.
+
+    Attributes:
+        max_clients: How many clients the server allows, after :meth:`run`; ``None`` if it does not say.
     """
 
     def __init__(
@@ -52,8 +56,11 @@ class Preflight:
         config: Config,
         logger: FilteringBoundLogger,
         backoff: ReconnectBackoff,
+        connections: int = 1,
     ) -> None:
         self._client, self._keys, self._config, self._logger, self._backoff = client, keys, config, logger, backoff
+        self._connections = connections
+        self.max_clients: int | None = None
 
     def run(self, wait: Callable[[float], None], stopped: Callable[[], bool]) -> ExitCode | None:
         """Wait for Redis, check it, and store the queues' metadata; return an exit code if the worker cannot start.
@@ -99,10 +106,29 @@ class Preflight:
         if self._config.broker_url.kind == "cluster":
             needed += CLUSTER
         check_permissions(self._client, self._keys[0], needed)
-        for queue in self._keys:
-            self._client.run_many(write_queue_meta(queue, PROTOCOL_VERSION, self._config.max_events))
-            self._check_hash_tag(queue)
-            self._check_other_versions(queue)
+        self._check_connections(server)
+        max_events = self._config.max_events
+        self._client.run_many(
+            [call for keys in self._keys for call in write_queue_meta(keys, PROTOCOL_VERSION, max_events)]
+        )
+        self._check_hash_tags()
+        for keys, version in zip(self._keys, read_queue_versions(self._client, self._keys), strict=True):
+            self._check_other_versions(keys, version)
+
+    def _check_connections(self, server: ServerSettings) -> None:
+        """Check that this worker's connections do not shut other clients out.
+
+        Raises:
+            BrokerConfigError: They would.
+        """
+        self.max_clients = server.max_clients
+        if server.max_clients is None or server.max_clients - server.connected >= self._connections:
+            return
+        raise BrokerConfigError(
+            f"This worker needs {self._connections} connections, but Redis at {self._client.safe_url} allows "
+            f"{server.max_clients} (maxclients), and {server.connected} clients are connected: raise maxclients, "
+            "reduce worker_concurrency, or start fewer workers"
+        )
 
     def _check_scripts(self) -> bool:
         """Check all Lua scripts now: if a modified script were noticed later, outcomes could not be written."""
@@ -131,26 +157,25 @@ class Preflight:
             hint = f": {celery.reason}" if celery else did_you_mean(name, SETTINGS)
             self._logger.warning(f"An environment variable matches no setting and is ignored{hint}", variable=variable)
 
-    def _check_hash_tag(self, keys: QueueKeys) -> None:
+    def _check_hash_tags(self) -> None:
         """Warn about jobs in ``{emails}`` if this worker processes ``emails``, and vice versa: these are two queues."""
         tagged = self._config.queue_hash_tag
-        if "{" in keys.queue:
-            return
-        other = QueueKeys(keys.prefix, bullmq_name(keys.queue, hash_tag=not tagged))
-        if jobs := count_unfinished_jobs(self._client, other):
-            self._logger.warning(
-                f"Jobs are waiting in the queue of the same name {'without' if tagged else 'with'} a hash tag, which "
-                f"this worker does not process; if other clients use that name, set queue_hash_tag={not tagged} "
-                "(BULLTASK_QUEUE_HASH_TAG)",
-                queue=keys.queue,
-                processed=keys.base,
-                other=other.base,
-                jobs=jobs,
-            )
+        processed = [keys for keys in self._keys if "{" not in keys.queue]
+        others = [QueueKeys(keys.prefix, bullmq_name(keys.queue, hash_tag=not tagged)) for keys in processed]
+        for keys, other, jobs in zip(processed, others, count_unfinished_jobs(self._client, others), strict=True):
+            if jobs:
+                self._logger.warning(
+                    f"Jobs are waiting in the queue of the same name {'without' if tagged else 'with'} a hash tag, "
+                    "which this worker does not process; if other clients use that name, set "
+                    f"queue_hash_tag={not tagged} (BULLTASK_QUEUE_HASH_TAG)",
+                    queue=keys.queue,
+                    processed=keys.base,
+                    other=other.base,
+                    jobs=jobs,
+                )
 
-    def _check_other_versions(self, keys: QueueKeys) -> None:
+    def _check_other_versions(self, keys: QueueKeys, version: str) -> None:
         """Warn about BullMQ 6 clients, which pause queues differently: mixed with BullMQ 5, jobs can be lost."""
-        version = read_queue_version(self._client, keys)
         if (match := _BULLMQ.match(version)) and int(match[1]) > 5:
             self._logger.warning(
                 "A client with BullMQ 6 or newer is using this queue. If the queue is paused, resume it only with "

@@ -163,9 +163,12 @@ class _Assembly:
         self.signals.install(self.wakeup_pipe)
         self.signals.on_stop = lambda: self.limits.end_calls_in(SIGNAL_PATIENCE_MS)
         try:
-            preflight = Preflight(self.client, self.keys, self.config, self.logger, self.backoff)
+            preflight = Preflight(
+                self.client, self.keys, self.config, self.logger, self.backoff, self._needed_connections()
+            )
             failure = preflight.run(self.signals.wait, lambda: self.signals.contains({*STOP_METHODS, "restart"}))
             if failure is None:
+                self._limit_named_connections(preflight.max_clients)
                 if self.exporter is not None:
                     self.exporter.start()
                 self.hook_process.start(self.bus)
@@ -180,6 +183,21 @@ class _Assembly:
                 helper.wait(self.end_by_ms)
             self._close_inherited()
         return self._restart() if restart else code
+
+    def _needed_connections(self) -> int:
+        """Return how many connections the worker has if it waits for jobs, with one that Node.js sees."""
+        children = self.config.children if self.config.autoscale is None else self.config.autoscale.maximum
+        beside = [self.exporter is not None, bool(self.app.outboxes) and self.config.outbox_relay]
+        return 2 * children + 2 + sum(beside)
+
+    def _limit_named_connections(self, max_clients: int | None) -> None:
+        if missing := self.named_connections.limit(max_clients):
+            self.logger.info(
+                "Not all queues have a connection: Node.js's getWorkers() does not list this worker for the others",
+                queues=len(self.queues),
+                connections=len(self.queues) - missing,
+                hint="Start several workers with fewer queues each if you need it there",
+            )
 
     def _is_ready(self) -> bool:
         return any(block.run_state is ProcessState.RUN for block in self.slots.children)

@@ -70,7 +70,7 @@ class Child:
     def run_waiting(self) -> int:
         """Run jobs until none are waiting; return the number of jobs."""
         done = 0
-        self.fetcher.round_robin.reopen_all()
+        self.fetcher.round_robin.reopen()
         self.fetcher.client.connect()
         self.slot.reserve(mono_ms())
         acquired = self.fetcher._poll(self.slot)

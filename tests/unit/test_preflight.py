@@ -15,6 +15,7 @@ from bulltask.events import Bus, Event, RedisErrorReply, RedisRecovered
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker import preflight
 from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.exit_codes import ExitCode
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 
@@ -24,6 +25,9 @@ class Server:
 
     version: tuple[int, ...] = (7, 2, 4)
     eviction = "noeviction"
+    safe_url = "redis://localhost:6379"
+    max_clients: int | None = None
+    connected = 0
     waiting: dict[str, int]
     described = "bullmq:5.62.0"
 
@@ -42,8 +46,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     fake = Server()
     monkeypatch.setattr(preflight, "read_server_settings", lambda _: fake)
     monkeypatch.setattr(preflight, "check_permissions", lambda *_: None)
-    monkeypatch.setattr(preflight, "count_unfinished_jobs", lambda _, keys: fake.waiting.get(keys.base, 0))
-    monkeypatch.setattr(preflight, "read_queue_version", lambda *_: fake.described)
+    monkeypatch.setattr(
+        preflight, "count_unfinished_jobs", lambda _, queues: [fake.waiting.get(keys.base, 0) for keys in queues]
+    )
+    monkeypatch.setattr(preflight, "read_queue_versions", lambda _, queues: [fake.described for _ in queues])
     return fake
 
 
@@ -73,6 +79,19 @@ def test_jobs_under_the_other_form_of_the_queue_name_are_reported(server: Server
     assert (line.processed, line.other, line.jobs) == ("bull:{mail}:", "bull:mail:", 3)
     (line,) = warnings(server, QueueKeys("bull", "mail", "mail"), queue_hash_tag=False)
     assert (line.processed, line.other, line.jobs) == ("bull:mail:", "bull:{mail}:", 5)
+
+
+def test_a_worker_does_not_start_if_it_would_shut_other_clients_out(server: Server) -> None:
+    server.max_clients, server.connected = 20, 10
+    client: Any = server
+    config, bus = Settings({}, {}).freeze(), Bus()
+    with capture_logs() as lines:
+        for connections, code in ((10, None), (11, ExitCode.BROKER_UNUSABLE)):
+            backoff = ReconnectBackoff(bus, config)
+            check = preflight.Preflight(client, [KEYS], config, structlog.get_logger(), backoff, connections)
+            assert check.run(lambda _: None, lambda: False) is code
+    assert "needs 11 connections" in lines[-1]["error"]
+    assert "allows 20 (maxclients), and 10 clients are connected" in lines[-1]["error"]
 
 
 def test_an_eviction_policy_is_reported(server: Server) -> None:

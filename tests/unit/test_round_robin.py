@@ -145,11 +145,11 @@ def test_a_rate_limited_queue_is_not_polled_until_its_limit_ends(time: Time) -> 
     rotation.record_empty(1, NO_JOB)
     assert rotation.waitable() == [1]
     assert rotation.wait_ms(5_000) == 500
-    rotation.reopen_all()
+    rotation.reopen()
     assert list(rotation.candidates()) == [1]
     time.advance_ms(500)
     assert rotation.waitable() == [0, 1]
-    rotation.reopen_all()
+    rotation.reopen()
     assert list(rotation.candidates()) == [0, 1]
 
 
@@ -160,7 +160,7 @@ def test_a_queue_with_a_long_rate_limit_is_polled_at_intervals(time: Time) -> No
     assert rotation.waitable() == []
     assert rotation.wait_ms(3_600_000) == MAX_LIMIT_MS == 30_000
     time.advance_ms(30_000)
-    rotation.reopen_all()
+    rotation.reopen()
     assert list(rotation.candidates()) == [0]
 
 
@@ -182,7 +182,7 @@ def test_every_queue_is_polled_after_a_wait_without_a_marker(time: Time) -> None
     for index in range(3):
         rotation.record_empty(index, NO_JOB)
     assert list(rotation.candidates()) == []
-    rotation.reopen_all()
+    rotation.reopen()
     assert sorted(rotation.candidates()) == [0, 1, 2]
 
 
@@ -191,11 +191,84 @@ def test_a_queue_with_an_error_is_not_polled_during_its_delay(time: Time) -> Non
     rotation.record_empty(0, Fetched(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
     rotation.record_error(0, 60_000)
     time.advance_ms(100)
-    rotation.reopen_all()
+    rotation.reopen()
     assert list(rotation.candidates()) == rotation.waitable() == [1]
     assert rotation.wait_ms(5_000) == 5_000, "a due job of the queue does not shorten the wait"
     time.advance_ms(59_000)
     assert rotation.wait_ms(5_000) == 900
     time.advance_ms(900)
-    rotation.reopen_all()
+    rotation.reopen()
     assert sorted(rotation.candidates()) == rotation.waitable() == [0, 1]
+
+
+# ---- more queues than a child polls at once -------------------------------------------------------------------------
+
+
+def many(time: Time) -> RoundRobin:
+    """Return the order of 1,000 queues, of which a child polls 50 at once, after it has found the first 50 empty."""
+    clock = Clock(time)
+    rotation = RoundRobin([QueueKeys("bull", f"q{index}") for index in range(1_000)], clock, 50)
+    assert poll(rotation, [0] * 1_000) is None
+    return rotation
+
+
+def test_an_idle_child_polls_all_of_many_queues_in_turn_and_few_at_once(time: Time) -> None:
+    rotation, polled = many(time), set[int]()
+    for _ in range(20):
+        time.advance_ms(5_000)
+        rotation.reopen()
+        found = list(rotation.candidates())
+        assert len(found) <= 55
+        polled.update(found)
+        assert poll(rotation, [0] * 1_000) is None
+    assert polled == set(range(1_000))
+
+
+def test_waits_that_end_early_do_not_lead_to_more_polls(time: Time) -> None:
+    rotation, polls = many(time), 0
+    for _ in range(100):
+        time.advance_ms(50)
+        rotation.reopen()
+        found = list(rotation.candidates())
+        polls += len(found)
+        for index in found:
+            rotation.record_empty(index, NO_JOB)
+    assert polls <= 400  # 5 s of a child that may be busy: five every 100 ms, and one after each wait
+
+
+def test_the_marker_of_one_of_many_queues_comes_first(time: Time) -> None:
+    rotation = many(time)
+    rotation.record_marker(777, 0)
+    assert next(rotation.candidates()) == 777
+    assert rotation.may_stay(777) is (len(list(rotation.candidates())) == 1)
+
+
+def test_a_delayed_job_of_one_of_many_queues_is_found_when_it_is_due(time: Time) -> None:
+    rotation = many(time)
+    rotation.record_marker(777, time.mono_ms + SERVER_AHEAD_MS + 1_000)
+    assert 777 not in list(rotation.candidates())
+    assert rotation.wait_ms(5_000) == 1_000
+    time.advance_ms(1_000)
+    rotation.reopen()
+    assert 777 in list(rotation.candidates())
+
+
+def test_a_limit_of_one_of_many_queues_ends(time: Time) -> None:
+    rotation = many(time)
+    rotation.record_marker(777, 0)
+    rotation.record_empty(777, Fetched("", [], 2_000, 0))
+    assert 777 not in list(rotation.candidates())
+    time.advance_ms(2_000)
+    assert 777 in list(rotation.candidates())
+
+
+def test_a_child_that_is_busy_with_one_of_many_queues_looks_at_the_others(time: Time) -> None:
+    rotation, lengths = many(time), [0] * 1_000
+    lengths[7] = 10_000
+    lengths[500] = 1
+    rotation.record_marker(7, 0)
+    jobs = 0
+    while poll(rotation, lengths) != 500:
+        jobs += 1
+        time.advance_ms(20)
+    assert jobs <= 1_000  # 20 s: 5 queues every 100 ms

@@ -147,7 +147,7 @@ def test_the_heartbeat_interval_is_half_the_lock_renew_time(renew: float, interv
 
 def test_revocation_requests_are_read_from_the_first_again_after_the_last() -> None:
     nothing: Any = None
-    broker: Any = SimpleNamespace(config=CONFIG)
+    broker: Any = SimpleNamespace(config=CONFIG, topology=None)
     revocation_check = RevocationCheck(broker, [KEYS], nothing, nothing, Bus(), nothing)
     revocation_check._skipped = [100]
     revocation_check._handle_requests(0, None)

@@ -22,7 +22,7 @@ from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.child.fetch_options import FetchOptionsCache
 from bulltask.worker.child.outcomes import AcquiredJob
 from bulltask.worker.child.queue_wait import QueueWait, WaitInterrupted
-from bulltask.worker.child.round_robin import RoundRobin
+from bulltask.worker.child.round_robin import POLLED_BY_WORKER, RoundRobin
 from bulltask.worker.child.uncertain_slots import UncertainSlots
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.malformed import MalformedJobHandler
@@ -66,7 +66,11 @@ class JobFetcher:
         self._fetch_options = FetchOptionsCache(broker.config, worker_id)
         self.client = broker.client()
         self.backoff = ReconnectBackoff(bus, self._config)
-        self.round_robin = RoundRobin([broker.keys(queue) for queue in queues], self._clock)
+        config = self._config
+        children = config.children if config.autoscale is None else config.autoscale.maximum
+        at_once = max(1, POLLED_BY_WORKER // children)
+        keys = [broker.keys(queue) for queue in queues]
+        self.round_robin = RoundRobin(keys, self._clock, at_once)
         self._queue_backoff = QueueBackoff(self.round_robin.queues, bus, self._config)
         self._malformed = MalformedJobHandler(self.client, self._clock, self._config, bus)
         self._uncertain = UncertainSlots(self.client, self.round_robin, self._skip_queue)

@@ -63,6 +63,7 @@ class QueueWait:
         self._hash_slot_waits = broker.hash_slot_waits(self._drain_delay_ms) if len(set(self._hash_slots)) > 1 else None
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(round_robin.queues)}
         self._max_wait_ms, self._check_at_ms = self._drain_delay_ms, 0
+        self._concurrent: set[int] = set()
         self._is_waiting = False
 
     def wait(self, fetch: Call[Fetched] | None = None) -> Fetched | BulltaskError | None:
@@ -84,12 +85,12 @@ class QueueWait:
         wait_ms = self._round_robin.wait_ms(self._max_wait_ms)
         if not waitable:
             self._wakeup_pipe.wait(wait_ms)
-            self._round_robin.reopen_all()
+            self._round_robin.reopen(self._concurrent)
             return None
         popped, fetched = self._pop_marker(waitable, wait_ms, fetch)
         if popped is None and self._may_acquire():
             # There was no marker, but only a fetch promotes delayed jobs and replaces a lost marker.
-            self._round_robin.reopen_all()
+            self._round_robin.reopen(self._concurrent)
         return fetched
 
     def wait_for_marker(self, queues: Sequence[int], wait_ms: int) -> bool:
@@ -157,11 +158,12 @@ class QueueWait:
 
     def _check_global_concurrency(self) -> None:
         """Check which queues have global concurrency, because a fetch that returns no job does not say why."""
-        queues = self._round_robin.queues
-        replies = self._client.try_many([command("HGET", keys.meta, "concurrency") for keys in queues])
-        has_limit = any(isinstance(limit, bytes) for limit in replies)
+        indexes = {*self._round_robin.polled, *self._concurrent}
+        metas = [self._round_robin.queues[index].meta for index in indexes]
+        replies = self._client.try_many([command("HGET", meta, "concurrency") for meta in metas])
+        self._concurrent = {index for index, limit in zip(indexes, replies, strict=True) if isinstance(limit, bytes)}
         drain_ms = self._drain_delay_ms
-        self._max_wait_ms = min(drain_ms, _CONCURRENCY_POLL_MS) if has_limit else drain_ms
+        self._max_wait_ms = min(drain_ms, _CONCURRENCY_POLL_MS) if self._concurrent else drain_ms
         self._check_at_ms = mono_ms() + _CONCURRENCY_CHECK_MS
 
     def _read_marker(self, reply: Any) -> _Marker | None:

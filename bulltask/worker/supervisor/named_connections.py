@@ -13,6 +13,9 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 
 __all__ = ["SUPERVISOR_TIMEOUT_MS", "NamedConnections"]
 
+_MAX_CONNECTIONS: Final = 64
+_SHARE_OF_CLIENTS: Final = 16
+
 SUPERVISOR_TIMEOUT_MS: Final = 3_000
 """Timeout of each of the supervisor's calls, during which it handles neither signals nor dead children."""
 
@@ -21,6 +24,7 @@ class NamedConnections:
     """Keeps one named connection per queue open, and detects when Redis is unavailable or available again.
 
     BullMQ identifies a queue's workers by the names of connections (``CLIENT SETNAME``), and a connection has one name.
+    Of a worker with many queues, only the first ones have a connection, because the server's other clients need theirs.
 
     During an outage ``PING`` does not suffice, because a Redis that is read-only or out of memory still replies to it.
 
@@ -42,6 +46,7 @@ class NamedConnections:
         worker_id: str,
         backoff: ReconnectBackoff,
     ) -> None:
+        self._queue_count, queues = len(queues), queues[:_MAX_CONNECTIONS]
         self._clients = [connect(broker.keys(queue).client_name(worker_id)) for queue in queues]
         self._backoff = backoff
         # In a cluster, a command with a key, so that only the node that has the queue shows the connection.
@@ -50,6 +55,17 @@ class NamedConnections:
             for queue in queues
         ]
         self._write_probe: Call[object] = command("SET", broker.keys(queues[0]).probe, "", "XX")
+
+    def limit(self, max_clients: int | None) -> int:
+        """Limit the number of connections before they are opened; return how many queues have none.
+
+        Args:
+            max_clients: How many clients the server allows, if known.
+        """
+        if max_clients is not None:
+            share = max(1, max_clients // _SHARE_OF_CLIENTS)
+            del self._clients[share:], self._pings[share:]
+        return self._queue_count - len(self._clients)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Keep the connections open."""

@@ -9,7 +9,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError
 from bulltask.events import Bus, JobStalled, RedisReconnected, RedisRecovered, StalledCheckSkipped
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import command
+from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import lock_expiries, move_stalled_jobs_to_wait
@@ -23,6 +23,8 @@ _CONTINUE_MS: Final = 200
 
 _REACQUIRE_MS: Final = 5_000
 """Time after an outage until every worker has reconnected and reacquired its locks."""
+_FEW: Final = 100
+"""With more queues, one round trip finds those of 100 queues that have active jobs, because each check takes two."""
 
 
 class StalledCheck:
@@ -83,11 +85,25 @@ class StalledCheck:
         if self._backoff.is_active or mono_ms() < self._not_before_ms:
             return
         try:
-            for index in [*self._unfinished] or range(len(self._queues)):
+            for index in [*self._unfinished] or self._with_active_jobs():
                 if self._has_renewed(index) and mono_ms() >= self._not_before_ms:
                     self._try_to_check(index)
         except BrokerError as exc:  # do not check the other queues: each call may take its whole timeout
             self._backoff.record_failure(exc)
+
+    def _with_active_jobs(self) -> Sequence[int]:
+        """Return the indexes of the queues to check: of many, only those that have active jobs or broke before."""
+        if len(self._queues) <= _FEW:
+            return range(len(self._queues))
+        found: list[int] = []
+        for start in range(0, len(self._queues), _FEW):
+            some = range(start, min(start + _FEW, len(self._queues)))
+            calls: list[Call[int]] = [
+                command("EXISTS", self._queues[index].active, self._queues[index].stalled) for index in some
+            ]
+            replies = self._client.try_many(calls)
+            found += [index for index, count in zip(some, replies, strict=True) if count != 0]
+        return found
 
     def _wait_for_others(self, event: RedisReconnected | RedisRecovered) -> None:
         if event.duration_ms >= self._may_expire_ms:

@@ -1,0 +1,64 @@
+"""A worker with many queues takes few connections and sends few commands."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tests.support.machine_load import scale_to_load
+from tests.support.worker_harness import WorkerHarness
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+QUEUES = 2_000
+TASKS = f"""
+app.conf.task_queues = [f"q{{number}}" for number in range({QUEUES})]
+"""
+
+
+def commands(harness: WorkerHarness) -> int:
+    return int(harness.redis.info("stats")["total_commands_processed"])
+
+
+def connections(harness: WorkerHarness) -> int:
+    return int(harness.redis.info("clients")["connected_clients"])
+
+
+@pytest.mark.one_server
+def test_a_worker_with_2000_idle_queues_keeps_its_bounds_and_starts_jobs_at_once(harness: WorkerHarness) -> None:
+    first = harness.app.send_task("quick", queue=f"q{QUEUES - 1}")
+    before, peak, done = connections(harness), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.02):
+            peak = max(peak, connections(harness))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        started = time.monotonic()
+        worker = harness.worker(TASKS, children=2, settings={"drain_delay": 1})
+        first.get(timeout=60)
+        first_job_s = time.monotonic() - started
+        line = worker.wait_for_line(
+            "Not all queues have a connection: Node.js's getWorkers() does not list this worker for the others"
+        )
+        for number in (0, 1_000):
+            started = time.monotonic()
+            harness.app.send_task("quick", queue=f"q{number}").get(timeout=60)
+            assert time.monotonic() - started <= scale_to_load(1)
+    finally:
+        done.set()
+        watcher.join()
+    used, started = commands(harness), time.monotonic()
+    threading.Event().wait(2)  # the time that is measured
+    per_second = (commands(harness) - used) / (time.monotonic() - started)
+    harness.report(first_job_s=round(first_job_s, 2), connections=peak - before, commands_per_second=round(per_second))
+    assert (line[0]["queues"], line[0]["connections"]) == (QUEUES, 64)
+    assert first_job_s <= scale_to_load(2)
+    assert peak - before <= 100
+    assert per_second <= 1_000
+    assert worker.stop() == 0
