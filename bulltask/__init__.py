@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bulltask.registry.batches import BatchJob
     from bulltask.registry.context import Context
     from bulltask.registry.current import current_app
+    from bulltask.registry.current_job import get_logger as get_logger
     from bulltask.registry.current_job import get_task_logger
     from bulltask.registry.decorators import shared_task
     from bulltask.registry.request import Request
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from bulltask.registry.signature import Signature
     from bulltask.registry.task import AsyncTask, Task
     from bulltask.registry.workflows import chain, chord, group, signature
+    from bulltask.registry.workflows import maybe_signature as maybe_signature
+    from bulltask.registry.workflows import subtask as subtask
     from bulltask.result import AsyncResult, allow_join_result
     from bulltask.result_set import ResultSet
     from bulltask.schedules import crontab, schedule
@@ -129,11 +132,16 @@ _MODULES: Final = {
 }
 """The module of each public name."""
 
+_ALIASES: Final = {
+    "get_logger": "bulltask.registry.current_job",
+    "maybe_signature": "bulltask.registry.workflows",
+    "subtask": "bulltask.registry.workflows",
+}
+"""Celery's names for what has another public name: importable, so that a project runs unchanged."""
+
 _NOT_AVAILABLE: Final = {
     "EagerResult": "apply() returns an AsyncResult",
     "chunks": "use task.chunks(…)",
-    "maybe_signature": "use signature, which returns a signature unchanged",
-    "subtask": "use signature",
     "utils": "use bulltask.get_task_logger; for uuid(), use Python's uuid module, as in str(uuid.uuid4())",
     "uuid": "use Python's uuid module, as in task_id=str(uuid.uuid4())",
     "xmap": "use task.map(…)",
@@ -145,8 +153,8 @@ if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         """Import a public name, or a module such as ``bulltask.errors``, on first use."""
-        if name in _MODULES:
-            value = getattr(importlib.import_module(_MODULES[name]), name)
+        if module := _MODULES.get(name) or _ALIASES.get(name):
+            value = getattr(importlib.import_module(module), name)
         elif name in _NOT_AVAILABLE:
             # An AttributeError would lose its message in "from bulltask import …".
             raise ImportError(f"cannot import {name!r} from bulltask: {_NOT_AVAILABLE[name]}")

@@ -114,6 +114,7 @@ class App(
         self._task_class = cast("type[AnyTask[..., Any]] | None", settings.get("task_cls")) or self.task_cls or Task
         self.tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
         self.conf.when_frozen(self.tasks.configure)
+        self.conf.when_switched(self._connect_again)
         self.categorizer = Categorizer()
         self.outboxes: list[OutboxRelay] = []
         self.control = Control(self)
@@ -417,6 +418,9 @@ class App(
         if self._broker is not None:
             await self._broker.aclose()
             self._broker.close()
+
+    def _connect_again(self) -> None:
+        self._broker = None
 
     def _connect(self) -> Broker:
         url = embedded.resolve_url(self.config.broker_url)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -168,11 +168,16 @@ class Config:
         return None if limits is None else limits.get(queue, limits.get(EVERY_QUEUE))
 
 
+_SWITCHES: Final = ("task_always_eager", "task_eager_propagates")
+"""Settings that can be changed at any time."""
+
+
 class Settings:
     """The mutable settings of an app, by their public names: ``app.conf.lock_duration = 60``.
 
     Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to send
-    a job, or when a worker starts. A later change would apply to only some processes, because children are forks.
+    a job, or when a worker starts. A later change would apply to only some processes, because children are forks. Only
+    eager mode can be switched on and off at any time, as tests do.
 
     Raises:
         ConfigError: A setting of the app, the environment, pyproject.toml or the ``--config`` file is invalid.
@@ -184,6 +189,7 @@ class Settings:
     _overrides: dict[str, object]
     _celery_url: SecretUrl | None
     _frozen: Config | None
+    _when_switched: Callable[[], None]
     _used: set[str]
 
     def __init__(self, given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> None:
@@ -192,6 +198,7 @@ class Settings:
             object.__setattr__(self, layer, {})
         object.__setattr__(self, "_frozen", None)
         object.__setattr__(self, "_when_frozen", [])
+        object.__setattr__(self, "_when_switched", lambda: None)
         object.__setattr__(self, "_used", set())
         object.__setattr__(self, "_celery_url", secret_url(environ.get(CELERY_URL) or None))
         given, config, variables = wrap_secrets(given), environ.get(CONFIG_VARIABLE), _environment(environ)
@@ -269,6 +276,10 @@ class Settings:
         """Register a function to call just before the settings are frozen; if it raises, they are not frozen."""
         self._when_frozen.append(call)
 
+    def when_switched(self, call: Callable[[], None]) -> None:
+        """Set the function to call when eager mode is switched on or off after the settings were frozen."""
+        object.__setattr__(self, "_when_switched", call)
+
     def _build(self) -> Config:
         given = self._given()
         if self.is_url_from_celery:
@@ -312,15 +323,18 @@ class Settings:
         value = wrap_secrets({name: value})[name]
         if (setting := resolve(name, value, label or name)) is None:
             return
-        if self._frozen is not None:
+        if self._frozen is not None and setting not in _SWITCHES:
             raise ConfigError(
                 f"cannot set {name}, because the app has already been used: set it before the app sends a job, uses a "
                 "queue or starts a worker"
             )
         if setting in self._used:
             raise ConfigError(f"cannot set {name}: a task has already used it; set it before the first call")
-        SETTINGS[setting].parse(value, label or name)
+        parsed = SETTINGS[setting].parse(value, label or name)
         layer[setting] = value
+        if self._frozen is not None:
+            object.__setattr__(self, "_frozen", replace(self._frozen, **{SETTINGS[setting].field: parsed}))
+            self._when_switched()
 
     def __setattr__(self, name: str, value: object) -> None:
         value = wrap_secrets({name: value})[name]

@@ -106,6 +106,10 @@ class Canvas(Generic[A_contra, R_co]):
         canvas = self.clone(args, kwargs, **options)
         return cast(AsyncResult[R_co], self._sender().apply_canvas(canvas, throw=throw))
 
+    def __invert__(self) -> R_co:
+        """``~add.s(2, 2)`` sends the canvas and waits for its result, as in Celery."""
+        return self.delay().get()
+
     def clone(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> Any:

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 from bulltask.jobs.job import RunningJob
 
-__all__ = ["current_job", "enter_job", "get_task_logger", "share_with_structlog"]
+__all__ = ["current_job", "enter_job", "get_logger", "get_task_logger", "share_with_structlog"]
 
 _current: ContextVar[RunningJob | None] = ContextVar("bulltask_job", default=None)
 # structlog's merge_contextvars reads every context variable whose name has this prefix (STRUCTLOG_KEY_PREFIX).
@@ -48,3 +48,7 @@ def get_task_logger(name: str) -> logging.Logger:
         name: The logger's name, usually ``__name__``.
     """
     return logging.getLogger(name)
+
+
+get_logger = logging.getLogger
+"""Celery's name for the function that returns any other logger."""

@@ -11,7 +11,7 @@ from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.signature import Signature
 from bulltask.result import AsyncResult
 
-__all__ = ["ChordHeader", "chain", "chord", "group", "signature"]
+__all__ = ["ChordHeader", "chain", "chord", "group", "maybe_signature", "signature", "subtask"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -157,6 +157,15 @@ def signature(
     if isinstance(name, Mapping):
         return Signature.from_dict(name, app)
     return cast(Canvas[Any, Any], app.signature(name, args, kwargs, **options))
+
+
+subtask = signature
+"""Celery's alias of :func:`signature`."""
+
+
+def maybe_signature(d: Canvas[Any, Any] | Mapping[str, Any] | None, app: Any = None) -> Canvas[Any, Any] | None:
+    """Like :func:`signature` for a signature or a dictionary, but return ``None`` for ``None``, as in Celery."""
+    return None if d is None else signature(d, app=app)
 
 
 def _spread(given: Sequence[Any]) -> Iterable[Canvas[Any, Any]]:

@@ -23,6 +23,7 @@ same(
     lambda p: p.get(p.add.subtask((2, 3))),
 )
 same("`signature(…)()` calls the function in this process.", 5, lambda p: p.add.s(2, 3)())
+same("`~signature` sends the call and waits for its result.", 5, lambda p: ~p.add.s(2, 3))
 same("`delay(…)` completes a partial signature.", 5, lambda p: p.get(p.add.s(3).delay(2)))
 same(
     "Arguments of `delay` come before those of the signature.",

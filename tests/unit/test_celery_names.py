@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -60,13 +61,26 @@ def test_an_unknown_exception_is_an_ordinary_error(name: str) -> None:
     ("name", "hint"),
     [
         ("uuid", r"task_id=str\(uuid.uuid4\(\)\)"),
-        ("maybe_signature", "use signature"),
+        ("xmap", "use task.map"),
         ("EagerResult", "returns an AsyncResult"),
     ],
 )
 def test_importing_one_of_celerys_other_names_says_what_to_use(name: str, hint: str) -> None:
     with pytest.raises(ImportError, match=f"cannot import '{name}' from bulltask: .*{hint}"):
         exec(f"from bulltask import {name}", {})
+
+
+def test_celerys_aliases_can_be_imported() -> None:
+    from bulltask import get_logger, maybe_signature, subtask  # noqa: PLC0415
+
+    app = App("tested")
+    call = app.signature("add", kwargs={"x": 1})
+    assert get_logger(__name__) is logging.getLogger(__name__)
+    assert subtask is bulltask.signature
+    assert (maybe_signature(None), maybe_signature(call)) == (None, call)
+    rebuilt = maybe_signature(call.to_dict(), app=app)
+    assert rebuilt is not None
+    assert rebuilt.to_dict() == call.to_dict()
 
 
 def test_schedule_is_an_interval_and_not_a_module() -> None:
@@ -138,7 +152,7 @@ def test_after_the_import_of_bulltask_celery_all_imports_of_celery_are_those_of_
         ("import celery.bootsteps", "celery.bootsteps"),
         ("from celery import bootsteps", "celery.bootsteps"),
         ("from celery.bin.base import CeleryCommand", "celery.bin"),
-        ("from celery.utils.log import get_logger", "celery.utils.log.get_logger"),
+        ("from celery.utils.log import mlevel", "celery.utils.log.mlevel"),
         ("from bulltask.celery import Celery, bugreport", "celery.bugreport"),
     ],
 )

@@ -371,3 +371,21 @@ def test_every_canvas_can_be_applied_without_eager_mode(normal_app: App) -> None
     assert group(add.s(n, n) for n in range(3)).apply().get() == [0, 2, 4]
     with pytest.raises(TypeError, match="missing a required argument"):
         normal_app.signature(add.name, (1,)).apply()
+
+
+# ---- switched on and off ---------------------------------------------------------------------------------------------
+
+
+def test_eager_mode_can_be_switched_on_and_off_after_the_app_was_used(normal_app: App) -> None:
+    @normal_app.task
+    def fail() -> None:
+        raise ValueError("no")
+
+    assert normal_app.broker.eager is None  # used
+    normal_app.conf.task_always_eager = True
+    assert fail.delay().failed()
+    normal_app.conf.update(task_eager_propagates=True)
+    with pytest.raises(ValueError, match="no"):
+        fail.delay()
+    normal_app.conf.task_always_eager = False
+    assert normal_app.broker.eager is None
