@@ -157,12 +157,18 @@ class Broker:
         """Close idle connections. The broker can be used again."""
         self.pool.close()
         self._waiters.close()
+        self._close_events()
 
     async def aclose(self) -> None:
         """Close the running loop's shared connection. The broker can be used again."""
         client = self._async_clients.remove()
         if client is not None:
             await client.close()
+        self._close_events()
+
+    def _close_events(self) -> None:
+        if self.endpoint.primary is not None:
+            self.endpoint.primary.close()
 
     def _watcher(self, watchers: dict[str, StreamWatcher], queue: str) -> StreamWatcher:
         if queue not in watchers:

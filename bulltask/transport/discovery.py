@@ -7,9 +7,11 @@ the role that the server itself reports (:mod:`bulltask.transport.server_info`).
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -21,16 +23,19 @@ from bulltask.transport import redis_errors
 from bulltask.transport.advice import tls_hint
 from bulltask.transport.call import Call, as_is
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
-from bulltask.transport.known_primary import KnownPrimary
+from bulltask.transport.known_primary import Events, KnownPrimary
+from bulltask.transport.sentinel_events import SentinelEvents
 from bulltask.transport.steps import adrive, drive
 
-__all__ = ["PrimaryLink", "check"]
+__all__ = ["PrimaryLink", "refresh"]
 
 TIMEOUT_MS: Final = 1_000
 """Timeout for each sentinel, so that one that is down does not delay a connection for long."""
 
 CHECK_TIMEOUT_MS: Final = 500
 """Timeout for a sentinel that is asked whether the primary has changed; other calls wait until it replies."""
+
+_FAILOVER_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +76,28 @@ class PrimaryLink:
         Raises:
             BrokerConfigError: The sentinels monitor no primary with this name.
             BrokerAuthError: The sentinels rejected the user or the password.
-            BrokerNotReadyError: The sentinels that replied do not know of the latest failover.
+            BrokerNotReadyError: The sentinels that replied do not know of the latest failover, or one is in progress.
             BrokerUnavailableError: No sentinel replied.
         """
-        return endpoint if endpoint.primary is None else self._found(resolve(endpoint, deadline_ms))
+        if (known := endpoint.primary) is None:
+            return endpoint
+        refresh(self._endpoint)
+        while known.is_failing_over:
+            self._check_wait(known, deadline_ms)
+            threading.Event().wait(_FAILOVER_POLL_S)
+            refresh(self._endpoint)
+        return self._found(resolve(endpoint, deadline_ms))
 
     async def afind_server(self, endpoint: Endpoint, deadline_ms: int | None) -> Endpoint:
         """:meth:`find_server` for asyncio."""
-        return endpoint if endpoint.primary is None else self._found(await aresolve(endpoint, deadline_ms))
+        if (known := endpoint.primary) is None:
+            return endpoint
+        await arefresh(self._endpoint)
+        while known.is_failing_over:
+            self._check_wait(known, deadline_ms)
+            await asyncio.sleep(_FAILOVER_POLL_S)
+            await arefresh(self._endpoint)
+        return self._found(await aresolve(endpoint, deadline_ms))
 
     def not_connected(self, exc: BaseException) -> BrokerError:
         """Return the error for a server that could not be reached; the next search begins with another sentinel."""
@@ -88,12 +107,11 @@ class PrimaryLink:
         return redis_errors.connection_error(exc, self.url, connecting=True, sentinels=self._endpoint.safe_url)
 
     def is_replaced(self) -> bool:
-        """Return whether the sentinels have promoted another server since the connection was made."""
-        if (known := self._endpoint.primary) is None:
+        """Return whether the sentinels have promoted another server since the connection was made, or are about to."""
+        if self._endpoint.primary is None:
             return False
-        if known.takes_check():
-            check(self._endpoint)
-        return self._epoch < known.epoch
+        refresh(self._endpoint)
+        return self._is_outdated()
 
     def must_close(self, replies: Sequence[object]) -> bool:
         """Return whether the connection must be closed, because its server is no longer the primary."""
@@ -101,9 +119,10 @@ class PrimaryLink:
 
     async def amust_close(self, replies: Sequence[object]) -> bool:
         """:meth:`must_close` for asyncio."""
-        if (known := self._endpoint.primary) is not None and known.takes_check():
-            await acheck(self._endpoint)
-        return self.must_close(replies)
+        if self._endpoint.primary is None:
+            return False
+        await arefresh(self._endpoint)
+        return self._is_outdated() or any(map(redis_errors.is_demoted, replies))
 
     def raise_if_replaced(self) -> None:
         """Raise the error for replies from a server that has been replaced: they are discarded.
@@ -111,8 +130,21 @@ class PrimaryLink:
         Raises:
             BrokerUnavailableError: Another server has become the primary.
         """
-        if self.is_replaced():
+        if self._is_outdated():
             raise redis_errors.replaced_primary(self._endpoint.safe_url)
+
+    def _is_outdated(self) -> bool:
+        known = self._endpoint.primary
+        return known is not None and (self._epoch < known.epoch or known.is_failing_over)
+
+    def _check_wait(self, known: KnownPrimary, deadline_ms: int | None) -> None:
+        """Raise an error if this process must not wait for the end of a failover, because others depend on it.
+
+        Raises:
+            BrokerNotReadyError: A failover is in progress.
+        """
+        if known.is_published or not known.reads_events or (deadline_ms is not None and mono_ms() >= deadline_ms):
+            raise redis_errors.failover_in_progress(self._endpoint.safe_url)
 
     def _found(self, primary: Primary) -> Endpoint:
         self._epoch, self.url = primary.epoch, primary.endpoint.safe_url
@@ -142,40 +174,55 @@ async def aresolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Primar
     )
 
 
-def check(endpoint: Endpoint) -> None:
-    """Ask one sentinel for the epoch, a different one each time; without a reply, nothing changes."""
-    known, address = _next_sentinel(endpoint)
-    try:
-        replies = _ask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.service_name)
-        _observe(endpoint, known, address, replies)
-    except BrokerError:
-        known.record_silence(address)
+def refresh(endpoint: Endpoint) -> None:
+    """Take note of another primary: read the sentinels' events, and ask one of them from time to time.
+
+    Events are read without waiting. A sentinel is asked if it has reported another primary, which has a newer epoch.
+    """
+    for address in _to_ask(endpoint):
+        try:
+            replies = _ask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.service_name)
+            _observe(endpoint, address, replies)
+        except BrokerError:
+            _known(endpoint).record_silence(address)
 
 
-async def acheck(endpoint: Endpoint) -> None:
-    """:func:`check` for asyncio."""
-    known, address = _next_sentinel(endpoint)
-    try:
-        replies = await _aask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.service_name)
-        _observe(endpoint, known, address, replies)
-    except BrokerError:
-        known.record_silence(address)
+async def arefresh(endpoint: Endpoint) -> None:
+    """:func:`refresh` for asyncio."""
+    for address in _to_ask(endpoint):
+        try:
+            replies = await _aask(endpoint.sentinel_at(*address).within(CHECK_TIMEOUT_MS), endpoint.url.service_name)
+            _observe(endpoint, address, replies)
+        except BrokerError:
+            _known(endpoint).record_silence(address)
 
 
-def _next_sentinel(endpoint: Endpoint) -> tuple[KnownPrimary, Address]:
+def _to_ask(endpoint: Endpoint) -> Sequence[Address]:
+    known = _known(endpoint)
+    reporters = _events(endpoint, known).poll() if known.reads_events else ()
+    return reporters or ((known.next_to_check(endpoint.seeds),) if known.takes_check() else ())
+
+
+def _events(endpoint: Endpoint, known: KnownPrimary) -> Events:
+    if known.events is None:
+        queries = _queries(endpoint.url.service_name)
+        known.events = SentinelEvents(endpoint, known, queries, partial(_observe, endpoint))
+    return known.events
+
+
+def _known(endpoint: Endpoint) -> KnownPrimary:
     assert endpoint.primary is not None, "only for Sentinel URLs"
-    return endpoint.primary, endpoint.primary.next_to_check(endpoint.seeds)
+    return endpoint.primary
 
 
-def _observe(endpoint: Endpoint, known: KnownPrimary, address: Address, replies: Sequence[Any]) -> None:
+def _observe(endpoint: Endpoint, address: Address, replies: Sequence[Any]) -> None:
     if (answer := _parse(endpoint, replies)) is not None:
-        known.observe(answer.epoch, address, len(endpoint.seeds))
+        _known(endpoint).observe(answer.epoch, address, len(endpoint.seeds))
 
 
 def _search(endpoint: Endpoint) -> _Search:
     """Ask the sentinels in order until one knows the primary, at the newest epoch that this process knows."""
-    known = endpoint.primary
-    assert known is not None, "only for Sentinel URLs"
+    known = _known(endpoint)
     answers: list[_Answer] = []
     errors: list[BrokerError] = []
     for address in known.in_order(endpoint.seeds):

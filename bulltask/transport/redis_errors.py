@@ -30,6 +30,7 @@ __all__ = [
     "ERROR_REPLIES",
     "cluster_node_error",
     "connection_error",
+    "failover_in_progress",
     "handshake_failure",
     "is_demoted",
     "is_no_cluster",
@@ -225,9 +226,17 @@ def replica_error(url: str, role: str) -> BrokerNotReadyError:
 
 
 def replaced_primary(url: str) -> BrokerUnavailableError:
-    """Return the error for a reply from a server that is no longer the primary."""
+    """Return the error for a reply from a server that is no longer the primary, or will not be for long."""
     return BrokerUnavailableError(
-        f"the sentinels of {url} have promoted another server; the reply from the old primary was discarded"
+        f"the sentinels of {url} are promoting, or have promoted, another server; the reply from the old primary was "
+        "discarded"
+    )
+
+
+def failover_in_progress(url: str) -> BrokerNotReadyError:
+    """Return the error for a call that is not made, because its effect would be lost."""
+    return BrokerNotReadyError(
+        f"the sentinels of {url} are promoting another server; calls wait until it is the primary"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bulltask.errors import ConfigError
+from bulltask.transport.known_primary import PrimaryState
 
 if sys.platform != "win32":
     import fcntl
@@ -14,7 +15,7 @@ if sys.platform != "win32":
 __all__ = ["ControlPage"]
 
 # Indexes of the page's 64-bit words.
-_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _PRIMARY_EPOCH = range(7)
+_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _PRIMARY = range(7)
 
 
 class ControlPage:
@@ -61,14 +62,15 @@ class ControlPage:
     def watches(self, watches: bool) -> None:
         self._words[_WATCHES] = watches
 
-    @property
-    def primary_epoch(self) -> int:
-        """The sentinels' newest configuration epoch, from :class:`bulltask.transport.known_primary.KnownPrimary`."""
-        return self._words[_PRIMARY_EPOCH]
+    def primary(self) -> PrimaryState:
+        """Return what the supervisor knows about the primary that sentinels monitor."""
+        return PrimaryState(*self._words[_PRIMARY : _PRIMARY + 3])
 
-    def set_primary_epoch(self, epoch: int) -> None:
-        """Set :attr:`primary_epoch`."""
-        self._words[_PRIMARY_EPOCH] = epoch
+    def set_primary(self, state: PrimaryState) -> None:
+        """Pass what the supervisor knows to the children."""
+        words = (state.epoch, state.failover_until_ms, state.known_ms)
+        for offset, word in enumerate(words):
+            self._words[_PRIMARY + offset] = word
 
     def limit_jobs(self, jobs: int) -> None:
         """Let all children together start at most ``jobs`` jobs; call this before the first child starts.

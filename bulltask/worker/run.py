@@ -156,6 +156,7 @@ class _Assembly:
         self.memory = self._metrics_memory()
         self.exporter = self._exporter()
         self.end_by_ms: int | None = None
+        self.primary_check = self._primary_check()  # before the first connection, which would use a thread otherwise
 
     def run(self) -> ExitCode:
         worker_init.send(self.info)
@@ -238,7 +239,7 @@ class _Assembly:
             recovery,
             *([] if config.skip_stalled_check else [stalled_check]),
             self.named_connections,
-            *self._primary_check(),
+            *self.primary_check,
             beat,
             *self._helpers(),
             *self._sizing(pool),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,10 +15,17 @@ import redis
 
 from bulltask import App, AsyncResult
 from bulltask.clock import mono_ms
+from bulltask.config.urls import Address
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerUnavailableError
 from bulltask.queue import FlowJob, Queue
 from bulltask.testing.wait import wait_until
+from bulltask.transport import sentinel_events
+from bulltask.transport.discovery import _events, refresh
+from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.known_primary import CHECK_MS
+from bulltask.transport.sentinel_events import SentinelEvents
 from tests.conftest import FLAVOR
+from tests.support.machine_load import scale_to_load
 from tests.support.sentinels import SERVICE, Sentinels
 from tests.support.worker_harness import WorkerHarness
 
@@ -110,6 +121,182 @@ def test_a_send_fails_if_too_few_replicas_have_received_the_job(sentinels: Senti
             queue.add("work", {}, job_id="a")
         assert queue.get_waiting_count() == 1  # sent again with the same id
         queue.obliterate()
+
+
+class Senders:
+    """A thread and the tasks of an event loop, which send one job after another."""
+
+    def __init__(self, app: App) -> None:
+        self._app, self._done = app, threading.Event()
+        self.sent: list[AsyncResult[None]] = []
+        self._threads = [threading.Thread(target=target) for target in (self._send, self._run_loop)]
+
+    def __enter__(self) -> list[AsyncResult[None]]:
+        for thread in self._threads:
+            thread.start()
+        return self.sent
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _send(self) -> None:
+        while not self._done.wait(0.002):
+            self.sent.append(self._app.send_task("quick"))
+
+    def _run_loop(self) -> None:
+        async def send() -> None:
+            while not self._done.is_set():
+                self.sent.append(await self._app.asend_task("quick"))
+                await asyncio.sleep(0.004)
+
+        async def main() -> None:
+            await asyncio.gather(send(), send())
+            await self._app.aclose()
+
+        asyncio.run(main())
+
+
+@contextmanager
+def sends_to_old_primary(sentinels: Sentinels) -> Iterator[Callable[[], list[float]]]:
+    """Yield a function that returns when the old primary has added jobs, in ms after the first `+switch-master`."""
+    times, ready = list[float](), threading.Event()
+    with redis.Redis(port=sentinels.primary.port, decode_responses=True) as plain, sentinels.events() as events:
+
+        def record() -> None:
+            with plain.monitor() as monitor:
+                ready.set()
+                for entry in monitor.listen():
+                    if entry["command"] == "ECHO the end":
+                        return
+                    if "quick" in entry["command"]:
+                        times.append(entry["time"])
+
+        def results() -> list[float]:
+            first = min(time for time, channel in events if channel == "+switch-master")
+            return [1000 * (time - first) for time in times]
+
+        thread = threading.Thread(target=record)
+        thread.start()
+        ready.wait()
+        try:
+            yield results
+        finally:
+            plain.echo("the end")
+            thread.join()
+
+
+@pytest.mark.parametrize("noticed", ["from its beginning", "at its end"])
+def test_a_planned_failover_ends_all_calls_to_the_old_primary(
+    sentinels: Sentinels, monkeypatch: pytest.MonkeyPatch, noticed: str
+) -> None:
+    if noticed == "at its end":
+        monkeypatch.setattr(sentinel_events, "_BEGINS", b"none of the events")
+    app = App("shop", sentinels.url)
+    with sends_to_old_primary(sentinels) as sends, Senders(app) as sent:
+        wait_until(lambda: len(sent) >= 100, 60.0, "jobs before the failover")
+        sentinels.fail_over()
+        before = len(sent)
+        wait_until(lambda: len(sent) >= before + 100, 60.0, "jobs after the failover")
+    assert max(sends()) < scale_to_load(200)
+    stored = {job.id for job in app.queue("default").get_waiting()}
+    lost = [job.id for job in sent if job.id not in stored]
+    assert lost == [] or noticed == "at its end"  # what the old primary executed after the replica was promoted
+    app.queue("default").obliterate()
+    app.close()
+
+
+def test_a_worker_loses_and_repeats_no_job_in_a_planned_failover(sentinels: Sentinels, harness_on: HarnessOn) -> None:
+    harness = harness_on(sentinels.url)
+    worker = harness.worker(children=3, settings={"lock_duration": 30})
+    app = harness.sender()
+    with sends_to_old_primary(sentinels) as sends, Senders(app) as sent:
+        wait_until(lambda: len(sent) >= 100, 60.0, "jobs before the failover")
+        harness.wait_for_start(sent[50])
+        sentinels.fail_over()
+        before = len(sent)
+        wait_until(lambda: len(sent) >= before + 100, 60.0, "jobs after the failover")
+    assert max(sends()) < scale_to_load(200)
+    for job in sent:
+        job.get(timeout=60)
+    starts = Counter(entry["job"] for entry in harness.journal.all(what="start"))
+    assert {job.id: starts[job.id] for job in sent if starts[job.id] != 1} == {}
+    assert worker.logged("Child died") == []
+    worker.stop()
+
+
+def test_no_job_that_was_sent_is_lost_when_a_suspended_primary_returns_after_the_failover(sentinels: Sentinels) -> None:
+    app, old = App("shop", sentinels.url), sentinels.primary
+    with Senders(app) as sent:
+        wait_until(lambda: len(sent) >= 100, 60.0, "jobs before the failover")
+        sentinels.stop_replying(old)
+        sentinels.wait_for_failover(old)
+        sentinels.resume(old)
+        before = len(sent)
+        wait_until(lambda: len(sent) >= before + 100, 60.0, "jobs after the failover")
+    stored = {job.id for job in app.queue("default").get_waiting()}
+    assert [job.id for job in sent if job.id not in stored] == []
+    app.queue("default").obliterate()
+    app.close()
+
+
+def subscribed(endpoint: Endpoint) -> dict[Address, object]:
+    """Return the process's subscriptions to events of sentinels."""
+    known = endpoint.primary
+    assert known is not None
+    events = _events(endpoint, known)
+    assert isinstance(events, SentinelEvents)
+    return {**events._subscriptions}
+
+
+def test_a_fork_reads_events_of_its_own(sentinels: Sentinels) -> None:
+    app = App("shop", sentinels.url)
+    endpoint = app.broker.endpoint
+    known = endpoint.primary
+    assert known is not None
+
+    def subscriptions() -> int:
+        refresh(endpoint)
+        return len(subscribed(endpoint))
+
+    wait_until(lambda: subscriptions() == 3, what="subscriptions")
+    inherited = {*map(id, subscribed(endpoint).values())}
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            wait_until(lambda: subscriptions() == 3 and inherited.isdisjoint(map(id, subscribed(endpoint).values())))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert subscriptions() == 3
+    epoch = known.epoch
+    sentinels.fail_over()
+    wait_until(lambda: subscriptions() == 3 and known.epoch > epoch, what="the failover")
+    app.close()
+
+
+@pytest.mark.parametrize("rules", ["+psubscribe +ping &*", "-psubscribe"])
+def test_without_permission_to_read_events_a_process_asks_often(sentinels: Sentinels, rules: str) -> None:
+    needed = "+sentinel|get-master-addr-by-name +sentinel|master"
+    sentinels.set_user("watcher", *f"on >watching {needed} {rules}".split())
+    url = sentinels.url.replace(
+        "sentinel_password=sentinel-secret", "sentinel_username=watcher&sentinel_password=watching"
+    )
+    app = App("shop", url)
+    endpoint = app.broker.endpoint
+    known = endpoint.primary
+    assert known is not None
+    expected = CHECK_MS if rules.startswith("+") else sentinel_events.REFUSED_CHECK_MS
+
+    def is_as_expected() -> bool:
+        refresh(endpoint)
+        has_all = len(subscribed(endpoint)) == 3
+        return has_all == rules.startswith("+") and known.check_ms == expected
+
+    wait_until(is_as_expected, what="subscriptions, or frequent checks")
+    app.close()
 
 
 def test_no_replicated_job_is_lost_when_the_primary_is_killed_under_load(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -95,6 +96,25 @@ class Sentinels:
         self._asked[0].execute_command("SENTINEL", "FAILOVER", SERVICE)
         return self.wait_for_failover(old)
 
+    @contextmanager
+    def events(self) -> Iterator[Sequence[tuple[float, str]]]:
+        """Record the time and the name of each event of the sentinels inside the ``with`` block."""
+        found: list[tuple[float, str]] = []
+        with ExitStack() as stack:
+            for sentinel in self._asked:
+                events = stack.enter_context(sentinel.pubsub())
+                # redis-py calls the handler on the thread
+                events.psubscribe(**{"*": lambda event: found.append((time.time(), event["channel"]))})
+                thread = events.run_in_thread(sleep_time=0.05)
+                stack.callback(thread.join)
+                stack.callback(thread.stop)
+            yield found
+
+    def set_user(self, name: str, *rules: str) -> None:
+        """Create a user on each sentinel."""
+        for sentinel in self._asked:
+            sentinel.execute_command("ACL", "SETUSER", name, *rules)
+
     def wait_for_failover(self, old: RedisServer) -> RedisServer:
         """Wait until a majority of the sentinels report a primary other than ``old``; return it."""
         wait_until(lambda: self.primary is not old, 60.0, "another primary")
@@ -126,7 +146,8 @@ class Sentinels:
         """Wait until a failover is possible."""
         wait_until(lambda: all(map(self._is_ready, self._asked)), 60.0, "the sentinels")
         with redis.Redis(port=self.primary.port) as plain:
-            wait_until(lambda: plain.info("replication")["connected_slaves"] == 1, 60.0, "the replica")
+            wait_until(lambda: _is_online(plain.info("replication")), 60.0, "the replica")
+            plain.set("sentinels", "ready", px=1)  # WAIT covers only what its connection has written
             plain.wait(1, 10_000)
 
     def close(self) -> None:
@@ -152,6 +173,11 @@ class Sentinels:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+
+def _is_online(info: Any) -> bool:
+    """Return whether a primary's only replica has all its data; one that still loads it is connected, too."""
+    return bool(info["connected_slaves"] == 1 and info["slave0"]["state"] == "online")
 
 
 def _start(

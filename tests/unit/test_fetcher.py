@@ -11,7 +11,7 @@ import pytest
 from bulltask.clock import mono_ms
 from bulltask.config.config import Settings
 from bulltask.config.rate_limits import TaskRate
-from bulltask.errors import BrokerError, BrokerUnavailableError
+from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.events import Bus
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
@@ -115,6 +115,22 @@ def test_a_child_that_closes_during_an_outage_keeps_its_slot_reserved() -> None:
     assert child.fetcher.acquire(child.slot) is None
     assert len(child.pauses) == 1
     assert child.slot.read().state is SlotState.RESERVED
+
+
+@pytest.mark.parametrize("error", [CONNECTION_LOST, BrokerNotReadyError("a failover is in progress")])
+def test_a_job_that_could_not_be_released_is_released_later_whatever_the_error_was(error: BrokerError) -> None:
+    child = FakeChild(JOB, [], JOB)
+    acquired = child.fetcher.acquire(child.slot)
+    assert acquired is not None
+
+    def fail(_: object) -> list[Any]:
+        raise error
+
+    child.try_many = fail  # type: ignore[method-assign, assignment]
+    child.fetcher.release_unstarted([acquired])
+    assert child.slot.read().state is SlotState.RESERVED
+    assert child.fetcher.acquire(child.slot) is not None
+    assert child.scripts == ["moveToActive", "findByToken", "moveToActive"]
 
 
 def test_a_wait_is_interrupted_only_if_no_job_may_be_acquired() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from bulltask.transport import known_primary
-from bulltask.transport.known_primary import KnownPrimary
+from bulltask.transport.known_primary import KnownPrimary, PrimaryState
 
 SENTINELS = ("a", "b", "c")
 
@@ -49,10 +51,56 @@ def test_the_epoch_is_lowered_if_a_majority_of_the_sentinels_report_a_lower_one(
 def test_a_process_asks_a_sentinel_every_5_s_unless_another_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 20_000
     monkeypatch.setattr(known_primary, "mono_ms", lambda: now_ms)
-    known = KnownPrimary()
+    known, state = KnownPrimary(), PrimaryState(epoch=7, known_ms=25_000)
     assert (known.takes_check(), known.takes_check()) == (True, False)
     now_ms += 5_000
     assert known.takes_check()
-    known.follow(lambda: 7)
-    now_ms += 5_000
+    known.follow(lambda: state)
+    now_ms += 300
     assert (known.takes_check(), known.epoch) == (False, 7)
+
+
+def test_a_child_asks_itself_while_its_supervisor_waits_for_the_old_primary(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 20_000
+    monkeypatch.setattr(known_primary, "mono_ms", lambda: now_ms)
+    known = KnownPrimary()
+    known.follow(lambda: PrimaryState(epoch=7, known_ms=20_000))
+    now_ms += 301
+    assert (known.takes_check(), known.takes_check()) == (True, False)
+    known.observe(8, "a", 3)
+    assert known.epoch == 8
+    now_ms += 101
+    assert known.takes_check()
+
+
+def test_a_failover_ends_with_another_epoch_or_when_it_is_aborted_or_after_5_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 20_000
+    monkeypatch.setattr(known_primary, "mono_ms", lambda: now_ms)
+    known, follower, published = KnownPrimary(), KnownPrimary(), list[PrimaryState]()
+    known.publish(published.append)
+    follower.follow(lambda: published[-1])
+    known.record(1)
+    for end in (lambda: known.record(2), lambda: known.record_failover(in_progress=False)):
+        known.record_failover(in_progress=True)
+        known.record(known.epoch)
+        known.record_events()
+        assert known.is_failing_over
+        assert follower.is_failing_over
+        end()
+        assert not known.is_failing_over
+        assert not follower.is_failing_over
+    known.record_failover(in_progress=True)
+    now_ms += 5_000
+    assert not known.is_failing_over
+    assert not follower.is_failing_over
+
+
+def test_a_fork_of_the_process_that_reads_the_events_changes_nothing_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, published = KnownPrimary(), list[PrimaryState]()
+    known.publish(published.append)
+    count = len(published)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    known.record(9)
+    assert len(published) == count

@@ -139,7 +139,7 @@ class BatchCollector:
             with suppress(JobError):
                 self._fetcher.client.run(move_from_active_to_wait(acquired.keys, acquired.job.id, acquired.slot.token))
         except BrokerError as exc:
-            self._fetcher.record_lost_call(exc, acquired.slot, acquired.queue_index)
+            self._fetcher.record_failed_release(exc, acquired.slot, acquired.queue_index)
         self._return_slot(acquired.slot)
 
     def _return_slot(self, slot: Slot) -> None:

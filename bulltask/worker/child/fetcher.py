@@ -156,6 +156,11 @@ class JobFetcher:
                 # If one connection is half-open, the other may be, too, which would cost another timeout.
                 self.disconnect()
 
+    def record_failed_release(self, exc: BrokerError, slot: Slot, index: int) -> None:
+        """Record that a job of queue ``index`` could not be released: unlike a fetch, after any error."""
+        self.record_uncertain(slot, index)
+        self.record_lost_call(exc, slot, index)
+
     def record_uncertain(self, slot: Slot, index: int | None = None) -> None:
         """Record that the slot's token may lock a job; it is released before the next job is acquired.
 
@@ -175,7 +180,10 @@ class JobFetcher:
         if isinstance(fetched, BrokerUnavailableError):
             self.record_lost_call(fetched, slot, index)
         elif isinstance(fetched, Fetched) and fetched.job_id:
-            self.client.run(move_from_active_to_wait(self.round_robin.queues[index], fetched.job_id, slot.token))
+            try:
+                self.client.run(move_from_active_to_wait(self.round_robin.queues[index], fetched.job_id, slot.token))
+            except BrokerError as exc:
+                self.record_failed_release(exc, slot, index)
 
     def renew_lock(self, acquired: AcquiredJob) -> bool:
         """Renew or reacquire the lock of an acquired job. Returns False if the lock is lost."""
@@ -198,7 +206,7 @@ class JobFetcher:
                     with suppress(JobError):
                         self.client.run(move_from_active_to_wait(keys, job_id, token))
         except BrokerError as error:
-            self.record_lost_call(error, slot, index)
+            self.record_failed_release(error, slot, index)
         return was_malformed
 
     def back_off(self, exc: BrokerError) -> None:
@@ -248,7 +256,7 @@ class JobFetcher:
             errors = [exc] * len(jobs)
         for job, error in zip(jobs, errors, strict=True):
             if isinstance(error, BrokerError):
-                self.record_lost_call(error, job.slot, job.queue_index)
+                self.record_failed_release(error, job.slot, job.queue_index)
             self.free_slot(job.slot)
 
     def wait_for_queue(self, index: int, wait_ms: int) -> bool:
@@ -372,8 +380,7 @@ class JobFetcher:
             return acquired
         self.restore_markers()
         if acquired is not None:  # the worker was paused or stopped meanwhile
-            self.client.run(release_unstarted(acquired.keys, acquired.job.id, slot.token))
-            self.free_slot(slot)
+            self.release_unstarted([acquired])
         return None
 
     def _wait_and_fetch(self, slot: Slot) -> AcquiredJob | None:

@@ -146,7 +146,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     app, config = plan.app, plan.app.config
     broker = app.broker  # App creates a new broker after a fork
     if broker.endpoint.primary is not None:
-        broker.endpoint.primary.follow(lambda: plan.control.primary_epoch)
+        broker.endpoint.primary.follow(plan.control.primary)
     wakeup_pipe = WakeupPipe()
 
     def job_client(job: RunningJob) -> JobClient:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from bulltask.transport import discovery
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.known_primary import KnownPrimary
@@ -9,27 +11,30 @@ from bulltask.worker.control_page import ControlPage
 
 __all__ = ["PrimaryCheck"]
 
+_CHECK_MS: Final = 1_000
+
 
 class PrimaryCheck:
     """Ends the worker's use of a primary that was replaced, even if it still replies.
 
-    In a network partition, the old primary does not know of the failover and executes calls, but its writes will be
-    lost. Every client of the supervisor and of the children compares the epoch at which it connected with this one
-    after each reply.
+    During a planned failover and in a network partition, the old primary executes calls, but its writes will be lost.
+    Every client of the supervisor and of the children compares what it knew when it connected with what this service
+    passes to it, after each reply.
 
     Args:
         endpoint: The endpoint of the sentinels.
         primary: The endpoint's state, which the supervisor's clients share.
-        control: Passes the epoch to the children.
+        control: Passes the state to the children.
     """
 
-    interval_ms = 1_000
+    interval_ms = 50
 
     def __init__(self, endpoint: Endpoint, primary: KnownPrimary, control: ControlPage) -> None:
-        self._endpoint = endpoint
-        primary.publish(control.set_primary_epoch)
-        control.set_primary_epoch(primary.epoch)
+        self._endpoint, self._primary = endpoint, primary
+        primary.check_ms = _CHECK_MS
+        primary.publish(control.set_primary)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Ask one of the sentinels, a different one each time."""
-        discovery.check(self._endpoint)
+        """Read the events of all sentinels, and ask one of them every second."""
+        discovery.refresh(self._endpoint)
+        self._primary.record_events()
