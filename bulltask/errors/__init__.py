@@ -87,6 +87,7 @@ from bulltask.errors.interrupts import (
 from bulltask.errors.suggestions import did_you_mean
 
 __all__ = [
+    "HIDDEN_VALUES",
     "RECOVERABLE",
     "AppNotFoundError",
     "BrokerAuthError",
@@ -155,6 +156,10 @@ class BulltaskError(Exception):
         if not args and self.__doc__:
             args = (self.__doc__.strip().splitlines()[0],)
         super().__init__(*args)
+
+
+HIDDEN_VALUES = "the value is hidden, because the app encrypts payloads"
+"""Part of messages, instead of a value that must not be stored or logged in plain text."""
 
 
 class ConfigError(BulltaskError, ValueError):

@@ -209,11 +209,11 @@ def _of_float(value: float) -> str | None:
 def _of_dict(value: dict[Any, Any]) -> str | None:
     for key, item in value.items():
         if not isinstance(key, str):
-            return f" has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
+            return f" has the key {key!r:.60} of type {type(key).__name__}; JSON keys are strings"
         # The path is built while returning, so no string is created for valid values. Each level is one
         # call, so MAX_LEVELS levels use half of Python's recursion limit.
         if (kind := type(item)) not in _ATOMS and (problem := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
-            return f"[{key!r}]{problem}"
+            return f"[{key[:60]!r}]{problem}"
     return None
 
 

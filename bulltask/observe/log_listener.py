@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
+from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
@@ -25,10 +26,11 @@ class LogListener:
 
     Args:
         log: The logger from ``bulltask.observe.log.configure``.
+        encrypts: Whether a queue's payloads are encrypted, so that results are not logged.
     """
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
-        self._log = log
+    def __init__(self, log: FilteringBoundLogger, encrypts: Callable[[str], bool] = lambda _: False) -> None:
+        self._log, self._encrypts = log, encrypts
 
     def attach(self, bus: events.Bus) -> None:
         """Subscribe to the events that the logger's level includes, and to no others.
@@ -72,7 +74,7 @@ class LogListener:
             queue=event.queue,
             task=event.task,
             duration=seconds(event.duration_ms),
-            result=shorten(_REPR.repr(event.result), RESULT_CHARS),
+            result="***" if self._encrypts(event.queue) else shorten(_REPR.repr(event.result), RESULT_CHARS),
         )
 
     def _failed(self, event: events.JobFailed) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from bulltask.config.config import Config
 from bulltask.config.payload_settings import CLOUDPICKLE, JSON
 from bulltask.config.rate_limits import EVERY_QUEUE
 from bulltask.config.secret_keys import SecretKey
-from bulltask.errors import BulltaskError, DecodeError, PayloadTooLargeError
+from bulltask.errors import HIDDEN_VALUES, BulltaskError, DecodeError, EncodeError, PayloadTooLargeError
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef, NewJob, RunningJob
 from bulltask.jobs.names import address_of, bullmq_name, name_in_app
@@ -20,6 +21,8 @@ from bulltask.payloads.envelope import ENVELOPE_START, Envelope, PayloadContext,
 from bulltask.payloads.pickling import dump, load
 from bulltask.payloads.signing import sign, verify
 from bulltask.value_class import value_class
+
+R = TypeVar("R")
 
 __all__ = ["PLAIN", "Loaded", "PayloadCodec", "PayloadFormat"]
 
@@ -124,7 +127,26 @@ class PayloadCodec:
 
     def encrypts(self, queue: str) -> bool:
         """Return whether a queue's payloads are encrypted."""
-        return bool(self._config.encryption_keys) and bool(self._encryption_keys(queue))
+        return bool(self._config.encryption_keys) and bool(self._encryption_keys(self._name_in_app(queue)))
+
+    def without_values(self, queue: str, what: str, kind: type[BulltaskError], call: Callable[[], R]) -> R:
+        """Return what a call returns; if the queue is encrypted, no error of the call shows a value.
+
+        Args:
+            queue: The queue.
+            what: What the call reads or writes, for the message.
+            kind: The exception to raise.
+            call: May raise errors whose messages contain a part of a payload, also from code of the user's types.
+        """
+        if not self.encrypts(queue):
+            return call()
+        try:
+            return call()
+        except Exception as exc:
+            if isinstance(exc, PayloadTooLargeError) or (isinstance(exc, BulltaskError) and HIDDEN_VALUES in str(exc)):
+                raise
+            error = kind(f"{what}: {type(exc).__name__} ({HIDDEN_VALUES})")
+        raise error  # not in the handler: the error with the value would be its context
 
     def _dump(self, value: Any, context: PayloadContext, form: PayloadFormat, what: str) -> bytes:
         limit, keys = self._config.max_payload, self._encryption_keys(self._name_in_app(context.queue))
@@ -134,7 +156,8 @@ class PayloadCodec:
                 return data
             body = data  # a JSON value that looks like an envelope must be put into one
         else:
-            body = dump(value, what) if form.is_pickled else codec.encode(value, what=what)
+            write = functools.partial(dump if form.is_pickled else codec.encode, value, what=what)
+            body = self.without_values(context.queue, what, EncodeError, write)
         envelope = self._compressed(Envelope(form.serializer, body), form.compression, what)
         if form.is_pickled:
             envelope = sign(envelope, context, self._config.signing_keys[0])
@@ -281,7 +304,9 @@ class PayloadCodec:
         body = envelope.body
         if envelope.compression:
             body = decompress(body, envelope.compression, self._config.max_decompressed, what)
-        return Loaded(load(body, what) if is_pickled else codec.decode(body, what=what), is_pickled)
+        if not is_pickled:
+            return Loaded(codec.decode(body, what=what))
+        return Loaded(self.without_values(context.queue, what, DecodeError, lambda: load(body, what)), True)
 
     # ---- contexts and keys -------------------------------------------------------------------------------------------
 

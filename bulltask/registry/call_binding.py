@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bulltask.config.payload_settings import CLOUDPICKLE
@@ -67,7 +68,8 @@ class CallBinding:
             ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
         """
         typed = self.options.enforced_hints
-        return self.types.conversion(self._sender().typed if typed is None else typed)
+        conversion = self.types.conversion(self._sender().typed if typed is None else typed)
+        return conversion and replace(conversion, hides_values=lambda: bool(self._sender().config.encryption_keys))
 
     @functools.cached_property
     def result_decoder(self) -> Callable[[Any], Any] | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidJobError
+from bulltask.errors import HIDDEN_VALUES, ConfigError, DecodeError, EncodeError, InvalidJobError
 from bulltask.typed.build import ANYTHING, NoConverter, converter_of
 from bulltask.typed.containers import Array, Object, or_none
 from bulltask.typed.converter import Converter, Mismatch
@@ -132,6 +132,8 @@ class CallConversion:
     var_kwargs: str | None
     names: frozenset[str]
     result: Converter | None
+    hides_values: Callable[[], bool] = bool
+    """Whether messages must not contain values, because the app encrypts payloads; called only for a problem."""
 
     def without(self, names: Collection[str]) -> CallConversion:
         """Return the conversion of the other parameters."""
@@ -148,7 +150,7 @@ class CallConversion:
             name: _convert(self.fields.get(name), "encode", value, (name,), problems) for name, value in data.items()
         }
         if problems:
-            raise EncodeError(f"the arguments of task {self.task}: {Mismatch.of_several(problems)}")
+            raise EncodeError(f"the arguments of task {self.task}: {self._text(problems)}")
         return encoded
 
     def decode_arguments(
@@ -173,7 +175,7 @@ class CallConversion:
             name: _convert(self._item_of(name), "decode", value, (name,), problems) for name, value in kwargs.items()
         }
         if problems:
-            raise InvalidJobError(f"the job's data does not match task {self.task}: {Mismatch.of_several(problems)}")
+            raise InvalidJobError(f"the job's data does not match task {self.task}: {self._text(problems)}")
         return tuple(decoded_args), decoded_kwargs
 
     def _item_of(self, name: str) -> Converter | None:
@@ -188,7 +190,7 @@ class CallConversion:
         problems: list[_Problem] = []
         encoded = _convert(self.result, "encode", value, (), problems)
         if problems:
-            raise EncodeError(f"the return value of task {self.task}: {Mismatch.of_several(problems)}")
+            raise EncodeError(f"the return value of task {self.task}: {self._text(problems)}")
         return encoded
 
     def decode_result(self, value: Any) -> Any:
@@ -200,8 +202,21 @@ class CallConversion:
         problems: list[_Problem] = []
         decoded = _convert(self.result, "decode", value, (), problems)
         if problems:
-            raise DecodeError(f"the return value of task {self.task}: {Mismatch.of_several(problems)}")
+            raise DecodeError(f"the return value of task {self.task}: {self._text(problems)}")
         return decoded
+
+    def _text(self, problems: Sequence[_Problem]) -> str:
+        """Return the problems, or if values are hidden, only the parameters: paths and texts contain values."""
+        if not self.hides_values():
+            return str(Mismatch.of_several(problems))
+        found = dict.fromkeys(str(path[0]) if path else "" for path, _ in problems)
+        names = [name if name in self.items or not name else f"**{self.var_kwargs}" for name in found]
+        texts = []
+        for name in dict.fromkeys(names):
+            hint = self.result if not name else self.items.get(name.removeprefix("**"))
+            kind = "its type" if hint is None else hint.name
+            texts.append(f"{name}: expected {kind}".removeprefix(": "))
+        return f"{'; '.join(texts)} ({HIDDEN_VALUES})"
 
 
 _Path = tuple[str | int, ...]

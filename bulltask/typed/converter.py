@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final
 
 from bulltask.typed.definitions import Definitions, Schema
 
-__all__ = ["ANYTHING", "EXACT", "FIRST", "LAST", "Converter", "Mismatch", "shown"]
+__all__ = ["ANYTHING", "EXACT", "FIRST", "LAST", "Converter", "Mismatch", "shorten", "shown"]
 
 FIRST, EXACT, CONVERTED, LAST, ANYTHING = range(5)
 """The order in which a value is compared with the members of a union: single values (enum members, literals); JSON's
@@ -16,7 +17,13 @@ numbers and booleans; converted types; JSON's strings, arrays and objects, which
 any value."""
 
 _LONGEST: Final = 60
+_LONGEST_TEXT: Final = 500
 _MOST_PROBLEMS: Final = 3
+_MOST_PARTS: Final = 20
+
+_repr = reprlib.Repr()  # does not read all of a large value
+_repr.maxstring = _repr.maxother = _repr.maxlong = 4 * _LONGEST
+_repr.maxlist = _repr.maxtuple = _repr.maxset = _repr.maxfrozenset = _repr.maxdict = _repr.maxdeque = 12
 
 
 class Mismatch(Exception):
@@ -44,19 +51,29 @@ class Mismatch(Exception):
 
     def __str__(self) -> str:
         more = len(self.problems) - _MOST_PROBLEMS
-        texts = [f"{_path_text(path)}: {text}" if path else text for path, text in self.problems[:_MOST_PROBLEMS]]
+        problems = ((path, shorten(text, _LONGEST_TEXT)) for path, text in self.problems[:_MOST_PROBLEMS])
+        texts = [f"{_path_text(path)}: {text}" if path else text for path, text in problems]
         return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
 
 def _path_text(path: Sequence[str | int]) -> str:
-    parts = [f".{part}" if isinstance(part, str) and part.isidentifier() else f"[{part!r}]" for part in path]
-    return "".join(parts).removeprefix(".")
+    short = [part if isinstance(part, int) else shorten(part, _LONGEST) for part in path[:_MOST_PARTS]]
+    parts = [f".{part}" if isinstance(part, str) and part.isidentifier() else f"[{part!r}]" for part in short]
+    return "".join(parts).removeprefix(".") + ("…" if len(path) > _MOST_PARTS else "")
 
 
 def shown(value: object) -> str:
     """Return a short representation of a value, for a message."""
-    text = repr(value)
+    try:
+        text = _repr.repr(value)
+    except ValueError:  # an integer of more than 4,300 digits
+        text = f"a very long {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({type(value).__name__})"
+
+
+def shorten(text: str, chars: int) -> str:
+    """Return at most ``chars`` characters of a text."""
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
 class Converter(ABC):

@@ -344,7 +344,7 @@ class _Assembly:
             index=index,
             block=self.slots.children[index],
             control=self.slots.control,
-            bus=lambda: child_bus(self.logger, self.memory, index, self.queues, self.app.listeners),
+            bus=lambda: child_bus(self.logger, self.memory, index, self.queues, self.app),
             close_inherited=self._close_inherited,
         )
         run_child(plan, parent_pid)

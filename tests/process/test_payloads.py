@@ -13,6 +13,7 @@ import pytest
 from bulltask import AsyncResult
 from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope
 from bulltask.payloads.pickling import dump
+from bulltask.testing.wait import wait_until
 from tests.support.payloads import ENCRYPTION_KEY, FIRST_KEY, PICKLES, Refused, WritesFile
 from tests.support.programs import ROOT
 from tests.support.worker_harness import WorkerHarness
@@ -88,3 +89,111 @@ def test_children_run_signed_pickles_and_encrypted_jobs_and_never_load_other_pic
     for worker in workers:
         assert worker.wait() == 0
         assert not any(key.partition(":")[2] in worker.log for key in (FIRST_KEY, ENCRYPTION_KEY))
+
+
+SECRET = "4242-4242-4242-4242"
+MISMATCHES = """
+import enum
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypedDict
+from pydantic import BaseModel, field_validator
+
+@dataclass
+class Card:
+    number: int
+
+@dataclass
+class Checked:
+    number: str
+    def __post_init__(self):
+        raise ValueError(f"bad card {self.number}")
+
+class Keys(TypedDict):
+    number: int
+
+class Model(BaseModel):
+    number: str
+    @field_validator("number")
+    @classmethod
+    def check(cls, value):
+        raise ValueError(f"bad card {value}")
+
+class BadJson:
+    def __json__(self):
+        raise ValueError("bad card 4242-4242-4242-4242")
+
+def take(name, hint):
+    def function(value):
+        pass
+    function.__annotations__ = {"value": hint}
+    app.task(name=name, typed=True, max_retries=0)(function)
+
+hints = (
+    int, Card, Checked, dict[str, int], list[int], Literal["a"], datetime, Model, Card | int, Keys, tuple[int, int]
+)
+for index, hint in enumerate(hints):
+    take(f"take {index}", hint)
+
+@app.task(name="bind", max_retries=0)
+def bind(value):
+    pass
+
+@app.task(name="keywords", typed=True, max_retries=0)
+def keywords(**values: int):
+    pass
+
+@app.task(name="batch", typed=True, batch=2, max_retries=0)
+def batch(jobs: list[BatchJob[int]]) -> None:
+    pass
+
+def give(name, value, hint):
+    def function():
+        return value
+    function.__annotations__ = {"return": hint}
+    app.task(name=name, typed=True, max_retries=0)(function)
+
+secret = "4242-4242-4242-4242"
+give("give int", secret, int)
+give("give card", {"number": secret}, Card)
+give("give key", {(secret,): 1}, Any)
+give("give path", {secret: float("nan")}, Any)
+give("give json", BadJson(), Any)
+give("give model", {"number": secret}, Model)
+give("give secret", secret, str)
+give("give date", secret, datetime)
+
+@app.task(name="send", max_retries=0)
+def send():
+    bind.delay({(secret,): 1})
+
+@app.task(name="send typed", max_retries=0)
+def send_typed():
+    keywords.delay(value=secret)
+"""
+
+
+def test_no_error_of_an_encrypted_queue_shows_a_value(harness: WorkerHarness) -> None:
+    keys = {"*": ENCRYPTION_KEY}
+    worker = harness.worker(
+        f"from bulltask import BatchJob\n{MISMATCHES}",
+        environ={"PYTHONPATH": str(ROOT), "BULLTASK_PAYLOAD_ENCRYPTION_KEYS": json.dumps(keys)},
+    )
+    app = harness.sender(payload_encryption_keys=keys)
+    queue = app.queue("default")
+    values = [SECRET, {"number": SECRET}, {SECRET: SECRET}, [SECRET], [1, SECRET]]
+    sent: list[tuple[str, Any]] = [(f"take {index}", {"value": value}) for index in range(11) for value in values]
+    sent += [(name, value) for name in ("bind", "keywords", "batch") for value in values]
+    sent += [(f"give {name}", {}) for name in "int card key path json model secret date".split()]
+    sent += [("send", {}), ("send typed", {})]
+    jobs = [queue.add(name, data) for name, data in sent]
+    wait_until(lambda: sum(queue.get_job_counts("completed", "failed").values()) == len(jobs))
+    failed = {job.name for job in queue.get_failed()}
+    assert failed >= {name for name, _ in sent} - {"bind", "give secret"}
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert "Job failed" in worker.log
+    assert SECRET not in worker.log
+    for kind, read in (("hash", harness.redis.hgetall), ("stream", harness.redis.xrange)):
+        for key in harness.redis.scan_iter("bull*", _type=kind):
+            assert SECRET not in str(read(key)), key

@@ -641,3 +641,25 @@ def test_the_schema_of_a_result_is_what_the_worker_writes() -> None:
     assert schema["$defs"]["BoxResult"]["properties"]["node"] == {"$ref": "#/$defs/NodeResult"}
     assert schema["$defs"]["NodeResult"]["required"] == ["value", "children", "parent"]
     assert schema["$defs"]["NodeResult"]["properties"]["value"] == {"type": "string", "format": "decimal"}
+
+
+@pytest.mark.parametrize("hint", [int, list[int], dict[str, int], Node, Literal["a"], Node | int, dict[int, int]])
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 100_000, {"x" * 100_000: "y"}, [["x"] * 100_000], {"a": {"x" * 100_000: ["x" * 100_000]}}, 10**10_000],
+    ids=["text", "key", "array", "nested", "number"],
+)
+def test_a_mismatch_is_short_even_if_the_value_is_long(hint: Any, value: Any) -> None:
+    mismatch = None
+    try:
+        converter_of(hint).decode(value)
+    except Mismatch as exc:
+        mismatch = exc
+    assert len(str(mismatch)) < 2_000
+
+
+def test_an_error_of_the_codec_is_short_even_if_a_key_is_long() -> None:
+    for value in ({"x" * 100_000: {1}}, {("x" * 100_000,): 1}, {"a": {"x" * 100_000: float("nan")}}):
+        with pytest.raises(EncodeError) as caught:
+            codec.encode(value)
+        assert len(str(caught.value)) < 400

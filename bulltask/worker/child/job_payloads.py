@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from bulltask.app import App
 from bulltask.config.payload_settings import CLOUDPICKLE
+from bulltask.errors import BulltaskError, EncodeError, InvalidJobError
 from bulltask.jobs import codec
 from bulltask.jobs.child_results import ChildResults
 from bulltask.jobs.failures import storable_arguments
@@ -17,6 +19,8 @@ from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.request import FailedRequest
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
+
+R = TypeVar("R")
 
 __all__ = ["JobArguments", "JobPayloads"]
 
@@ -74,10 +78,15 @@ class JobPayloads:
             self._give_attributes(data, canvas["request"])
         if received is not None:
             results, result_is_pickled = self.codec.load_results(children_values())
-            data = received.add_to(data, results, job.id)
+            add = functools.partial(received.add_to, data, results, job.id)
+            data = self._without_values(job, InvalidJobError, "the job's data", add)
             pickled |= {received.parameter} if result_is_pickled else set()
         form = PayloadFormat(CLOUDPICKLE) if is_pickled else PLAIN
-        return JobArguments(*task.unbind_json(data, pickled), form, result_is_pickled)
+        if not self._config.encryption_keys:
+            return JobArguments(*task.unbind_json(data, pickled), form, result_is_pickled)
+        unbind = functools.partial(task.unbind_json, data, pickled)
+        what = f"the job's data does not match task {job.name}"
+        return JobArguments(*self._without_values(job, InvalidJobError, what, unbind), form, result_is_pickled)
 
     def _give_attributes(self, data: Any, parameter: object) -> None:
         """Give the reference of the failed job, which an error callback receives, the attributes of a request."""
@@ -100,10 +109,9 @@ class JobPayloads:
         Raises:
             EncodeError, PayloadTooLargeError: The value cannot be stored.
         """
-        conversion, form = task.conversion, self._form(task, arguments)
+        conversion, form, what = task.conversion, self._form(task, arguments), f"the return value of task {job.name}"
         if conversion is not None and not form.is_pickled:
-            value = conversion.encode_result(value)
-        what = f"the return value of task {job.name}"
+            value = self._without_values(job, EncodeError, what, functools.partial(conversion.encode_result, value))
         if form is PLAIN and not self._config.encryption_keys:
             return codec.encode(value, what=what, limit=self._config.max_payload)
         return self.codec.dump_result(value, JobRef(job.queue, job.id), form, what)
@@ -145,6 +153,9 @@ class JobPayloads:
             error: The stored form of its exception, ``""`` for none.
         """
         return self.codec.load_error_by_key(key, error) if error else None
+
+    def _without_values(self, job: RunningJob, kind: type[BulltaskError], what: str, call: Callable[[], R]) -> R:
+        return self.codec.without_values(job.queue, what, kind, call) if self._config.encryption_keys else call()
 
     def _form(self, task: AnyTask[..., Any], arguments: JobArguments) -> PayloadFormat:
         """Return how a result is written; a job that passes other results on keeps their serializer."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from bulltask.app import App
 from bulltask.clock import zone_of
 from bulltask.events import Bus, ChildClosing, ChildReady
-from bulltask.events.listeners import Listeners
 from bulltask.jobs.job import RunningJob
 from bulltask.lua import loader
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
+from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.process import die_with_parent, exit_child, unblock_signals
 from bulltask.registry.current_job import current_job
 from bulltask.registry.job_client import JobClient
@@ -106,15 +106,15 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
 
 
 def child_bus(
-    logger: FilteringBoundLogger, memory: MetricsMemory | None, index: int, queues: Sequence[str], listeners: Listeners
+    logger: FilteringBoundLogger, memory: MetricsMemory | None, index: int, queues: Sequence[str], app: App
 ) -> Bus:
     """Return a child's bus with the log, the metrics and the app's listeners; call it in the child."""
     bus = Bus(on_error=listener_errors(logger))
-    LogListener(logger).attach(bus)
+    LogListener(logger, PayloadCodec(app.config).encrypts).attach(bus)
     if memory is not None:
         MetricsListener(memory.block(index + 1), queues).attach(bus)
     attach_process_signals(bus)
-    listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
+    app.listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
     return bus
 
 

@@ -74,7 +74,7 @@ def main(spec_fd: int) -> None:
         memory = MetricsMemory(spec.queues, spec.children + 1, spec.metrics_fd)
 
     def bus() -> Any:
-        return child_bus(logger, memory, spec.index, spec.queues, app.listeners)
+        return child_bus(logger, memory, spec.index, spec.queues, app)
 
     plan = ChildPlan(
         app=app,
