@@ -11,9 +11,11 @@ from bulltask.errors import InvalidJobError
 from bulltask.jobs.child_results import ChildResults
 from bulltask.jobs.job import NewJob, RunningJob
 
-__all__ = ["Ancestry", "ancestry", "origin_of_jobs_sent_by", "sent_by"]
+__all__ = ["Ancestry", "ancestry", "origin_of_jobs_sent_by", "origin_of_replacement", "sent_by"]
 
 _GROUP_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}(\.\d+)*")
+
+_MAX_DIGITS: Final = 9
 
 
 class Ancestry(TypedDict):
@@ -23,6 +25,7 @@ class Ancestry(TypedDict):
     parent_id: str | None
     group: str | None
     chord: str | None
+    replaced_task_nesting: int
 
 
 def sent_by(job: RunningJob, jobs: Sequence[NewJob]) -> list[NewJob]:
@@ -36,17 +39,30 @@ def origin_of_jobs_sent_by(job: RunningJob | None) -> dict[str, str]:
     return {} if job is None else {"parent": job.id, "root": ancestry(job)["root_id"] or job.id}
 
 
+def origin_of_replacement(job: RunningJob) -> dict[str, str]:
+    """Return the origin of jobs by which the task of ``job`` replaces itself; it counts the replacements."""
+    return {**origin_of_jobs_sent_by(job), "replacements": str(ancestry(job)["replaced_task_nesting"] + 1)}
+
+
 def ancestry(job: RunningJob) -> Ancestry:
     """Return the jobs from which ``job`` descends."""
+    nesting = 0
     origin, parent = job.opts.bulltask.get("origin"), job.parent_key.rpartition(":")[2]
     if isinstance(origin, dict):
         root_id, parent_id = _id(origin.get("root")), _id(origin.get("parent"))
+        nesting = _count(origin.get("replacements"))
     else:
         parent_id = _step_before(job)
         root_id = job.id if parent_id is None else None
     group = job.id.rpartition(".")[0]
     chord = parent if parent and group == parent else None
-    return {"root_id": root_id, "parent_id": parent_id, "group": chord or _group_id(group), "chord": chord}
+    return {
+        "root_id": root_id,
+        "parent_id": parent_id,
+        "group": chord or _group_id(group),
+        "chord": chord,
+        "replaced_task_nesting": nesting,
+    }
 
 
 def _group_id(prefix: str) -> str | None:
@@ -67,3 +83,7 @@ def _step_before(job: RunningJob) -> str | None:
 
 def _id(stored: object) -> str | None:
     return stored if isinstance(stored, str) else None
+
+
+def _count(stored: object) -> int:
+    return int(stored) if isinstance(stored, str) and stored.isdecimal() and len(stored) <= _MAX_DIGITS else 0

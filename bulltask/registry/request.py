@@ -20,7 +20,6 @@ _CELERYS: Final[Mapping[str, Any]] = {
         "stamps taskset utc".split()
     ),
     "ignore_result": False,
-    "replaced_task_nesting": 0,
 }
 """Celery's values for a request without them."""
 
@@ -54,6 +53,7 @@ class Request:
             or an ``eta`` in the past.
         expires_ms: The time after which a worker fails the job instead of running it, ``None`` for no limit.
         is_eager: The job runs in the process that has sent it, without a worker (``apply()``, ``task_always_eager``).
+        replaced_task_nesting: How many tasks have replaced themselves, one by the next, until this one.
         app_id: The name of the worker's app.
         hostname: The worker's id.
     """
@@ -79,6 +79,7 @@ class Request:
     eta_ms: int | None = None
     expires_ms: int | None = None
     is_eager: bool = False
+    replaced_task_nesting: int = 0
     app_id: str = ""
     hostname: str = ""
 

@@ -22,7 +22,7 @@ from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobOptions, JobRef, NewJob, RunningJob
 from bulltask.jobs.stored_options import StoredOptions
 from bulltask.payloads.payload_codec import PayloadCodec
-from bulltask.registry.ancestry import ancestry, origin_of_jobs_sent_by
+from bulltask.registry.ancestry import ancestry, origin_of_replacement
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.job_client import JobCommand
@@ -271,7 +271,7 @@ class _JobRun:
     def _replacement(self, canvas: Canvas[Any, Any], retries: int) -> list[PlannedJob]:
         job = self._job
         roots, replacement = plan_replacement(
-            canvas, self._app.config, JobRef(job.queue, job.id), origin_of_jobs_sent_by(job), retries=retries
+            canvas, self._app.config, JobRef(job.queue, job.id), origin_of_replacement(job), retries=retries
         )
         self._job = replace(job, replacement=replacement.to_json())
         return roots

@@ -164,6 +164,26 @@ def test_the_request_has_celerys_fields(app: App, worker: InlineWorker) -> None:
     assert sender.delivery_info == info
 
 
+def test_the_request_counts_the_tasks_that_replaced_themselves(app: App, worker: InlineWorker) -> None:
+    nesting: list[int] = []
+
+    @app.task(name="again", bind=True)
+    def again(self: Context, times: int) -> str:
+        nesting.append(self.request.replaced_task_nesting)
+        if times:
+            self.replace(again.s(times - 1))
+        plain.delay()
+        return "value"
+
+    @app.task(name="plain", bind=True)
+    def plain(self: Context) -> None:
+        nesting.append(self.request.replaced_task_nesting)
+
+    again.delay(2)
+    worker.run_jobs()
+    assert nesting == [0, 1, 2, 0]
+
+
 def test_the_request_names_the_previous_step_and_the_chord(app: App, worker: InlineWorker) -> None:
     requests: dict[str, Request] = {}
 

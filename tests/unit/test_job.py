@@ -21,6 +21,7 @@ from bulltask.jobs.job import (
 from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, check_scheduler_id
 from bulltask.jobs.states import JobState
 from bulltask.jobs.stored_options import StoredOptions
+from bulltask.registry.ancestry import ancestry
 
 NOW_MS = 1_800_000_000_000
 BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": 3_600_000}
@@ -337,3 +338,10 @@ def test_a_scheduler_id_has_at_most_three_colons() -> None:
     assert check_scheduler_id("a:b:c:d") == "a:b:c:d"
     with pytest.raises(InvalidNameError, match="more than three ':'"):
         check_scheduler_id("a:b:c:d:e")
+
+
+@pytest.mark.parametrize("stored", [None, 7, "-1", "x", "9" * 400])
+def test_a_foreign_count_of_replacements_is_zero(stored: object) -> None:
+    options = StoredOptions(bulltask={"origin": {"parent": "p", "root": "r", "replacements": stored}})
+    job = RunningJob("q", "1", "t", b"", options, 0, 0, 0, 0, "", "", None)
+    assert ancestry(job)["replaced_task_nesting"] == 0

@@ -135,11 +135,13 @@ class Runner:
 
         self._app: Any = proj.celery.app
         self._names: dict[str, Any] = {**vars(proj.tasks), "__name__": "tasks", "__package__": "proj", "app": self._app}
+        self._shadowed: set[str] = set()
         self._worker: int | None = None
         self._known: object = None
 
     def run(self, block: Block) -> str:
         """Run a block; return what is wrong, ``""`` if it works."""
+        self._restore_names()
         signal.signal(signal.SIGALRM, self._stop)
         signal.alarm(SECONDS)
         configures = bool(re.search(r"app\.conf|on_after_configure|^task_routes|^timezone", block.text, re.MULTILINE))
@@ -185,6 +187,14 @@ class Runner:
         if statement.shown.startswith("Traceback"):
             return f"raises nothing; the guide shows {statement.shown.strip().splitlines()[-1]!r}"
         return "" if _same(printed.getvalue(), statement.shown) else f"prints {printed.getvalue()!r}"
+
+    def _restore_names(self) -> None:
+        """Restore names of the library that an example before the previous one has given to something else."""
+        import celery  # noqa: PLC0415
+
+        given = {name: getattr(celery, name) for name in ("chain", "chord", "group", "signature")}
+        self._names |= {name: given[name] for name in self._shadowed}
+        self._shadowed = {name for name, value in given.items() if self._names[name] is not value}
 
     def _execute(self, node: ast.stmt) -> None:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
@@ -289,7 +299,7 @@ def run_commands(block: Block, library: str) -> str:
         last, ready = "", False
         for line in process.stdout:
             last = line.strip() or last
-            if re.search(r"Worker ready|Worker started| ready\.$|beat: Starting", line):
+            if re.search(r"Worker ready|Worker started| ready\.$|exchange=|maxinterval", line):
                 ready = True
                 break
         process.terminate()

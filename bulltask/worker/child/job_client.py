@@ -11,7 +11,7 @@ from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.options import check_together
 from bulltask.queue.aio.flow import AsyncFlowProducer
 from bulltask.queue.sync.flow import FlowProducer
-from bulltask.registry.ancestry import origin_of_jobs_sent_by
+from bulltask.registry.ancestry import origin_of_replacement
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.job_client import JobCommand
@@ -73,7 +73,7 @@ class RedisJobClient:
 
     def _replacement(self, canvas: Canvas[Any, Any], retries: int) -> tuple[list[PlannedJob], Call[Any]]:
         ref = JobRef(self._job.queue, self._job.id)
-        origin = origin_of_jobs_sent_by(self._job)
+        origin = origin_of_replacement(self._job)
         roots, replacement = plan_replacement(canvas, self._config, ref, origin, retries=retries)
         return roots, command("HSET", self._keys.job(self._job.id), REPLACEMENT_FIELD, replacement.to_json())
 
