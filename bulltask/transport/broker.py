@@ -30,9 +30,12 @@ from bulltask.transport.results import FAILOVER_MS, RECHECK_MS, Results, StreamW
 from bulltask.transport.revoke import revoke
 from bulltask.transport.topology import Topology
 
-__all__ = ["Broker"]
+__all__ = ["NODE_TIMEOUT_MS", "Broker"]
 
 T = TypeVar("T")
+NODE_TIMEOUT_MS: Final = 3_000
+"""How long a worker waits for a reply from one node of a cluster."""
+
 _UNBLOCK_MS: Final = 1_000
 """Timeout for the call that ends a wait. It is short, because the child acquires no jobs during this call."""
 
@@ -127,8 +130,19 @@ class Broker:
         return revoke(self.keys(queue), job_id, self.config, self.clock.now_ms, terminate=terminate)
 
     def client(self, name: str | None = None, *, timeout_ms: int | None = None) -> SyncClient:
-        """Create a client for a child or a supervisor; ``timeout_ms`` limits all its timeouts."""
+        """Create a client; ``timeout_ms`` limits all its timeouts."""
         return self._new_client(self.endpoint.within(timeout_ms), self.clock, name)
+
+    def worker_client(self, name: str | None = None, *, timeout_ms: int | None = None) -> SyncClient:
+        """Create a client for a child or a supervisor, which has calls for several queues to make.
+
+        In a cluster, trouble in one slot or node must not delay the calls to the others: a call for a slot that is
+        being moved fails immediately, and a node that hangs is waited for once, for :data:`NODE_TIMEOUT_MS`.
+        """
+        if self.topology is None:
+            return self.client(name, timeout_ms=timeout_ms)
+        endpoint = self.endpoint.within(timeout_ms).within(NODE_TIMEOUT_MS)
+        return ClusterClient(endpoint, self.clock, name, self.topology, waits=False)
 
     def blocking_client(self, block_ms: int, name: str | None = None) -> SyncClient:
         """Create a client whose calls may block for up to ``block_ms``."""

@@ -38,8 +38,8 @@ class ClusterClient:
     """Makes calls to the nodes of a cluster, as ``Client`` makes them to one server.
 
     A call to the wrong node is not executed there, so it is redirected. A call that no node can execute at the moment
-    is retried until the command timeout. If a node is unreachable, its calls fail, because it is unknown whether the
-    node executed them; the slot map is read again for the next call.
+    is retried until the command timeout, if the client ``waits``. If a node is unreachable, its calls fail, because it
+    is unknown whether the node executed them; the slot map is read again for the next call.
 
     It is not thread-safe, and a forked process must create a new client (see
     :class:`~bulltask.transport.client_pool.ClientPool`).
@@ -51,6 +51,8 @@ class ClusterClient:
         name: The name of the connections in ``CLIENT LIST``. A client with a name does not set the clock, so that only
             the nodes of its calls show the name.
         topology: The nodes, if other clients share them.
+        waits: Whether a call that no node can execute at the moment is retried. If not, it fails immediately, because
+            the caller has calls to other nodes to make.
     """
 
     def __init__(
@@ -59,8 +61,11 @@ class ClusterClient:
         clock: ServerClock | None,
         name: str | None = None,
         topology: Topology | None = None,
+        *,
+        waits: bool = True,
     ) -> None:
         self._endpoint, self._clock, self._name = endpoint.for_cluster(), clock if name is None else None, name
+        self._waits = waits
         self._topology = Topology(endpoint.seeds) if topology is None else topology
         self._topology_version = 0
         self._clients: dict[Address, Client] = {}
@@ -116,7 +121,7 @@ class ClusterClient:
             BrokerError: Calls that belong together have keys in several slots; no call was sent.
         """
         self._interrupted.clear()
-        rounds = Rounds(self._topology, calls, self._until_ms(), self.safe_url, self._watched)
+        rounds = Rounds(self._topology, calls, self._until_ms(), self.safe_url, self._watched, waits=self._waits)
         if self._clock is not None and self._clock.due and calls:
             self.connect()
         pause_ms: int | None = 0 if calls else None

@@ -83,6 +83,7 @@ class Rounds:
         until_ms: No round begins later (``mono_ms``).
         url: The cluster, without its password, for messages.
         watched: The node of the last ``WATCH`` (:attr:`watched`).
+        waits: Whether calls that no node can execute at the moment are retried; otherwise, they fail.
 
     Attributes:
         results: The result of each call, or its error.
@@ -90,20 +91,29 @@ class Rounds:
     """
 
     def __init__(
-        self, topology: Topology, calls: Sequence[Call[Any]], until_ms: int, url: str, watched: Address | None = None
+        self,
+        topology: Topology,
+        calls: Sequence[Call[Any]],
+        until_ms: int,
+        url: str,
+        watched: Address | None = None,
+        *,
+        waits: bool = True,
     ) -> None:
         self._topology, self._calls, self._until_ms, self._url = topology, [*map(guarded, calls)], until_ms, url
         self._pending = list(route_calls(self._calls))
         self._redirected: set[int | None] = set()
+        self._waiting: set[int | None] = set()
         self._refused: set[Address] = set()
         self._backoff, self._must_wait, self._has_sent = Backoff(), False, False
-        self._parts: dict[int, list[Any]] = {}
+        self._waits, self._parts = waits, dict[int, list[Any]]()
         self.results: list[Any] = [None] * len(calls)
         self.watched = watched
 
     def batches(self) -> list[Batch]:
         """Return the calls of the next round by node; the slot map must be known."""
         pending, self._pending, self._must_wait = self._pending, [], False
+        self._waiting = set()
         by_node: dict[Address, Batch] = {}
         for routed in pending:
             if isinstance(self._calls[routed.positions[0]], AllNodesCall):
@@ -167,9 +177,13 @@ class Rounds:
         """Return how long to wait before the next round; ``None`` if there is none."""
         if not self._pending:
             return None
+        if self._must_wait and not self._waits:
+            self._give_up([routed for routed in self._pending if routed.slot in self._waiting])
+            self._pending = [routed for routed in self._pending if routed.slot not in self._waiting]
+            return 0 if self._pending else None
         # A round that begins after the deadline would report a late reply instead of a moving slot.
         if mono_ms() + self._backoff.next_ms * self._must_wait >= self._until_ms:
-            self._give_up()
+            self._give_up(self._pending)
             return None
         return self._backoff.pause_ms() if self._must_wait else 0
 
@@ -201,7 +215,9 @@ class Rounds:
 
     def _retry(self, routed: RoutedCall, *, wait: bool) -> None:
         self._pending.append(routed)
-        self._must_wait |= wait
+        if wait:
+            self._must_wait = True
+            self._waiting.add(routed.slot)
 
     def _record_watch(self, routed: RoutedCall, outcome: Sequence[Any], address: Address) -> None:
         name = self._name(routed)
@@ -219,15 +235,19 @@ class Rounds:
         )
         self._set(routed, [error] * len(routed.positions))
 
-    def _give_up(self) -> None:
-        """Turn replies about a moving slot into errors with an explanation."""
-        for routed in self._pending:
+    def _give_up(self, calls: Sequence[RoutedCall]) -> None:
+        """Turn replies about a moving slot into errors with an explanation, which name the node."""
+        for routed in calls:
             for position in routed.positions:
                 error = self.results[position]
                 if isinstance(error, SlotRedirectError) or is_try_again(error):
                     error = moving_slot_error(routed.slot, self._url)
-                if isinstance(error, BrokerError) and self._topology.serves(routed.slot):
+                if not isinstance(error, BrokerError):
+                    continue
+                if self._topology.serves(routed.slot):
                     self.results[position] = name_node(error, self._topology.address(routed.slot))
+                elif routed.slot is not None:
+                    error.node = f"slot {routed.slot}"  # no node serves it; those of other slots may be available
 
     def _set(self, routed: RoutedCall, outcome: Sequence[Any]) -> None:
         if routed.node is not None:

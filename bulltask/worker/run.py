@@ -255,7 +255,7 @@ class _Assembly:
 
     def _client(self, name: str | None = None) -> SyncClient:
         """Return a client of the supervisor."""
-        return self.limits.client(self.broker.client(name, timeout_ms=SUPERVISOR_TIMEOUT_MS))
+        return self.limits.client(self.broker.worker_client(name, timeout_ms=SUPERVISOR_TIMEOUT_MS))
 
     def _helpers(self) -> list[HelperProcess]:
         return [self.outbox_process, self.hook_process, *([] if self.exporter is None else [self.exporter])]
@@ -389,7 +389,7 @@ class _Assembly:
     def _exporter(self) -> MetricsProcess | None:
         if self.memory is None:
             return None
-        client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
+        client = self.broker.worker_client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
         return MetricsProcess(
             self.config,
             self.memory,

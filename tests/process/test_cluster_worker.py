@@ -200,6 +200,39 @@ def test_closed_connections_end_no_child_that_waits_for_jobs_on_several_nodes(
     assert worker.logged("Child died") == []
 
 
+def test_other_queues_continue_and_keep_their_locks_while_a_slot_is_moved_key_by_key(
+    cluster: Cluster, workers: Workers
+) -> None:
+    moving, *others = queues = cluster.queues()
+    slot = cluster.slot(moving)
+    home = cluster.owner(slot)
+    settings = {"lock_duration": 2, "stalled_interval": 1}
+    held = [workers.app.send_task("hold", kwargs={"gate": "gate"}, queue=queue) for queue in queues]
+    worker = workers.start(queues, children=4, **settings)
+    for job in held:
+        workers.journal.wait_for(what="start", job=job.id)
+    workers.start(queues, children=1, **settings)  # would run jobs whose locks have expired
+    waiting = workers.send("counted", moving, 5)
+    cluster.begin_move(slot, (home + 1) % 3)
+    cluster.move_keys(slot, (home + 1) % 3, 2)
+    ends, rounds = time.monotonic() + 4.5, 0  # more than two locks
+    while time.monotonic() < ends:
+        for queue in others:
+            workers.send("quick", queue)[0].get(timeout=20)
+        rounds += 1
+    while cluster.move_keys(slot, (home + 1) % 3):
+        pass
+    cluster.end_move(slot, (home + 1) % 3)
+    workers.open_gate(times=len(held))
+    for job in [*held, *waiting]:
+        job.get(timeout=20)
+        assert len(workers.journal.all(what="start", job=job.id)) == 1
+    cluster.wait_for_owner(slot, (home + 1) % 3)
+    move(cluster, slot, home)
+    assert rounds > 4  # no child has waited for the slot
+    assert worker.logged("Lock lost") == []
+
+
 def move(cluster: Cluster, slot: int, to: int, step: int = 1_000) -> None:
     """Move a slot key by key."""
     cluster.begin_move(slot, to)

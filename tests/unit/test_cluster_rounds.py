@@ -129,6 +129,27 @@ def test_a_slot_without_a_node_is_awaited_until_the_deadline() -> None:
     assert isinstance(rounds.results[0], BrokerNotReadyError)
 
 
+def test_without_waiting_only_the_calls_for_a_slot_in_trouble_fail_and_immediately() -> None:
+    gone = MAP.starts.index(10_000)
+    topology = Topology([NODES[0]])
+    topology.set(SlotMap(MAP.starts[:gone], MAP.ends[:gone], MAP.addresses[:gone]))
+    names = [f"{{{number}}}" for number in range(30)]
+    calls: list[Call[Any]] = [command("GET", name) for name in names]
+    rounds = Rounds(topology, calls, mono_ms() + 100_000, "redis+cluster://server", waits=False)
+    for batch in rounds.batches():
+        moving = batch.address == NODES[0]
+        reply: Any = error_reply(TryAgainError("TRYAGAIN Multiple keys")) if moving else b"value"
+        rounds.record(batch, [reply] * len(batch.calls))
+    assert rounds.pause_ms() is None
+    for name, result in zip(names, rounds.results, strict=True):
+        slot = slot_of_key(name)
+        if 5_000 <= slot < 10_000:
+            assert result == b"value"
+        else:
+            assert isinstance(result, BrokerNotReadyError)
+            assert result.node == ("a:1" if slot < 5_000 else f"slot {slot}")
+
+
 def test_an_error_before_any_call_is_raised_and_later_it_is_the_result_of_the_calls_that_remain() -> None:
     topology = Topology([NODES[0]])
     topology.set(MAP)

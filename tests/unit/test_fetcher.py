@@ -39,7 +39,7 @@ class FakeChild:
         broker: Any = SimpleNamespace(
             clock=SimpleNamespace(now_ms=lambda: 5_000),
             config=CONFIG,
-            client=lambda: self,
+            worker_client=lambda: self,
             blocking_client=lambda _: self,
             keys=lambda queue: QueueKeys("bull", f"{{{queue}}}", queue),
             topology=None,

@@ -64,7 +64,7 @@ class JobFetcher:
         self._clock, self._config, self._control = broker.clock, broker.config, control
         self._bus, self._wakeup_pipe = bus, wakeup_pipe
         self._fetch_options = FetchOptionsCache(broker.config, worker_id)
-        self.client = broker.client()
+        self.client = broker.worker_client()
         self.backoff = ReconnectBackoff(bus, self._config)
         config = self._config
         children = config.children if config.autoscale is None else config.autoscale.maximum
