@@ -50,9 +50,12 @@ class HasJobRef(Protocol):
         ...
 
 
+_DEDUPLICATION_FLAGS: Final = {"extend": "extend", "replace": "replace", "keep_last_if_active": "keepLastIfActive"}
+
+
 @dataclass(frozen=True, slots=True)
 class Deduplication:
-    """Which jobs are duplicates of each other, and for how long (BullMQ's five modes).
+    """Which jobs are duplicates of each other, and for how long, in one of BullMQ's modes.
 
     ``Deduplication("x")`` lasts until the first job has finished. With ``ttl``, it lasts for that time, even if the job
     finishes earlier. For a debounce, set ``ttl``, ``extend`` and ``replace``, and send the job with a ``delay``.
@@ -62,12 +65,15 @@ class Deduplication:
         ttl: Seconds or ``timedelta``; ``None``: until the first job has finished.
         extend: Each duplicate restarts the ``ttl``.
         replace: A duplicate replaces the first job while that is delayed.
+        keep_last_if_active: While the first job is active, the last duplicate is stored, and added when the first job
+            has finished; the ``ttl`` is not used (BullMQ 5.72). A Node.js worker of BullMQ 5.62 does not add it.
     """
 
     id: str
     ttl: Duration | None = None
     extend: bool = False
     replace: bool = False
+    keep_last_if_active: bool = False
 
     def to_wire(self) -> dict[str, object]:
         """Return the stored option ``de``.
@@ -80,7 +86,9 @@ class Deduplication:
         wire: dict[str, object] = {"id": self.id}
         if self.ttl is not None:
             wire["ttl"] = to_ms(self.ttl, "deduplication.ttl")
-        return wire | {name: True for name in ("extend", "replace") if _flag(getattr(self, name), name)}
+        return wire | {
+            stored: True for name, stored in _DEDUPLICATION_FLAGS.items() if _flag(getattr(self, name), name)
+        }
 
 
 BackoffLike = Backoff | Mapping[str, Any] | Duration
@@ -257,7 +265,7 @@ def _check_backoff(wire: Mapping[str, Any]) -> None:
 
 def _deduplication(value: Any, name: str) -> dict[str, object]:
     if isinstance(value, Mapping):
-        _check_keys(value, {"id", "ttl", "extend", "replace"}, name)
+        _check_keys(value, {"id", "ttl", *_DEDUPLICATION_FLAGS}, name)
         value = Deduplication(**{"id": "", **value})
     return (value if isinstance(value, Deduplication) else Deduplication(value)).to_wire()
 

@@ -35,13 +35,18 @@ _INNER_GUARDS: Final = {"moveToFinished": "retentionGuard", "moveStalledJobsToWa
 
 
 @cache
-def add_once(name: str) -> Script:
+def add_once(name: str, *, deduplicated: bool = False) -> Script:
     """Return ``addOnce`` with one of BullMQ's add scripts, which it calls as ``add(KEYS, ARGV)``.
+
+    Args:
+        name: The name of BullMQ's script.
+        deduplicated: Insert that script with the guard for jobs that have a deduplication id.
 
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    return _combine(bulltask_script("addOnce"), official_script(name), b"add")
+    add = with_guard(name, "deduplicationGuard") if deduplicated else official_script(name)
+    return _combine(bulltask_script("addOnce"), add, b"add")
 
 
 @cache

@@ -48,7 +48,8 @@ _NOT_FOR_WORKERS: Final = frozenset(
 """Scripts of queues, readers and migrations. All other scripts are a worker's, so a new script needs no entry."""
 
 _SENDERS: Final = frozenset(
-    "addDelayedJob addOnce addParentJob addPrioritizedJob addStandardJob getStateV2 isFinished".split()
+    "addDelayedJob addOnce addParentJob addPrioritizedJob addStandardJob deduplicationGuard getStateV2 "
+    "isFinished".split()
 )
 _READERS: Final = frozenset(
     "getCounts getCountsPerPriority getDependencyCounts getJobScheduler getMetrics getRanges getRateLimitTtl "

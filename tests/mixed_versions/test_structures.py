@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bulltask.errors import InvalidNameError
+from bulltask.jobs.options import Deduplication
 from bulltask.jobs.states import JobState
 from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
@@ -289,3 +290,36 @@ def test_both_clients_reject_the_same_job_ids(mail: InteropQueue, documented: st
                 mail.add("a", jobId=job_id)
         assert queue.add("a", job_id="a:b:c").id == mail.add("a", jobId="a:b:c") == "a:b:c"
     assert documented == "safe"
+
+
+@pytest.mark.parametrize("version", [NEWEST_5])
+@pytest.mark.parametrize("options", [{}, {"priority": 7}, {"delay": 60}, {"job_id": "chosen"}])
+def test_keep_last_if_active_is_stored_by_bulltask_as_by_bullmq(mail: InteropQueue, options: dict[str, Any]) -> None:
+    """While the owner is active, both clients store the last duplicate in the same form, and emit the same events."""
+    stored = []
+    for side in ("bullmq", "bulltask"):
+        mail.redis.flushdb()
+        with mail.app.queue("mail") as queue:
+            first = mail.add("a", {"n": 1}, deduplication={**KEEP, "ttl": 60_000}, jobId="first")
+            job = queue.get_next_job("manual")
+            assert job is not None
+            for number in (2, 3):
+                if side == "bulltask":
+                    dedup = Deduplication("d", keep_last_if_active=True)
+                    added = queue.add("a", {"n": number}, deduplication=dedup, **options).id
+                else:
+                    wire = {**options, "delay": 60_000} if "delay" in options else options
+                    names = {"jobId" if name == "job_id" else name: value for name, value in wire.items()}
+                    added = mail.add("a", {"n": number}, deduplication=KEEP, **names)
+                assert added == first
+            deferred = mail.redis.hgetall(f"{mail.keys.base}dn:d")
+            opts = json.loads(deferred.pop("opts"))
+            kept = {name: opts.get(name) for name in ("de", "priority", "delay", "jobId")}
+            if "job_id" not in options:
+                assert deferred.pop("jid")
+            entries = [fields for _, fields in mail.redis.xrange(mail.keys.events)]
+            events = [fields["event"] for fields in entries if fields.get("deduplicationId") == "d"]
+            stored.append((deferred, kept, events, mail.redis.ttl(mail.keys.deduplication("d"))))
+            job.move_to_completed(None)
+            assert not mail.redis.exists(f"{mail.keys.base}dn:d")
+    assert stored[0] == stored[1]

@@ -291,3 +291,25 @@ def test_a_deduplicated_call_returns_the_result_of_the_first_call(app: App) -> N
     assert app.send_task("n", deduplication="x") == first
     task = app.task(name="n")(_anything)
     assert task.apply_async(deduplication="x") == first
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"delay": 60}, {"priority": 2}, {"deduplication": Deduplication("d", replace=True), "delay": 60}]
+)
+def test_a_deduplication_id_whose_owner_no_longer_exists_is_free(
+    queue: Queue, redis_client: redis.Redis, options: dict[str, Any]
+) -> None:
+    lost = queue.add("lost", deduplication="d")
+    redis_client.delete(lost.key)
+    job = queue.add("new", **{"deduplication": "d", **options})
+    assert job.id != lost.id
+    assert queue.get_job(job.id) is not None
+    assert queue.get_deduplication_job_id("d") == job.id
+    assert queue.add("duplicate", deduplication="d").id == job.id
+
+
+def test_a_throttled_deduplication_id_outlives_its_owner(queue: Queue, redis_client: redis.Redis) -> None:
+    throttle = Deduplication("d", ttl=60)
+    first = queue.add("first", deduplication=throttle)
+    redis_client.delete(first.key)  # as a job that has finished may be removed before the time is over
+    assert queue.add("second", deduplication=throttle).id == first.id

@@ -182,7 +182,9 @@ def _call(
         return text(reply)
 
     head, data, options = parts
-    return script_call(loader.official_script(script), script_keys, (msgpack.packb(head), data, options), parse_reply)
+    is_deduplicated = head[-1] is not None
+    add = wrappers.with_guard(script, "deduplicationGuard") if is_deduplicated else loader.official_script(script)
+    return script_call(add, script_keys, (msgpack.packb(head), data, options), parse_reply)
 
 
 class _PackedOptions:
@@ -289,7 +291,8 @@ def _add_once(
     keys: QueueKeys, add: Script, plain: Sequence[tuple[NewJob, Call[str]]], write: IdempotentWrite
 ) -> Call[list[SendResult]]:
     first = add.key_count + 1
-    script, script_keys = wrappers.add_once(add.name), plain[0][1].args[1:first]
+    is_deduplicated = plain[0][0].options.deduplication_id is not None
+    script, script_keys = wrappers.add_once(add.name, deduplicated=is_deduplicated), plain[0][1].args[1:first]
 
     def parse_reply(replies: Any) -> list[SendResult]:
         sent = []
