@@ -35,6 +35,7 @@ from bulltask.config.settings import SETTINGS
 from bulltask.config.sources import read_config, read_object, read_project_file
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.errors import ConfigError
+from bulltask.jobs.text_forms import to_plain
 from bulltask.jobs.time_limits import TimeLimits
 
 __all__ = ["CELERY_URL", "CONFIG_VARIABLE", "ENV_PREFIX", "FILE_VARIABLES", "Config", "Settings"]
@@ -96,6 +97,7 @@ class Config:
     time_limit_ms: int | None
     default_rate: TaskRate | None
     typed: bool | None
+    convert_untyped: bool
     always_eager: bool
     eager_propagates: bool
     task_unknown: str
@@ -161,6 +163,11 @@ class Config:
     def time_limits(self) -> TimeLimits:
         """Time limits of tasks and calls that set none."""
         return TimeLimits(self.soft_time_limit_ms, self.time_limit_ms)
+
+    @property
+    def convert(self) -> Callable[[Any], Any] | None:
+        """Converts values without a type hint that JSON does not support; ``None``: they are refused."""
+        return to_plain if self.convert_untyped else None
 
     def limiter(self, queue: str) -> Mapping[str, int] | None:
         """Return BullMQ's ``limiter`` for a queue by its name in the app; ``None`` if it has none."""

@@ -162,6 +162,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "of types that JSON lacks, such as datetime.",
         ),
         _S(
+            "convert_untyped",
+            "convert_untyped",
+            flag,
+            False,
+            "Write datetime, UUID, Decimal, bytes, sets and similar values without a type hint as strings and arrays, "
+            "instead of raising EncodeError. They are not converted back.",
+        ),
+        _S(
             "task_always_eager",
             "always_eager",
             flag,

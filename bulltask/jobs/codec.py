@@ -61,7 +61,9 @@ def _make_dumps() -> Callable[[object], str]:
 _dumps: Final = _make_dumps()
 
 
-def encode(value: object, *, what: str = "value", limit: int | None = None) -> bytes:
+def encode(
+    value: object, *, what: str = "value", limit: int | None = None, convert: Callable[[Any], Any] | None = None
+) -> bytes:
     """Return ``value`` as UTF-8 JSON.
 
     Args:
@@ -69,6 +71,8 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
             with a method ``__json__`` that returns one of these, such as signatures.
         what: Name of the value in messages, such as ``"argument of task shop.add"``.
         limit: Maximum number of bytes; ``None`` for no limit.
+        convert: Called with a value that JSON does not support, returns its JSON form: see
+            :func:`bulltask.jobs.text_forms.to_plain`.
 
     Raises:
         EncodeError: It contains a value that JSON does not support, or that Node would read differently.
@@ -78,6 +82,9 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
         return b"null"  # the result of most tasks
     try:
         problem = _problem(value)
+        if problem is not None and convert is not None:
+            value = convert(value)
+            problem = _problem(value)
         if problem is not None:
             raise EncodeError(f"{what}: {problem}" if problem.startswith("[") else f"{what}{problem}")  # "[": a path
         text = _dumps(value)
@@ -230,7 +237,8 @@ def _of_another_type(value: object) -> str | None:
         return _problem(kind.__json__(value))
     return (
         f" is of type {kind.__module__}.{kind.__qualname__}, which JSON does not support; "
-        "convert it first (for example with str() or .isoformat()), or annotate the task's parameter or return value"
+        "convert it first (for example with str() or .isoformat()), annotate the task's parameter or return value, or "
+        "set convert_untyped"
     )
 
 

@@ -80,6 +80,11 @@ class PayloadCodec:
     def __init__(self, config: Config) -> None:
         self._config = config
 
+    @property
+    def convert(self) -> Callable[[Any], Any] | None:
+        """Converts values that JSON does not support (``convert_untyped``); ``None``: they are refused."""
+        return self._config.convert
+
     # ---- write -------------------------------------------------------------------------------------------------------
 
     def dump_arguments(self, data: Any, queue: str, task: str, form: PayloadFormat, what: str) -> bytes:
@@ -104,7 +109,7 @@ class PayloadCodec:
         An envelope is stored unchanged, so that data can be copied from another job of the same task.
         """
         if is_envelope(data) or not self.encrypts(queue):
-            return codec.encode(data, what=what, limit=self._config.max_payload)
+            return codec.encode(data, what=what, limit=self._config.max_payload, convert=self.convert)
         return self.dump_arguments(data, queue, task, PLAIN, what)
 
     def dump_result(self, value: Any, ref: JobRef, form: PayloadFormat, what: str) -> bytes:
@@ -151,12 +156,13 @@ class PayloadCodec:
     def _dump(self, value: Any, context: PayloadContext, form: PayloadFormat, what: str) -> bytes:
         limit, keys = self._config.max_payload, self._encryption_keys(self._name_in_app(context.queue))
         if form == PLAIN and not keys:
-            data = codec.encode(value, what=what, limit=limit)
+            data = codec.encode(value, what=what, limit=limit, convert=self.convert)
             if not data.startswith(ENVELOPE_START):
                 return data
             body = data  # a JSON value that looks like an envelope must be put into one
         else:
-            write = functools.partial(dump if form.is_pickled else codec.encode, value, what=what)
+            encode = dump if form.is_pickled else functools.partial(codec.encode, convert=self.convert)
+            write = functools.partial(encode, value, what=what)
             body = self.without_values(context.queue, what, EncodeError, write)
         envelope = self._compressed(Envelope(form.serializer, body), form.compression, what)
         if form.is_pickled:

@@ -370,8 +370,10 @@ class JobMethods:
         return payloads.load_results(results)[0] if results and payloads else {}
 
     def _encode(self, progress: codec.Json) -> bytes:
-        encoded = codec.encode(progress, what=f"progress of job {self.request.id}")
-        self._context.has_reported = True
+        context = self._context
+        convert = None if context.payloads is None else context.payloads.convert
+        encoded = codec.encode(progress, what=f"progress of job {self.request.id}", convert=convert)
+        context.has_reported = True
         return encoded
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -34,6 +35,7 @@ class JobPlan:
         max_payload: Maximum size of data and options in bytes, ``None`` for no limit.
         payloads: Writes the data; ``None``: it is plain JSON.
         form: How the data is written.
+        convert: Converts values without a type hint that JSON does not support; ``None``: they are refused.
     """
 
     name: str
@@ -44,6 +46,7 @@ class JobPlan:
     max_payload: int | None
     payloads: PayloadCodec | None
     form: PayloadFormat
+    convert: Callable[[Any], Any] | None = None
 
     def job(self, data: Any, job_id: str | None = None) -> NewJob:
         """Return the job to send.
@@ -58,7 +61,7 @@ class JobPlan:
         """
         what = f"the arguments of task {self.name}"
         if self.payloads is None:
-            encoded = codec.encode(data, what=what, limit=self.max_payload)
+            encoded = codec.encode(data, what=what, limit=self.max_payload, convert=self.convert)
         else:
             encoded = self.payloads.dump_arguments(data, self.queue, self.name, self.form, what)
         check_size(encoded, self.options, self.max_payload, what)
@@ -124,6 +127,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
         max_payload=config.max_payload,
         payloads=None if form is None else PayloadCodec(config),
         form=form or PayloadFormat(),
+        convert=config.convert,
     )
 
 

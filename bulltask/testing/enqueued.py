@@ -84,7 +84,8 @@ def _call(task: AnyTask[Any, Any] | str, args: Sequence[Any], kwargs: Mapping[st
     data = data if conversion is None else conversion.encode_arguments(data)
     if task.is_batch:
         data = to_wire(data)
-    return task.name, codec.decode(codec.encode(data, what=f"the arguments of task {task.name}"))
+    convert = task.sender.config.convert
+    return task.name, codec.decode(codec.encode(data, what=f"the arguments of task {task.name}", convert=convert))
 
 
 def _contains(data: Any, arguments: Any) -> bool:

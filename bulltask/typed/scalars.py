@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any, Final
 from uuid import UUID
 
+from bulltask.jobs.text_forms import format_bytes, format_datetime, format_duration
 from bulltask.typed.converter import ANYTHING, EXACT, FIRST, LAST, Converter, shown
 from bulltask.typed.definitions import Definitions, Schema
 
@@ -151,7 +152,7 @@ class _Duration(Converter):
 
     def encode(self, value: Any) -> Any:
         if isinstance(value, timedelta):
-            return _format_duration(value)
+            return format_duration(value)
         self.decode(value)
         return value
 
@@ -182,25 +183,10 @@ def _parse_duration(text: str) -> timedelta:
     return -length if match["sign"] == "-" else length
 
 
-def _format_duration(length: timedelta) -> str:
-    sign, length = ("-", -length) if length < timedelta() else ("", length)
-    minutes, seconds = divmod(length.seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    fraction = f".{length.microseconds:06}".rstrip("0") if length.microseconds else ""
-    clock = "".join(f"{count}{unit}" for count, unit in ((hours, "H"), (minutes, "M")) if count)
-    clock += f"{seconds}{fraction}S" if seconds or fraction else ""
-    days = f"{length.days}D" if length.days else ""
-    return f"{sign}P{days}{'T' if clock else ''}{clock}" if days or clock else "PT0S"
-
-
 def _parse_datetime(text: str) -> datetime:
     if len(text) <= len("2026-11-23"):  # a date without a time
         raise ValueError(text)
     return datetime.fromisoformat(text)
-
-
-def _format_datetime(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")  # as JavaScript writes it
 
 
 def _parse_bytes(text: str) -> bytes:
@@ -210,10 +196,6 @@ def _parse_bytes(text: str) -> bytes:
         raise ValueError(text) from exc
 
 
-def _format_bytes(value: bytes) -> str:
-    return base64.b64encode(value).decode()
-
-
 def _text(kind: type, name: str, parse: Callable[[str], Any], form: Callable[[Any], str], format_: str) -> _Text:
     return _Text(kind, name, parse, form, {"type": "string", "format": format_})
 
@@ -221,15 +203,15 @@ def _text(kind: type, name: str, parse: Callable[[str], Any], form: Callable[[An
 _BASE64: Final[Schema] = {"type": "string", "contentEncoding": "base64"}
 _SCALARS: Final[dict[type, Converter]] = {
     datetime: _text(
-        datetime, "a date and time such as '2026-11-23T10:00:00Z'", _parse_datetime, _format_datetime, "date-time"
+        datetime, "a date and time such as '2026-11-23T10:00:00Z'", _parse_datetime, format_datetime, "date-time"
     ),
     date: _text(date, "a date such as '2026-11-23'", date.fromisoformat, date.isoformat, "date"),
     time: _text(time, "a time such as '10:00:00'", time.fromisoformat, time.isoformat, "time"),
     timedelta: _Duration(),
     UUID: _text(UUID, "a UUID", UUID, str, "uuid"),
     Decimal: _Number(),
-    bytes: _Text(bytes, "bytes in base64", _parse_bytes, _format_bytes, _BASE64),
-    bytearray: _Text(bytearray, "bytes in base64", lambda text: bytearray(_parse_bytes(text)), _format_bytes, _BASE64),
+    bytes: _Text(bytes, "bytes in base64", _parse_bytes, format_bytes, _BASE64),
+    bytearray: _Text(bytearray, "bytes in base64", lambda text: bytearray(_parse_bytes(text)), format_bytes, _BASE64),
 }
 
 

@@ -225,7 +225,7 @@ same(
 differs(
     "A task receives a `datetime` as a `datetime`, even without a type hint.",
     ("datetime", "EncodeError"),
-    "the JSON contains no types, as Node.js expects; add a type hint",
+    "the JSON contains no types, as Node.js expects; add a type hint, or set `convert_untyped` to send it as a string",
     lambda p: p.get(p.kind.delay(datetime(2026, 1, 1, tzinfo=UTC))),
 )
 better(

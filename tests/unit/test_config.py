@@ -108,6 +108,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "time_limit_ms": None,
         "default_rate": None,
         "typed": None,
+        "convert_untyped": False,
         "task_serializer": "json",
         "result_serializer": "json",
         "accept_content": ("json",),

@@ -52,7 +52,7 @@ class JobPayloads:
 
     def __init__(self, app: App) -> None:
         self._app, self._config, self._tasks = app, app.config, app.tasks
-        self.codec = PayloadCodec(app.config)
+        self.codec, self._convert = PayloadCodec(app.config), app.config.convert
         self._result_forms: dict[str, PayloadFormat] = {}
 
     def arguments(
@@ -113,7 +113,7 @@ class JobPayloads:
         if conversion is not None and not form.is_pickled:
             value = self._without_values(job, EncodeError, what, functools.partial(conversion.encode_result, value))
         if form is PLAIN and not self._config.encryption_keys:
-            return codec.encode(value, what=what, limit=self._config.max_payload)
+            return codec.encode(value, what=what, limit=self._config.max_payload, convert=self._convert)
         return self.codec.dump_result(value, JobRef(job.queue, job.id), form, what)
 
     def result_of_replacement(
