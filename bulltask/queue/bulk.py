@@ -66,6 +66,8 @@ def obliterate(context: QueueContext, count: int, *, force: bool) -> Operation[N
     while (yield from execute(scripts.obliterate(context.keys, min(count, _PER_CALL), force=force))):
         # BullMQ's script deletes this set at the end with DEL, which blocks Redis if it is large.
         yield from execute(command("UNLINK", context.keys.stalled))
+    keys = context.keys  # bulltask's other keys of the queue expire
+    yield from execute(command("UNLINK", keys.revoked, keys.lock_expiries, keys.marked_stalled))
 
 
 def move_to_wait(

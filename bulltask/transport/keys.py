@@ -153,10 +153,6 @@ class QueueKeys:
         """A key that BullMQ 3 had in addition to ``wait``."""
         return f"{self.base}priority"
 
-    def crashes(self, job_id: str) -> str:
-        """Tokens of the children that died while running the job (bulltask's own set, which expires)."""
-        return f"{self.bulltask_base}crashes:{job_id}"
-
     def next_start(self, task: str) -> str:
         """When the next job of a task with a rate limit may start (bulltask's own key, which expires)."""
         return f"{self.bulltask_base}next-start:{task}"

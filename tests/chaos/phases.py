@@ -49,10 +49,7 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
         "connects and starts": {*CONNECTING, "INFO", "MULTI", "DISCARD", "HSETNX", "HGET", "LLEN", "ZCARD", "SMEMBERS"},
         "renews locks": {"renewLocks", "findByToken"},
         "recovers the jobs of a dead child": {
-            "SADD",  # counts the crash
-            "PEXPIRE",
-            "SCARD",
-            "HSET",
+            "countCrash",
             "moveJobFromActiveToWait",
             "releaseUnstarted:moveJobFromActiveToWait",
             "an outcome from a slot",

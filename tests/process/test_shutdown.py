@@ -15,6 +15,7 @@ import pytest
 from bulltask import AsyncResult
 from bulltask.lua import wrappers
 from bulltask.testing.server import RedisServer
+from bulltask.transport.scripts.move import CRASHES
 from tests.support.machine_load import scale_to_load
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
@@ -55,7 +56,7 @@ def assert_released(harness: WorkerHarness, job: AsyncResult[str]) -> None:
     assert not harness.redis.exists(harness.keys.lock(job.id))
     assert harness.field(job, "atm") in {None, "0"}, "the attempt does not count"
     assert harness.field(job, "stc") is None, "no stall is counted"
-    assert not harness.redis.exists(harness.keys.crashes(job.id)), "no crash is counted"
+    assert harness.field(job, CRASHES) is None, "no crash is counted"
     harness.worker(children=1)
     harness.open_gate("gate", 2)
     assert job.get(timeout=60) == "gate"

@@ -119,8 +119,8 @@ def reason_of(harness: WorkerHarness, job: AsyncResult[Any]) -> str:
 
 
 def crashes(harness: WorkerHarness, job: AsyncResult[Any]) -> object:
-    """Return whether crashes are counted for the job."""
-    return harness.field(job, CRASHES) or harness.redis.exists(harness.keys.crashes(job.id))
+    """Return how many crashes are counted for the job, if any."""
+    return harness.field(job, CRASHES)
 
 
 # --- the soft limit ---------------------------------------------------------------------------------------------------

@@ -360,12 +360,11 @@ def test_a_checkpoint_rejected_because_of_an_expired_lock_is_stored_by_the_next_
 def test_a_job_that_makes_progress_is_not_a_poison_pill(app: App, worker: InlineWorker, plain: redis.Redis) -> None:
     @app.task(bind=True, checkpoint=True, checkpoint_interval=0)
     def task(self: Context) -> Any:
-        key, crashes = f"bull:{{default}}:{self.request.id}", f"bulltask:{{default}}:crashes:{self.request.id}"
-        plain.hset(key, mapping={"stc": 1, CRASHES: 1})
-        plain.sadd(crashes, "token")
-        return [(plain.hmget(key, "stc", CRASHES), plain.exists(crashes)) for _ in self.iterate(range(2))]
+        key = f"bull:{{default}}:{self.request.id}"
+        plain.hset(key, mapping={"stc": 1, CRASHES: 1, "bulltask:crashTokens": "token"})
+        return [plain.hmget(key, "stc", CRASHES, "bulltask:crashTokens") for _ in self.iterate(range(2))]
 
-    assert task.delay().get(timeout=10) == [[["1", "1"], 1], [[None, None], 0]]
+    assert task.delay().get(timeout=10) == [["1", "1", "token"], [None, None, None]]
 
 
 def test_the_limit_of_started_attempts_counts_from_the_last_checkpoint(broker_url: str) -> None:

@@ -26,7 +26,7 @@ def store_checkpoint(keys: QueueKeys, job_id: str, token: str, checkpoint: str) 
         raise_for(reply, job_id, keys.name)
         return bool(reply)
 
-    script_keys = (keys.job(job_id), keys.lock(job_id), keys.crashes(job_id))
+    script_keys = (keys.job(job_id), keys.lock(job_id))
     return script_call(loader.bulltask_script("storeCheckpoint"), script_keys, (token, checkpoint), parse_reply)
 
 

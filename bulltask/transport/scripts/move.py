@@ -22,6 +22,7 @@ from bulltask.value_class import value_class
 __all__ = [
     "CRASHES",
     "FinishOptions",
+    "count_crash",
     "fail_malformed",
     "find_by_token",
     "lock_expiries",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+
+_CRASH_TOKENS_KEPT: Final = 10
 
 CRASHES: Final = "bulltask:crashes"
 """The field of the job's hash that counts the children that died while running the job."""
@@ -297,6 +300,11 @@ def _renew_call(
     return script_call(
         loader.bulltask_script("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), parse_reply
     )
+
+
+def count_crash(keys: QueueKeys, job_id: str, token: str) -> Call[int]:
+    """bulltask's ``countCrash``: count the crash of the child with this token; return the job's number of crashes."""
+    return script_call(loader.bulltask_script("countCrash"), (keys.job(job_id),), (token, _CRASH_TOKENS_KEPT), int)
 
 
 def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str, str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
@@ -15,7 +15,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import (
-    CRASHES,
+    count_crash,
     find_by_token,
     move_from_active_to_wait,
     release_unstarted,
@@ -33,9 +33,6 @@ _LATE_MS: Final = 500
 
 _UNSTARTED: Final = "its child process died before the job started"
 _UNWRITTEN: Final = "its child process died, and Redis rejected the job's outcome"
-
-_CRASHES_KEPT_MS: Final = 86_400_000
-"""How long Redis keeps the tokens that count a job's crashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +238,7 @@ class Recovery:
             else:
                 self._release(keys, job_id, release_unstarted(keys, job_id, token), _UNSTARTED)
             return
-        crashes = 0 if dead.intentional else self._count_crash(keys, token, job_id)
+        crashes = 0 if dead.intentional else self._client.run(count_crash(keys, job_id, token))
         running = token in dead.running
         if crashes and should_fail(crashes, max_crashes, concurrent=pending.concurrent, running=running):
             reason = (
@@ -251,18 +248,9 @@ class Recovery:
             self._failures.fail(keys, token, job_id, reason)
             self._bus.emit(CrashLimitReached(job_id, keys.queue, crashes, reason))
             return
-        if crashes:
-            self._client.run(command("HSET", keys.job(job_id), CRASHES, crashes))
         release = move_from_active_to_wait(keys, job_id, token)
         if dead.intentional:
             self._release(keys, job_id, release, "its child was stopped before the job ended")
         else:
             self._client.run(release)
             self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - dead.died_ms))
-
-    def _count_crash(self, keys: QueueKeys, token: str, job_id: str) -> int:
-        key = keys.crashes(job_id)
-        # A set of tokens instead of a counter, because this call is retried if the connection breaks before the job is
-        # settled, and a crash must be counted only once.
-        calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _CRASHES_KEPT_MS)]
-        return int(self._client.run_many([*calls, command("SCARD", key)])[2])

@@ -6,7 +6,6 @@
 
   KEYS[1]  the job's hash
   KEYS[2]  the job's lock
-  KEYS[3]  the set that counts the job's crashes
   ARGV[1]  token
   ARGV[2]  the checkpoint
   returns  1 if it was stored, 0 if the lock has expired; -1 if there is no such job, -6 if another worker has its lock
@@ -22,7 +21,6 @@ if holder ~= ARGV[1] then
   return -6
 end
 -- HDEL comes first, because Redis at maxmemory rejects HSET unless the script has already written.
-redis.call("HDEL", KEYS[1], "stc", "bulltask:crashes")
-redis.call("DEL", KEYS[3])
+redis.call("HDEL", KEYS[1], "stc", "bulltask:crashes", "bulltask:crashTokens")
 redis.call("HSET", KEYS[1], "bulltask:checkpoint", ARGV[2])
 return 1
