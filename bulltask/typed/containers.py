@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -156,6 +157,18 @@ class _IntegerKey(Converter):
         return {"type": "string", "pattern": "^-?[0-9]+$"}
 
 
+_SCALARS = (str, int, float, bool, type(None))
+
+
+class _Attempts(threading.local):
+    """The members that match parts of the value that this thread is converting, or why none matches."""
+
+    found: dict[tuple[int, int, str], tuple[object, Converter | Mismatch, Any]] | None = None
+
+
+_attempts = _Attempts()
+
+
 class Union(Converter):
     """``A | B | None``: the first member that matches, in the order of their ranks.
 
@@ -184,26 +197,48 @@ class Union(Converter):
             return None
         if self._only is not None:  # its mismatch has the path to the problem
             return getattr(self._only, method)(value)
-        for exactly in (True, False):  # a float accepts an integer, unless the union also has int
+        if isinstance(value, _SCALARS):
+            return self._first(value, method)[1]
+        # Members that contain this union would try all members for each part again, at each level: remember which
+        # member matches which part.
+        is_first, key = _attempts.found is None, (id(self), id(value), method)
+        found = _attempts.found = {} if _attempts.found is None else _attempts.found
+        is_new = key not in found
+        try:
+            if is_new:
+                try:
+                    found[key] = value, *self._first(value, method)  # with the value, so that no other gets its id
+                except Mismatch as exc:
+                    found[key] = value, exc, None
+            _, outcome, converted = found[key]
+            if isinstance(outcome, Mismatch):
+                raise Mismatch.of_several(outcome.problems)
+            # A member that has failed may have changed what was decoded, but nothing changes what was encoded.
+            return converted if is_new or method == "encode" else getattr(outcome, method)(value)
+        finally:
+            if is_first:
+                _attempts.found = None
+
+    def _first(self, value: Any, method: str) -> tuple[Converter, Any]:
+        """Return the first member that matches, and the converted value.
+
+        A float accepts an integer only if the union does not also have int.
+        """
+        reasons: dict[int, Mismatch] = {}
+        for inexact in (False, True):
             for member in self._members:
-                if exactly and member.rank == EXACT and type(value) is not _kind(member):
+                if (member.rank == EXACT and type(value) is not _kind(member)) is not inexact:
                     continue
                 try:
-                    return getattr(member, method)(value)
-                except Mismatch:
-                    continue
-        raise self._mismatch_of_all(value, method)
+                    return member, getattr(member, method)(value)
+                except Mismatch as exc:
+                    reasons[id(member)] = exc
+        raise self._mismatch_of_all(value, [(member, reasons[id(member)]) for member in self._members])
 
-    def _mismatch_of_all(self, value: Any, method: str) -> Mismatch:
+    def _mismatch_of_all(self, value: Any, reasons: Iterable[tuple[Converter, Mismatch]]) -> Mismatch:
         """Return a mismatch with the reason for each member of the value's kind; the others are only named."""
-        reasons = []
-        for member in self._members:
-            try:
-                getattr(member, method)(value)
-            except Mismatch as exc:
-                if any(path for path, _ in exc.problems):
-                    reasons.append(f"{member.name}: {exc}")
-        details = f" ({'; '.join(reasons)})" if reasons else ""
+        texts = [f"{member.name}: {exc}" for member, exc in reasons if any(path for path, _ in exc.problems)]
+        details = f" ({'; '.join(texts)})" if texts else ""
         return Mismatch(f"{self.mismatch(value)}{details}")
 
     def schema(self, definitions: Definitions) -> Schema:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import subprocess
 import sys
 import textwrap
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -663,3 +664,75 @@ def test_an_error_of_the_codec_is_short_even_if_a_key_is_long() -> None:
         with pytest.raises(EncodeError) as caught:
             codec.encode(value)
         assert len(str(caught.value)) < 400
+
+
+@dataclass
+class Plus:
+    operand: Plus | Minus | int
+    label: str
+
+
+@dataclass
+class Minus:
+    operand: Plus | Minus | int
+    label: int
+
+
+class PydanticPlus(pydantic.BaseModel):
+    operand: PydanticPlus | PydanticMinus | int
+
+
+class PydanticMinus(pydantic.BaseModel):
+    operand: PydanticPlus | PydanticMinus | int
+
+
+def nested(depth: int, innermost: object) -> Any:
+    for _ in range(depth):
+        innermost = {"operand": innermost, "label": 1}
+    return innermost
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """Return the number of calls of Python functions."""
+    count = 0
+
+    def record(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(record)
+    try:
+        function()
+    except Mismatch:
+        pass
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("method", ["decode", "encode"])
+@pytest.mark.parametrize("innermost", [1, "no number", {"operand": 1, "label": "no number"}])
+@pytest.mark.parametrize("hint", [Plus | Minus, Minus | Plus, list[Minus | Plus] | Minus | Plus])
+def test_a_union_of_classes_that_contain_themselves_takes_little_work(
+    hint: Any, innermost: object, method: str
+) -> None:
+    convert = getattr(converter_of(hint), method)
+    short, long = (count_calls(functools.partial(convert, nested(depth, innermost))) for depth in (3, 6))
+    assert long < 6 * short  # if each level doubles the work, it is 8 times as much
+
+
+def test_a_part_that_several_members_try_is_converted_correctly() -> None:
+    converter = converter_of(Minus | Plus)
+    value = {"operand": {"operand": {"operand": 1, "label": "a"}, "label": 2}, "label": "b"}
+    decoded = Plus(Minus(Plus(1, "a"), 2), "b")
+    assert converter.decode(value) == decoded
+    assert converter.encode(decoded) == value
+    assert converter.encode(value) == value
+
+
+@pytest.mark.parametrize("method", ["decode", "encode"])
+def test_a_union_of_models_that_contain_themselves_is_refused_if_it_is_nested_too_deeply(method: str) -> None:
+    convert = getattr(converter_of(PydanticPlus | PydanticMinus), method)
+    assert convert(nested(8, 1))
+    with pytest.raises(Mismatch, match="use a discriminated union"):
+        convert(nested(40, 1))
