@@ -90,7 +90,8 @@ class App(
         settings: Any other setting of :mod:`bulltask.config.settings`, or an argument of Celery's constructor:
             ``broker`` and ``backend`` (``broker_url`` and ``result_backend``); ``changes`` (a dictionary of settings);
             ``config_source`` and ``namespace`` (as for :meth:`config_from_object`); ``task_cls`` (the class of tasks
-            without a ``base``); ``set_as_current`` (if false, the app does not send the tasks of ``shared_task``).
+            without a ``base``, or its name, ``"module:Class"``); ``set_as_current`` (if false, the app does not send
+            the tasks of ``shared_task``).
 
     Attributes:
         Task: The class of tasks without a ``base``.
@@ -101,7 +102,7 @@ class App(
         TypeError: An argument of Celery's constructor has no meaning here.
     """
 
-    task_cls: type[AnyTask[..., Any]] | None = None
+    task_cls: type[AnyTask[..., Any]] | str | None = None
     """For a subclass to set: the default of the argument ``task_cls``."""
 
     def __init__(self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: object) -> None:
@@ -111,8 +112,11 @@ class App(
         self.conf = Settings(constructor_settings(broker_url, settings))
         if (source := settings.get("config_source")) is not None:
             self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
-        self._task_class = cast("type[AnyTask[..., Any]] | None", settings.get("task_cls")) or self.task_cls or Task
+        self._task_class = (
+            cast("type[AnyTask[..., Any]] | str | None", settings.get("task_cls")) or self.task_cls or Task
+        )
         self.tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
+        self.conf.when_frozen(lambda _: self._use_named_class())
         self.conf.when_frozen(self.tasks.configure)
         self.conf.when_switched(self._connect_again)
         self.categorizer = Categorizer()
@@ -287,7 +291,8 @@ class App(
     def set_current(self) -> None:
         """Make this app the current one, which sends the tasks of ``shared_task`` (Celery's ``set_current``)."""
         set_current(self)
-        self.tasks.refresh(use_class(shared.SHARED.values(), self.Task))
+        if not isinstance(self._task_class, str):
+            self.tasks.refresh(use_class(shared.SHARED.values(), self._task_class))
 
     set_default = set_current
 
@@ -418,6 +423,10 @@ class App(
         if self._broker is not None:
             await self._broker.aclose()
             self._broker.close()
+
+    def _use_named_class(self) -> None:
+        """Import the class of the tasks if it was given by name, and let shared tasks use it."""
+        _ = self.Task
 
     def _connect_again(self) -> None:
         self._broker = None

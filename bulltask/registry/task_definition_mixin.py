@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from importlib import import_module
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from bulltask.errors import ConfigError
 from bulltask.registry.current import current_task_class
 from bulltask.registry.decorators import (
     BatchTaskDecorator,
@@ -40,14 +42,22 @@ class TaskDefinitionMixin:
     """
 
     tasks: Tasks
-    _task_class: type[AnyTask[..., Any]]
+    _task_class: type[AnyTask[..., Any]] | str
 
     @property
     def Task(self) -> type[AnyTask[..., Any]]:
         """The class of its tasks that have no ``base``, and of shared tasks while the app is the current one.
 
-        If it is changed, the existing tasks change their class, too.
+        If it is changed, the existing tasks change their class, too. A name, ``"module:Class"``, is imported when the
+        first task needs the class, because its module may import the app.
         """
+        if isinstance(self._task_class, str):
+            module, _, name = self._task_class.replace(":", ".").rpartition(".")
+            try:
+                self.Task = getattr(import_module(module), name)
+            except (AttributeError, ImportError, ValueError) as exc:
+                raise ConfigError(f"cannot import task_cls, {self._task_class!r}: {exc}") from exc
+        assert not isinstance(self._task_class, str)
         return self._task_class
 
     @Task.setter

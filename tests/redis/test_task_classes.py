@@ -271,7 +271,7 @@ class AppWithClass(App):
 
 
 @pytest.mark.parametrize("defined", ["before", "after"])
-@pytest.mark.parametrize("way", ["task_cls", "app.Task", "subclass", "set_current"])
+@pytest.mark.parametrize("way", ["task_cls", "name", "app.Task", "subclass", "set_current"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_class_of_an_app_reaches_all_tasks_without_a_base(
     broker_url: str, calls: Calls, way: str, defined: str, shared: bool
@@ -287,6 +287,8 @@ def test_the_class_of_an_app_reaches_all_tasks_without_a_base(
     match way:
         case "task_cls":
             app: Any = App("classes", "redis://unreachable.invalid:1", task_cls=OfApp)
+        case "name":
+            app = App("classes", "redis://unreachable.invalid:1", task_cls=f"{__name__}:OfApp")
         case "subclass":
             app = AppWithClass("classes", "redis://unreachable.invalid:1")
         case "set_current":
@@ -307,6 +309,13 @@ def test_the_class_of_an_app_reaches_all_tasks_without_a_base(
     App("next", "redis://unreachable.invalid:1")
     assert type(plain) is (Task if shared else OfApp)  # a shared task belongs to the current app
     del previous
+
+
+@pytest.mark.parametrize("name", ["nowhere:Class", "bulltask.app:Missing", "Class"])
+def test_the_name_of_a_class_is_imported_when_a_task_needs_it(name: str) -> None:
+    app = App("classes", "redis://unreachable.invalid:1", task_cls=name)
+    with pytest.raises(ConfigError, match=f"cannot import task_cls, '{name}'"):
+        app.task(print)
 
 
 def test_the_class_of_an_app_keeps_annotations_and_async_tasks(broker_url: str) -> None:
