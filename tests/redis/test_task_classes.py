@@ -166,7 +166,7 @@ def test_call_can_be_overridden_for_example_to_enter_a_context(app: App, worker:
     assert result.get(timeout=5) == 1
     assert of_bound.get(timeout=5) == [2, of_bound.id]
     assert plain(3) == 3
-    assert entered == [result.id, "left", of_bound.id, "left", "", "left"]
+    assert entered == [result.id, "left", of_bound.id, "left", None, "left"]
 
     async def function() -> None: ...
 
