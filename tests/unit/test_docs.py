@@ -160,6 +160,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/reference/workers.md": {},
     "docs/how-to/hooks.md": {name: FakeLibrary(name) for name in ("database", "pager", "tracer", "current_request_id")},
     "docs/how-to/outbox.md": {},
+    "docs/how-to/sentry-opentelemetry.md": {},
     "docs/how-to/task-classes.md": {name: FakeLibrary(name) for name in ("connect", "web_app", "import_file")},
     "docs/how-to/observability.md": {"pager": FakeLibrary("pager")},
 }
