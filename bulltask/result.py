@@ -67,7 +67,7 @@ class AsyncResult(ResultDetails, Generic[R]):
     Attributes:
         ref: The job's reference (queue and id).
         reader, parent: The arguments.
-        children: The handles of the steps after this one, if this process sent the job as a step of a chain.
+        children: The handles of the callbacks and steps after this one, if this process sent them with the job.
         ignored: If you set it, :meth:`get` returns ``None`` without waiting, as in Celery.
     """
 

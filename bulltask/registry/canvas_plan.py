@@ -173,11 +173,13 @@ class _Expansion:
         if target.parent is None and len(entries) == 1:
             step = self._place(Step(own_id or target.id, call), _before(entries[0]))
             _deliver(entries, step)
+            step.links += [link.result for link in links]
             return _Expanded([step], step, step)
         passed_on = self._place(Step(target.id, dependents=entries), target)
         step = self._place(Step(own_id or _new_id(), call), _before(passed_on))
         _deliver([passed_on], step)
         _deliver(entries, passed_on)
+        step.links += [link.result for link in links]
         return _Expanded([step], step, passed_on)
 
     def _expand_chain(self, canvas: Chain[Any, Any], target: _Target) -> _Expanded:
@@ -380,7 +382,10 @@ def _handle(
 ) -> AsyncResult[Any] | GroupResult[Any]:
     if isinstance(node, Step):
         decode = None if node.call is None else node.call.task.result_decoder
-        return AsyncResult(node.id, queues[node.id], reader, sent_ms, decode, parent)
+        handle: AsyncResult[Any] = AsyncResult(node.id, queues[node.id], reader, sent_ms, decode, parent)
+        for link in node.links:
+            _handle(link, reader, sent_ms, queues, handle)  # it becomes one of the handle's children
+        return handle
     return GroupResult(node.id, [_handle(item, reader, sent_ms, queues, parent) for item in node.items], parent)
 
 

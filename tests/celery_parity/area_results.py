@@ -231,6 +231,11 @@ differs(
     lambda p: (lambda result: str(result) == result.id)(finished(p)),
 )
 same("`result.result` is the return value.", 5, lambda p: finished(p).result)
+same(
+    "`result.children` has the handles of the callbacks of a task.",
+    [20],
+    lambda p: linked(p),
+)
 same("`result.children` has the handles of the steps after a task.", [13], lambda p: children(p))
 same(
     "`result.date_done` is when the task finished, in UTC.",
@@ -317,3 +322,9 @@ def reports(p: Any) -> object:
     p.open_gate()
     p.get(result)
     return progress
+
+
+def linked(p: Any) -> object:
+    result = p.add.apply_async((2, 2), link=p.add.s(16))
+    p.get(result)
+    return [p.get(child) for child in result.children]
