@@ -82,6 +82,7 @@ class Config:
     result_compression: str | None
     compression_threshold: int
     max_decompressed: int
+    max_decompressed_tokens: int
     signing_keys: tuple[SecretKey, ...]
     encryption_keys: Mapping[str, tuple[SecretKey, ...]]
     queues: tuple[str, ...]

@@ -209,6 +209,13 @@ PAYLOAD_SETTINGS: Final = (
         "small payloads that decompress to huge ones.",
     ),
     _row(
+        "max_decompressed_tokens",
+        integer(1),
+        5_000_000,
+        "Maximum number of JSON tokens (brackets, strings, commas) in a compressed payload after decompression. Each "
+        "may take 80 bytes of a worker's memory.",
+    ),
+    _row(
         "payload_signing_keys",
         signing_keys,
         None,

@@ -18,7 +18,17 @@ from typing import Any, Final
 
 from bulltask.errors import DecodeError, EncodeError, PayloadTooLargeError
 
-__all__ = ["MAX_LEVELS", "MAX_SAFE_INTEGER", "ON_SURROGATE", "Json", "decode", "decode_object", "decode_text", "encode"]
+__all__ = [
+    "MAX_LEVELS",
+    "MAX_SAFE_INTEGER",
+    "ON_SURROGATE",
+    "Json",
+    "decode",
+    "decode_object",
+    "decode_text",
+    "encode",
+    "has_more_tokens",
+]
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A JSON value. :func:`encode` accepts tuples as well; they come back as lists."""
@@ -122,6 +132,17 @@ def decode(data: bytes | str | None, *, what: str = "value") -> Any:
     if len(text) > MAX_LEVELS and text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
         raise DecodeError(f"{what} is {_TOO_DEEP}")
     return value
+
+
+def has_more_tokens(data: bytes, limit: int) -> bool:
+    """Return whether JSON has more than ``limit`` brackets, strings and commas, each of which may become an object."""
+    if len(data) <= limit:
+        return False
+    data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = data.count(b'"') // 2
+    if strings <= limit:  # do not split into more parts than this
+        data = b"".join(data.split(b'"')[::2])
+    return strings + sum(map(data.count, (b"[", b"{", b","))) > limit
 
 
 def decode_object(data: bytes, *, what: str) -> dict[str, Any]:

@@ -188,6 +188,8 @@ class PayloadCodec:
                 f"{what}: {len(body):,} bytes before compression exceed the limit of "
                 f"{self._config.max_decompressed:,}; store the data elsewhere, or raise max_decompressed"
             )
+        if envelope.serializer == JSON and codec.has_more_tokens(body, self._config.max_decompressed_tokens):
+            raise PayloadTooLargeError(f"{what} {self._too_many_tokens}, or store the data elsewhere")
         smaller = compress(body, compression)
         if len(smaller) >= len(body):
             return envelope
@@ -310,9 +312,16 @@ class PayloadCodec:
         body = envelope.body
         if envelope.compression:
             body = decompress(body, envelope.compression, self._config.max_decompressed, what)
+            if not is_pickled and codec.has_more_tokens(body, self._config.max_decompressed_tokens):
+                raise DecodeError(f"{what} {self._too_many_tokens} to read it")
         if not is_pickled:
             return Loaded(codec.decode(body, what=what))
         return Loaded(self.without_values(context.queue, what, DecodeError, lambda: load(body, what)), True)
+
+    @property
+    def _too_many_tokens(self) -> str:
+        limit = self._config.max_decompressed_tokens
+        return f"has more than {limit:,} JSON tokens: raise max_decompressed_tokens"
 
     # ---- contexts and keys -------------------------------------------------------------------------------------------
 

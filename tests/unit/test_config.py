@@ -117,6 +117,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "result_compression": None,
         "compression_threshold": 4_096,
         "max_decompressed": 100_000_000,
+        "max_decompressed_tokens": 5_000_000,
         "signing_keys": (),
         "encryption_keys": {},
         "always_eager": False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from bulltask import App
 from bulltask.config.config import Settings
 from bulltask.config.secret_keys import SecretKey
 from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
+from bulltask.jobs.codec import has_more_tokens
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.stored_options import StoredOptions
 from bulltask.payloads.encryption import encrypt
@@ -149,6 +151,40 @@ def test_a_small_compressed_payload_cannot_exhaust_memory(name: str, body: bytes
     data = Envelope("json", body, name).to_json()
     with pytest.raises(DecodeError, match=r"1,000,000 bytes after decompression|not valid zstd data"):
         payloads(max_decompressed=1_000_000).load_arguments(job(data))
+
+
+@pytest.mark.parametrize("part", [b"[]", b"{}", b'{"":0}', b'""', b"0", b'"\\""', b"[[0]]"])
+@pytest.mark.parametrize("name", ["zlib", "zstd"])
+def test_a_small_compressed_payload_cannot_become_many_objects(name: str, part: bytes) -> None:
+    body = b"[" + b",".join([part] * 120_000) + b"]"
+    packed = zlib.compress(body) if name == "zlib" else zstandard.ZstdCompressor().compress(body)
+    data = Envelope("json", packed, name).to_json()
+    assert len(data) < 20_000
+    reader = payloads(max_decompressed_tokens=100_000)
+    tracemalloc.start()
+    with pytest.raises(DecodeError, match="has more than 100,000 JSON tokens: raise max_decompressed_tokens"):
+        reader.load_arguments(job(data))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * len(body)
+    with pytest.raises(PayloadTooLargeError, match="JSON tokens"):
+        dumped(reader, json.loads(body), PayloadFormat("json", name))
+
+
+@given(JSON_VALUES)
+def test_tokens_are_counted_outside_of_strings(value: Any) -> None:
+    data = json.dumps([value, ',"[]{}:\\'], separators=(",", ":")).encode()
+
+    def count(part: Any) -> int:
+        if isinstance(part, dict):
+            return 1 + sum(1 + count(item) for item in part.values()) + max(0, len(part) - 1)
+        if isinstance(part, list):
+            return 1 + sum(map(count, part)) + max(0, len(part) - 1)
+        return int(isinstance(part, str))
+
+    tokens = count(json.loads(data))
+    assert not has_more_tokens(data, tokens)
+    assert has_more_tokens(data, tokens - 1)
 
 
 @pytest.mark.parametrize(("name", "body"), [("zlib", zlib.compress(b"1" * 99)[:-5]), ("zstd", b"?"), ("lzma", b"1")])
