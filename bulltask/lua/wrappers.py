@@ -26,6 +26,7 @@ __all__ = [
     "with_fields",
     "with_finish",
     "with_guard",
+    "with_reset",
     "with_wakeup",
 ]
 
@@ -180,6 +181,16 @@ def retry_failed() -> Script:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     return _combine(bulltask_script("retryFailed"), official_script("moveJobsToWait"), b"retry")
+
+
+@cache
+def with_reset(script: Script) -> Script:
+    """Return ``resetAttempts`` with a script that retries a finished job, which it calls as ``retry(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.bulltask_script`.
+    """
+    return _combine(bulltask_script("resetAttempts"), script, b"retry")
 
 
 @cache

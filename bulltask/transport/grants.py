@@ -43,7 +43,7 @@ _MANAGER: Final = "hdel hlen ltrim srem type xadd xtrim".split()
 
 _NOT_FOR_WORKERS: Final = frozenset(
     "cleanJobsInSet cleanPage convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob "
-    "pageAfter paginate pause promote setPaused lastIdOfRange".split()
+    "pageAfter paginate pause promote resetAttempts setPaused lastIdOfRange".split()
 )
 """Scripts of queues, readers and migrations. All other scripts are a worker's, so a new script needs no entry."""
 

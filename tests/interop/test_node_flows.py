@@ -119,8 +119,22 @@ def test_a_parent_with_pending_children_is_retried(mail: InteropQueue, ran_by: s
 def test_a_parent_with_pending_children_fails_without_attempts_left(mail: InteropQueue, ran_by: str) -> None:
     mail.worker() if ran_by == "bulltask" else mail.node_worker("fail-named")
     parent = early_parent(mail)
-    with pytest.raises(NodeError, match=r"pending (child jobs|dependencies)"):
+    with pytest.raises(NodeError, match=f"Job {parent} has pending dependencies. moveToFinished"):
         mail.node_result(parent)
     seen = mail.node_job(parent)
     assert (seen["state"], seen["attemptsMade"]) == ("failed", 1)
     assert "" not in seen["stacktrace"]
+
+
+@pytest.mark.parametrize("ran_by", ["bulltask", "Node"])
+def test_a_retried_parent_with_a_failed_child_fails_for_nodes_reason(mail: InteropQueue, ran_by: str) -> None:
+    """The parent runs again, although its child has failed, and cannot complete."""
+    mail.worker() if ran_by == "bulltask" else mail.node_worker("fail-named")
+    bad = node_of("fail", {"error": "PermanentError"}, queue=mail.name, failParentOnFailure=True)
+    parent = str(mail.node.call("flow.add", flow=node_of("echo", {"value": 2}, bad, queue=mail.name))["id"])
+    with pytest.raises(NodeError, match=r"child .* failed"):
+        mail.node_result(parent)
+    mail.job_call(parent, "retry")
+    failed = mail.stream.wait_for(2, event="failed", jobId=parent)[-1]
+    reason = f"Cannot complete job {parent} because it has at least one failed child. moveToFinished"
+    assert failed["failedReason"] == reason

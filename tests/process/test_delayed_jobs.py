@@ -101,3 +101,24 @@ def test_delayed_jobs_run_on_time_in_a_busy_queue(harness: WorkerHarness) -> Non
     harness.report(late_ms=late)
     assert all(-EARLY_MS <= ms <= scale_to_load(100) for ms in late)
     assert worker.warnings() == []
+
+
+@pytest.mark.parametrize("reason", ["paused", "global concurrency"])
+def test_delayed_jobs_are_promoted_on_time_while_no_job_may_be_acquired(harness: WorkerHarness, reason: str) -> None:
+    queue = harness.app.queue(harness.keys.queue)
+    harness.worker(children=2, settings=LONG_DRAIN_DELAY)
+    harness.wait_until_idle(2)
+    if reason == "paused":
+        queue.pause()
+    else:
+        queue.set_global_concurrency(1)
+        harness.wait_for_start(harness.hold())
+    jobs = [harness.app.send_task("quick", countdown=0.3 * number) for number in range(1, 5)]
+    due_ms = [int(harness.events.wait_for(event="delayed", jobId=job.id)[0]["delay"]) for job in jobs]
+    promoted = [harness.events.wait_for(event="waiting", jobId=job.id, prev="delayed")[0].ms for job in jobs]
+    late = [at_ms - due for at_ms, due in zip(promoted, due_ms, strict=True)]
+    harness.report(late_ms=late)
+    assert all(-EARLY_MS <= ms <= scale_to_load(100) for ms in late)
+    harness.open_gate()
+    queue.resume()
+    jobs[-1].get(timeout=60)

@@ -23,7 +23,7 @@ from bulltask.errors import (
 )
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import JobState
-from bulltask.queue import BulkJob, Job, Queue
+from bulltask.queue import BulkJob, FlowJob, FlowProducer, Job, Queue
 from bulltask.worker.child.job_client import RedisJobClient
 from tests.support.manual_worker import ManualWorker
 
@@ -145,6 +145,34 @@ def test_a_failed_job_is_retried(queue: Queue, manual_worker: ManualWorker) -> N
     assert job.is_waiting()
     with pytest.raises(ConfigError, match="state must be"):
         job.retry("active")
+
+
+@pytest.mark.parametrize("parent", [False, True])
+def test_a_retry_can_reset_the_attempts(
+    queue: Queue, manual_worker: ManualWorker, broker_url: str, parent: bool
+) -> None:
+    options: dict[str, Any] = {"fail_parent_on_failure": True} if parent else {}
+    if parent:
+        with FlowProducer(broker_url) as flows:
+            flows.add(FlowJob("parent", "mail", {}, {}, [FlowJob("child", "mail", {}, {"attempts": 1, **options})]))
+        [job] = queue.get_jobs("waiting")
+    else:
+        job = queue.add("a", attempts=1)
+    manual_worker.fail()
+    job.refresh()
+    assert (job.attempts_made, job.attempts_started) == (1, 1)
+    job.retry(reset_attempts_made=True)
+    assert job.attempts_made == 0
+    job.refresh()
+    assert (job.attempts_made, job.attempts_started) == (0, 1)
+
+
+def test_a_retry_can_reset_the_starts(queue: Queue, manual_worker: ManualWorker) -> None:
+    job = queue.add("a", attempts=1)
+    manual_worker.fail()
+    job.retry(reset_attempts_started=True)
+    job.refresh()
+    assert (job.attempts_made, job.attempts_started) == (1, 0)
 
 
 def test_a_retried_lifo_job_is_the_next_one(queue: Queue, manual_worker: ManualWorker) -> None:

@@ -10,6 +10,9 @@
   (`startOrThrottle`). BullMQ's scripts would add them after all waiting jobs, and they would miss their turn. This
   script adds them before the waiting jobs, in the order of the task's list of throttled jobs.
 
+  If a queue is paused, or its global concurrency is reached, BullMQ's scripts do not return when the next delayed job is
+  due, and it would be promoted up to 5 s late. This script does.
+
   The source of BullMQ's moveToActive, moveToFinished or retryJob is inserted before this one, as the function
   `official(KEYS, ARGV)` (bulltask.lua.wrappers.with_guard). In all three, the seventh key is `delayed`.
 
@@ -58,4 +61,9 @@ if #throttled > 0 then
     redis.call("ZADD", prefix .. "marker", 0, "0")
   end
 end
-return official(KEYS, ARGV)
+local reply = official(KEYS, ARGV)
+if type(reply) == "table" and reply[1] == 0 and reply[3] == 0 and reply[4] == 0 then
+  local next_due = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")[2]
+  reply[4] = next_due and tonumber(next_due) / 4096 or 0
+end
+return reply

@@ -123,13 +123,17 @@ class AsyncJob(JobFields):
         """True if the job is waiting for its child jobs."""
         return await self.get_state() is JobState.WAITING_CHILDREN
 
-    async def retry(self, state: str = "failed") -> None:
+    async def retry(
+        self, state: str = "failed", *, reset_attempts_made: bool = False, reset_attempts_started: bool = False
+    ) -> None:
         """Move the finished job back to waiting; its priority is ignored (as in BullMQ 5).
 
-        Earlier attempts still count: the next failure is final unless attempts are left.
+        Earlier attempts still count, unless they are reset: the next failure is final if no attempts are left.
 
         Args:
             state: The job's current state, ``"failed"`` or ``"completed"``.
+            reset_attempts_made: Start counting attempts again, so that the job is retried like a new one (BullMQ 5.66).
+            reset_attempts_started: Start counting starts again (``max_started_attempts``).
 
         Raises:
             ConfigError: ``state`` is invalid.
@@ -139,10 +143,17 @@ class AsyncJob(JobFields):
             raise ConfigError(f"state must be failed or completed, not {state!r}")
         keys, lifo = self._context.keys, self.opts.get("lifo") is True
         if state == "failed" and self.parent_key is not None:
-            await self._context.arun(scripts.retry_child(keys, self.id, lifo=lifo))
+            call = scripts.retry_child(keys, self.id, lifo=lifo)
         else:
-            await self._context.arun(scripts.reprocess_job(keys, self.id, state, lifo=lifo))
+            call = scripts.reprocess_job(keys, self.id, state, lifo=lifo)
+        if reset_attempts_made or reset_attempts_started:
+            call = scripts.reset_attempts(call, made=reset_attempts_made, started=reset_attempts_started)
+        await self._context.arun(call)
         self.change(finished_ms=None, processed_ms=None, **{_OUTCOMES[state]: None})
+        self.change(
+            attempts_made=0 if reset_attempts_made else self.attempts_made,
+            attempts_started=0 if reset_attempts_started else self.attempts_started,
+        )
 
     async def remove(self, *, children: bool = True) -> None:
         """Remove the job, in any state.

@@ -40,6 +40,7 @@ __all__ = [
     "remove_deduplication_key",
     "remove_job",
     "reprocess_job",
+    "reset_attempts",
     "retry_child",
     "revocation_requests",
     "revoke",
@@ -123,6 +124,13 @@ def retry_child(keys: QueueKeys, job_id: str, *, lifo: bool) -> Call[None]:
     return script_call(
         loader.bulltask_script("retryChild"), _retry_keys(keys, job_id, "failed"), args, error_parser(keys, job_id)
     )
+
+
+def reset_attempts(retry: Call[None], *, made: bool, started: bool) -> Call[None]:
+    """bulltask's ``resetAttempts`` with a call that retries a job: also set its counters of attempts to 0."""
+    assert retry.script is not None
+    args = (int(made), int(started), *retry.argv)
+    return script_call(wrappers.with_reset(retry.script), retry.keys, args, retry.parse_reply)
 
 
 def _push(*, lifo: bool) -> str:

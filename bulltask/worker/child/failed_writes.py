@@ -71,6 +71,16 @@ OutcomeWriteSteps = Generator[
 """Sans-I/O steps for the loops of a child. A loop repeats a :class:`Call` until it receives a reply."""
 
 
+def _reason(job_id: str, outcome: Outcome, exc: BulltaskError) -> str:
+    """Return the reason why a job fails whose outcome cannot be stored: Node's, if its child jobs are the reason."""
+    script = "moveToWaitingChildren" if isinstance(outcome, WaitingForChildrenOutcome) else "moveToFinished"
+    if isinstance(exc, FailedChildrenError):
+        return f"Cannot complete job {job_id} because it has at least one failed child. {script}"
+    if isinstance(exc, PendingChildrenError):
+        return f"Job {job_id} has pending dependencies. {script}"
+    return f"the job's outcome could not be stored: {exc}"
+
+
 class FailedWriteHandler:
     """Decides what to do after a failed write of an outcome. It does no I/O, so both loops of a child can use it.
 
@@ -143,7 +153,7 @@ class FailedWriteHandler:
         script_stopped = isinstance(exc, BrokerError)
         if isinstance(outcome, FailedOutcome):
             return replace(outcome, malformed=True) if script_stopped and not outcome.malformed else None
-        reason = f"the job's outcome could not be stored: {exc}"
+        reason = _reason(acquired.job.id, outcome, exc)
         attempts_made = acquired.job.attempts_made + 1
         if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: the job fails
