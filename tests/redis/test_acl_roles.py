@@ -102,6 +102,7 @@ JOB_OPTIONS: list[dict[str, Any]] = [
     {"delay": 60},
     {"priority": 3},
     {"deduplication": {"id": "once"}},
+    {"deduplication": {"id": "active", "keep_last_if_active": True}},
     {"deduplication": {"id": "late", "replace": True, "ttl": 60}, "delay": 60},
     {"deduplication": {"id": "late", "replace": True, "ttl": 60}, "delay": 60},
 ]
@@ -169,6 +170,8 @@ def removed_id(broker_url: str) -> Iterator[str]:
         removed.remove()
         worker = ManualWorker(queue.context.broker, queue.context.keys)
         worker.complete()
+        queue.add("active", deduplication={"id": "active"})
+        worker.acquire()
         worker.close()
         yield removed.id
 

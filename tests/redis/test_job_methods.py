@@ -151,10 +151,17 @@ def test_a_failed_job_is_retried(queue: Queue, manual_worker: ManualWorker) -> N
 def test_a_retry_can_reset_the_attempts(
     queue: Queue, manual_worker: ManualWorker, broker_url: str, parent: bool
 ) -> None:
-    options: dict[str, Any] = {"fail_parent_on_failure": True} if parent else {}
     if parent:
         with FlowProducer(broker_url) as flows:
-            flows.add(FlowJob("parent", "mail", {}, {}, [FlowJob("child", "mail", {}, {"attempts": 1, **options})]))
+            flows.add(
+                FlowJob(
+                    "parent",
+                    "mail",
+                    {},
+                    {},
+                    [FlowJob("child", "mail", {}, {"attempts": 1, "fail_parent_on_failure": True})],
+                )
+            )
         [job] = queue.get_jobs("waiting")
     else:
         job = queue.add("a", attempts=1)
