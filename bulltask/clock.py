@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import zoneinfo
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Final
 
@@ -81,6 +82,10 @@ _SLOW_MS: Final = 25
 """A reading with a greater error is repeated."""
 
 
+_CHANGE_MS: Final = 1_000
+"""A smaller change is not reported."""
+
+
 class ServerClock:
     """The server's time, extrapolated with the monotonic clock.
 
@@ -88,12 +93,15 @@ class ServerClock:
     jumps ahead, would run delayed jobs two minutes early.
     """
 
-    resync_ms = 60_000
+    resync_ms = 5_000
+    """How long a change of the server's clock may go unnoticed. A reading takes one round trip."""
     max_slow_readings = 3
     """How many readings are made if their replies are slow, for example because the server does not respond for a
     moment; over a slow network, all replies are."""
 
     def __init__(self) -> None:
+        self.on_change: Callable[[int], object] | None = None
+        """Called when the server's clock was set, with the difference in milliseconds."""
         self._offset_ms: float | None = None
         self._error_ms = 0.0
         self._slow_readings = 0
@@ -101,7 +109,7 @@ class ServerClock:
 
     @property
     def due(self) -> bool:
-        """True if the clock has not been set in the last minute (monotonic clocks drift), or is uncertain."""
+        """True if the clock was set too long ago (the server's may have changed), or is uncertain."""
         return self._offset_ms is None or self.is_uncertain or mono_ms() - self._synced_at_ms >= self.resync_ms
 
     @property
@@ -123,6 +131,9 @@ class ServerClock:
         offset_ms, error_ms = server_ms - (sent_at_ms + received_at_ms) / 2, (received_at_ms - sent_at_ms) / 2
         known_ms, known_error_ms = self._offset_ms, self._error_ms
         is_slow = error_ms > max(_SLOW_MS, 2 * known_error_ms)
+        changed_ms = 0 if known_ms is None else offset_ms - known_ms
+        if self.on_change is not None and abs(changed_ms) > _CHANGE_MS + error_ms + known_error_ms:
+            self.on_change(round(changed_ms))
         if not is_slow or known_ms is None or abs(offset_ms - known_ms) > error_ms + known_error_ms:
             self._offset_ms, self._error_ms = offset_ms, error_ms
         self._slow_readings = self._slow_readings + 1 if is_slow else 0

@@ -38,7 +38,7 @@ __all__ = ["resolve_url", "start_and_record", "start_or_join"]
 
 log = logging.getLogger(__name__)
 
-_URL = re.compile(r"embedded:(?://)?(?P<name>[^/?#]*)(?:/(?P<db>\d*))?")
+_URL = re.compile(r"embedded:(?://)?(?P<name>[^/?#@]*)(?:/(?P<db>\d*))?")
 _LOCK_TIMEOUT = 90.0  # longer than a start may take
 _REGISTRATION_TIMEOUT = 40.0  # longer than a keeper waits for its server to exit
 

@@ -63,7 +63,7 @@ class Revocation(StrEnum):
     """Result of revoking a job."""
 
     REVOKED = "revoked"  # the job was not running; it has now failed
-    RUNNING = "running"  # the job is running and continues, because terminate was not set
+    RUNNING = "running"  # a worker has acquired the job, which continues, because terminate was not set
     TERMINATING = "terminating"  # the job is running, and its worker is stopping it
     FINISHED = "finished"  # the job had already completed or failed
     UNKNOWN = "unknown"  # the job does not exist

@@ -33,7 +33,7 @@ class AsyncClient:
 
     Args:
         endpoint: The server.
-        clock: Set from the server's ``TIME`` on every connect and once a minute; ``None`` for no clock.
+        clock: Set from the server's ``TIME`` on every connect and every few seconds; ``None`` for no clock.
         name: The connection's name in ``CLIENT LIST``.
     """
 
@@ -86,8 +86,10 @@ class AsyncClient:
                 replies[index] = reply
 
     async def connect(self, deadline_ms: int | None = None) -> None:
-        """Connect now instead of on the first call; ``deadline_ms`` as in :meth:`run_many`."""
-        await self._connected(deadline_ms)
+        """Connect now instead of on the first call, and set the clock; ``deadline_ms`` as in :meth:`run_many`."""
+        connection = await self._connected(deadline_ms)
+        if self._clock is not None and self._clock.due:
+            await self._read_clock(self._clock, connection, deadline_ms)
 
     async def close(self) -> None:
         """Close the connection. Calls that are waiting fail with ``BrokerUnavailableError``."""

@@ -31,7 +31,7 @@ class AsyncClusterClient:
 
     Args:
         endpoint: Nodes from which the others are discovered.
-        clock: Set when connecting and once a minute, unless there is a name; ``None`` for no clock.
+        clock: Set when connecting and every few seconds, unless there is a name; ``None`` for no clock.
         name: The name of the connections in ``CLIENT LIST``.
         topology: The nodes, if other clients share them.
     """

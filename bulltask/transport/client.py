@@ -40,7 +40,7 @@ class Client:
 
     Args:
         endpoint: The server.
-        clock: Set from the server's ``TIME`` on every connect and once a minute; ``None`` for connections that only
+        clock: Set from the server's ``TIME`` on every connect and every few seconds; ``None`` for connections that only
             wait.
         name: The connection's name in ``CLIENT LIST``.
     """
@@ -211,8 +211,13 @@ class Client:
         return self._endpoint.safe_url
 
     def connect(self) -> None:
-        """Connect now instead of on the first call; raises the errors of :meth:`run`."""
-        self._connected()
+        """Connect now instead of on the first call, and set the clock if it is due; raises the errors of :meth:`run`.
+
+        Call it before the clock is read for a call's arguments: otherwise, the call sets the clock after that.
+        """
+        connection = self._connected()
+        if self._clock is not None and self._clock.due:
+            self._read_clock(self._clock, connection)
 
     def close(self) -> None:
         """Close the connection. A later call opens a new one."""

@@ -46,8 +46,8 @@ class ClusterClient:
 
     Args:
         endpoint: Nodes from which the others are discovered.
-        clock: Set from the first node that has slots, in the order of addresses, when connecting and once a minute;
-            ``None`` for no clock.
+        clock: Set from the first node that has slots, in the order of addresses, when connecting and every few
+            seconds; ``None`` for no clock.
         name: The name of the connections in ``CLIENT LIST``. A client with a name does not set the clock, so that only
             the nodes of its calls show the name.
         topology: The nodes, if other clients share them.

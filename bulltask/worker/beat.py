@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC
 from typing import TYPE_CHECKING, Final
 
 from bulltask.app import App
 from bulltask.clock import ServerClock
 from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError, BulltaskError, JobError
 from bulltask.queue.schedulers import put
+from bulltask.schedules.repeat import Repeat
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute, run_sync
@@ -36,9 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Beat", "Changes", "reconcile"]
 
 _PAGE: Final = 1_000
-_RETRY_MS: Final = 1_000
 _RETRYABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
-_NEVER_MS: Final = 86_400_000
 
 
 @dataclass(slots=True)
@@ -73,6 +73,8 @@ class Beat:
         logger: Logs the changes.
     """
 
+    interval_ms = 1_000
+
     def __init__(
         self,
         app: App,
@@ -87,11 +89,6 @@ class Beat:
         self._owner = (app.config.prefix, app.name)
         self._queues: set[str] | None = None
         self._done = False
-
-    @property
-    def interval_ms(self) -> int:
-        """The delay until the next attempt; a day once all queues are up to date."""
-        return _NEVER_MS if self._done else _RETRY_MS
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Update every queue that is not up to date yet."""
@@ -113,6 +110,10 @@ class Beat:
             return
         self._backoff.reset()
         self._done = True
+
+    def update_again(self) -> None:
+        """Update the schedulers again, because the server's clock has gone back."""
+        self._queues, self._done = None, False
 
     def _update(self, queue: str, entries: Sequence[BeatEntry]) -> None:
         try:
@@ -162,12 +163,16 @@ def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms:
         now_ms: The server's time.
     """
     changes = Changes()
-    labels = yield from _read_labels(keys)
+    rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, 0, -1, asc=True))
+    labels, next_ms = (yield from _read_labels(keys, rows)), dict(rows)
     for entry in entries:
         label, new_label = labels.get(entry.name), BeatLabel(owner, entry.digest)
+        is_stopped = label == new_label and _is_stopped(entry.rule, next_ms[entry.name], now_ms)
         if label is not None and label.owner != owner:
             changes.foreign.append(entry.name)
-        elif label != new_label:
+        elif label != new_label or is_stopped:
+            if is_stopped:  # an interval would continue from the time of its next iteration
+                yield from execute(remove_job_scheduler(keys, entry.name))
             error = yield from _put(keys, entry, new_label, now_ms)
             if error:
                 changes.failed[entry.name] = error
@@ -181,9 +186,17 @@ def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms:
     return changes
 
 
-def _read_labels(keys: QueueKeys) -> Operation[dict[str, BeatLabel]]:
+def _is_stopped(rule: Repeat, next_ms: int, now_ms: int) -> bool:
+    """Whether the next iteration is more than two intervals away, because the server's clock has gone back."""
+    if rule.every_ms is not None:
+        return next_ms > now_ms + 2 * rule.every_ms
+    coming_ms = rule.next_ms(now_ms, UTC)
+    following_ms = None if coming_ms is None else rule.next_ms(coming_ms, UTC)
+    return following_ms is not None and next_ms > following_ms
+
+
+def _read_labels(keys: QueueKeys, rows: Sequence[tuple[str, int]]) -> Operation[dict[str, BeatLabel]]:
     """Return the label of each of the queue's schedulers. Nothing else is read, because there may be many."""
-    rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, 0, -1, asc=True))
     labels: dict[str, BeatLabel] = {}
     for first in range(0, len(rows), _PAGE):
         ids = [scheduler_id for scheduler_id, _ in rows[first : first + _PAGE]]

@@ -142,6 +142,8 @@ class _Assembly:
         self.backoff = ReconnectBackoff(self.bus, config)
         self.broker = app.broker
         self.keys = [self.broker.keys(queue) for queue in queues]
+        self.beat: Beat | None = None
+        self.broker.clock.on_change = self._report_clock_change
         self.limits = CallLimits()
         self.client = self._client()
         self.named_connections = NamedConnections(self._client, self.broker, queues, self.worker_id, self.backoff)
@@ -185,6 +187,16 @@ class _Assembly:
             self._close_inherited()
         return self._restart() if restart else code
 
+    def _report_clock_change(self, changed_ms: int) -> None:
+        if changed_ms < 0 and self.beat is not None:
+            self.beat.update_again()
+        self.logger.warning(
+            "The clock of Redis was set, or this machine was suspended",
+            seconds=changed_ms / 1000,
+            hint="Delayed jobs and schedules follow the clock: "
+            + ("some start early" if changed_ms > 0 else "most wait until it has reached their time again"),
+        )
+
     def _needed_connections(self) -> int:
         """Return how many connections the worker has if it waits for jobs, with one that Node.js sees."""
         children = self.config.children if self.config.autoscale is None else self.config.autoscale.maximum
@@ -225,7 +237,7 @@ class _Assembly:
         self._warn_about_unknown_queues()
         self._warn_about_missing_spark()
         self._warn_about_memory_limits()
-        beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
+        self.beat = beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
         revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)

@@ -159,12 +159,14 @@ def test_a_worker_reconciles_once_and_only_warns_if_beat_schedule_is_not_set(
     logger = MagicMock()
     with app.broker.pool.client() as client:
         client.connect()
+        unused: Any = None
 
         def start(entries: Any) -> Beat:
             beat = Beat(app, entries, client, app.broker.clock, ReconnectBackoff(bus, app.config), logger)
             assert beat.interval_ms < 60_000
             beat.tick(0, 0)
-            assert beat.interval_ms > 3_600_000
+            beat._client = unused
+            beat.tick(0, 0)
             return beat
 
         start(read_entries(app))
@@ -174,3 +176,18 @@ def test_a_worker_reconciles_once_and_only_warns_if_beat_schedule_is_not_set(
         assert [scheduler.id for scheduler in schedulers.list()] == ["a"]
         start([])
         assert schedulers.list() == []
+
+
+@pytest.mark.parametrize("entry", [{"task": "work", "schedule": 60}, {"task": "work", "schedule": crontab()}])
+def test_a_schedule_continues_after_the_clock_has_gone_back_by_an_hour(
+    broker_url: str, schedulers: JobSchedulers, entry: dict[str, Any]
+) -> None:
+    app = App("shop", broker_url, beat_schedule={"a": entry})
+    with app.broker.pool.client() as client:
+        client.connect()
+        now_ms = app.now_ms()
+        for earlier_ms, changed in ((-3_600_000, []), (0, ["a"]), (0, []), (30_000, [])):  # an hour ahead, then right
+            operation = reconcile(KEYS, read_entries(app) or [], "shop", now_ms - earlier_ms)
+            assert run_sync(client, operation).changed == changed
+            (scheduler,) = schedulers.list()
+            assert scheduler.next_ms <= now_ms - min(0, earlier_ms) + 61_000

@@ -112,6 +112,8 @@ def read_environment(url: str) -> None:
         f"redis://:p[{SECRET}@127.0.0.1",
         f"rediss://:{SECRET}@127.0.0.1?ssl_ca_certs=/no/such/file",
         f"http://:{SECRET}@127.0.0.1",
+        f"embedded://u:{SECRET}@x",
+        f"embedded://u:{SECRET}@x/1",
     ],
 )
 def test_no_send_error_shows_the_password(send_task: Callable[[str], None], url: str) -> None:
