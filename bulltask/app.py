@@ -48,7 +48,7 @@ from bulltask.registry.overrides import is_overridden, pass_overrides, record_ca
 from bulltask.registry.periodic_tasks_mixin import PeriodicTasksMixin
 from bulltask.registry.results_mixin import ResultsMixin
 from bulltask.registry.running import running_task
-from bulltask.registry.signature import Signature
+from bulltask.registry.signature import Signature, is_call
 from bulltask.registry.single_jobs import handles, is_single, job_of
 from bulltask.registry.task import AnyTask, Task
 from bulltask.registry.task_definition_mixin import TaskDefinitionMixin
@@ -265,7 +265,7 @@ class App(
 
     def signature(
         self,
-        name: str,
+        name: str | Mapping[str, Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureKeywords[Any]],
@@ -273,10 +273,12 @@ class App(
         """Return a signature by task name, including tasks that this app does not define (Celery's ``signature``).
 
         Args:
-            name: The task's name.
+            name: The task's name; or a dictionary of a signature, chain or group: :meth:`Signature.from_dict`.
             args, kwargs: As for :meth:`send_task`.
             options: As for :meth:`send_task`. ``immutable=True`` ignores the result of the previous step.
         """
+        if isinstance(name, Mapping):
+            return cast(Signature[Any, Any], Signature.from_dict(name, self))
         immutable = bool(options.pop("immutable", False))
         task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
         return Signature(task, args, kwargs, options, immutable=immutable)
@@ -365,7 +367,7 @@ class App(
         """
         sends = True
         if is_overridden(canvas):
-            if isinstance(canvas, Signature) and isinstance(canvas.task, AnyTask) and not canvas.has_passed_overrides:
+            if is_call(canvas) and isinstance(canvas.task, AnyTask) and not canvas.has_passed_overrides:
                 return canvas.send_by_public_method()
             sends = pass_overrides(canvas)
         if is_single(canvas) and sends:
@@ -379,7 +381,7 @@ class App(
 
     async def asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """:meth:`send_canvas` for asyncio."""
-        if isinstance(canvas, Signature) and not canvas.has_passed_overrides:
+        if is_call(canvas) and not canvas.has_passed_overrides:
             task: Any = canvas.task
             if isinstance(task, AnyTask) and task.replaces("aapply_async"):
                 return await task.aapply_async(canvas.args, canvas.kwargs, **canvas.given_with_callbacks())

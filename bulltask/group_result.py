@@ -46,7 +46,11 @@ class GroupResult(ResultSet[R]):
     def as_tuple(self) -> list[Any]:
         """Return the ids of the group, of the steps before it and of its members; see ``AsyncResult.as_tuple``."""
         parent = None if self.parent is None else self.parent.as_tuple()
-        return [[self.id, parent], [member.as_tuple() for member in self.results]]
+        members: list[Any] = [member.as_tuple() for member in self.results]
+        for member, ids in zip(self.results, members, strict=True):
+            if member.parent is self.parent:
+                ids[0][1] = None  # the step before the group is its own parent, once
+        return [[self.id, parent], members]
 
     def save(self, keep: Duration | None = 86_400) -> None:
         """Store the group, so that :meth:`restore` finds it by its id.
@@ -54,16 +58,22 @@ class GroupResult(ResultSet[R]):
         Args:
             keep: How long it is stored, in seconds or as a ``timedelta``; ``None`` for no limit. Default: a day.
         """
-        members = self._members()
-        if members:
-            keep_ms = None if keep is None else max(1, to_ms(keep, "keep"))
-            members[0].reader.save_group(members[0].queue, self.id, json.dumps(self._addresses()), keep_ms)
+        keep_ms = None if keep is None else max(1, to_ms(keep, "keep"))
+        reader, queue = self._store()
+        reader.save_group(queue, self.id, json.dumps(self._addresses()), keep_ms)
 
     def delete(self) -> None:
         """Remove what :meth:`save` stored; the members' jobs are kept (:meth:`forget` removes those)."""
+        reader, queue = self._store()
+        reader.forget_group(queue, self.id)
+
+    def _store(self) -> tuple[ResultReader, str]:
+        """Return what stores the group, and a queue on its server; an empty group belongs to the current app."""
         members = self._members()
         if members:
-            members[0].reader.forget_group(members[0].queue, self.id)
+            return members[0].reader, members[0].queue
+        app = cast(Sender, import_module(CURRENT_APP).current_sender())
+        return app.results, app.config.default_queue
 
     @classmethod
     def restore(cls, group_id: str, app: Sender | None = None) -> GroupResult[Any] | None:

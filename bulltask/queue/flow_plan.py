@@ -14,7 +14,7 @@ from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.jobs.options import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
 from bulltask.queue.add_options import AddOptions, build_job
-from bulltask.registry.signature import Signature
+from bulltask.registry.signature import Signature, is_call
 
 __all__ = ["ChildOptions", "FlowJob", "FlowNode", "plan"]
 
@@ -122,7 +122,7 @@ def plan(
     roots: list[PlannedJob] = []
     todo: list[tuple[FlowJob | Signature[Any, Any], PlannedJob | None]] = [(flow, None) for flow in flows]
     for item, above in todo:  # the loop appends to todo; no recursion, as the tree may exceed Python's recursion limit
-        node = FlowJob.of(item) if isinstance(item, Signature) else item
+        node = FlowJob.of(item) if is_call(item) else item
         if not isinstance(node, FlowJob):
             raise TypeError(f"a flow consists of FlowJobs and calls such as task.s(…), not {node!r}")
         waits = parent if above is None else {"id": above.job.id, "queue": above.job.queue}

@@ -12,7 +12,10 @@ transaction stores all of its jobs, or none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast, overload
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar, Unpack, cast, overload
+
+import uuid_utils
 
 from bulltask.group_result import GroupResult
 from bulltask.ports import Sender
@@ -23,7 +26,9 @@ from bulltask.result import AsyncResult
 if TYPE_CHECKING:  # signature.py imports this module
     from bulltask.registry.signature import Signature
 
-__all__ = ["Canvas", "Chain", "Group", "GroupChain", "chain_of", "pop_callbacks"]
+__all__ = ["EMPTY_CHAIN", "Canvas", "Chain", "Chord", "Group", "GroupChain", "chain_of", "chord_of", "pop_callbacks"]
+
+EMPTY_CHAIN: Final = "a chain needs at least one step"
 
 A_contra = TypeVar("A_contra", contravariant=True)
 """What a canvas accepts from the previous step."""
@@ -37,7 +42,36 @@ class Canvas(Generic[A_contra, R_co]):
 
     Its type parameters are what it accepts from the previous step, and what it returns. ``Never`` means that it accepts
     nothing, because all of its arguments are given, and ``object`` that it ignores the previous step's result.
+
+    Attributes:
+        planned_id: The id of the job whose result is this canvas's, or of its group, from :meth:`freeze`, or because
+            the call has passed a replaced method (:mod:`bulltask.registry.overrides`); ``""`` for none.
     """
+
+    planned_id = ""
+
+    @property
+    def id(self) -> str | None:
+        """The id that the result will have, ``None`` before :meth:`freeze`."""
+        return self.planned_id or None
+
+    def freeze(self, _id: str | None = None) -> AsyncResult[R_co]:
+        """Choose the ids of all jobs, and return the handle of the result, before the canvas is sent.
+
+        The jobs have these ids when the canvas is sent for the first time. If it is sent again, they have new ids.
+
+        Args:
+            _id: The id of the result; default: ``job_id`` of the last call, or a new one.
+        """
+        return cast(AsyncResult[R_co], self.plan_ids(_id, None))
+
+    def plan_ids(self, job_id: str | None, parent: Any) -> Any:
+        """:meth:`freeze` for a step whose preceding step has the handle ``parent``."""
+        raise NotImplementedError
+
+    def parts(self) -> Iterable[Canvas[Any, Any]]:
+        """Return the canvases of which this one consists, and its callbacks."""
+        raise NotImplementedError
 
     @overload
     def __or__(self, following: _ReturnsGroup[R_co, S]) -> GroupChain[A_contra, S]: ...
@@ -46,6 +80,7 @@ class Canvas(Generic[A_contra, R_co]):
 
     def __or__(self, following: Any) -> Any:
         """Return a chain: ``following`` runs after this, with its result as the first argument."""
+        _check_canvas(following)
         return chain_of([self, following])
 
     @overload
@@ -84,15 +119,20 @@ class Canvas(Generic[A_contra, R_co]):
         Args:
             args, kwargs: As for :meth:`delay`.
             options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`. In a chain, they apply to the first
-                step, except ``link`` and ``link_error``: see :meth:`link` and :meth:`link_error`.
+                step, except ``link`` and ``link_error``, for which see :meth:`link` and :meth:`link_error`, and
+                ``job_id``, which is that of the last step.
         """
-        return cast(AsyncResult[R_co], self._sender().send_canvas(self.clone(args, kwargs, **options)))
+        result = self._sender().send_canvas(self.clone(args, kwargs, **options))
+        self._forget_ids()
+        return cast(AsyncResult[R_co], result)
 
     async def aapply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> AsyncResult[R_co]:
         """:meth:`apply_async` for asyncio."""
-        return cast(AsyncResult[R_co], await self._sender().asend_canvas(self.clone(args, kwargs, **options)))
+        result = await self._sender().asend_canvas(self.clone(args, kwargs, **options))
+        self._forget_ids()
+        return cast(AsyncResult[R_co], result)
 
     def apply(
         self,
@@ -103,8 +143,9 @@ class Canvas(Generic[A_contra, R_co]):
         **options: Unpack[CallKeywords[R_co]],
     ) -> AsyncResult[R_co]:
         """Run all calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
-        canvas = self.clone(args, kwargs, **options)
-        return cast(AsyncResult[R_co], self._sender().apply_canvas(canvas, throw=throw))
+        result = self._sender().apply_canvas(self.clone(args, kwargs, **options), throw=throw)
+        self._forget_ids()
+        return cast(AsyncResult[R_co], result)
 
     def __invert__(self) -> R_co:
         """``~add.s(2, 2)`` sends the canvas and waits for its result, as in Celery."""
@@ -116,15 +157,23 @@ class Canvas(Generic[A_contra, R_co]):
         """Return a copy; arguments and options as for :meth:`apply_async`."""
         raise NotImplementedError
 
-    def set(self, **options: Unpack[SignatureKeywords[Any]]) -> Any:
+    def set(self, **options: Unpack[SignatureKeywords[Any]]) -> Self:
         """Set options of all calls in this canvas, and return the canvas: ``add.s(1, 2).set(countdown=5)``.
 
         Args:
-            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`; and ``immutable``.
+            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`; and ``immutable``. ``job_id`` is the id
+                of the result: that of a chain's last step, or of a group.
         """
+        given: dict[str, Any] = {**options}
+        if job_id := pop_id(given):
+            self.set_id(job_id)
         for call in self.calls():
-            call.set(**options)
+            call.set(**given)
         return self
+
+    def set_id(self, job_id: str) -> None:
+        """Set the id of the result."""
+        raise NotImplementedError
 
     def calls(self) -> Iterator[Signature[Any, Any]]:
         """Iterate over the signatures in this canvas, without callbacks."""
@@ -150,7 +199,7 @@ class Canvas(Generic[A_contra, R_co]):
         """
         raise NotImplementedError
 
-    def on_error(self, callback: Signature[Any, Any]) -> Any:
+    def on_error(self, callback: Signature[Any, Any]) -> Self:
         """Like :meth:`link_error`, but return this object: ``(a.s() | b.s()).on_error(c.s()).delay()``."""
         self.link_error(callback)
         return self
@@ -163,6 +212,26 @@ class Canvas(Generic[A_contra, R_co]):
         """Return the JSON form of a canvas that is an argument of a call."""
         return self.to_dict()
 
+    def keys(self) -> Iterable[str]:
+        """Return the keys of :meth:`to_dict`; for ``dict(canvas)``, as in Celery."""
+        return self.to_dict().keys()
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    __iter__: ClassVar[None] = None  # not the items 0, 1, …
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Canvas) and type(self) is type(other) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(tuple(call.task.name for call in self.calls()))
+
+    def _forget_ids(self) -> None:
+        self.planned_id = ""
+        for part in self.parts():
+            part._forget_ids()  # noqa: SLF001 - this class
+
     def _sender(self) -> Sender:
         return next((call.task.sender for call in self.calls()), None) or current_sender()
 
@@ -171,30 +240,49 @@ class Chain(Canvas[A_contra, R_co]):
     """Steps that run one after another, each with the previous step's result: ``a | b``, or :func:`chain`."""
 
     def __init__(self, steps: Iterable[Canvas[Any, Any]]) -> None:
-        self.steps: list[Canvas[Any, Any]] = []
+        self.steps = list(steps)
         self.tasks = self.steps  # Celery's name
         self.errbacks: list[Signature[Any, Any]] = []
-        for step in steps:
-            _check_canvas(step)
-            if isinstance(step, Chain) and not step.errbacks:
-                self.steps += step.steps
-            else:
-                self.steps.append(step)
-        if not self.steps:
-            raise TypeError("a chain needs at least one step")
 
     def clone(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> Any:
-        """Return a copy; the arguments and options are those of the first step, except ``link`` and ``link_error``."""
+        """Return a copy.
+
+        The arguments and options are those of the first step, except ``link``, ``link_error`` and ``job_id``.
+        """
         given: dict[str, Any] = {**options}
-        links, errbacks = pop_callbacks(given, "link"), pop_callbacks(given, "link_error")
-        first, *others = self.steps
-        copy = chain_of([first.clone(args, kwargs, **given), *(step.clone() for step in others)])
-        copy.errbacks = [*self.errbacks, *errbacks]
+        links, errbacks, job_id = pop_callbacks(given, "link"), pop_callbacks(given, "link_error"), pop_id(given)
+        # A header that is empty stays one, and a chain with error callbacks stays one step.
+        copy = type(self)(
+            [
+                step.clone(*((args, kwargs) if index == 0 else ()), **(given if index == 0 else {}))
+                for index, step in enumerate(self.steps)
+            ]
+        )
+        copy.planned_id, copy.errbacks = self.planned_id, [*self.errbacks, *errbacks]
         for callback in links:
             copy.link(callback)
+        if job_id:
+            copy.set_id(job_id)
         return copy
+
+    def plan_ids(self, job_id: str | None, parent: Any) -> Any:
+        """Choose the ids of all steps; ``job_id`` is that of the last one."""
+        for index, step in enumerate(self.steps):
+            parent = step.plan_ids(job_id if index == len(self.steps) - 1 else None, parent)
+        if parent is not None:
+            self.planned_id = parent.id
+        return parent
+
+    def parts(self) -> Iterable[Canvas[Any, Any]]:
+        """Return the steps, and the error callbacks."""
+        return [*self.steps, *self.errbacks]
+
+    def set_id(self, job_id: str) -> None:
+        """Set the id of the last step."""
+        if self.steps:
+            self.steps[-1].set_id(job_id)
 
     def calls(self) -> Iterator[Signature[Any, Any]]:
         """Iterate over the signatures of all steps."""
@@ -206,7 +294,13 @@ class Chain(Canvas[A_contra, R_co]):
         return _to_dict("chain", self.steps, self.errbacks)
 
     def link(self, callback: Canvas[R_co, Any]) -> Any:
-        """Run ``callback`` with the result of the last step; return ``callback``."""
+        """Run ``callback`` with the result of the last step; return ``callback``.
+
+        Raises:
+            TypeError: The chain is empty.
+        """
+        if not self.steps:
+            raise TypeError(EMPTY_CHAIN)
         return self.steps[-1].link(callback)
 
     def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
@@ -278,15 +372,36 @@ class Group(_ReturnsGroup[A_contra, R]):
     def __init__(self, members: Iterable[Canvas[A_contra, R]]) -> None:
         self.members: list[Canvas[Any, Any]] = []
         self.tasks = self.members  # Celery's name
-        for member in members:
-            _check_canvas(member)
-            self.members += member.members if isinstance(member, Group) else [member]
+        self.links: list[Canvas[Any, Any]] = []
+        for given in members:
+            member = _as_member(given)
+            if isinstance(member, Group) and not member.links:
+                self.members += member.members
+            elif not (isinstance(member, Chain) and not member.steps):
+                self.members.append(member)
 
     def clone(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[Any]]
     ) -> Any:
-        """Return a copy; each member gets the arguments and options."""
-        return Group([member.clone(args, kwargs, **options) for member in self.members])
+        """Return a copy; each member gets the arguments and options, except ``job_id``, which is that of the group."""
+        given: dict[str, Any] = {**options}
+        job_id = pop_id(given)
+        copy: Group[Any, Any] = Group([member.clone(args, kwargs, **given) for member in self.members])
+        copy.links, copy.planned_id = [*self.links], job_id or self.planned_id
+        return copy
+
+    def plan_ids(self, job_id: str | None, parent: Any) -> Any:
+        """Choose the ids of the group, ``job_id``, and of its members."""
+        self.planned_id = job_id or self.planned_id or str(uuid_utils.uuid7())
+        return GroupResult(self.planned_id, [member.plan_ids(None, None) for member in self.members], parent)
+
+    def parts(self) -> Iterable[Canvas[Any, Any]]:
+        """Return the members, and the callbacks."""
+        return [*self.members, *self.links]
+
+    def set_id(self, job_id: str) -> None:
+        """Set the id of the group's result."""
+        self.planned_id = job_id
 
     def calls(self) -> Iterator[Signature[Any, Any]]:
         """Iterate over the signatures of all members."""
@@ -297,13 +412,13 @@ class Group(_ReturnsGroup[A_contra, R]):
         """Return the group in the format of Celery's JSON; see :meth:`Canvas.to_dict`."""
         return _to_dict("group", self.members)
 
-    def link(self, callback: Canvas[list[R], Any]) -> Any:  # noqa: ARG002 - the signature of the base class
-        """Always raise an error. (Celery would call ``callback`` for the first member only.)
+    def link(self, callback: Canvas[list[R], Any]) -> Any:
+        """Run ``callback`` with the list of all results when all members have completed; return ``callback``.
 
-        Raises:
-            TypeError: Always.
+        (Celery calls it when the first member has completed, without its result.)
         """
-        raise TypeError("a group cannot have a callback; use group(…) | callback, or link each member")
+        self.links.append(callback)
+        return callback
 
     def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
         """Run ``callback`` for each member that fails; see :meth:`Canvas.link_error`."""
@@ -331,10 +446,59 @@ class GroupChain(_ReturnsGroup[A_contra, R], Chain[A_contra, list[R]]):
     """A chain that ends with a group."""
 
 
+class Chord(Chain[A_contra, R_co]):
+    """A group, the header, and the call that follows it, the body: ``group(…) | body``, or :func:`chord`.
+
+    Attributes:
+        tasks: The members of the header.
+    """
+
+    def __init__(self, steps: Iterable[Canvas[Any, Any]]) -> None:
+        super().__init__(steps)
+        header = self.steps[0]
+        assert isinstance(header, Group)
+        self.header: Group[Any, Any] = header
+        self.tasks = header.members
+
+    @property
+    def body(self) -> Canvas[Any, R_co]:
+        """The call that receives the list of results."""
+        return self.steps[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the chord in the format of Celery's JSON; see :meth:`Canvas.to_dict`."""
+        found = _to_dict("chord", (), self.errbacks)
+        return {**found, "kwargs": {"header": self.header.to_dict(), "body": self.body.to_dict()}}
+
+
+class GroupChord(GroupChain[A_contra, R], Chord[A_contra, list[R]]):
+    """A chord whose body is a group, or ends with one."""
+
+
 def chain_of(steps: Iterable[Canvas[Any, Any]]) -> Chain[Any, Any]:
-    """Return a chain of one or more steps."""
-    every = list(steps)
+    """Return a chain; one that begins with a group is a :class:`Chord`.
+
+    Chains among the steps become part of it, unless they have error callbacks.
+    """
+    every: list[Canvas[Any, Any]] = []
+    for step in steps:
+        _check_canvas(step)
+        every += _flat(step)
+    if len(every) > 1 and isinstance(header := every[0], Group):
+        return chord_of(header, chain_of(every[1:]) if len(every) > 2 else every[1])
     return GroupChain(every) if every and isinstance(every[-1], _ReturnsGroup) else Chain(every)
+
+
+def chord_of(header: Group[Any, Any], body: Canvas[Any, Any]) -> Chain[Any, Any]:
+    """Return a chord."""
+    _check_canvas(body)
+    return GroupChord([header, body]) if isinstance(body, _ReturnsGroup) else Chord([header, body])
+
+
+def _flat(step: Canvas[Any, Any]) -> list[Canvas[Any, Any]]:
+    if not isinstance(step, Chain) or step.errbacks:
+        return [step]
+    return [part for inner in step.steps for part in _flat(inner)]
 
 
 def _to_dict(
@@ -357,10 +521,28 @@ def pop_callbacks(options: dict[str, Any], name: str) -> list[Any]:
         TypeError: One of them is something else.
     """
     given = options.pop(name, None) or []
-    callbacks = list(given) if isinstance(given, list | tuple) else [given]
-    for callback in callbacks:
-        _check_canvas(callback)
-    return callbacks
+    return [_as_canvas(callback) for callback in (given if isinstance(given, list | tuple) else [given])]
+
+
+def pop_id(options: dict[str, Any]) -> str | None:
+    """Remove and return the option ``job_id``, or ``task_id``, Celery's name."""
+    job_id, task_id = options.pop("job_id", None), options.pop("task_id", None)
+    return cast(str | None, job_id or task_id)
+
+
+def _as_canvas(value: Any) -> Canvas[Any, Any]:
+    """Return a canvas; one that is given as a dictionary is converted."""
+    if isinstance(value, Mapping):
+        value = import_module("bulltask.registry.signature").Signature.from_dict(value)
+    _check_canvas(value)
+    return cast(Canvas[Any, Any], value)
+
+
+def _as_member(value: Any) -> Canvas[Any, Any]:
+    """Return a canvas; a task becomes its call without arguments."""
+    if not isinstance(value, Canvas) and callable(call := getattr(value, "s", None)):
+        value = call()
+    return _as_canvas(value)
 
 
 def _check_canvas(value: object) -> None:

@@ -30,7 +30,7 @@ from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
 from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.ports import ResultReader
 from bulltask.registry.call_options import CallOptions
-from bulltask.registry.canvas import Canvas, Chain, Group
+from bulltask.registry.canvas import EMPTY_CHAIN, Canvas, Chain, Group
 from bulltask.registry.canvas_steps import Node, ResultList, Step, leaves, step_origins
 from bulltask.registry.job_plan import build_job
 from bulltask.registry.named_task import FAN_OUT_PARAMETER
@@ -115,6 +115,8 @@ def plan_replacement(
     Raises:
         TypeError, EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: As for :func:`plan_canvas`.
     """
+    if isinstance(canvas, Chain) and not canvas.steps:
+        raise ConfigError("Cannot replace with an empty chain: pass a chain with at least one step")
     parent, base_id = Step(job.id, queue=job.queue), _new_id()
     expansion = _Expansion()
     expanded = expansion.expand(canvas, _Target(parent, base_id, base_id))
@@ -154,12 +156,12 @@ class _Expansion:
     def expand(self, canvas: Canvas[Any, Any], target: _Target) -> _Expanded:
         """Return the steps of a canvas whose result goes to ``target``."""
         match canvas:
-            case Signature():
-                return self._expand_call(canvas, target)
             case Chain():
                 return self._expand_chain(canvas, target)
             case Group():
                 return self._expand_group(canvas, target)
+            case Signature():
+                return self._expand_call(canvas, target)
             case _:
                 raise TypeError(f"{canvas!r} is not a signature, chain or group")
 
@@ -183,9 +185,11 @@ class _Expansion:
         return _Expanded([step], step, passed_on)
 
     def _expand_chain(self, canvas: Chain[Any, Any], target: _Target) -> _Expanded:
+        if not canvas.steps:
+            raise TypeError(EMPTY_CHAIN)
         *others, last = canvas.steps
         following = self.expand(last, target)
-        result, source, before, entries = following.result, following.source, list[Node](), following.entries
+        result, source, before, entries = following.result, following.source, following.before, following.entries
         for part in reversed(others):
             fan_in = self._fan_in(entries)
             expanded = self.expand(part, _root_target() if fan_in is None else _before(fan_in))
@@ -193,7 +197,7 @@ class _Expansion:
                 _deliver([fan_in], expanded.source)
             if fan_in is not None and fan_in.dependents:
                 _deliver(entries, fan_in)
-            before.insert(0, expanded.result)
+            before[:0] = [*expanded.before, expanded.result]
             # An empty group has no jobs, so the step after it follows the step before it.
             entries = expanded.entries or ([] if fan_in is None else [fan_in])
         for step in leaves(result):
@@ -207,13 +211,29 @@ class _Expansion:
         return self._place(Step(_new_id(), dependents=entries), _root_target())
 
     def _expand_group(self, canvas: Group[Any, Any], target: _Target) -> _Expanded:
+        links = [self.expand(callback, _root_target()) for callback in canvas.links]
+        linked = [entry for link in links for entry in link.entries]
+        passed_on: Step | None = None
+        group_id = (canvas.planned_id if target.parent is None else "") or target.list_id
+        list_id = group_id if target.parent is None else target.list_id
+        if linked:  # the job that receives the list, from whose id those of the members are derived
+            if target.parent is not None or len(linked) > 1:
+                passed_on = self._place(Step(target.id, dependents=linked), target)
+            target = _before(passed_on or linked[0])
+            list_id = target.list_id
         members = []
         for index, member in enumerate(canvas.members):
-            member_of = member_id(target.list_id, index)
+            member_of = member_id(list_id, index)
             members.append(self.expand(member, _Target(target.parent, member_of, member_of)))
         entries = [entry for member in members for entry in member.entries]
-        result = ResultList(target.list_id, [member.result for member in members])
-        return _Expanded(entries, result, ResultList(target.list_id, [member.source for member in members]))
+        result = ResultList(group_id, [member.result for member in members])
+        source = ResultList(list_id, [member.source for member in members])
+        if passed_on is not None:
+            _deliver([passed_on], source)
+            _deliver(linked, passed_on)
+            return _Expanded(entries or [passed_on], result, passed_on)
+        _deliver(linked, source)
+        return _Expanded(entries, result, source)
 
     def _place(self, step: Step, target: _Target) -> Step:
         step.parent = target.parent
@@ -225,6 +245,14 @@ def _deliver(entries: Sequence[Step], value: Node) -> None:
     """Set the result that steps receive, unless it is set already: a step after an empty group receives its result."""
     for entry in entries:
         entry.receives = entry.receives or value
+
+
+def _follows_group(step: Step) -> bool:
+    """Return whether a step is the body of a chord, or one of the calls in it."""
+    received = step.receives
+    while isinstance(received, Step) and received.call is None:
+        received = received.receives
+    return isinstance(received, ResultList)
 
 
 def _before(step: Step) -> _Target:
@@ -310,7 +338,7 @@ class _JobBuilder:
     def _errbacks(self, step: Step) -> list[Errback]:
         own = [] if step.call is None else step.call.errbacks
         # A call after a group is the body of a chord: its callbacks are those of the chord, as in Celery.
-        cascades = isinstance(step.receives, ResultList)
+        cascades = _follows_group(step)
         errbacks = [self._errback(call, cascades=cascades) for call in own]
         return errbacks + [self._errback(call, cascades=True) for call in step.errbacks]
 

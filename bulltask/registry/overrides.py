@@ -20,8 +20,8 @@ from bulltask.errors import ConfigError
 from bulltask.jobs.job import NewJob
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.callee import Callee
-from bulltask.registry.canvas import Canvas, Chain, Group
-from bulltask.registry.signature import Signature
+from bulltask.registry.canvas import Canvas
+from bulltask.registry.signature import Signature, is_call
 from bulltask.result import AsyncResult
 
 __all__ = [
@@ -103,7 +103,7 @@ async def send_recorded(call: Signature[Any, Any] | None, returned: Any) -> Asyn
 
 def recorded(call: Signature[Any, Any] | NewJob) -> tuple[Signature[Any, Any] | NewJob | None, Any]:
     """Return a single call, or what it becomes in a replaced method; see :func:`record_call`."""
-    if isinstance(call, Signature) and call.task.is_overridden and not call.has_passed_overrides:
+    if is_call(call) and call.task.is_overridden and not call.has_passed_overrides:
         return record_call(call.task, call.send_by_public_method)
     return call, None
 
@@ -147,15 +147,7 @@ def check_overrides_passed(canvas: Canvas[Any, Any]) -> Canvas[Any, Any]:
 
 def _every_call(canvas: Canvas[Any, Any]) -> Iterator[Signature[Any, Any]]:
     """Iterate over the calls of a canvas and its callbacks. A call is yielded before its callbacks."""
-    match canvas:
-        case Signature():
-            yield canvas
-            parts: Sequence[Canvas[Any, Any]] = [*canvas.links, *canvas.errbacks]
-        case Chain():
-            parts = [*canvas.steps, *canvas.errbacks]
-        case Group():
-            parts = canvas.members
-        case _:
-            parts = []
-    for part in parts:
+    if is_call(canvas):
+        yield canvas
+    for part in canvas.parts():
         yield from _every_call(part)

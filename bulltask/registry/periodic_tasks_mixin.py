@@ -10,7 +10,7 @@ from bulltask.config.config import Settings
 from bulltask.errors import ConfigError, InvalidNameError
 from bulltask.jobs.names import check_scheduler_id
 from bulltask.registry.option_types import CallKeywords
-from bulltask.registry.signature import Signature
+from bulltask.registry.signature import Signature, is_call
 from bulltask.registry.task import AnyTask
 from bulltask.schedules.crontabs import crontab
 from bulltask.signals.signal import Signal
@@ -101,7 +101,7 @@ class PeriodicTasksMixin:
 def _call(sig: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Signature[Any, Any]:
     if isinstance(sig, AnyTask):
         return sig.signature(args, kwargs)
-    if not isinstance(sig, Signature):
+    if not is_call(sig):
         raise TypeError(
             f"a periodic task is a call such as task.s(…), not {sig!r}; for a chain or group, schedule a task that "
             "sends it"

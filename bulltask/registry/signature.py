@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar, Unpack, cast
+from typing import Any, Final, Self, TypeGuard, TypeVar, Unpack, cast
+
+import uuid_utils
 
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.callee import Callee
-from bulltask.registry.canvas import Canvas, Group, chain_of, pop_callbacks
+from bulltask.registry.canvas import Canvas, Group, chain_of, chord_of, pop_callbacks
 from bulltask.registry.celery_options import translate_call_options
 from bulltask.registry.current import current_sender
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
+from bulltask.result import AsyncResult
 from bulltask.typed.build import register_converter
 from bulltask.typed.converter import Converter, Mismatch
 from bulltask.typed.definitions import Definitions, Schema
 
-__all__ = ["Signature"]
+__all__ = ["Signature", "is_call"]
 
 A_contra = TypeVar("A_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
@@ -28,7 +31,14 @@ _CALLBACKS: Final = {"link", "link_error"}
 _TIMES: Final = {"eta", "expires", "timestamp"}
 
 
-class Signature(Canvas[A_contra, R_co]):
+class _SignatureType(type):
+    """Makes chains and groups instances of ``Signature``, as they are in Celery; see also :func:`is_call`."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Canvas)
+
+
+class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
     """One call of a task, to be sent later: ``add.s(1, 2)``.
 
     Args:
@@ -39,7 +49,6 @@ class Signature(Canvas[A_contra, R_co]):
 
     Attributes:
         has_passed_overrides: Whether the call has passed the replaced methods: :mod:`bulltask.registry.overrides`.
-        planned_id: The id that a replaced method has received for the job, ``""`` for none.
 
     Raises:
         TypeError: The task has no such parameters.
@@ -61,10 +70,10 @@ class Signature(Canvas[A_contra, R_co]):
         self._take_callbacks(self._given)
         self._given = translate_call_options(self._given)  # once, because a clone would warn again
         self.options = CallOptions.of(self._given)
-        self.has_passed_overrides, self.planned_id = False, ""
+        self.has_passed_overrides = False
         task.check_partial(self.args, self.kwargs)
 
-    def set(self, **options: Unpack[SignatureKeywords[R_co]]) -> Signature[A_contra, R_co]:
+    def set(self, **options: Unpack[SignatureKeywords[R_co]]) -> Self:
         """Set options of the call, and return this signature; see :meth:`Canvas.set`."""
         given: dict[str, Any] = {**options}
         self.immutable = given.pop("immutable", self.immutable)
@@ -89,7 +98,35 @@ class Signature(Canvas[A_contra, R_co]):
             immutable=self.immutable,
         )
         copy.links[:0], copy.errbacks[:0] = self.links, self.errbacks
+        copy.planned_id = self.planned_id
         return copy
+
+    @property
+    def name(self) -> str:
+        """The name of the task, as in Celery."""
+        return self.task.name
+
+    @property
+    def id(self) -> str | None:
+        """The id of the job, ``None`` before :meth:`Canvas.freeze`, unless it is set."""
+        return self.planned_id or self.options.job_id
+
+    def plan_ids(self, job_id: str | None, parent: Any) -> Any:
+        """Choose the id of the job; see :meth:`Canvas.freeze`."""
+        self.planned_id = job_id or self.id or str(uuid_utils.uuid7())
+        sender, task = self.task.sender, self.task
+        return AsyncResult(
+            self.planned_id, task.build({}, self.options).queue, sender.results, None, task.result_decoder, parent
+        )
+
+    def parts(self) -> Sequence[Canvas[Any, Any]]:
+        """Return the callbacks."""
+        return [*self.links, *self.errbacks]
+
+    def set_id(self, job_id: str) -> None:
+        """Set the option ``job_id``."""
+        self._given["job_id"] = job_id
+        self.options = CallOptions.of(self._given)
 
     def calls(self) -> Iterator[Signature[Any, Any]]:
         """Iterate over this signature."""
@@ -128,9 +165,9 @@ class Signature(Canvas[A_contra, R_co]):
         if kind in ("chain", "group") and "tasks" in kwargs:
             parts = [cls.from_dict(part, app) for part in kwargs["tasks"]]
             canvas: Canvas[Any, Any] = chain_of(parts) if kind == "chain" else Group(parts)
-        elif kind == "chord" and kwargs.keys() >= {"header", "body"}:  # only Celery writes it
-            header = Group([cls.from_dict(part, app) for part in _as_list(kwargs["header"])])
-            canvas = chain_of([header, cls.from_dict(kwargs["body"], app)])
+        elif kind == "chord" and kwargs.keys() >= {"header", "body"}:
+            header: Group[Any, Any] = Group([cls.from_dict(part, app) for part in _as_list(kwargs["header"])])
+            canvas = chord_of(header, cls.from_dict(kwargs["body"], app))
         else:
             raise TypeError(f"the dictionary does not describe a signature, chain, group or chord: {d!r}")
         return cast(Canvas[Any, Any], canvas.clone((), None, **options))
@@ -169,7 +206,8 @@ class Signature(Canvas[A_contra, R_co]):
 
     def become(self, other: Signature[Any, Any]) -> None:
         """Take the arguments, options and callbacks of another call of the same task."""
-        vars(self).update({**vars(other), "immutable": self.immutable})
+        planned_id = self.planned_id or other.planned_id
+        vars(self).update({**vars(other), "immutable": self.immutable, "planned_id": planned_id})
 
     def job(self) -> NewJob:
         """Return this call's job, with a new id each time unless ``job_id`` is set.
@@ -189,6 +227,11 @@ class Signature(Canvas[A_contra, R_co]):
     def __repr__(self) -> str:
         given = [repr(arg) for arg in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
         return f"{self.task.name}({', '.join(given)})"
+
+
+def is_call(canvas: object) -> TypeGuard[Signature[Any, Any]]:
+    """Return whether a canvas is one call; chains and groups are instances of ``Signature``, too."""
+    return type.__instancecheck__(Signature, canvas)
 
 
 def _call_of(app: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Signature[Any, Any]:

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
 from bulltask.registry.callee import Callee
-from bulltask.registry.signature import Signature
+from bulltask.registry.signature import Signature, is_call
 from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 
@@ -19,7 +19,7 @@ _Call = Signature[Any, Any] | NewJob
 
 def is_single(canvas: object) -> TypeGuard[Signature[Any, Any]]:
     """Return whether a canvas is one call without callbacks."""
-    return isinstance(canvas, Signature) and not (canvas.links or canvas.errbacks)
+    return is_call(canvas) and not (canvas.links or canvas.errbacks)
 
 
 def job_of(call: _Call) -> NewJob:
@@ -28,7 +28,7 @@ def job_of(call: _Call) -> NewJob:
     Raises:
         TypeError: It is a chain, a group, or something else.
     """
-    if isinstance(call, Signature):
+    if is_call(call):
         return call.job()
     if not isinstance(call, NewJob):
         raise TypeError(f"send_many sends signatures of single calls, not {call!r}; use its method apply_async")
@@ -49,6 +49,6 @@ def handles(
     results, now_ms = sender.results, sender.now_ms()
     sent: list[AsyncResult[Any]] = []
     for (call, job), job_id in zip(jobs, ids, strict=True):
-        task: Callee | None = call.task if isinstance(call, Signature) else tasks.get(job.name)
+        task: Callee | None = call.task if is_call(call) else tasks.get(job.name)
         sent.append(AsyncResult(job_id, job.queue, results, now_ms, None if task is None else task.result_decoder))
     return sent

@@ -298,7 +298,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         one = self.result_decoder
         decode = None if one is None else functools.partial(_decode_each, one)
         starmap = NamedTask(STARMAP, self._sender, self.options, decode)
-        return Signature(starmap, (), {"task": self.name, "items": items})
+        return Signature(starmap, (), {"task": self.name, "items": items}, immutable=True)
 
     @property
     def is_overridden(self) -> bool:
@@ -366,11 +366,20 @@ def _decode_each(decode: Callable[[Any], R], results: Iterable[Any]) -> list[R]:
     return [decode(result) for result in results]
 
 
+_Job = dict[str, Any]
+_Errback = Signature[tuple[_Job, str, str], R]
+"""An error callback that receives three arguments: a reference to the failed job, the error and the traceback."""
+
+
 class Task(AnyTask[P, R]):
     """A sync task, created from a plain function."""
 
     @overload
     def s(self: Callable[Concatenate[A, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> Signature[A, R]: ...
+    @overload
+    def s(  # type: ignore[misc] # mypy: a task with other parameters is no such callable
+        self: Callable[Concatenate[_Job, str, str, Q], R], *args: Q.args, **kwargs: Q.kwargs
+    ) -> _Errback[R]: ...
     @overload
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[Never, R]: ...
 
@@ -390,6 +399,10 @@ class AsyncTask(AnyTask[P, R]):
     def s(
         self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]], *args: Q.args, **kwargs: Q.kwargs
     ) -> Signature[A, R]: ...
+    @overload
+    def s(  # type: ignore[misc]
+        self: Callable[Concatenate[_Job, str, str, Q], Coroutine[Any, Any, R]], *args: Q.args, **kwargs: Q.kwargs
+    ) -> _Errback[R]: ...
     @overload
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[Never, R]: ...
 

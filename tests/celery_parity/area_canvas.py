@@ -59,8 +59,8 @@ better(
 differs(
     "A signature is a dictionary.",
     ("dict", "object"),
-    "a signature is an object with the attributes `task`, `args`, `kwargs` and `options`; `to_dict()` returns the "
-    "dictionary",
+    "a signature is an object with the attributes `task`, `args`, `kwargs` and `options`; `dict(call)` and "
+    '`call.to_dict()` return the dictionary, and `call["task"]` reads it; `json.dumps(call)` does not work',
     lambda p: "dict" if isinstance(p.add.s(1, 2), dict) else "object",
 )
 same(
@@ -74,11 +74,26 @@ same(
     [13, [3], 3],
     lambda p: [p.get(p.signature(one, app=p.app)) for one in p.get(p.collect.delay(*canvases(p)))],
 )
-differs(
-    "`add.s(2) == add.s(2)` is true.",
-    (True, False),
-    "signatures are compared by identity; compare their attributes",
-    lambda p: p.add.s(2) == p.add.s(2),
+same("`add.s(2) == add.s(2)` is true.", True, lambda p: p.add.s(2) == p.add.s(2))
+same(
+    "Chains, groups and chords are instances of `Signature`; a group is one of `group`, and a chord one of `chord`.",
+    [True, True, True, True],
+    lambda p: [
+        isinstance(p.group([]), p.Signature),
+        isinstance(p.add.s(1, 2) | p.add.s(3), p.Signature),
+        isinstance(p.group([p.add.s(1, 2)]), p.group),
+        isinstance(p.chord([p.add.s(1, 2)], p.total.s()), p.chord),
+    ],
+)
+same(
+    "`freeze` chooses the id of a call before it is sent.",
+    True,
+    lambda p: (lambda call: call.freeze().id == call.delay().id)(p.add.s(1, 2)),
+)
+same(
+    "`chain(…, task_id=…)` is the id of the last step.",
+    "last-of-chain",
+    lambda p: p.chain([p.add.s(1, 2), p.add.s(3)], task_id="last-of-chain").delay().id,
 )
 
 
@@ -428,8 +443,8 @@ same(
 same("A callback is called once if the task is retried.", ["[2]"], lambda p: linked_to_retried(p))
 better(
     "`link` of a group calls the task after the first member has completed, without that member's result.",
-    ("[]", "TypeError"),
-    "bulltask raises an error instead of ignoring the results; use `group(…) | callback`",
+    ("[]", "[[2, 4]]"),
+    "bulltask calls it when all members have completed, with the list of their results",
     lambda p: linked(p, p.group(p.add.s(1, 1), p.add.s(2, 2))),
 )
 same("`link_error` calls a task with the id of the task that failed.", True, lambda p: notes_failed_id(p))
@@ -555,15 +570,30 @@ differs(
     "the same effect",
     lambda p: p.fails(p.adds_to_chord.delay()),
 )
-differs(
+same(
     "`app.signature(dict(call))` restores a call that was stored.",
-    (5, "TypeError"),
-    "a signature is not a dictionary; store `call.to_dict()`, and restore it with `signature(…)`",
+    5,
     lambda p: p.get(p.app.signature(dict(p.add.s(2, 3)))),
+)
+same(
+    "`chain` leaves out empty groups; in `a | group() | b`, `b` receives an empty list.",
+    [6, [[]]],
+    lambda p: [
+        p.get(p.chain([p.add.s(1, 2), p.group([]), p.add.s(3)])),
+        p.get(p.add.s(1, 2) | p.group([]) | p.collect.s()),
+    ],
+)
+same("An empty chain in a group is left out.", [3], lambda p: p.get(p.group([p.chain(), p.add.s(1, 2)])))
+same("`chord` takes a single call as its header.", 3, lambda p: p.get(p.chord(p.add.s(1, 2), p.total.s())))
+same(
+    "`chord.tasks` are the members of its header, and `chord.body` is the call that follows.",
+    [1, "total"],
+    lambda p: [len(canvases(p)[2].tasks), canvases(p)[2].body.name.rpartition(".")[2]],
 )
 differs(
     "`stamp` adds headers to each task of a workflow.",
     (True, False),
-    "bulltask has no stamps; `set(headers=…)` adds headers",
+    "bulltask has no stamps: Celery needs them for messages to all workers, which bulltask does not have; "
+    "`set(headers=…)` adds headers to all calls of a canvas",
     lambda p: hasattr(p.add.s(1, 2), "stamp"),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, GroupResult, TaskError, TaskRevokedError, chain, chord, group
-from bulltask.registry.canvas import Canvas
+from bulltask.registry.canvas import Canvas, Group
 from tests.support.programs import ROOT
 from tests.support.worker_harness import WorkerHarness
 
@@ -141,6 +141,10 @@ def calls(harness: WorkerHarness) -> Calls:
 @pytest.mark.every_topology
 def test_results_flow_through_chains_groups_and_chords(calls: Calls) -> None:
     add, aadd, total, collect = calls.add, calls.aadd, calls.total, calls.collect
+    tasks: list[Any] = [total, collect]
+    leading: list[Any] = [group(), add.s(1, 2)]
+    middle: list[Any] = [add.s(1, 2), group(), collect.s()]
+    starmap: Any = add.starmap([(1, 2)])
     cases: list[tuple[Canvas[Any, Any], Any]] = [
         (add.s(1, 2), 3),
         (add.s(1, 2) | add.s(10), 13),
@@ -159,6 +163,19 @@ def test_results_flow_through_chains_groups_and_chords(calls: Calls) -> None:
         (add.s(1, 2) | group(add.s(10), add.s(20)) | total.s() | add.s(1000), 1036),
         (group(add.s(1, 1), add.s(2, 2)) | group(total.s(), collect.s()), [6, [[2, 4]]]),
         (add.s(1, 2) | group() | collect.s(), [[]]),
+        (chain(middle), [3]),
+        (chain(leading), 3),
+        (chain([group()]), []),
+        (chain([group(add.s(1, 1)), group(), group()]), [2]),
+        (group() | collect.s() | collect.s(), [[[]]]),
+        (add.s(1, 2) | chord([], collect.s()) | collect.s(), [[[]]]),
+        (chain(chain(), add.s(1, 2), chain()), 3),
+        (group(chain(), add.s(1, 2), chain()), [3]),
+        (chord([chain()], collect.s()), [[]]),
+        (chord(add.s(1, 2), collect.s()), [[3]]),
+        (chord(add.s(1, 2), total.s() | add.s(1)), 4),
+        (group(add.s(1, 2), add.s(3, 4)) | group(tasks), [10, [[3, 7]]]),
+        (add.s(1, 2) | starmap, [3]),
         (group(add.s(1, 2) | add.s(3), add.s(4, 5)) | collect.s(), [[6, 9]]),
         (group(add.s(1, 2) | group(add.s(3), add.s(4)), add.s(5, 6)) | collect.s(), [[[6, 7], 11]]),
         (group(chord([add.s(1, 1), add.s(2, 2)], total.s()), add.s(3, 3)) | total.s(), 12),
@@ -231,6 +248,32 @@ def test_both_linked_callbacks_and_the_next_step_receive_the_result(harness: Wor
     )
 
 
+def test_the_callback_of_a_group_receives_the_list_of_all_results(harness: WorkerHarness, calls: Calls) -> None:
+    add, note, total = calls.add, calls.note, calls.total
+
+    def linked(*names: str) -> Any:
+        canvas: Any = group(add.s(1, 1), calls.replaced_by(add.s(2, 2)))
+        for name in names:
+            canvas.link(note.s(name))
+        return canvas
+
+    empty: Group[Any, Any] = group()
+    empty.link(note.s("empty"))
+    results = [
+        linked("alone").delay(),
+        linked("first", "second").delay(),
+        (linked("header") | total.s()).delay(),
+        group(linked("member") | total.s(), add.s(0, 0)).delay(),
+        empty.delay(),
+    ]
+    expected: list[Any] = [[2, 4], [2, 4], 6, [6, 0], []]
+    assert [result.get(timeout=60) for result in results] == expected
+    notes = [ast.literal_eval(entry["values"]) for entry in harness.journal.wait_for(6, what="note")]
+    assert sorted(notes, key=str) == sorted(
+        [([2, 4], name) for name in ("alone", "first", "second", "header", "member")] + [([], "empty")], key=str
+    )
+
+
 def test_options_and_arguments_of_a_send_apply_to_the_first_steps(calls: Calls) -> None:
     add, total = calls.add, calls.total
     assert (add.s(1) | add.s(100)).delay(10).get(timeout=60) == 111
@@ -293,6 +336,7 @@ def test_an_error_callback_runs_once_with_the_job_that_failed_first(harness: Wor
         chord([add.s(1, 1), boom.s()], note.s()).on_error(note.s("chord")),
         group(boom.s(), add.s(1, 1)).on_error(note.s("group")),
         boom.s() | group(note.s(), note.s()) | note.s().on_error(note.s("body")),
+        chord([add.s(1, 1), boom.s()], group(note.s().on_error(note.s("member")), note.s())),
         boom.s().on_error(ids.s()) | note.s().on_error(note.s("not called")),
     ]
     results = [canvas.delay() for canvas in failing]
@@ -301,12 +345,13 @@ def test_an_error_callback_runs_once_with_the_job_that_failed_first(harness: Wor
         with pytest.raises(ValueError, match=r"^boom$"):
             result.get(timeout=60)
     assert calls.collect.delay("last").get(timeout=60) == ["last"]
-    entries = [entry["values"] for entry in harness.journal.wait_for(6, what="note")]
+    entries = [entry["values"] for entry in harness.journal.wait_for(7, what="note")]
     assert sorted(entry.split("', '")[-1].rstrip("')") for entry in entries) == [
         "body",
         "chain",
         "chord",
         "group",
+        "member",
         "option",
         "single",
     ]

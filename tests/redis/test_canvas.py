@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask import App, chain, group
+from bulltask import App, GroupResult, Signature, chain, chord, group, signature
 from bulltask.errors import ConfigError, PermanentError
 from bulltask.events import Bus
 from bulltask.jobs.states import REVOKED
+from bulltask.registry.canvas import Canvas
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.worker.supervisor.killed_attempts import FailureRecorder
@@ -118,7 +119,7 @@ def test_dependents_are_ready_in_the_step_that_finishes_their_fan_out_job(
 
 
 def test_an_invalid_canvas_is_rejected_before_anything_is_stored(calls: Calls, redis_client: redis.Redis) -> None:
-    add, total = calls.add, calls.total
+    add = calls.add
     anything: Any = add
 
     def with_option(**options: Any) -> Callable[[], Any]:
@@ -130,11 +131,12 @@ def test_an_invalid_canvas_is_rejected_before_anything_is_stored(calls: Calls, r
         (lambda: anything.s(z=1), TypeError, "unexpected keyword argument 'z'"),
         (lambda: anything.s(1).delay(), TypeError, "missing a required argument: 'y'"),
         ((anything.s(1, 2) | anything.s(1, 2)).delay, TypeError, "too many positional"),
-        (lambda: chain([]), TypeError, "at least one step"),
-        (lambda: group([anything]), TypeError, "consists of signatures"),
+        (chain([]).delay, TypeError, "at least one step"),
+        (lambda: chain().link(add.s(1)), TypeError, "at least one step"),
+        (lambda: group([5]), TypeError, "consists of signatures"),  # type: ignore[list-item]
+        (group([anything]).delay, TypeError, "missing a required argument"),
         (lambda: anything.s(1, 2) | anything, TypeError, "consists of signatures"),
         (lambda: anything.starmap([(1,)]), TypeError, "missing a required argument"),
-        (lambda: group(add.s(1, 1)).link(total.s()), TypeError, "a group cannot have a callback"),
         (with_option(deduplication="x"), ConfigError, "cannot be deduplicated"),
         (with_option(ignore_dependency_on_failure=True), ConfigError, "cannot have the option 'idof'"),
         (with_option(parent={"id": "1", "queue": "q"}), ConfigError, "is followed by another step"),
@@ -146,6 +148,88 @@ def test_an_invalid_canvas_is_rejected_before_anything_is_stored(calls: Calls, r
         with pytest.raises(error, match=message):
             send()
     assert redis_client.keys() == []
+
+
+def test_a_frozen_canvas_has_the_announced_ids_the_first_time_it_is_sent(
+    calls: Calls, redis_client: redis.Redis
+) -> None:
+    add, total = calls.add, calls.total
+
+    def ids(result: Any) -> set[str]:
+        own = {result.id} | {found for member in getattr(result, "results", ()) for found in ids(member)}
+        return own | (set() if result.parent is None else ids(result.parent))
+
+    canvases: list[Canvas[Any, Any]] = [
+        add.s(1, 1),
+        add.s(1, 1) | add.s(2) | add.s(3),
+        group(add.s(1, 1), add.s(2, 2) | add.s(3)),
+        chord([add.s(1, 1), add.s(2, 2)], total.s() | add.s(1)),
+        add.s(1, 1) | group(add.s(1), add.s(2)) | total.s(),
+        add.s(1, 1) | group(add.s(1), add.s(2)),
+    ]
+    for canvas in canvases:
+        assert canvas.id is None
+        frozen: Any = canvas.freeze()
+        assert canvas.freeze().id == frozen.id == canvas.id
+        sent: Any = canvas.delay()
+        single = {result for result in ids(frozen) if redis_client.exists(f"bull:{{default}}:{result}")}
+        assert len(single) == len(list(canvas.calls()))
+        assert sent.id == frozen.id
+        again: Any = canvas.delay()
+        assert not ids(again) & ids(sent)
+    callback = total.s()
+    linked = group(add.s(1, 1), add.s(2, 2))
+    linked.link(callback)
+    frozen = callback.freeze()
+    assert {key.rpartition(":")[2] for key in parents(redis_client, linked.delay())} == {frozen.id}
+    assert (add.s(1, 1) | add.s(2)).apply_async(job_id="last").id == "last"
+    assert chain([add.s(1, 1), add.s(2)], task_id="other").delay().id == "other"
+    assert group(add.s(1, 1)).set(job_id="group").delay().id == "group"
+    assert add.s(1, 1).freeze("given").id == "given"
+
+
+def parents(client: redis.Redis, group_result: Any) -> set[str]:
+    return {str(client.hget(f"bull:{{default}}:{member.id}", "parentKey")) for member in group_result}
+
+
+def test_an_empty_group_is_saved_and_restored(calls: Calls) -> None:
+    empty: GroupResult[Any] = group().delay()
+    empty.save()
+    restored = GroupResult.restore(empty.id, calls.app)
+    assert restored == empty
+    assert restored.get() == []
+    restored.delete()
+    assert GroupResult.restore(empty.id, calls.app) is None
+
+
+def test_the_ids_of_a_group_contain_the_step_before_it_once(calls: Calls) -> None:
+    result = (calls.add.s(1, 1) | group(calls.add.s(1), calls.add.s(2))).delay()
+    members = [[[member.id, None], None] for member in result]
+    assert result.as_tuple() == [[result.id, [[result.parent.id, None], None]], members]
+
+
+def test_the_types_of_a_canvas_are_those_of_celery(calls: Calls) -> None:
+    add, total = calls.add, calls.total
+    types: dict[str, Any] = {"signature": Signature, "chain": chain, "group": group, "chord": chord}
+    expected: list[tuple[Canvas[Any, Any], set[str]]] = [
+        (add.s(1), {"signature"}),
+        (add.s(1, 1) | add.s(1), {"signature", "chain"}),
+        (group(add.s(1)), {"signature", "group"}),
+        (chord([add.s(1, 1)], total.s()), {"signature", "chain", "chord"}),
+        (chord(add.s(1, 1), total.s()), {"signature", "chain", "chord"}),
+        (group(add.s(1, 1)) | total.s() | add.s(1), {"signature", "chain", "chord"}),
+        (add.s(1, 1) | group(add.s(1)), {"signature", "chain"}),
+    ]
+    for canvas, names in expected:
+        assert {name for name, kind in types.items() if isinstance(canvas, kind)} == names
+        assert canvas == canvas.clone()
+        assert hash(canvas) == hash(canvas.clone())
+        assert canvas != add.s(7)
+        assert signature(dict(canvas)) == canvas
+    header, body = [add.s(1, 1), add.s(2, 2)], total.s()
+    assert (chord(header, body).tasks, chord(header, body).body) == (header, body)
+    with pytest.raises(TypeError):
+        iter(add.s(1))  # type: ignore[call-overload]
 
 
 def test_a_group_of_ten_thousand_is_stored_in_one_step(

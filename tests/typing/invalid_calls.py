@@ -20,6 +20,15 @@ def add(x: int, y: int = 1) -> int:
     return x + y
 
 
+@app.task
+def add3(x: int, y: int, z: int) -> int:
+    return x + y + z
+
+
+@app.task
+def report(job: dict[str, str], error: str, traceback: str) -> None: ...
+
+
 @app.task(queue="web")
 async def fetch(url: str) -> bytes:
     return url.encode()
@@ -147,6 +156,8 @@ def canvases() -> None:
     chain(add.s(1, 2), fetch.s())  # type: ignore[misc]
     chain(add.s(1, 2), add.s(1), add.s(2), add.s(3), upper.s())  # type: ignore[misc]
     chain(add.s(), add.s(), add.s(), upper.s(), add.s(), add.s(), add.s(), add.s(), add.s())  # type: ignore[misc]
+    add.s(1, 2) | report.s()  # type: ignore[operator]
+    add3.s()  # type: ignore[call-overload]
     add.s(1, 2).delay(3)  # type: ignore[call-overload]
     add.s().delay("1")  # type: ignore[call-overload]
     (add.s(1, 2) | add.s(1)).delay(3)  # type: ignore[call-overload]

@@ -56,6 +56,14 @@ def add(x: int, y: int = 1) -> int:
 def send(to: str, *, subject: str = "") -> None: ...
 
 
+@app.task
+def tell(job: dict[str, str], error: str, traceback: str, label: str = "") -> None: ...
+
+
+@app.task(bind=True)
+async def atell(self: Context, job: Any, error: str, traceback: str) -> None: ...
+
+
 class Row:
     id: int
 
@@ -366,6 +374,15 @@ def callbacks(canvas: Canvas[Any, Any], task: Task) -> None:
     chord([text_of.si(1)])(count.s(), link=add.s(1))
     group(add.s(1, 2)).apply_async(link=add.s(1))
     task.apply_async((1,), link=send.s())
+
+
+def error_callbacks() -> None:
+    assert_type(add.s(1, 2).on_error(tell.s()), Signature[Never, int])
+    assert_type((add.s(1, 2) | add.s(1)).on_error(tell.s("label")).delay(), AsyncResult[int])
+    assert_type(group(add.s(1, 2)).on_error(tell.s()).delay(), GroupResult[int])
+    assert_type(chord([text_of.si(1)], count.s()).on_error(send.s()).set(priority=1).delay(), AsyncResult[int])
+    add.apply_async((1, 2), link_error=[tell.s(), atell.s(), send.s()])
+    assert_type(add.s(1, 2).freeze(), AsyncResult[int])
 
 
 def many_calls_in_few_jobs(any_rows: list[Any], sequences: list[Sequence[Any]], numbers: list[tuple[int, ...]]) -> None:
