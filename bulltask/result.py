@@ -12,7 +12,16 @@ from types import BuiltinMethodType
 from typing import Any, Final, Generic, TypeVar, Unpack, cast
 
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeoutError, TaskError, TaskRevokedError
+from bulltask.errors import (
+    BrokerError,
+    DecodeError,
+    JobError,
+    Reject,
+    ResultTimeoutError,
+    TaskError,
+    TaskRejectedError,
+    TaskRevokedError,
+)
 from bulltask.jobs import codec
 from bulltask.jobs.failures import REASON_CHARS, arguments_for, reason_of
 from bulltask.jobs.job import JobRef
@@ -30,6 +39,7 @@ CURRENT_APP: Final = "bulltask.registry.current"
 """The module that knows the current app; imported by name, because it is in a layer above."""
 
 _PYTHON_TRACE: Final = "Traceback (most recent call last):"
+_REJECT: Final = f"{Reject.__module__}.{Reject.__qualname__}"
 _CLASS: Final = re.compile(r"[\w.]+")
 _MAX_KEY_LENGTH: Final = 200
 _MAX_NESTING: Final = 4
@@ -68,7 +78,6 @@ class AsyncResult(ResultDetails, Generic[R]):
         ref: The job's reference (queue and id).
         reader, parent: The arguments.
         children: The handles of the callbacks and steps after this one, if this process sent them with the job.
-        ignored: If you set it, :meth:`get` returns ``None`` without waiting, as in Celery.
     """
 
     def __init__(  # noqa: PLR0913 - handles are made by an app, except as AsyncResult(id)
@@ -90,7 +99,23 @@ class AsyncResult(ResultDetails, Generic[R]):
         if parent is not None:
             parent.children.append(self)
         self._sent_ms, self._decode = sent_ms, decode
-        self.ignored = False
+        self._ignored = self._waits_not = False
+
+    @property
+    def ignored(self) -> bool:
+        """Whether the job was sent with ``ignore_result``, by this handle's call (Celery's ``ignored``).
+
+        If you set it, :meth:`get` returns ``None`` without waiting.
+        """
+        return self._ignored
+
+    @ignored.setter
+    def ignored(self, value: bool) -> None:
+        self._ignored = self._waits_not = value
+
+    def mark_ignored(self) -> None:
+        """Record that the job was sent with ``ignore_result``; :meth:`get` still waits until it has finished."""
+        self._ignored = True
 
     @property
     def id(self) -> str:
@@ -138,7 +163,7 @@ class AsyncResult(ResultDetails, Generic[R]):
                 traceback in its message.
         """
         check_wait_options(celery)
-        if self.ignored:
+        if self._waits_not:
             return cast(R, None)
         with nullcontext() if disable_sync_subtasks else allow_join_result():
             finished = self.reader.wait(self.ref, _timeout_ms(timeout), self._sent_ms)
@@ -303,6 +328,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         original = _pickled(stored, snapshot) or _rebuild(reason, trace, arguments_for(reason, stored))
         if original is None:
             kind = TaskRevokedError if reason == REVOKED else TaskError
+            kind = TaskRejectedError if _class_name(reason, trace) == _REJECT else kind
             return kind(reason, job_id=self.id, remote_traceback=trace)
         original.__cause__ = RemoteTraceback(trace)
         return original

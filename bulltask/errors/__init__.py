@@ -40,6 +40,7 @@
     ├── LakeError                a data lake does not exist or cannot be read
     │   └── LakeInUseError           another pipeline is already writing to it
     ├── TaskError                a task failed in a worker; its exception cannot be rebuilt
+    │   ├── TaskRejectedError        the task rejected the job                         (also a Reject)
     │   └── TaskRevokedError         the job was revoked
     ├── ResultTimeoutError       no result in time                                     (also a TimeoutError)
     ├── TransientError           raised by a task: retry the job
@@ -141,6 +142,7 @@ __all__ = [
     "TaskCancelled",
     "TaskError",
     "TaskNotRegisteredError",
+    "TaskRejectedError",
     "TaskRevokedError",
     "TimeLimitExceeded",
     "TransientError",
@@ -361,6 +363,20 @@ class TaskError(BulltaskError):
         self.reason, self.job_id, self.remote_traceback = reason, job_id, remote_traceback
         text = f"job {job_id}: {reason}" if job_id else reason
         super().__init__(f"{text}\n\n{remote_traceback.rstrip()}" if remote_traceback else text)
+
+
+class TaskRejectedError(TaskError, Reject):
+    """The task rejected the job with ``Reject``; raised by ``AsyncResult.get()``.
+
+    It is also a :class:`Reject`, so that ``except Reject`` catches it, as in Celery.
+    """
+
+    reason: str
+    requeue = False
+
+    def __init__(self, reason: str, *, job_id: str = "", remote_traceback: str = "") -> None:
+        super().__init__(reason, job_id=job_id)
+        self.remote_traceback = remote_traceback
 
 
 class TaskRevokedError(TaskError):

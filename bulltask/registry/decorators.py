@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from bulltask.errors import ConfigError
 from bulltask.registry.batches import BatchJob
@@ -204,7 +204,7 @@ def use_class(tasks: Iterable[AnyTask[Any, Any]], kind: type[AnyTask[Any, Any]])
         present, definition = vars(task).get("_definition", (kind, None))
         if present is not kind:
             new = definition.task(kind)
-            cast(Any, task).__class__ = type(new)
+            object.__setattr__(task, "__class__", type(new))
             vars(task).clear()
             vars(task).update({**vars(new), "_definition": (kind, definition)})
             task.prepare()  # because an attribute may refer to the task

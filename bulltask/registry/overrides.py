@@ -91,7 +91,11 @@ def send_call(
         return cast(AsyncResult[Any], task.sender.send_canvas(call))
     sender = task.sender
     job = task.build(task.bind_json(args, kwargs, options.get("serializer")), CallOptions.of(options))
-    return AsyncResult(sender.send([job])[0], job.queue, sender.results, sender.now_ms(), task.result_decoder)
+    result = AsyncResult(sender.send([job])[0], job.queue, sender.results, sender.now_ms(), task.result_decoder)
+    own = getattr(task, "options", None)
+    if (own is not None and own.ignore_result) if (ignored := job.options.ignore_result) is None else ignored:
+        result.mark_ignored()
+    return result
 
 
 async def send_recorded(call: Signature[Any, Any] | None, returned: Any) -> AsyncResult[Any]:

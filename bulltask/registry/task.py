@@ -348,7 +348,11 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
     def _results(self, sender: Sender, jobs: Sequence[NewJob], ids: Sequence[str]) -> list[AsyncResult[R]]:
         reader, sent_ms, decode = sender.results, sender.now_ms(), self.result_decoder
-        return [AsyncResult(job_id, job.queue, reader, sent_ms, decode) for job, job_id in zip(jobs, ids, strict=True)]
+        sent = [AsyncResult(job_id, job.queue, reader, sent_ms, decode) for job, job_id in zip(jobs, ids, strict=True)]
+        if self.options.ignore_result:
+            for result in sent:
+                result.mark_ignored()
+        return sent
 
     def __reduce__(self) -> tuple[Any, ...]:
         return registered_task, (self.name, self.function.__module__)

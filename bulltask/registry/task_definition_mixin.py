@@ -50,6 +50,9 @@ class TaskDefinitionMixin:
 
         If it is changed, the existing tasks change their class, too. A name, ``"module:Class"``, is imported when the
         first task needs the class, because its module may import the app.
+
+        Raises:
+            ConfigError: The name cannot be imported, or a new class does not match the function of a task.
         """
         if isinstance(self._task_class, str):
             module, _, name = self._task_class.replace(":", ".").rpartition(".")

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from bulltask import App, AsyncResult, Context, Request, chain, crontab, current_task, group
-from bulltask.errors import ConfigError, Reject, TaskError, TaskRevokedError
+from bulltask.errors import ConfigError, Reject, TaskError, TaskRejectedError, TaskRevokedError
 from bulltask.exceptions import TimeoutError as CeleryTimeoutError
 from bulltask.jobs.failures import ARGUMENTS_CHARS, arguments_for, storable_arguments
 from bulltask.signals import after_task_publish, before_task_publish
@@ -135,6 +135,16 @@ def test_an_ignored_handle_does_not_wait(app: App) -> None:
     assert result.get(timeout=0.01) is None
 
 
+def test_a_handle_knows_that_its_call_ignores_the_result(app: App, worker: InlineWorker) -> None:
+    quiet = app.task(name="quiet", ignore_result=True)(lambda: 5)
+    loud = app.task(name="loud")(lambda: 5)
+    assert [quiet.delay().ignored, quiet.apply_async().ignored, quiet.delay_many([()])[0].ignored] == [True] * 3
+    assert quiet.apply_async(ignore_result=False).ignored is False
+    assert [loud.delay().ignored, loud.apply_async(ignore_result=True).ignored] == [False, True]
+    assert quiet.delay().get(timeout=5) is None
+    assert quiet.apply_async(ignore_result=False).get(timeout=5) == 5
+
+
 @pytest.mark.parametrize(
     ("error", "args"),
     [
@@ -200,11 +210,14 @@ def test_get_of_a_rejected_job_raises_its_reason(app: App, worker: InlineWorker)
     with pytest.raises(MemoryError, match="full"):
         rejects.delay("error").get(timeout=5)
     result = rejects.delay("not today")
-    with pytest.raises(TaskError) as caught:
+    with pytest.raises(Reject) as caught:
         result.get(timeout=5)
+    assert isinstance(caught.value, TaskRejectedError)
     assert str(caught.value) == f"job {result.id}: not today"
+    assert "Reject: not today" in (result.traceback or "")
     with pytest.raises(TaskError, match="the task rejected its job"):
         rejects.delay("").get(timeout=5)
+    assert isinstance(rejects.apply(("eager",), throw=False).info, Reject)
 
 
 def test_the_message_of_a_revoked_job_has_no_traceback() -> None:

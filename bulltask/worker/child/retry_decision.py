@@ -45,8 +45,8 @@ def decide_retry(
         return FailedOutcome(REVOKED, trace_of(exc), REVOKED, exc)
     if isinstance(exc, Reject):
         rejected = exc.reason if isinstance(exc.reason, Exception) else None  # raise Reject(error)
-        trace = "" if rejected is None else trace_of(rejected)
-        return FailedOutcome(reason_of(rejected or exc), trace, ErrorCategory.PERMANENT.value, rejected or exc)
+        shown = rejected or exc
+        return FailedOutcome(reason_of(shown), trace_of(shown), ErrorCategory.PERMANENT.value, shown)
     requested = exc if isinstance(exc, Retry) else None
     cause = exc if requested is None else (requested.exc or exc)
     category = app.categorizer.categorize(cause)
