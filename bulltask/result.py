@@ -337,10 +337,12 @@ class AsyncResult(ResultDetails, Generic[R]):
         return f"<AsyncResult {self.id} of queue {self.queue}>"
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):  # an id, as in Celery: `job_id in group_result.results`
+            return other == self.id
         return isinstance(other, AsyncResult) and other.ref == self.ref
 
     def __hash__(self) -> int:
-        return hash(self.ref)
+        return hash(self.id)
 
 
 def _timeout_ms(timeout: Duration | None) -> int | None:

@@ -223,6 +223,7 @@ same("`result.info` of a failure is the exception.", "ValueError", lambda p: typ
 same("`result.traceback` of a successful task is `None`.", None, lambda p: finished(p).traceback)
 same("`result.parent` of a single task is `None`.", None, lambda p: finished(p).parent)
 same("Two handles for the same task are equal.", True, lambda p: equal(p))
+same("A handle equals its id.", True, lambda p: (lambda result: result == result.id)(p.add.delay(1, 2)))
 same("Handles can be members of a set.", 1, lambda p: len(set(both_handles(p))))
 differs(
     "`str(result)` is the id.",

@@ -208,6 +208,13 @@ def test_the_ids_of_a_group_contain_the_step_before_it_once(calls: Calls) -> Non
     assert result.as_tuple() == [[result.id, [[result.parent.id, None], None]], members]
 
 
+def test_a_handle_equals_its_id(calls: Calls) -> None:
+    result = group(calls.add.s(1, 1), calls.add.s(2, 2)).delay()
+    ids = [f"{result.id}.{index}" for index in (0, 1)]
+    assert [job_id in result.results for job_id in (*ids, result.id)] == [True, True, False]
+    assert set(ids) == set(result.results)
+
+
 def test_the_types_of_a_canvas_are_those_of_celery(calls: Calls) -> None:
     add, total = calls.add, calls.total
     types: dict[str, Any] = {"signature": Signature, "chain": chain, "group": group, "chord": chord}
