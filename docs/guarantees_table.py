@@ -32,7 +32,19 @@ def table(results: dict[str, Any]) -> str:
     for row in results["rows"]:
         groups.setdefault((row["fault"], row["process"]), []).append(row)
     body = [_line(fault, process, rows) for (fault, process), rows in groups.items()]
-    return "\n".join([*textwrap.wrap(head, 120), "", *lines, *body]) + "\n"
+    return "\n".join([*textwrap.wrap(head, 120), "", *lines, *body, "", *_topologies(results["topologies"])]) + "\n"
+
+
+def _topologies(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of the faults of servers, for each topology."""
+    columns = ["topology", "fault of the servers", "faults", "jobs", "lost", "run more than once"]
+    columns += ["longest time without a start", "… of other queues"]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        times = ["" if row[name] is None else f"{row[name]:.2f} s" for name in ("pause_s", "others_s")]
+        counts = [f"{row[name]:,}" for name in _COUNTS]
+        lines.append(f"| {' | '.join([row['topology'], row['fault'], *counts, *times])} |")
+    return lines
 
 
 def replace_table(page: str, text: str) -> str:

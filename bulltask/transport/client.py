@@ -29,6 +29,7 @@ _DISCARD: Call[Any] = command("DISCARD")
 _CLIENT_ID: Call[int] = command("CLIENT", "ID")
 _PING_AFTER_S = 0.002  # the server's timeout starts a little later than the client's
 _FRESH_MS = 100
+_SLICE_MS = 250
 _ARRIVED_MS = 100
 
 
@@ -89,8 +90,12 @@ class Client:
         connection = self._connected()
 
         def ping_when_due() -> None:
-            if not connection.can_read(timeout=wait_ms / 1000 + _PING_AFTER_S):
-                ping()
+            until_ms = mono_ms() + wait_ms
+            while not connection.can_read(timeout=self._slice_s(until_ms - mono_ms())):
+                self._link.raise_if_replaced()
+                if mono_ms() >= until_ms:
+                    ping()
+                    return
 
         return self.results(calls, self._round_trip(connection, [call.packed() for call in calls], ping_when_due))
 
@@ -386,6 +391,11 @@ class Client:
             self._set_clock(self._clock, time[0], sent_ms)
             while self._clock.is_uncertain:
                 self._read_clock(self._clock, connection)
+
+    def _slice_s(self, wait_ms: int) -> float:
+        """Return how long a wait may last before this client checks whether the primary has changed."""
+        slice_ms = wait_ms if self._endpoint.primary is None else min(wait_ms, _SLICE_MS)
+        return max(0, slice_ms) / 1000 + _PING_AFTER_S
 
     def _until(self, timeout_ms: int, now_ms: int) -> int:
         """Return the deadline (``mono_ms``) of an operation that starts at ``now_ms`` and has this timeout."""

@@ -130,7 +130,7 @@ class PrimaryLink:
         Raises:
             BrokerUnavailableError: Another server has become the primary.
         """
-        if self._is_outdated():
+        if self.is_replaced():
             raise redis_errors.replaced_primary(self._endpoint.safe_url)
 
     def _is_outdated(self) -> bool:

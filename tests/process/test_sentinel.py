@@ -226,6 +226,20 @@ def test_a_worker_loses_and_repeats_no_job_in_a_planned_failover(sentinels: Sent
     worker.stop()
 
 
+def test_an_idle_worker_leaves_the_old_primary_before_the_sentinels_make_it_a_replica(
+    sentinels: Sentinels, harness_on: HarnessOn
+) -> None:
+    old = sentinels.primary
+    harness = harness_on(sentinels.url)
+    worker = harness.worker(settings={"drain_delay": 60})
+    harness.wait_until_idle(2)
+    sentinels.fail_over()
+    harness.wait_for_start(harness.app.send_task("quick"))
+    with redis.Redis(port=old.port) as plain:
+        assert plain.role()[0] == b"master"
+    worker.stop()
+
+
 def test_no_job_that_was_sent_is_lost_when_a_suspended_primary_returns_after_the_failover(sentinels: Sentinels) -> None:
     app, old = App("shop", sentinels.url), sentinels.primary
     with Senders(app) as sent:

@@ -25,13 +25,17 @@ class Certificates:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        trusted, untrusted = trustme.CA(), trustme.CA()
+        trusted, untrusted = self._trusted, _ = trustme.CA(), trustme.CA()
         self.authority, self.untrusted_authority = directory / "authority.pem", directory / "untrusted-authority.pem"
         trusted.cert_pem.write_to_path(str(self.authority))
         untrusted.cert_pem.write_to_path(str(self.untrusted_authority))
-        self._issue(trusted, "server", "localhost", "127.0.0.1")
-        self._issue(trusted, "client", "client@example.org")
+        self.renew()
         self._issue(untrusted, "stranger", "stranger@example.org")
+
+    def renew(self) -> None:
+        """Replace the certificates of servers and clients by new ones from the same CA."""
+        self._issue(self._trusted, "server", "localhost", "127.0.0.1")
+        self._issue(self._trusted, "client", "client@example.org")
 
     def file(self, name: str) -> Path:
         """Return the path of ``server.pem``, ``client.key``, ``stranger.pem`` …"""
