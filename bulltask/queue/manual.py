@@ -100,29 +100,48 @@ class Acquisition:
 
 
 def _to_stored_job(context: QueueContext, fetched: Fetched, fetch: FetchOptions) -> Operation[StoredJob | None]:
-    """Return the acquired job. If a scheduler added it, add its next iteration first, as every worker does."""
-    if not fetched.job_id:
-        return None
-    keys, queue = context.keys, context.queue
-    stored = StoredJob.from_hash(queue, fetched.job_id, list(fetched.fields))
-    if stored.scheduler_id is None and "repeat" not in stored.opts:
-        return stored
-    now_ms, zone = context.now_ms(), zone_of(context.broker.config.timezone)
+    """Return the acquired job, as a worker would run it.
+
+    If a scheduler added it, its next iteration is added first. A job that must not run, because it stalled too often or
+    a child job has failed it, fails, and the next job is acquired instead.
+    """
+    while fetched.job_id:
+        stored = StoredJob.from_hash(context.queue, fetched.job_id, list(fetched.fields))
+        if stored.scheduler_id is not None or "repeat" in stored.opts:
+            yield from _add_next_iteration(context, stored, fetched, fetch)
+        if stored.deferred_failure is None:
+            return stored
+        fetched = yield from _fail_deferred(context, stored, fetch)
+    return None
+
+
+def _add_next_iteration(
+    context: QueueContext, stored: StoredJob, fetched: Fetched, fetch: FetchOptions
+) -> Operation[None]:
+    keys, now_ms, zone = context.keys, context.now_ms(), zone_of(context.broker.config.timezone)
     try:
-        running = RunningJob.from_hash(queue, fetched.job_id, fetched.fields)
+        running = RunningJob.from_hash(context.queue, stored.id, fetched.fields)
         yield from add_next_iteration(keys, running, now_ms, zone)
     except SCHEDULING_ERRORS:
         delay_ms = scheduling_retry_delay_ms(stored.attempts_started)
         yield from execute(scripts.move_to_delayed(keys, stored.id, fetch.token, delay_ms, failure=None, now_ms=now_ms))
         raise
-    return stored
+
+
+def _fail_deferred(context: QueueContext, stored: StoredJob, fetch: FetchOptions) -> Operation[Fetched]:
+    """Fail a job with its deferred failure; return what the same call has acquired."""
+    running = _running(stored)
+    fields = running.failure_fields(running.deferred_failure, "")
+    keep = running.keep("removeOnFail", context.broker.config.keep_failed)
+    finish = FinishOptions(False, fields[1].encode(), keep, running.attempts, fields)
+    return (yield from _finish_and_fetch(context, running, fetch, finish, fetch_next=True))
 
 
 def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool) -> Operation[StoredJob | None]:
     """Complete a job and return the next job."""
     ref, what = JobRef(job.queue, job.id), f"return value of job {job.id}"
     encoded = job.context.broker.payloads.dump_result(value, ref, PayloadFormat(), what)
-    running = _running(job)
+    running = _running(job.stored)
     keep = running.keep("removeOnComplete", job.context.broker.config.keep_completed)
     finish = FinishOptions(True, encoded, keep, running.attempts)
     next_job = yield from _finish(job, running, finish, token, fetch_next=fetch_next)
@@ -135,7 +154,7 @@ def fail(
 ) -> Operation[StoredJob | None]:
     """End a failed attempt and return the next job."""
     countdown_ms = None if countdown is None else to_ms(countdown, "countdown")
-    running, now_ms, fetch = _running(job), job.context.now_ms(), _fetch_options(job, token)
+    running, now_ms, fetch = _running(job.stored), job.context.now_ms(), _fetch_options(job, token)
     attempts_made, attempts = running.attempts_made + 1, running.attempts
     if isinstance(error, Retry):  # raised by self.retry() in code that is also a task
         countdown_ms = error.delay_ms if countdown_ms is None else countdown_ms
@@ -202,14 +221,22 @@ def _finish(
 ) -> Operation[StoredJob | None]:
     context, fetch = job.context, _fetch_options(job, token)
     now_ms = context.now_ms()
-    fetch_next = fetch_next and running.name != FAN_OUT
-    call = scripts.move_to_finished(context.keys, job.id, fetch, finish, fetch_next=fetch_next, now_ms=now_ms)
-    call = with_dependents(context.keys, running, call, finish.value if finish.completed else None, now_ms)
-    fetched = yield from execute(call)
-    if dedup_id := running.deduplication_id:  # BullMQ 5.72 and newer may have deferred a duplicate until now
-        yield from execute(add_deferred_duplicate(context.keys, dedup_id, job.id, now_ms))
+    fetched = yield from _finish_and_fetch(context, running, fetch, finish, fetch_next=fetch_next)
     job.change(finished_ms=now_ms, attempts_made=job.attempts_made + 1)
     return (yield from _to_stored_job(context, fetched, fetch))
+
+
+def _finish_and_fetch(
+    context: QueueContext, running: RunningJob, fetch: FetchOptions, finish: FinishOptions, *, fetch_next: bool
+) -> Operation[Fetched]:
+    now_ms, keys = context.now_ms(), context.keys
+    fetch_next = fetch_next and running.name != FAN_OUT
+    call = scripts.move_to_finished(keys, running.id, fetch, finish, fetch_next=fetch_next, now_ms=now_ms)
+    call = with_dependents(keys, running, call, finish.value if finish.completed else None, now_ms)
+    fetched = yield from execute(call)
+    if dedup_id := running.deduplication_id:  # BullMQ 5.72 and newer may have deferred a duplicate until now
+        yield from execute(add_deferred_duplicate(keys, dedup_id, running.id, now_ms))
+    return fetched
 
 
 def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
@@ -220,9 +247,8 @@ def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
     return FetchOptions.from_config(job.context.broker.config, job.context.keys, lock_token, job.processed_by or "")
 
 
-def _running(job: JobFields) -> RunningJob:
+def _running(stored: StoredJob) -> RunningJob:
     """Return the job in the form that workers use."""
-    stored = job.stored
     return RunningJob(
         queue=stored.queue,
         id=stored.id,

@@ -359,7 +359,11 @@ def test_jobs_whose_lock_expired_wait_again(queue: Queue, redis_client: redis.Re
     queue.check_stalled()
     redis_client.delete(throttle, f"{added.key}:lock")
     assert queue.check_stalled(max_stalled_count=1) == [added.id]
-    assert acquire(queue).deferred_failure == "job stalled more than allowable limit"
+    following = queue.add("b")
+    assert acquire(queue).id == following.id
+    added.refresh()
+    assert (added.failed_reason, added.is_failed()) == ("job stalled more than allowable limit", True)
+    assert queue.get_next_job("t") is None
 
 
 def test_a_negative_max_stalled_count_is_rejected(queue: Queue) -> None:

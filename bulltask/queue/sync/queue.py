@@ -243,8 +243,10 @@ class Queue(QueueGetters):
         jobs when it stops. If you process jobs manually, your code must:
 
         * end each job with ``move_to_completed()``, ``move_to_failed()`` …;
-        * renew its lock with ``extend_lock()`` before it expires;
-        * fail a job that has a ``deferred_failure``, with that text, instead of running it.
+        * renew its lock with ``extend_lock()`` before it expires.
+
+        A job that must not run, because it stalled too often or a child job has failed it, fails, and the next one is
+        acquired.
 
         Args:
             token: Locks the job; a unique string, such as a UUID.

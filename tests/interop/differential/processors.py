@@ -152,7 +152,11 @@ class WorkerProcessor:
         job = RunningJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
         if job.is_repeated:
             run_sync(self._client, add_next_iteration(self._keys, job, self._clock.now_ms(), UTC))
-        return ActiveJob(job.id, token, AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job, 0))
+        acquired = AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job, 0)
+        if job.deferred_failure:
+            failed = FailedOutcome(job.deferred_failure, "", "permanent")
+            return self._finish(self._settler.call(acquired, failed, fetch_next=True), token)
+        return ActiveJob(job.id, token, acquired)
 
 
 def _with(held: ActiveJob, token: str) -> AcquiredJob:

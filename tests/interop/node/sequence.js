@@ -116,8 +116,13 @@ class Run {
     return work(job);
   }
 
-  hold(job) {
+  // Like a worker's processJob(), fails a job that has a deferred failure, and takes the next one.
+  async hold(job, token) {
     if (!job) return null;
+    if (job.deferredFailure) {
+      const error = errorOf({ message: job.deferredFailure, unrecoverable: true, trace: '' });
+      return this.holdFetched(await job.moveToFailed(error, token, true), token);
+    }
     this.held.push(job);
     return this.number(job.id);
   }
@@ -131,7 +136,7 @@ class Run {
   async holdFetched(result, token) {
     if (!Array.isArray(result)) return null;
     const [fields, id] = result;
-    return this.hold(await this.worker.nextJobFromJobData(fields, id, token));
+    return this.hold(await this.worker.nextJobFromJobData(fields, id, token), token);
   }
 }
 
@@ -176,7 +181,7 @@ const STEPS = {
 
   acquire: async (run, { token }) => {
     run.worker.limitUntil = 0; // the worker does not fetch while it knows of a rate limit
-    return run.hold(await run.worker.getNextJob(token, { block: false }));
+    return run.hold(await run.worker.getNextJob(token, { block: false }), token);
   },
   complete: (run, { value, next, ...step }) =>
     run.withHeld(step, async (job, token) => run.holdFetched(await job.moveToCompleted(value, token, next), token)),
