@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bulltask.clock import Duration, to_ms
+from bulltask.errors import DecodeError
 from bulltask.ports import ResultReader, Sender
 from bulltask.result import CURRENT_APP, AsyncResult
 from bulltask.result_set import ResultSet
@@ -85,7 +86,13 @@ class GroupResult(ResultSet[R]):
         """
         app = app or cast(Sender, import_module(CURRENT_APP).current_sender())
         stored = app.results.load_group(app.config.default_queue, group_id)
-        return None if stored is None else cls._from_addresses(json.loads(stored), app.results)
+        try:
+            return None if stored is None else cls._from_addresses(json.loads(stored), app.results)
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError):
+            text = (
+                f"what is stored for group {group_id} is malformed: save it again, or remove it with GroupResult.delete"
+            )
+            raise DecodeError(text) from None
 
     def _addresses(self) -> Any:
         members = [it._addresses() if isinstance(it, GroupResult) else [it.queue, it.id] for it in self.results]  # noqa: SLF001

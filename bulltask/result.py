@@ -424,7 +424,7 @@ def _possible_args(kind: type[Exception], reason: str) -> Iterator[tuple[object,
         return
     yield (reason,)
     if issubclass(kind, KeyError) and len(reason) < _MAX_KEY_LENGTH:  # its message is the repr of its argument
-        with suppress(ValueError, SyntaxError):
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             yield (ast.literal_eval(reason),)
 
 

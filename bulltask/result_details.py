@@ -50,9 +50,11 @@ class ResultDetails:
     def date_done(self) -> datetime | None:
         """When the job completed or failed, in UTC; ``None`` before."""
         call = self.reader.call(self.ref)
-        return (
-            None if call is None or call.finished_ms is None else datetime.fromtimestamp(call.finished_ms / 1000, UTC)
-        )
+        try:
+            ms = None if call is None else call.finished_ms
+            return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+        except (OverflowError, ValueError, OSError):  # another client may have written any number
+            return None
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]] | None:
         call = self.reader.call(self.ref)

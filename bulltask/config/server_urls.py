@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
-from bulltask.config.urls import SENTINEL_OPTIONS, TLS_CHOICES, TLS_OPTIONS, SecretUrl, options_of, tls_options
+from bulltask.config.urls import (
+    SENTINEL_OPTIONS,
+    TLS_CHOICES,
+    TLS_OPTIONS,
+    TRUE_CHOICES,
+    SecretUrl,
+    options_of,
+    tls_options,
+)
 from bulltask.errors import ConfigError, did_you_mean
 
 __all__ = ["URL_SCHEMES", "url"]
@@ -133,7 +142,20 @@ def _check_tls(value: SecretUrl, name: str) -> None:
         if (given | sentinels).get(option, allowed[0]) not in allowed:
             shown = (given | sentinels)[option]
             raise ConfigError(f"{option} in {name} must be one of {', '.join(allowed)}, not {shown!r}")
+    _check_verification(value, given, name)
     if "ssl_keyfile" in given and "ssl_certfile" not in given:
         raise ConfigError(f"{name} {value} has ssl_keyfile without ssl_certfile")
     if "sentinel_username" in sentinels and "sentinel_password" not in sentinels:
         raise ConfigError(f"{name} {value} has sentinel_username without sentinel_password")
+
+
+def _check_verification(value: SecretUrl, given: Mapping[str, str], name: str) -> None:
+    """Check that the server's certificate is verified if the URL seems to say so."""
+    options = [option for option, _ in parse_qsl(str(value).partition("?")[2], keep_blank_values=True)]
+    if twice := [option for option in TLS_OPTIONS if options.count(option) > 1]:  # redis-py uses the first one
+        raise ConfigError(f"{name} {value} has the option {twice[0]} twice")
+    if given.get("ssl_cert_reqs") == "none" and given.get("ssl_check_hostname") in TRUE_CHOICES:
+        raise ConfigError(
+            f"{name} {value} has ssl_cert_reqs=none, with which nothing is checked, and ssl_check_hostname: remove "
+            "one of them"
+        )

@@ -15,6 +15,7 @@ __all__ = [
     "SENTINEL_OPTIONS",
     "TLS_CHOICES",
     "TLS_OPTIONS",
+    "TRUE_CHOICES",
     "Address",
     "Kind",
     "SecretUrl",
@@ -64,6 +65,7 @@ SENTINEL_OPTIONS = ("sentinel_password", "sentinel_ssl", "sentinel_username")
 """Options of a Sentinel URL that apply to the connections to them, not to the primary."""
 
 _BOOLEANS = ("true", "false", "1", "0", "yes", "no")
+TRUE_CHOICES = _BOOLEANS[::2]
 TLS_CHOICES = {
     "ssl_cert_reqs": ("required", "optional", "none"),
     "ssl_check_hostname": _BOOLEANS,
@@ -177,7 +179,7 @@ class SecretUrl:
         given = dict(parse_qsl(self._url.partition("?")[2]))
         user, password = given.get("sentinel_username", ""), given.get("sentinel_password")
         userinfo = "" if password is None else f"{quote(user, safe='')}:{quote(password, safe='')}@"
-        if self.scheme.startswith("rediss") and given.get("sentinel_ssl", "true") in _BOOLEANS[::2]:
+        if self.scheme.startswith("rediss") and given.get("sentinel_ssl", "true") in TRUE_CHOICES:
             query = self._query(lambda name: name.startswith("ssl_"))
             return SecretUrl(f"rediss://{userinfo}{host_and_port}{query}")
         return SecretUrl(f"redis://{userinfo}{host_and_port}")

@@ -31,6 +31,12 @@ FAN_OUT: Final = "bulltask.fan_out"
 STARMAP: Final = "bulltask.starmap"
 """The task of a job that makes several calls of another task, one after the other."""
 
+UNSEEN: Final = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+"""Characters, as in a regular expression's class, that cannot be seen, or that change the direction of text."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[1-9][0-9]*|0")
 

@@ -83,6 +83,12 @@ class Deduplication:
         """
         if not isinstance(self.id, str) or not self.id:
             raise ConfigError(f"deduplication.id must be a non-empty string, not {self.id!r}")
+        try:
+            self.id.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"deduplication.id {self.id!r:.60} contains characters that UTF-8 cannot encode"
+            ) from None
         wire: dict[str, object] = {"id": self.id}
         if self.ttl is not None:
             wire["ttl"] = to_ms(self.ttl, "deduplication.ttl")

@@ -10,11 +10,13 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
 
+from bulltask.jobs.names import UNSEEN
+
 __all__ = ["ABSENT", "CONTROL", "Unit", "format_value", "json_text", "one_line", "pluralize", "shorten", "significant"]
 
 ABSENT: Final = "\N{EN DASH}"
 
-CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+CONTROL: Final = re.compile(rf"[\x00-\x1f\x7f-\x9f\ud800-\udfff{UNSEEN}]")
 """Characters that move the cursor, hide text or reverse it, and surrogates, which cannot be printed. Names of tasks are
 untrusted: they may contain these."""
 
@@ -57,7 +59,7 @@ def one_line(text: str) -> str:
 def json_text(value: Any) -> str:
     """Return indented JSON in which the control characters that JSON allows, but a terminal interprets, are escaped."""
     lines = json.dumps(value, indent=2, ensure_ascii=False).split("\n")
-    return "\n".join(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in lines)
+    return "\n".join(CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], line) for line in lines)
 
 
 def shorten(name: str) -> str:

@@ -113,9 +113,9 @@ class JobQuery:
             parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
             seen_us, queue, job_id, incarnation, checksum = parts
             position = SearchPosition(int(seen_us), str(queue), str(job_id), str(incarnation))
-        except (ValueError, TypeError) as exc:
+        except (ValueError, TypeError, OverflowError, RecursionError) as exc:
             raise ConfigError(
-                f"invalid cursor {cursor!r}: use the cursor of the previous page, or no cursor for the first page"
+                f"invalid cursor {cursor!r:.100}: use the cursor of the previous page, or no cursor for the first page"
             ) from exc
         if checksum != self._checksum:
             raise ConfigError("the cursor is from another search: use the filters of the page that returned it")

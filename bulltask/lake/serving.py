@@ -7,20 +7,18 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from bulltask.errors import BulltaskError, ConfigError
 from bulltask.lake.history import History
 from bulltask.lake.records import to_json
+from bulltask.observe.http_deadline import LOCAL_HOSTS, RequestDeadline, host_of
 
 __all__ = ["HOST", "HistoryServer"]
 
 HOST: Final = "127.0.0.1"
-
-_TIMEOUT_S: Final = 10
-"""Idle connections are closed after this time."""
 
 Parameters = Mapping[str, str]
 
@@ -82,22 +80,20 @@ class HistoryServer(ThreadingHTTPServer):
             return to_json(handlers[path](arguments))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(RequestDeadline):
     """The handler of one request."""
 
     server: HistoryServer
-    timeout = _TIMEOUT_S
 
     def do_GET(self) -> None:
         """Respond to a request."""
-        # DNS rebinding: a web page in a browser on this machine can make its host name resolve to 127.0.0.1.
-        if self.headers.get("Host", "").partition(":")[0] not in {HOST, "localhost"}:
+        if host_of(self.headers.get("Host", "")).lower() not in LOCAL_HOSTS:
             self._send(HTTPStatus.FORBIDDEN, {"error": f"only requests to {HOST} are allowed"})
             return
-        url = urlsplit(self.path)
         try:
+            url = urlsplit(self.path)
             response = self.server.respond(url.path, _parameters(url.query))
-        except (ValueError, TypeError) as exc:  # ConfigError is a ValueError
+        except (ValueError, TypeError, OverflowError, RecursionError) as exc:  # ConfigError is a ValueError
             self._send(HTTPStatus.BAD_REQUEST, {"error": str(exc)})
         except BulltaskError as exc:
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(exc)})

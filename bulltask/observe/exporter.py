@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from bulltask.errors import ConfigError
+from bulltask.observe.http_deadline import LOCAL_HOSTS, RequestDeadline, host_of
 from bulltask.process import die_with_parent
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int)
     die_with_parent(signal.SIGKILL, parent_pid)
     registry = CollectorRegistry()
     registry.register(collector)
-    with _Server(listener, _with_head(_only_metrics(make_wsgi_app(registry)))) as server:
+    is_local = listener.getsockname()[0] in {"127.0.0.1", "::1"}
+    with _Server(listener, _with_head(_only_metrics(make_wsgi_app(registry), is_local=is_local))) as server:
         server.serve_forever()
 
 
@@ -94,8 +96,13 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _only_metrics(app: WSGIApplication) -> WSGIApplication:
+def _only_metrics(app: WSGIApplication, *, is_local: bool) -> WSGIApplication:
+    """Return an app that serves only the metrics; if it listens on this machine only, only for its own names."""
+
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if is_local and host_of(environ.get("HTTP_HOST", "")).lower() not in {"", *LOCAL_HOSTS}:
+            start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"Only requests to this machine are allowed.\n"]
         if environ["PATH_INFO"] in {"/", "/metrics"}:
             return app(environ, start_response)
         start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
@@ -145,7 +152,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         """Log nothing, because a client may close its connection at any time."""
 
 
-class _Handler(WSGIRequestHandler):
+class _Handler(RequestDeadline, WSGIRequestHandler):
     timeout = CLIENT_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json as jsonlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
@@ -19,6 +20,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from bulltask.config.urls import redact_text
 from bulltask.errors import ConfigError
+from bulltask.jobs.names import UNSEEN
 from bulltask.observe.job_fields import add_attributes_to_handlers, add_job_fields, drop_job_attributes
 from bulltask.observe.log_listener import LogListener
 from bulltask.observe.log_values import NAME_CHARS, shorten
@@ -36,10 +38,8 @@ LEVELS = {
 }
 # Without this, characters in a job's data could manipulate the operator's terminal (ESC), end the line (U+2028) or
 # reverse the text after them (U+202E).
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{UNSEEN}]")
 _NAMES = frozenset({"job_id", "queue", "scheduler", "task"})  # Redis sets no limit, and any client may have chosen them
-_UNSEEN = (0x61C, 0xFEFF, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x206A))
-_CONTROL |= {code: f"\\u{code:04x}" for code in _UNSEEN}
 
 
 def configure(
@@ -214,8 +214,8 @@ def _for_terminals(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
     if "hint" in fields:
         fields["hint"] = fields.pop("hint")  # last, where it is easiest to see
     for key, value in fields.items():
-        if isinstance(value, str) and not value.isprintable():
-            fields[key] = value.translate(_CONTROL)
+        if isinstance(value, str) and not (value.isascii() and value.isprintable()):
+            fields[key] = _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
     return fields
 
 

@@ -180,11 +180,12 @@ class Endpoint:
             connection = connections.make_connection()
         except (ValueError, TypeError, RedisError) as exc:
             # redis-py passes options as arguments and raises TypeError for unknown ones. Its message and its frames may
-            # contain the password.
+            # contain the password, also those of the exceptions before it.
             message = self.url.hide_in(str(exc))
-            raise ConfigError(f"Invalid broker_url {self.safe_url}: {message}") from exc.with_traceback(None)
-        _check_files(self.url)
-        return connection
+        else:
+            _check_files(self.url)
+            return connection
+        raise ConfigError(f"Invalid broker_url {self.safe_url}: {message}")  # not in the handler: without a context
 
 
 def _netloc(host: str, port: int) -> str:

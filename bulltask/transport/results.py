@@ -98,13 +98,13 @@ class Results:
         """Read the job's current state, in one round trip."""
         keys = self._keys(ref.queue)
         state, fields = self._pool.run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
-        return snapshot(ref.id, state, fields)
+        return snapshot(state, fields)
 
     async def asnapshot(self, ref: JobRef) -> JobSnapshot:
         """:meth:`snapshot` for asyncio."""
         keys = self._keys(ref.queue)
         state, fields = await self._async_client().run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
-        return snapshot(ref.id, state, fields)
+        return snapshot(state, fields)
 
     def call(self, ref: JobRef) -> StoredCall | None:
         """Read the job's name and arguments, and when it finished."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -21,6 +23,7 @@ from bulltask.cli.main import main
 from bulltask.errors import ConfigError
 from bulltask.lake import History
 from bulltask.lake.serving import HistoryServer
+from bulltask.observe.http_deadline import RequestDeadline
 from tests.support.lake import LakeBuilder, at
 
 END = at("2026-11-20 10:00")
@@ -83,6 +86,11 @@ def test_a_queue_may_be_named_with_its_hash_tag(web: httpx.Client, queue: str, j
         ("/job?id=unknown", 404, "no such job"),
         ("/latency?percentiles=a", 400, "could not convert"),
         ("/attempt-counts?every=week", 400, "not 'week'"),
+        ("/search?since=0001-01-01T00:00:00%2B23:59", 400, "out of range"),
+        ("/attempt-counts?since=9999-12-31T23:59:59-23:59", 400, "out of range"),
+        ("/search?cursor=" + base64.urlsafe_b64encode(b"[" * 30_000).decode(), 400, "cursor"),
+        ("/search?limit=" + "9" * 5_000, 400, "limit"),
+        ("/latency?percentiles=nan", 400, "percentiles"),
         ("/", 404, "no such job or path"),
         ("/../../etc/passwd", 404, "no such job or path"),
     ],
@@ -105,6 +113,29 @@ def test_requests_for_other_host_names_are_rejected(web: httpx.Client) -> None:
     assert web.get("/search", headers={"Host": "localhost:3001"}).status_code == 200
     assert "access-control-allow-origin" not in web.get("/search").headers
     assert web.post("/search").status_code == 501
+
+
+def exchange(web: httpx.Client, *parts: bytes) -> bytes:
+    """Send parts of a request, each when the server has had time to read the previous one; return the response."""
+    with socket.create_connection((web.base_url.host, web.base_url.port or 0), timeout=30) as connection:
+        for part in parts:
+            try:
+                connection.sendall(part)
+            except OSError:
+                break
+            if select.select([connection], [], [], 0.1)[0]:
+                break
+        return connection.recv(1000)
+
+
+def test_a_path_that_is_no_url_is_an_error(web: httpx.Client) -> None:
+    assert b" 400 " in exchange(web, b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+
+def test_a_request_that_arrives_byte_by_byte_is_given_up(web: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestDeadline, "timeout", 0.5)
+    assert b" 200 " not in exchange(web, *[b"G"] * 20)
+    assert web.get("/search").status_code == 200
 
 
 def test_a_port_in_use_is_an_error(lake: LakeBuilder) -> None:

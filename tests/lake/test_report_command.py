@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
+from bulltask.lake.report.tables import _csv_cell
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
 
@@ -228,3 +229,27 @@ def test_the_report_needs_neither_spark_nor_numpy(lake: LakeBuilder, tmp_path: P
     args = [sys.executable, "-c", code, "pipeline", "report", "--lake", str(lake.layout.root), "-o", out]
     result = subprocess.run(args, capture_output=True, text=True, check=True)
     assert result.stdout.endswith("page.html\n[]\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=1",
+        "+1",
+        "-1",
+        "@a",
+        " =1",
+        "\u00a0=1",
+        "\u3000@a",
+        "\uff1d1",
+        "\uff0b1",
+        "\uff0d1",
+        "\uff20a",
+        "\u200b=1",
+        "\t=1",
+        "\n=1",
+    ],
+)
+def test_no_text_is_a_formula_in_a_spreadsheet(text: str) -> None:
+    assert str(_csv_cell(text)).startswith("'")
+    assert str(_csv_cell(f"a{text}")).startswith("a")

@@ -268,3 +268,16 @@ def test_die_with_parent_kills_the_process_even_if_its_parent_is_already_dead(wh
         pid = int(program.read_line())
         assert program.process.wait(60) == 0
         wait_for_exit(pid)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("evil.example", 403), ("evil.example:80", 403), ("localhost:1", 200), ("LOCALHOST", 200)]
+)
+def test_a_web_page_that_renames_this_machine_cannot_read_the_metrics(
+    supervisor: Supervisor, host: str, status: int
+) -> None:
+    supervisor.do("exporter")
+    connection = http.client.HTTPConnection("127.0.0.1", supervisor.port, timeout=10)
+    connection.request("GET", "/metrics", headers={"Host": host})
+    assert connection.getresponse().status == status
+    connection.close()

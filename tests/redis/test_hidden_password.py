@@ -37,11 +37,12 @@ LIBRARY = Path(bulltask.__file__).parent
 
 
 def chain(exc: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its causes, as tracebacks show them."""
-    following: BaseException | None = exc
-    while following is not None:
-        yield following
-        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
+    """Yield an exception, its causes and its contexts, also those that tracebacks do not show."""
+    left: list[BaseException | None] = [exc]
+    while left:
+        if (following := left.pop()) is not None:
+            yield following
+            left += [following.__cause__, following.__context__]
 
 
 def report_text(value: object) -> str:
@@ -107,6 +108,9 @@ def read_environment(url: str) -> None:
         url_to("127.0.0.1:1"),
         url_to("127.0.0.1:port"),
         url_to("127.0.0.1?nonsense=1"),
+        url_to("127.0.0.1?socket_timeout=soon"),
+        url_to("127.0.0.1?max_connections=many"),
+        url_to("127.0.0.1?health_check_interval=x"),
         f"redis://:{SECRET}/#@127.0.0.1",
         f"redis://:12/{SECRET}@127.0.0.1",
         f"redis://:p[{SECRET}@127.0.0.1",

@@ -24,9 +24,11 @@ NAMES = [
     "{0} %s $(id) `id` ../../etc",
     "\\r\\n*1\\r\\n$8\\r\\nFLUSHALL",
     "a\u2028b\u202ec\u2066d\ufeffe\x9bf",
+    "a\u00adb\u034fc\u115fd\u3164e\u2800f\ufe0fg\U000e0041h",
 ]
-EVIL = "evil\x1b]0;title\x07\x1b[2J\x9b2J\r\u2028\u202e\u2066\u061c"
-FORBIDDEN = set("\x1b\x07\x9b\r\u2028\u202e\u2066\u061c")
+UNSEEN = "\u00ad\u034f\u115f\u3164\u2800\ufe0f\U000e0041"
+EVIL = "evil\x1b]0;title\x07\x1b[2J\x9b2J\r\u2028\u202e\u2066\u061c" + UNSEEN
+FORBIDDEN = set("\x1b\x07\x9b\r\u2028\u202e\u2066\u061c" + UNSEEN)
 
 Command = Callable[..., Result]
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from bulltask import App, AsyncResult, ConfigError, Context, GroupResult, JobState, group
+from bulltask.errors import DecodeError
 from bulltask.testing import InlineWorker, use_server
 
 pytestmark = pytest.mark.redis
@@ -161,3 +163,40 @@ def test_an_id_without_a_queue_is_found_in_the_queues_of_the_tasks(app: App, wor
     assert [AsyncResult[Any](sent.id).queue, app.AsyncResult(sent.id).queue] == ["mail", "mail"]
     assert app.AsyncResult(sent.id).get() == "x"
     assert app.AsyncResult("no-such-job").queue == "default"
+
+
+@pytest.mark.parametrize("progress", ["NaN", "[", '{"state": Infinity}', "[" * 1_000])
+def test_malformed_progress_does_not_hide_why_a_job_failed(
+    app: App, worker: InlineWorker, redis_client: redis.Redis, progress: str
+) -> None:
+    @app.task(name="fail", max_retries=0)
+    def fail() -> None:
+        raise ValueError("a reason")
+
+    result = fail.delay()
+    worker.run_jobs(propagate=False)
+    redis_client.hset(f"bull:{{default}}:{result.id}", "progress", progress)
+    assert result.progress is None
+    assert result.status == "FAILURE"
+    with pytest.raises(ValueError, match="a reason"):
+        result.get(timeout=10)
+
+
+@pytest.mark.parametrize("finished_on", ["9e15", "9007199254740991", "-9e15", "1e999"])
+def test_an_impossible_time_is_no_time(app: App, redis_client: redis.Redis, finished_on: str) -> None:
+    result = app.send_task("unknown")
+    redis_client.hset(f"bull:{{default}}:{result.id}", "finishedOn", finished_on)
+    assert result.date_done is None
+
+
+@pytest.mark.parametrize("stored", ["[", "1", "{}", '{"id": "a", "members": [1]}', '{"id": "a", "members": [["q"]]}'])
+def test_a_stored_group_that_is_malformed_is_an_error_that_names_it(
+    app: App, redis_client: redis.Redis, stored: str
+) -> None:
+    member = app.send_task("unknown")
+    saved = GroupResult("a-group", [member])
+    saved.save()
+    [key] = [key for key in redis_client.keys("*") if "a-group" in str(key)]
+    redis_client.set(key, stored)
+    with pytest.raises(DecodeError, match="group a-group is malformed"):
+        GroupResult.restore("a-group", app)

@@ -333,6 +333,9 @@ def test_a_broker_url_may_contain_tls_options() -> None:
         ("redis+sentinel://h/m?sentinel_pasword=pw", "unknown option sentinel_pasword; did you mean 'sentinel_pass"),
         ("redis+sentinel://h/m?sentinel_username=me", "has sentinel_username without sentinel_password"),
         ("redis+cluster://h?sentinel_password=pw", "unknown option sentinel_password"),
+        ("rediss://h?ssl_cert_reqs=none&ssl_check_hostname=true", "nothing is checked, and ssl_check_hostname"),
+        ("rediss+cluster://h?ssl_check_hostname=1&ssl_cert_reqs=none", "nothing is checked, and ssl_check_hostname"),
+        ("rediss://h?ssl_cert_reqs=none&ssl_cert_reqs=required", "has the option ssl_cert_reqs twice"),
     ],
 )
 def test_a_tls_option_without_effect_is_rejected(url: str, message: str) -> None:

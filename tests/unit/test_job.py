@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.errors import DecodeError, InvalidNameError
+from bulltask.errors import ConfigError, DecodeError, InvalidNameError
 from bulltask.jobs.backoff import Backoff
 from bulltask.jobs.job import (
     MAX_PRIORITY,
@@ -19,6 +19,7 @@ from bulltask.jobs.job import (
     RunningJob,
 )
 from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, check_scheduler_id
+from bulltask.jobs.options import Deduplication
 from bulltask.jobs.states import JobState
 from bulltask.jobs.stored_options import StoredOptions
 from bulltask.registry.ancestry import ancestry
@@ -345,3 +346,8 @@ def test_a_foreign_count_of_replacements_is_zero(stored: object) -> None:
     options = StoredOptions(bulltask={"origin": {"parent": "p", "root": "r", "replacements": stored}})
     job = RunningJob("q", "1", "t", b"", options, 0, 0, 0, 0, "", "", None)
     assert ancestry(job)["replaced_task_nesting"] == 0
+
+
+def test_a_deduplication_id_that_utf_8_cannot_encode_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"deduplication.id 'a\\ud800' contains characters that UTF-8 cannot encode"):
+        Deduplication("a\ud800").to_wire()

@@ -30,7 +30,7 @@ from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.payloads.payload_codec import PayloadCodec
-from bulltask.result import AsyncResult, RemoteTraceback
+from bulltask.result import AsyncResult, RemoteTraceback, _rebuild
 from bulltask.worker.child.retry_decision import trace_of
 from tests.support.machine_load import scale_to_load
 
@@ -430,3 +430,9 @@ def test_a_revoked_job_raises_task_revoked_error() -> None:
     rebuilt = error_of_get(reason, trace)
     assert type(rebuilt) is TaskRevokedError
     assert "failure_of" in rebuilt.remote_traceback
+
+
+@pytest.mark.parametrize("reason", ["{[]: 1}", "(" * 500, "-" * 9_000 + "1", "1" * 9_000, "[" * 90 + "]" * 90])
+def test_any_text_is_the_message_of_a_rebuilt_key_error(reason: str) -> None:
+    rebuilt = _rebuild(reason, f"Traceback (most recent call last):\nKeyError: {reason}\n")
+    assert rebuilt is None or isinstance(rebuilt, KeyError)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from bulltask.lake.formatting import Unit, format_value, json_text, one_line
+from bulltask.lake.formatting import CONTROL, Unit, format_value, json_text, one_line
 
 __all__ = ["ReportColumn", "ReportTable", "as_csv", "as_json", "as_markdown", "as_text", "markdown_text"]
 
@@ -131,4 +132,11 @@ def _csv_cell(value: Any) -> Any:
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
     if not isinstance(text, str):
         return text
-    return f"'{one_line(text)}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else one_line(text)
+    # Spreadsheets ignore what precedes the sign, and read full-width signs, too.
+    is_formula = (
+        text[:1] in {"\t", "\r"} or unicodedata.normalize("NFKC", CONTROL.sub("", text[:200])).lstrip()[:1] in _SIGNS
+    )
+    return f"'{one_line(text)}" if is_formula else one_line(text)
+
+
+_SIGNS: Final = frozenset("=+-@")

@@ -243,7 +243,7 @@ def read_fields(keys: QueueKeys, job_id: str) -> Call[list[bytes | None]]:
     return command("HMGET", keys.job(job_id), *_FIELDS)
 
 
-def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> JobSnapshot:
+def snapshot(state: JobState, fields: Sequence[bytes | None]) -> JobSnapshot:
     """Combine the results of :func:`get_state` and :func:`read_fields`."""
     returnvalue, reason, stacktrace, progress, attempts_made, error = fields
     return JobSnapshot(
@@ -251,10 +251,18 @@ def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> Jo
         returnvalue=None if returnvalue is None else codec.decode_text(returnvalue),
         failed_reason=codec.decode_text(reason),
         stacktrace=_traces(stacktrace),
-        progress=codec.decode(progress, what=f"progress of job {job_id}"),
+        progress=_progress(progress),
         attempts_made=_count(attempts_made),
         error=codec.decode_text(error),
     )
+
+
+def _progress(stored: bytes | None) -> Any:
+    """Return the progress; ``None`` if another client has stored NaN, for example, so that the rest can be read."""
+    try:
+        return codec.decode(stored)
+    except DecodeError:
+        return None
 
 
 def is_finished(keys: QueueKeys, job_id: str) -> Call[Finished | None]:
