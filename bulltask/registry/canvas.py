@@ -435,6 +435,22 @@ class Group(_ReturnsGroup[A_contra, R]):
         """:meth:`delay`, as in Celery."""
         return self.delay(*args, **kwargs)
 
+    def skew(self, start: float = 1.0, stop: float | None = None, step: float = 1.0) -> Self:
+        """Set a ``countdown`` for each member, in seconds, and return the group (Celery's ``skew``).
+
+        It grows from ``start`` by ``step`` from member to member, up to ``stop``.
+        """
+        countdown = start
+        for member in self.members:
+            member.set(countdown=countdown)
+            if stop is None or countdown + step <= stop:
+                countdown += step
+        return self
+
+    def group(self) -> Self:
+        """Return the group itself: ``task.chunks(…).group()`` is Celery's way to it."""
+        return self
+
     def __len__(self) -> int:
         return len(self.members)
 

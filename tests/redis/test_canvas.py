@@ -262,3 +262,16 @@ def test_a_canvas_is_stored_once_even_if_the_reply_is_lost(
     assert redis_client.llen("bull:{default}:wait") == 2
     assert redis_client.zcard("bull:{default}:waiting-children") == 4
     assert redis_client.exists(f"bull:{{default}}:{result.id}")
+
+
+def test_skew_delays_the_members_of_a_group_more_and_more(app: App) -> None:
+    @app.task(name="item")
+    def item(value: int) -> int:
+        return value
+
+    def countdowns(group: Any) -> list[Any]:
+        return [member.given["countdown"] for member in group.members]
+
+    chunks = item.chunks([(number,) for number in range(5)], 1)
+    assert countdowns(chunks.group().skew(start=1, stop=3)) == [1, 2, 3, 3, 3]
+    assert countdowns(group(item.s(1), item.s(2), item.s(3)).skew(step=0.5)) == [1.0, 1.5, 2.0]
