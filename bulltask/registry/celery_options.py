@@ -105,6 +105,7 @@ IGNORED_CALL_OPTIONS: Final[_Options] = {
     "stamped_headers": ((), "jobs have no stamps; the task receives all of headers="),
     "reply_to": ((), "a job stores its own result"),
     "result_cls": ((), "use app.result(id, queue)"),
+    "throw": ((False,), "in eager mode, task_eager_propagates raises the errors of tasks"),
 }
 """Call options that are ignored: other values cause a warning."""
 

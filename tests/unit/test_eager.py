@@ -389,3 +389,24 @@ def test_eager_mode_can_be_switched_on_and_off_after_the_app_was_used(normal_app
         fail.delay()
     normal_app.conf.task_always_eager = False
     assert normal_app.broker.eager is None
+
+
+def test_the_option_throw_of_a_call_is_accepted_as_in_celery(app: App) -> None:
+    @app.task
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.warns(UserWarning, match="task_eager_propagates raises the errors"):
+        assert fail.apply_async(throw=True).failed()  # type: ignore[call-arg] # not in new code
+    assert fail.apply_async(throw=False).failed()  # type: ignore[call-arg] # not in new code
+
+
+def test_a_result_equals_its_id_as_in_celery(app: App) -> None:
+    @app.task
+    def work() -> None: ...
+
+    result, other = work.delay(), work.delay()
+    assert result == result.id
+    assert result.id == result
+    assert other.id != result
+    assert result != other
