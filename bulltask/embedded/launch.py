@@ -175,7 +175,13 @@ class ServerLog:
 
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir / "server.log"
-        self._from = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            self._from = self.path.stat().st_size
+        except OSError as exc:
+            if self.path.is_symlink():  # a loop, or its target does not exist or cannot be read
+                text = f"{self.path} is a symbolic link that cannot be followed: {exc.strerror}. Remove it"
+                raise BrokerUnavailableError(text) from None
+            self._from = 0
 
     def text(self) -> str:
         """Return all lines since this start."""
