@@ -92,9 +92,8 @@ class Deduplication:
         wire: dict[str, object] = {"id": self.id}
         if self.ttl is not None:
             wire["ttl"] = to_ms(self.ttl, "deduplication.ttl")
-        return wire | {
-            stored: True for name, stored in _DEDUPLICATION_FLAGS.items() if _flag(getattr(self, name), name)
-        }
+        flags = zip(_DEDUPLICATION_FLAGS.items(), (self.extend, self.replace, self.keep_last_if_active), strict=True)
+        return wire | {stored: True for (name, stored), value in flags if _flag(value, name)}
 
 
 BackoffLike = Backoff | Mapping[str, Any] | Duration
