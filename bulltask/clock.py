@@ -28,9 +28,9 @@ def to_ms(value: Duration, name: str = "duration") -> int:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         ms = value * 1000
     else:
-        raise ConfigError(f"{name} must be a number of seconds or a timedelta, not {value!r}")
+        raise ConfigError(f"{name} must be a number of seconds or a timedelta, not {value!r:.200}")
     if not 0 <= ms < 2**53:  # also false for NaN
-        raise ConfigError(f"{name} must be a finite duration of zero or more, not {value!r}")
+        raise ConfigError(f"{name} must be a finite duration of zero or more, not {value!r:.200}")
     return round(ms)
 
 
@@ -41,7 +41,7 @@ def to_epoch_ms(moment: datetime, name: str = "eta") -> int:
         ConfigError: ``moment`` is not a ``datetime``.
     """
     if not isinstance(moment, datetime):
-        raise ConfigError(f"{name} must be a datetime, not {moment!r}")
+        raise ConfigError(f"{name} must be a datetime, not {moment!r:.200}")
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return round(aware.timestamp() * 1000)
 
@@ -53,7 +53,7 @@ def zone_of(name: str, what: str = "timezone") -> tzinfo:
         ConfigError: This machine has no such zone; ``what`` identifies it in the message.
     """
     if not isinstance(name, str):
-        raise ConfigError(f"{what} must be the name of a time zone, not {name!r}")
+        raise ConfigError(f"{what} must be the name of a time zone, not {name!r:.200}")
     try:
         if name.upper() in {"UTC", "GMT"}:
             return UTC
@@ -65,7 +65,7 @@ def zone_of(name: str, what: str = "timezone") -> tzinfo:
         for known in zoneinfo.available_timezones():  # Node.js ignores the case
             if known.lower() == name.lower():
                 return zoneinfo.ZoneInfo(known)
-    raise ConfigError(f"unknown {what} {name!r}: use a name such as Europe/Berlin, or install tzdata")
+    raise ConfigError(f"unknown {what} {name!r:.200}: use a name such as Europe/Berlin, or install tzdata")
 
 
 def mono_ms() -> int:

@@ -25,6 +25,7 @@ from bulltask.errors import (
 from bulltask.jobs import codec
 from bulltask.jobs.failures import REASON_CHARS, arguments_for, reason_of
 from bulltask.jobs.job import JobRef
+from bulltask.jobs.names import check_reference
 from bulltask.jobs.states import REVOKED, JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.ports import ResultReader
@@ -91,6 +92,8 @@ class AsyncResult(ResultDetails, Generic[R]):
         *,
         app: Any = None,
     ) -> None:
+        if sent_ms is None:  # the id comes from elsewhere
+            check_reference(job_id)
         if queue is None or reader is None:
             app = app or import_module(CURRENT_APP).current_sender()
             queue, reader = queue or app.queue_of(job_id), reader or app.results

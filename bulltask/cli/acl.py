@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -22,6 +23,7 @@ _FORMS: Final = {
     "file": "user {user} on >PASSWORD {rules}",
     "rules": "on {rules}",
 }
+_USER: Final = re.compile(r"[^\s\x00-\x1f\x7f]+")
 _EPILOG: Final = "\b\nRoles:\n" + "\n".join(f"  {role:9}{text}" for role, text in ROLES.items())
 
 
@@ -63,12 +65,30 @@ def command(
     """
     app = load_app_or_broker(ctx, options)
     config = app.conf.freeze()
+    if user is not None and not _USER.fullmatch(user):
+        raise click.BadParameter(
+            "Redis allows no spaces in a user's name, and no control characters", param_hint="--user"
+        )
     rules = role_grants(roles).rules(
         config.prefix, cluster=config.broker_url.scheme.endswith("+cluster"), queues=_keys(queues, config)
     )
     if _database(config.broker_url):
         rules.append("+select")
-    click.echo(_FORMS[form].format(user=user or roles[0], rules=" ".join(rules)))
+    quote = _quoted if form == "setuser" else str  # a line of users.acl is split at spaces
+    click.echo(_FORMS[form].format(user=quote(user or roles[0]), rules=" ".join(map(quote, rules))))
+    if not queues and config.prefix != "bull":
+        click.echo(
+            f"note: these permissions include the keys of every prefix that begins with {config.prefix}: (such as "
+            f"{config.prefix}:eu); restrict the user with --queue if there is one",
+            err=True,
+        )
+
+
+def _quoted(word: str) -> str:
+    """Return a word as redis-cli reads it."""
+    if not set(word) & set("\"'\\"):
+        return word
+    return '"{}"'.format(word.replace("\\", "\\\\").replace('"', '\\"'))
 
 
 def _keys(queues: tuple[str, ...], config: Config) -> list[QueueKeys]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bulltask.config.credentials import credential_provider
-from bulltask.config.parsers import duration, flag, integer, max_reconnects, optional, plain_text
+from bulltask.config.parsers import duration, flag, integer, key_prefix, max_reconnects, optional
 from bulltask.config.server_urls import url
 from bulltask.config.setting import Setting
 
@@ -25,7 +25,7 @@ BROKER_SETTINGS: Final = (
     _S(
         "prefix",
         "prefix",
-        plain_text,
+        key_prefix,
         "bull",
         "Prefix of all Redis keys. Change it to the `prefix` of your Node.js programs, or to separate "
         "several environments in one database.",

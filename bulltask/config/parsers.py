@@ -30,6 +30,7 @@ __all__ = [
     "flag",
     "integer",
     "jitter_fraction",
+    "key_prefix",
     "max_reconnects",
     "memory",
     "optional",
@@ -188,6 +189,19 @@ def plain_text(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value or any(ord(char) < 32 for char in value):
         raise ConfigError(f"{name} must be a string without control characters, not {value!r}")
     return value
+
+
+def key_prefix(value: Any, name: str) -> str:
+    """Return a valid prefix of keys.
+
+    Raises:
+        ConfigError: It is invalid, or the one of bulltask's own keys: the queue ``q`` of the prefix ``bulltask`` would
+            share its keys with bulltask's keys for the queue ``q`` of the prefix ``bull``.
+    """
+    prefix = plain_text(value, name)
+    if prefix.partition(":")[0] == "bulltask":
+        raise ConfigError(f"{name} must not be bulltask or begin with bulltask:, bulltask's prefix for its own keys")
+    return prefix
 
 
 def queue_name(value: Any, name: str) -> str:

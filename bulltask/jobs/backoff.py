@@ -130,7 +130,7 @@ def check_strategy(kind: str, registered: Sequence[str]) -> None:
     known = (*_BUILT_IN, *registered)
     if kind not in known:
         raise ConfigError(
-            f"unknown backoff type {kind!r}: use {', '.join(known)}{did_you_mean(kind, known)}. If your Node "
+            f"unknown backoff type {kind!r:.200}: use {', '.join(known)}{did_you_mean(kind, known)}. If your Node "
             "workers have a strategy with that name, add it to the setting backoff_strategies"
         )
 

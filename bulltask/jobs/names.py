@@ -16,6 +16,7 @@ __all__ = [
     "check_job_id",
     "check_job_name",
     "check_queue_name",
+    "check_reference",
     "check_scheduler_id",
     "is_queue_key",
     "may_be_old_repeat_key",
@@ -48,6 +49,12 @@ _QUEUE_KEYS: Final = frozenset(
 
 _KEY_PREFIXES: Final = ("de:", "dn:", "metrics:")
 """First parts of a queue's other keys, such as ``de:{id}``, which have two colons like the ids of repeated jobs."""
+
+_JOB_KEYS: Final = (":dependencies", ":failed", ":lock", ":logs", ":processed", ":unsuccessful")
+"""Ends of the keys beside a job's hash."""
+
+_ITERATION: Final = re.compile(r"repeat:[^:]+:\d+|repeat:.+:\d{12,}", re.DOTALL)
+"""Ids of a scheduler's jobs, which end with their time; the other keys that begin like this are its own."""
 
 
 def bullmq_name(queue: str, *, hash_tag: bool) -> str:
@@ -92,10 +99,10 @@ def check_queue_name(name: str) -> str:
     _check_text(name, "queue name")
     if ":" in name:
         raise InvalidNameError(
-            f"queue name {name!r} contains a ':', which separates the parts of BullMQ's keys; use '-' or '.'"
+            f"queue name {name!r:.200} contains a ':', which separates the parts of BullMQ's keys; use '-' or '.'"
         )
     if name.count("{") != name.count("}") or name == "{}":
-        raise InvalidNameError(f"queue name {name!r} is empty or its braces do not match")
+        raise InvalidNameError(f"queue name {name!r:.200} is empty or its braces do not match")
     return name
 
 
@@ -124,17 +131,39 @@ def check_job_id(job_id: str) -> str:
     """
     _check_text(job_id, "job_id")
     if _INTEGER.fullmatch(job_id):
-        raise InvalidNameError(f"job_id {job_id!r} is a number, like the ids of BullMQ's counter; add a letter")
+        raise InvalidNameError(f"job_id {job_id!r:.200} is a number, like the ids of BullMQ's counter; add a letter")
     if job_id.startswith("0:") or job_id.count(":") not in {0, 2}:
-        raise InvalidNameError(f"job_id {job_id!r} contains a ':', BullMQ's separator in keys; use '-'")
-    if job_id in _QUEUE_KEYS or job_id.startswith(_KEY_PREFIXES):
-        raise InvalidNameError(f"job_id {job_id!r} is a name that BullMQ uses for the queue's own keys; add a prefix")
+        raise InvalidNameError(f"job_id {job_id!r:.200} contains a ':', BullMQ's separator in keys; use '-'")
+    if is_queue_key(job_id):
+        raise InvalidNameError(
+            f"job_id {job_id!r:.200} is a name that BullMQ uses for the queue's own keys; add a prefix"
+        )
     return job_id
 
 
 def is_queue_key(job_id: str) -> bool:
-    """Return whether ``job_id`` is a name that BullMQ uses for a queue's keys; no job may have it."""
-    return job_id in _QUEUE_KEYS
+    """Return whether ``job_id`` is a name that BullMQ uses for a queue's keys, or beside a job; no job may have it."""
+    return (
+        job_id in _QUEUE_KEYS
+        or job_id.startswith(_KEY_PREFIXES)
+        or job_id.endswith(_JOB_KEYS)
+        or (job_id.startswith("repeat:") and _ITERATION.fullmatch(job_id) is None)
+    )
+
+
+def check_reference(job_id: str) -> str:
+    """Return ``job_id`` if a job may have it, whichever client has chosen it.
+
+    BullMQ's scripts would read, change or remove whatever is stored under the id.
+
+    Raises:
+        InvalidNameError: It is not a string, is empty, or is the name of one of the queue's own keys.
+    """
+    if not isinstance(job_id, str) or not job_id:
+        raise InvalidNameError(f"a job's id must be a non-empty string, not {job_id!r:.80}")
+    if is_queue_key(job_id):
+        raise InvalidNameError(f"{job_id!r:.80} is not the id of a job: BullMQ uses this name for the queue's own keys")
+    return job_id
 
 
 def check_scheduler_id(scheduler_id: str) -> str:
@@ -147,7 +176,8 @@ def check_scheduler_id(scheduler_id: str) -> str:
     _check_text(scheduler_id, "scheduler id")
     if may_be_old_repeat_key(scheduler_id):
         raise InvalidNameError(
-            f"scheduler id {scheduler_id!r} contains more than three ':', and Node.js workers of BullMQ 5.62 take such "
+            f"scheduler id {scheduler_id!r:.200} contains more than three ':', and Node.js workers of BullMQ "
+            "5.62 take such "
             "an id for that of a legacy repeatable job; use at most three"
         )
     return scheduler_id
@@ -163,9 +193,11 @@ def may_be_old_repeat_key(key: str) -> bool:
 
 def _check_text(text: str, what: str) -> str:
     if not isinstance(text, str) or not text:
-        raise InvalidNameError(f"{what} must be a non-empty string, not {text!r}")
+        raise InvalidNameError(f"{what} must be a non-empty string, not {text!r:.200}")
     if len(text) > MAX_NAME:
         raise InvalidNameError(f"{what} {text[:40]!r}… has {len(text)} characters; at most {MAX_NAME} are allowed")
     if _CONTROL.search(text):
-        raise InvalidNameError(f"{what} {text!r} contains control characters, or characters that UTF-8 cannot encode")
+        raise InvalidNameError(
+            f"{what} {text!r:.200} contains control characters, or characters that UTF-8 cannot encode"
+        )
     return text

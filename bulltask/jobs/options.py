@@ -17,7 +17,7 @@ from bulltask.errors import ConfigError, PayloadTooLargeError
 from bulltask.jobs.backoff import Backoff, check_strategy, warn_about_long_delay
 from bulltask.jobs.codec import MAX_SAFE_INTEGER
 from bulltask.jobs.job import MAX_PRIORITY, JobOptions, ParentLink
-from bulltask.jobs.names import qualified_name
+from bulltask.jobs.names import check_reference, qualified_name
 from bulltask.jobs.retention import keep_option
 
 __all__ = [
@@ -82,7 +82,7 @@ class Deduplication:
             ConfigError: The id is empty or a value has the wrong type.
         """
         if not isinstance(self.id, str) or not self.id:
-            raise ConfigError(f"deduplication.id must be a non-empty string, not {self.id!r}")
+            raise ConfigError(f"deduplication.id must be a non-empty string, not {self.id!r:.200}")
         try:
             self.id.encode()
         except UnicodeEncodeError:
@@ -153,14 +153,15 @@ def link_to_parent(
         hash_tag: Whether such a name gets braces.
 
     Raises:
-        ConfigError: ``parent`` is not a job.
+        ConfigError, InvalidNameError: ``parent`` is not a job.
     """
     if parent is None:
         return None
     read = parent.get if isinstance(parent, Mapping) else lambda name: getattr(parent, name, None)
     job_id, queue = read("id"), read("queue")
     if not (isinstance(job_id, str) and job_id and isinstance(queue, str) and queue):
-        raise ConfigError(f"parent must be a job, or a mapping with the strings id and queue, not {parent!r}")
+        raise ConfigError(f"parent must be a job, or a mapping with the strings id and queue, not {parent!r:.200}")
+    check_reference(job_id)
     qualified = qualified_name(queue, prefix, hash_tag=hash_tag)
     stored["parent"] = {"id": job_id, "queue": qualified}
     flags = {flag: True for flag in FAILURE_FLAGS.values() if stored.get(flag)}
@@ -177,7 +178,7 @@ def check_priority(value: object) -> int:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
         raise ConfigError(
-            f"priority must be an integer from 1 (highest) to {MAX_PRIORITY}, or 0 for none, not {value!r}"
+            f"priority must be an integer from 1 (highest) to {MAX_PRIORITY}, or 0 for none, not {value!r:.200}"
         )
     return value
 
@@ -228,7 +229,7 @@ def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: 
 def _number(low: int) -> Callable[[Any, str], int]:
     def read(value: Any, name: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_SAFE_INTEGER:
-            raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r}")
+            raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r:.200}")
         return value
 
     return read
@@ -236,13 +237,13 @@ def _number(low: int) -> Callable[[Any, str], int]:
 
 def _flag(value: Any, name: str) -> bool | None:
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be true or false, not {value!r}")
+        raise ConfigError(f"{name} must be true or false, not {value!r:.200}")
     return value or None
 
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{name} must be a string, not {value!r}")
+        raise ConfigError(f"{name} must be a string, not {value!r:.200}")
     return value
 
 

@@ -58,7 +58,7 @@ def stored_keep(option: object) -> Mapping[str, int] | None:
 
 def _whole(value: Any, name: str, *, low: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_NUMBER:
-        raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r}")
+        raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r:.200}")
     return value
 
 

@@ -106,7 +106,7 @@ def _ms(limit: Duration | None, name: str) -> int | None:
     if limit is None:
         return None
     if (limit_ms := to_ms(limit, name)) < 1:
-        raise ConfigError(f"{name} must be 0.001 s or more, not {limit!r}; leave it out for no limit")
+        raise ConfigError(f"{name} must be 0.001 s or more, not {limit!r:.200}; leave it out for no limit")
     return limit_ms
 
 

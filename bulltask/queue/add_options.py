@@ -166,7 +166,7 @@ def check_positive(value: int, name: str) -> int:
         ConfigError: It is not an integer of 1 or more.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} must be 1 or more, not {value!r}")
+        raise ConfigError(f"{name} must be 1 or more, not {value!r:.200}")
     return value
 
 
@@ -195,7 +195,7 @@ def _attempts(value: object, config: Config) -> int:
     if value is None:
         return config.max_retries + 1
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise ConfigError(f"attempts must be an integer of 0 or more, not {value!r}")
+        raise ConfigError(f"attempts must be an integer of 0 or more, not {value!r:.200}")
     return value
 
 
@@ -205,5 +205,5 @@ def _default_backoff(config: Config) -> Backoff:
 
 def _flag(value: object, name: str) -> bool:
     if value is not None and not isinstance(value, bool):
-        raise ConfigError(f"{name} must be true or false, not {value!r}")
+        raise ConfigError(f"{name} must be true or false, not {value!r:.200}")
     return bool(value)

@@ -31,7 +31,7 @@ def set_paused(context: QueueContext, *, paused: bool) -> Operation[None]:
 def clean(context: QueueContext, grace: Duration, limit: int, state: str) -> Operation[list[str]]:
     """Remove old jobs in one state and return their ids."""
     if state not in {*_CLEANABLE, "wait"}:
-        raise ConfigError(f"state must be one of {', '.join(_CLEANABLE)}, not {state!r}")
+        raise ConfigError(f"state must be one of {', '.join(_CLEANABLE)}, not {state!r:.200}")
     if limit < 0:
         raise ConfigError(f"limit must be 0 (no limit) or more, not {limit}")
     name = "wait" if state == "waiting" else state
@@ -75,7 +75,7 @@ def move_to_wait(
 ) -> Operation[None]:
     """Move all jobs in one state back to waiting, ``count`` per call; revoked jobs only if ``revoked`` is true."""
     if state not in {*_RETRIABLE, "delayed"}:
-        raise ConfigError(f"state must be one of {', '.join(_RETRIABLE)}, not {state!r}")
+        raise ConfigError(f"state must be one of {', '.join(_RETRIABLE)}, not {state!r:.200}")
     if count < 1:
         raise ConfigError(f"count must be 1 or more, not {count}")
     count = min(count, _PER_CALL)

@@ -109,7 +109,7 @@ class EventReaderBase(Callbacks):
 
     def _publish_call(self, name: str, fields: Mapping[str, str | float]) -> Call[str]:
         if not isinstance(name, str) or not name or name in KINDS:
-            raise InvalidNameError(f"a custom event needs a name that BullMQ does not use, not {name!r}")
+            raise InvalidNameError(f"a custom event needs a name that BullMQ does not use, not {name!r:.200}")
         if "event" in fields:
             raise InvalidNameError("the field 'event' contains the event's name; use another name for your field")
         texts = {key: _field_text(value, key) for key, value in fields.items()}
@@ -243,12 +243,12 @@ def _check_start(start: str) -> str:
     if start == NEWEST:
         return NEWEST
     if not isinstance(start, str) or not _ID.fullmatch(start):
-        raise ConfigError(f'start must be "$", "0", or the id of an event ("1700000000000-0"), not {start!r}')
+        raise ConfigError(f'start must be "$", "0", or the id of an event ("1700000000000-0"), not {start!r:.200}')
     ms, _, sequence = start.partition("-")
     return BEGINNING if int(ms) == int(sequence or 0) == 0 else f"{int(ms)}-{int(sequence or 0)}"
 
 
 def _field_text(value: object, key: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"field {key!r} of an event must be a string or a number, not {value!r}")
+        raise ConfigError(f"field {key!r:.200} of an event must be a string or a number, not {value!r:.200}")
     return str(value)

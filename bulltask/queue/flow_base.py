@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.flow import PlannedJob, in_order
+from bulltask.jobs.names import check_reference
 from bulltask.jobs.options import ParentLike
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.context import QueueContext
@@ -84,7 +85,7 @@ class FlowBase:
         return [nodes[root] for root in roots]
 
     def _reader(self, queue: str, job_id: str, depth: int, max_children: int) -> FlowReader:
-        return FlowReader(lambda: self._context.broker, queue, job_id, depth, max_children)
+        return FlowReader(lambda: self._context.broker, queue, check_reference(job_id), depth, max_children)
 
     def _tree(self, levels: list[list[ReadNode]], job_class: Callable[[QueueContext, Any], J]) -> FlowNode[J] | None:
         nodes: dict[ReadNode, FlowNode[J]] = {}

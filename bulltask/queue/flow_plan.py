@@ -124,7 +124,7 @@ def plan(
     for item, above in todo:  # the loop appends to todo; no recursion, as the tree may exceed Python's recursion limit
         node = FlowJob.of(item) if is_call(item) else item
         if not isinstance(node, FlowJob):
-            raise TypeError(f"a flow consists of FlowJobs and calls such as task.s(…), not {node!r}")
+            raise TypeError(f"a flow consists of FlowJobs and calls such as task.s(…), not {node!r:.200}")
         waits = parent if above is None else {"id": above.job.id, "queue": above.job.queue}
         planned = _plan_job(node, waits, defaults, config)
         if above is not None and "parent" in node.options:
@@ -171,6 +171,7 @@ def _check_ids(roots: Sequence[PlannedJob], config: Config) -> None:
         key = (bullmq_name(job.queue, hash_tag=config.queue_hash_tag), job.id)
         if key in seen:
             raise ConfigError(
-                f"two jobs in the flow have the job_id {job.id!r} in queue {job.queue}; use a different id for each job"
+                f"two jobs in the flow have the job_id {job.id!r:.200} in queue {job.queue}; use a different id "
+                "for each job"
             )
         seen.add(key)

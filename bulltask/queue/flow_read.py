@@ -69,7 +69,7 @@ class FlowReader:
     def __init__(self, broker: Callable[[], Broker], queue: str, job_id: str, depth: int, max_children: int) -> None:
         for name, number in (("depth", depth), ("max_children", max_children)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ConfigError(f"{name} must be an integer of 1 or more, not {number!r}")
+                raise ConfigError(f"{name} must be an integer of 1 or more, not {number!r:.200}")
         self._broker, self._depth, self._max_children = broker, depth, max_children
         self._root = ReadNode(QueueContext(queue, broker, None), job_id)
         self._contexts: dict[str, QueueContext] = {}

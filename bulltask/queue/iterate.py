@@ -8,6 +8,7 @@ from typing import Final
 
 from bulltask.errors import ConfigError
 from bulltask.jobs.stored_job import StoredJob
+from bulltask.queue.add_options import check_positive
 from bulltask.queue.context import QueueContext
 from bulltask.queue.read import read_jobs, states_of
 from bulltask.transport.operation import Operation, execute
@@ -34,8 +35,9 @@ class JobPages:
     """
 
     def __init__(self, context: QueueContext, states: Iterable[str], size: int, *, asc: bool) -> None:
-        if size < 1:
-            raise ConfigError(f"page_size must be 1 or more, not {size}")
+        check_positive(size, "page_size")
+        if not isinstance(asc, bool):
+            raise ConfigError(f"asc must be true or false, not {asc!r:.200}")
         wanted = {"wait" if state == "waiting" else state for state in states_of(states)}
         self._context, self._size, self._asc = context, size, asc
         self._states = deque(state for state in _ORDER if state in wanted)

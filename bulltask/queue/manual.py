@@ -206,7 +206,7 @@ def check_stalled(context: QueueContext, max_stalled_count: int | None) -> Opera
     config = context.broker.config
     limit = config.max_stalled_count if max_stalled_count is None else max_stalled_count
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-        raise ConfigError(f"max_stalled_count must be 0 or more, not {limit!r}")
+        raise ConfigError(f"max_stalled_count must be 0 or more, not {limit!r:.200}")
     now_ms, released, left = context.now_ms(), list[str](), None
     while left != 0:
         part, left = yield from execute(

@@ -52,7 +52,7 @@ def states_of(names: Iterable[str]) -> list[str]:
     states: dict[str, None] = {}
     for state in [names] if isinstance(names, str) else names:
         if state not in ALL_STATES and state != "wait":
-            raise ConfigError(f"unknown state {state!r}; use {', '.join(ALL_STATES)}")
+            raise ConfigError(f"unknown state {state!r:.200}; use {', '.join(ALL_STATES)}")
         states[str(state)] = None
     if "waiting" in states:
         states["paused"] = None
@@ -143,7 +143,7 @@ def get_dependency_page(
         return DependencyPage(dict.fromkeys(failed), total)
     collections = {"processed": keys.processed, "pending": keys.dependencies, "ignored": keys.ignored}
     if kind not in collections:
-        raise ConfigError(f"kind must be processed, pending, ignored or failed, not {kind!r}")
+        raise ConfigError(f"kind must be processed, pending, ignored or failed, not {kind!r:.200}")
     items, cursor, total = dict[str, Any](), ("0", 0), 0
     while True:
         call = flow_scripts.paginate(collections[kind](parent_id), start + len(items), end, cursor)

@@ -109,7 +109,7 @@ class SchedulersBase:
     def _put(self, keys: QueueKeys, scheduler_id: str, rule: Repeat, job: NewJob) -> Operation[Scheduler | None]:
         now_ms = self._context.now_ms()
         if rule.end_ms is not None and rule.end_ms < now_ms:
-            raise ConfigError(f"end of scheduler {scheduler_id!r} is in the past")
+            raise ConfigError(f"end of scheduler {scheduler_id!r:.200} is in the past")
         yield write_queue_meta(keys, PROTOCOL_VERSION, self._context.broker.config.max_events)
         if (yield from put(keys, scheduler_id, rule, job, {}, now_ms)) is None:
             return None
@@ -127,5 +127,7 @@ class SchedulersBase:
         given = {key: value for key, value in (options or {}).items() if value is not None or key == "backoff"}
         for option, reason in _UNSUPPORTED_OPTIONS.items():
             if option in given:
-                raise ConfigError(f"the jobs of scheduler {scheduler_id!r} cannot have the option {option}: {reason}")
+                raise ConfigError(
+                    f"the jobs of scheduler {scheduler_id!r:.200} cannot have the option {option}: {reason}"
+                )
         return self._context.build(name or scheduler_id, {} if data is None else data, given)

@@ -8,16 +8,53 @@ value that is not an object is the only argument.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from bulltask.errors import InvalidJobError
 
-__all__ = ["Arguments"]
+__all__ = ["Arguments", "check_args", "check_items", "check_kwargs"]
 
 _Kind = inspect.Parameter
 _LATER: Final = object()
 """Placeholder for an argument that is not known yet."""
+
+
+def check_args(args: Any, task: str) -> Sequence[Any]:
+    """Return a call's positional arguments; a string, bytes or a dictionary would be taken for several.
+
+    Raises:
+        TypeError: They are not a list or tuple.
+    """
+    if args is None:
+        return ()
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray | memoryview):
+        raise TypeError(f"the positional arguments of {task} must be a list or tuple, not {args!r:.200}")
+    return args
+
+
+def check_kwargs(kwargs: Any, task: str) -> Mapping[str, Any]:
+    """Return a call's keyword arguments.
+
+    Raises:
+        TypeError: They are not a dictionary.
+    """
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"the keyword arguments of {task} must be a dictionary, not {kwargs!r:.200}")
+    return kwargs
+
+
+def check_items(items: Any, what: str) -> Iterable[Any]:
+    """Return the items of several calls.
+
+    Raises:
+        TypeError: They are a string, bytes or a dictionary, or cannot be iterated over.
+    """
+    if not isinstance(items, Iterable) or isinstance(items, str | bytes | bytearray | memoryview | Mapping):
+        raise TypeError(f"{what} takes a list or another iterable of items, not {items!r:.200}")
+    return items
 
 
 class Arguments:
@@ -55,10 +92,13 @@ class Arguments:
         Raises:
             TypeError: The arguments do not match the signature; the message is Python's.
         """
+        if type(args) is not tuple:
+            args = check_args(args, self._task)
         if self._by_name and not kwargs and len(args) <= len(self._positional_or_keyword):
             data = dict(zip(self._positional_or_keyword, args, strict=False))
             if self._required <= data.keys():
                 return data  # nearly every call; the full check takes several times as long
+        kwargs = check_kwargs(kwargs, self._task)
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:

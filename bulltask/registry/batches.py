@@ -85,7 +85,9 @@ class BatchJob(Generic[A]):
             TypeError: ``error`` is not an exception.
         """
         if not isinstance(error, BaseException):
-            raise TypeError(f"fail() takes an exception, not {error!r}; for a message, use PermanentError(message)")
+            raise TypeError(
+                f"fail() takes an exception, not {error!r:.200}; for a message, use PermanentError(message)"
+            )
         self._outcome = error, None
 
     def retry(
@@ -179,12 +181,12 @@ def check_batch_function(function: Callable[..., Any], task: str, *, bind: bool,
             if bind
             else ("spark", "its Spark jobs belong to a single job")
         )
-        raise ConfigError(f"batch task {task!r} cannot have {option}=True: {reason}")
+        raise ConfigError(f"batch task {task!r:.200} cannot have {option}=True: {reason}")
     try:
         inspect.signature(function).bind([])
     except TypeError as exc:
         raise ConfigError(
-            f"the function of batch task {task!r} is called with one argument, the list of jobs: {exc}; write "
+            f"the function of batch task {task!r:.200} is called with one argument, the list of jobs: {exc}; write "
             "def function(jobs: list[BatchJob[...]])"
         ) from None
 
@@ -266,7 +268,7 @@ def _data_type(hint: Any, task: str) -> Any:
     elif get_origin(item) is BatchJob and _is_sequence(hint):
         (data,) = get_args(item)
         return Any if isinstance(data, TypeVar) else data
-    raise ConfigError(f"the parameter of batch task {task!r} must be a list[BatchJob[...]], not {hint}")
+    raise ConfigError(f"the parameter of batch task {task!r:.200} must be a list[BatchJob[...]], not {hint}")
 
 
 def _result_type(hint: Any, task: str) -> Any:
@@ -276,7 +278,7 @@ def _result_type(hint: Any, task: str) -> Any:
     lists = [option for option in options if option is not type(None)]
     if len(lists) == 1 and _is_sequence(lists[0]):
         return next(iter(get_args(lists[0])), Any)
-    raise ConfigError(f"batch task {task!r} must return a list with one result for each job, or None, not {hint}")
+    raise ConfigError(f"batch task {task!r:.200} must return a list with one result for each job, or None, not {hint}")
 
 
 def _is_sequence(hint: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from bulltask.clock import Duration
 from bulltask.config.payload_settings import Compression, Serializer
+from bulltask.errors import ConfigError
 from bulltask.jobs.options import STORED, BackoffLike, Deduplication, ParentLike
 from bulltask.jobs.retention import KeepJobs
 from bulltask.registry.celery_options import hint_for_unknown_call_option, translate_call_options
@@ -78,12 +79,16 @@ class CallOptions:
 
         Raises:
             TypeError: A name is unknown; the message lists the known names.
+            ConfigError: A flag is neither true nor false.
         """
         known = {field.name for field in fields(cls)}
         if not given.keys() <= known:
             given = translate_call_options(given)
         if unknown := sorted(set(given) - known):
             raise TypeError(f"unknown option {unknown[0]!r}{hint_for_unknown_call_option(unknown[0], known)}")
+        for name in ("lifo", "ignore_result"):
+            if name in given and not isinstance(given[name], bool | None):
+                raise ConfigError(f"{name} must be True or False, not {given[name]!r:.200}")
         return cls(**given)
 
     @property

@@ -26,7 +26,18 @@ from bulltask.result import AsyncResult
 if TYPE_CHECKING:  # signature.py imports this module
     from bulltask.registry.signature import Signature
 
-__all__ = ["EMPTY_CHAIN", "Canvas", "Chain", "Chord", "Group", "GroupChain", "chain_of", "chord_of", "pop_callbacks"]
+__all__ = [
+    "EMPTY_CHAIN",
+    "Canvas",
+    "Chain",
+    "Chord",
+    "Group",
+    "GroupChain",
+    "chain_of",
+    "check_canvas",
+    "chord_of",
+    "pop_callbacks",
+]
 
 EMPTY_CHAIN: Final = "a chain needs at least one step"
 
@@ -80,7 +91,7 @@ class Canvas(Generic[A_contra, R_co]):
 
     def __or__(self, following: Any) -> Any:
         """Return a chain: ``following`` runs after this, with its result as the first argument."""
-        _check_canvas(following)
+        check_canvas(following)
         return chain_of([self, following])
 
     @overload
@@ -305,6 +316,7 @@ class Chain(Canvas[A_contra, R_co]):
 
     def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
         """Run ``callback`` if a step fails; see :meth:`Canvas.link_error`."""
+        check_canvas(callback)
         self.errbacks.append(callback)
         return callback
 
@@ -498,7 +510,7 @@ def chain_of(steps: Iterable[Canvas[Any, Any]]) -> Chain[Any, Any]:
     """
     every: list[Canvas[Any, Any]] = []
     for step in steps:
-        _check_canvas(step)
+        check_canvas(step)
         every += _flat(step)
     if len(every) > 1 and isinstance(header := every[0], Group):
         return chord_of(header, chain_of(every[1:]) if len(every) > 2 else every[1])
@@ -507,7 +519,7 @@ def chain_of(steps: Iterable[Canvas[Any, Any]]) -> Chain[Any, Any]:
 
 def chord_of(header: Group[Any, Any], body: Canvas[Any, Any]) -> Chain[Any, Any]:
     """Return a chord."""
-    _check_canvas(body)
+    check_canvas(body)
     return GroupChord([header, body]) if isinstance(body, _ReturnsGroup) else Chord([header, body])
 
 
@@ -550,7 +562,7 @@ def _as_canvas(value: Any) -> Canvas[Any, Any]:
     """Return a canvas; one that is given as a dictionary is converted."""
     if isinstance(value, Mapping):
         value = import_module("bulltask.registry.signature").Signature.from_dict(value)
-    _check_canvas(value)
+    check_canvas(value)
     return cast(Canvas[Any, Any], value)
 
 
@@ -561,6 +573,7 @@ def _as_member(value: Any) -> Canvas[Any, Any]:
     return _as_canvas(value)
 
 
-def _check_canvas(value: object) -> None:
+def check_canvas(value: object) -> None:
+    """Raise ``TypeError`` if a value cannot be part of a canvas."""
     if not isinstance(value, Canvas):
-        raise TypeError(f"a canvas consists of signatures such as task.s(…), chains and groups, not {value!r}")
+        raise TypeError(f"a canvas consists of signatures such as task.s(…), chains and groups, not {value!r:.200}")

@@ -163,7 +163,7 @@ class _Expansion:
             case Signature():
                 return self._expand_call(canvas, target)
             case _:
-                raise TypeError(f"{canvas!r} is not a signature, chain or group")
+                raise TypeError(f"{canvas!r:.200} is not a signature, chain or group")
 
     def _expand_call(self, call: Signature[Any, Any], target: _Target) -> _Expanded:
         links = [self.expand(callback, _root_target()) for callback in call.links]
@@ -310,10 +310,12 @@ class _JobBuilder:
             data, (parameter,) = call.task.bind_json_after(1, call.args, call.kwargs, options.serializer)
         job = call.task.build(data, options)
         if step.parent is not None and options.parent is not None:
-            raise ConfigError(f"{call!r} is followed by another step, which is its parent; remove its option `parent`")
+            raise ConfigError(
+                f"{call!r:.200} is followed by another step, which is its parent; remove its option `parent`"
+            )
         if options.deduplication is not None and (step.parent or step.children or step.receives):
             raise ConfigError(
-                f"{call!r} is part of a chain or chord, so it cannot be deduplicated: other calls wait for it"
+                f"{call!r:.200} is part of a chain or chord, so it cannot be deduplicated: other calls wait for it"
             )
         return replace(job, id=step.id), parameter
 
@@ -346,7 +348,9 @@ class _JobBuilder:
         data, parameters = _bind_errback(call)
         job = call.task.build(data, call.options)
         if call.links or call.errbacks:
-            raise ConfigError(f"the error callback {call!r} cannot have callbacks; let its task send the other calls")
+            raise ConfigError(
+                f"the error callback {call!r:.200} cannot have callbacks; let its task send the other calls"
+            )
         queue = qualified_name(job.queue, self._config.prefix, hash_tag=self._config.queue_hash_tag)
         return Errback(queue, job.name, codec.decode(job.data), _errback_opts(job.options), tuple(parameters), cascades)
 
@@ -422,7 +426,7 @@ def _check_ids(roots: Sequence[PlannedJob]) -> None:
     for planned in in_order(roots):
         if planned.job.ref in seen:
             raise ConfigError(
-                f"two calls of a canvas have the job_id {planned.job.id!r} in queue {planned.job.queue}; "
+                f"two calls of a canvas have the job_id {planned.job.id!r:.200} in queue {planned.job.queue}; "
                 "use a different id for each"
             )
         seen.add(planned.job.ref)

@@ -163,7 +163,8 @@ def _resolved(retry_kwargs: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that Celery's ``retry_kwargs`` stand for; ``retry_backoff`` overrides their countdown."""
     if not isinstance(retry_kwargs, Mapping) or not retry_kwargs.keys() <= _RETRY_KWARGS.keys():
         raise ConfigError(
-            f"retry_kwargs can contain max_retries and countdown, not {retry_kwargs!r}; use the task's other options"
+            f"retry_kwargs can contain max_retries and countdown, not {retry_kwargs!r:.200}; use the task's "
+            "other options"
         )
     resolved = {_RETRY_KWARGS[name]: value for name, value in retry_kwargs.items()}
     if options.get("retry_backoff"):

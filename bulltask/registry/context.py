@@ -293,7 +293,7 @@ class JobMethods:
             ConfigError: ``duration`` is invalid.
         """
         if not to_ms(duration, "duration"):
-            raise ConfigError(f"the duration must be at least 0.001 s, not {duration!r}")
+            raise ConfigError(f"the duration must be at least 0.001 s, not {duration!r:.200}")
         raise RateLimitQueue(duration)
 
     def replace(self, canvas: Canvas[Any, Any]) -> Never:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
+from bulltask.registry.arguments import check_args, check_kwargs
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.job_plan import build_job
 from bulltask.registry.task_options import TaskOptions
@@ -58,7 +59,7 @@ class NamedTask:
         """
         if args and kwargs:
             raise TypeError(
-                f"task {self.name!r} is not registered in this app, so positional and keyword arguments cannot be "
+                f"task {self.name!r:.200} is not registered in this app, so positional and keyword arguments cannot be "
                 "combined; pass all of them as kwargs"
             )
 
@@ -66,8 +67,9 @@ class NamedTask:
         """Return a call's data: a list of positional arguments, or keyword arguments by name.
 
         Raises:
-            TypeError: As for :meth:`check_partial`.
+            TypeError: As for :meth:`check_partial`, or they are not a list or tuple, and a dictionary.
         """
+        args, kwargs = check_args(args, self.name), check_kwargs(kwargs, self.name)
         self.check_partial(args, kwargs)
         return list(args) if args else dict(kwargs)
 
@@ -84,6 +86,6 @@ class NamedTask:
             TypeError: As for :meth:`check_partial`, or more than one argument is not known.
         """
         if count > 1:
-            raise TypeError(f"task {self.name!r} is not registered in this app; its parameters are not known")
+            raise TypeError(f"task {self.name!r:.200} is not registered in this app; its parameters are not known")
         self.check_partial(args or (None,), kwargs)
         return list(args), [""] * count

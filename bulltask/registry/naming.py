@@ -24,7 +24,7 @@ def task_name(function: Callable[..., Any]) -> str:
     """
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<lambda>" in qualname:
-        raise ConfigError(f"{function!r} has no usable name: set one with @app.task(name='…')")
+        raise ConfigError(f"{function!r:.200} has no usable name: set one with @app.task(name='…')")
     return f"{_module_name(function.__module__)}.{qualname.replace('<locals>.', '')}"
 
 

@@ -26,7 +26,7 @@ def check_max_retries(value: int) -> int:
         ConfigError: It is invalid.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= UNLIMITED_RETRIES:
-        raise ConfigError(f"max_retries must be an integer of 0 or more, not {value!r}")
+        raise ConfigError(f"max_retries must be an integer of 0 or more, not {value!r:.200}")
     return value
 
 

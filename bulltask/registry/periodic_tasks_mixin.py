@@ -78,7 +78,9 @@ class PeriodicTasksMixin:
         entry = {"task": call.task.name, "schedule": schedule, "args": call.args, "kwargs": call.kwargs}
         entry["options"] = given
         if name is None and self.periodic_tasks.get(key, entry) != entry:
-            warn_user(f"the periodic task {key!r} replaces another one with the same call; pass a name= to keep both")
+            warn_user(
+                f"the periodic task {key!r:.200} replaces another one with the same call; pass a name= to keep both"
+            )
         self.periodic_tasks[key] = entry
         return key
 
@@ -103,9 +105,10 @@ def _call(sig: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) ->
         return sig.signature(args, kwargs)
     if not is_call(sig):
         raise TypeError(
-            f"a periodic task is a call such as task.s(…), not {sig!r}; for a chain or group, schedule a task that "
+            f"a periodic task is a call such as task.s(…), not {sig!r:.200}; for a chain or group, schedule "
+            "a task that "
             "sends it"
         )
     if sig.links or sig.errbacks:
-        raise TypeError(f"{sig!r} has callbacks, which a schedule cannot store; send them from the task")
+        raise TypeError(f"{sig!r:.200} has callbacks, which a schedule cannot store; send them from the task")
     return sig.clone(args, kwargs)

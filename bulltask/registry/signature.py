@@ -11,9 +11,10 @@ import uuid_utils
 
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
+from bulltask.registry.arguments import check_args, check_kwargs
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.callee import Callee
-from bulltask.registry.canvas import Canvas, Group, chain_of, chord_of, pop_callbacks
+from bulltask.registry.canvas import Canvas, Group, chain_of, check_canvas, chord_of, pop_callbacks
 from bulltask.registry.celery_options import translate_call_options
 from bulltask.registry.current import current_sender
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
@@ -63,8 +64,12 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
         *,
         immutable: bool = False,
     ) -> None:
-        self.task, self.args, self.kwargs = task, tuple(args), dict(kwargs or {})
-        self.immutable, self.links = immutable, list[Canvas[Any, Any]]()
+        self.task, self.args, self.kwargs = (
+            task,
+            tuple(check_args(args, task.name)),
+            dict(check_kwargs(kwargs, task.name)),
+        )
+        self.immutable, self.links = _flag(immutable), list[Canvas[Any, Any]]()
         self.errbacks = list[Signature[Any, Any]]()
         self._given = dict(options or {})
         self._take_callbacks(self._given)
@@ -76,7 +81,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
     def set(self, **options: Unpack[SignatureKeywords[R_co]]) -> Self:
         """Set options of the call, and return this signature; see :meth:`Canvas.set`."""
         given: dict[str, Any] = {**options}
-        self.immutable = given.pop("immutable", self.immutable)
+        self.immutable = _flag(given.pop("immutable", self.immutable))
         self._take_callbacks(given)
         self._given.update(translate_call_options(given))
         self.options = CallOptions.of(self._given)
@@ -89,7 +94,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
 
         The arguments of an immutable signature do not change.
         """
-        given = ((), {}) if self.immutable else (args, kwargs or {})
+        given = ((), {}) if self.immutable else (check_args(args, self.task.name), check_kwargs(kwargs, self.task.name))
         copy: Signature[A_contra, R_co] = Signature(
             self.task,
             (*given[0], *self.args),
@@ -169,7 +174,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
             header: Group[Any, Any] = Group([cls.from_dict(part, app) for part in _as_list(kwargs["header"])])
             canvas = chord_of(header, cls.from_dict(kwargs["body"], app))
         else:
-            raise TypeError(f"the dictionary does not describe a signature, chain, group or chord: {d!r}")
+            raise TypeError(f"the dictionary does not describe a signature, chain, group or chord: {d!r:.200}")
         return cast(Canvas[Any, Any], canvas.clone((), None, **options))
 
     @property
@@ -184,11 +189,13 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
 
     def link(self, callback: Canvas[R_co, Any]) -> Any:
         """Run ``callback`` with the result when the call has completed; return ``callback``."""
+        check_canvas(callback)
         self.links.append(callback)
         return callback
 
     def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
         """Run ``callback`` if the call fails; see :meth:`Canvas.link_error`."""
+        check_canvas(callback)
         self.errbacks.append(callback)
         return callback
 
@@ -216,7 +223,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
             TypeError: The arguments do not match the task, or the signature has callbacks, which are other jobs.
         """
         if self.links or self.errbacks:
-            raise TypeError(f"{self!r} has callbacks; send it with its method apply_async")
+            raise TypeError(f"{self!r:.200} has callbacks; send it with its method apply_async")
         job = self.task.build(self.task.bind_json(self.args, self.kwargs, self.options.serializer), self.options)
         return replace(job, id=self.planned_id) if self.planned_id else job
 
@@ -245,6 +252,12 @@ def _call_of(app: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def _flag(immutable: object) -> bool:
+    if not isinstance(immutable, bool):
+        raise TypeError(f"immutable must be True or False, not {immutable!r:.200}")
+    return immutable
 
 
 def _as_json(option: Any) -> Any:

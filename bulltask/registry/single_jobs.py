@@ -31,7 +31,7 @@ def job_of(call: _Call) -> NewJob:
     if is_call(call):
         return call.job()
     if not isinstance(call, NewJob):
-        raise TypeError(f"send_many sends signatures of single calls, not {call!r}; use its method apply_async")
+        raise TypeError(f"send_many sends signatures of single calls, not {call!r:.200}; use its method apply_async")
     return call
 
 

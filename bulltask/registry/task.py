@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Never, ParamSpec, Typ
 
 from bulltask.config.config import Config
 from bulltask.config.payload_settings import JSON
+from bulltask.errors import ConfigError
 from bulltask.extras import SPARK, look_up
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
 from bulltask.ports import DataFrameMapper, Sender
+from bulltask.registry.arguments import check_items
 from bulltask.registry.call_binding import CallBinding
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.canvas import Group
@@ -199,6 +201,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
         The arguments of all calls are checked before the first job is sent.
         """
+        calls = check_items(calls, "delay_many()")
         sender = self._sender()
         if self.is_overridden:
             app: Any = sender
@@ -247,7 +250,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
     def map(self: Takes1[A], items: Iterable[A]) -> Signature[Never, list[R]]:
         """Return a call that runs the task for one item after another, in a single job (Celery's ``map``)."""
         task: Any = self
-        return cast(Signature[Never, list[R]], task.starmap([(item,) for item in items]))
+        return cast(Signature[Never, list[R]], task.starmap([(item,) for item in check_items(items, "map()")]))
 
     @overload
     def starmap(
@@ -269,7 +272,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
     def starmap(self, items: Iterable[Any]) -> Signature[Never, list[R]]:
         """Like :meth:`map`, for items that are positional arguments (Celery's ``starmap``)."""
         # The worker converts the items of this job, whatever its serializer is.
-        return self.one_job([self.bind_json(args, {}, JSON) for args in items])
+        return self.one_job([self.bind_json(args, {}, JSON) for args in check_items(items, "starmap()")])
 
     @overload
     def chunks(
@@ -290,7 +293,9 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
     def chunks(self, items: Iterable[Any], size: int) -> Group[Never, list[R]]:
         """Return a group of :meth:`starmap` calls with up to ``size`` items each (Celery's ``chunks``)."""
-        every = list(items)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"the size of chunks must be an integer of 1 or more, not {size!r:.200}")
+        every = list(check_items(items, "chunks()"))
         return Group([self.starmap(every[start : start + size]) for start in range(0, len(every), size)])
 
     def one_job(self, items: Sequence[Any]) -> Signature[Never, list[R]]:

@@ -33,6 +33,8 @@ _FLAGS: Final = {
     "typed": "",
     "pydantic": "",
     "ignore_result": "",
+    "lifo": "",
+    "unlimited_retries": "",
     "checkpoint": "",
 }
 
@@ -154,14 +156,14 @@ class TaskOptions:
         for name in ("autoretry_for", "dont_autoretry_for", "throws"):
             kinds = getattr(self, name)
             if not (isinstance(kinds, tuple) and all(is_exception(kind) for kind in kinds)):
-                raise ConfigError(f"{name} must be a tuple of exception classes, not {kinds!r}")
+                raise ConfigError(f"{name} must be a tuple of exception classes, not {kinds!r:.200}")
         for name in _DURATIONS:
             if (value := getattr(self, name)) is not None:
                 to_ms(value, name)
         self._check_retry_options()
         for name, advice in _FLAGS.items():
             if not isinstance(value := getattr(self, name), bool | None):
-                raise ConfigError(f"{name} must be True or False, not {value!r}{advice}")
+                raise ConfigError(f"{name} must be True or False, not {value!r:.200}{advice}")
         self.time_limits.check("a task")
         task_rate(self.rate_limit, "rate_limit")
         self._check_batch()
@@ -181,11 +183,14 @@ class TaskOptions:
         """
         if is_async and self.spark:
             raise ConfigError(
-                f"task {name!r} is an async def and cannot have spark=True, because calls to Spark would block the "
+                f"task {name!r:.200} is an async def and cannot have spark=True, because calls to Spark would "
+                "block the "
                 "event loop and all other tasks; make it a plain function"
             )
         if self.checkpoint and not bind:
-            raise ConfigError(f"task {name!r} has checkpoint=True, but no self to access the cursor: add bind=True")
+            raise ConfigError(
+                f"task {name!r:.200} has checkpoint=True, but no self to access the cursor: add bind=True"
+            )
 
     def _check_batch(self) -> None:
         wait_ms = to_ms(self.batch_wait, "batch_wait")
@@ -193,7 +198,7 @@ class TaskOptions:
             if wait_ms:
                 raise ConfigError("batch_wait needs batch, the maximum number of jobs: batch=100, batch_wait=0.05")
         elif not isinstance(self.batch, int) or isinstance(self.batch, bool) or not 1 <= self.batch <= MAX_BATCH:
-            raise ConfigError(f"batch must be an integer from 1 to {MAX_BATCH:,}, not {self.batch!r}")
+            raise ConfigError(f"batch must be an integer from 1 to {MAX_BATCH:,}, not {self.batch!r:.200}")
         elif self.checkpoint:
             raise ConfigError("a batch task cannot have checkpoint=True: its jobs do not share a cursor")
 
@@ -218,11 +223,12 @@ class TaskOptions:
         for name in options:
             if name in _HANDLERS:
                 raise TypeError(
-                    f"unknown task option {name!r} (a Celery option): define a method {name} in a task class and pass "
+                    f"unknown task option {name!r:.200} (a Celery option): define a method {name} in a task class "
+                    "and pass "
                     f"the class as base=, or use {_HANDLERS[name]}"
                 )
             if name not in known:
-                raise TypeError(f"unknown task option {name!r}{hint_for_unknown_option(name, known)}")
+                raise TypeError(f"unknown task option {name!r:.200}{hint_for_unknown_option(name, known)}")
         return cls(**options)
 
     @property

@@ -47,7 +47,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         other = self.get(task.name)
         if other is not None and not _is_same_function(other, task):
             raise DuplicateTaskError(
-                f"two tasks are named {task.name!r}: {other.location} and {task.location}; "
+                f"two tasks are named {task.name!r:.200}: {other.location} and {task.location}; "
                 "give one of them another name with @app.task(name='…')"
             )
         annotate(task, self._annotations)
@@ -92,7 +92,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:
         task = self._tasks.get(name) or self._shared.get(name)
         if task is None:
-            raise TaskNotRegisteredError(f"task {name!r} is not registered{did_you_mean(name, self)}")
+            raise TaskNotRegisteredError(f"task {name!r:.200} is not registered{did_you_mean(name, self)}")
         return task
 
     def get(self, name: str, default: Any = None) -> Any:

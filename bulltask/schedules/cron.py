@@ -119,14 +119,14 @@ class Cron:
         """
         words = ALIASES.get(pattern, pattern).split()
         if not 1 <= len(words) <= 6:
-            raise ConfigError(f"cron pattern {pattern!r} must have 5 fields, or 6 with seconds as the first field")
+            raise ConfigError(f"cron pattern {pattern!r:.200} must have 5 fields, or 6 with seconds as the first field")
         texts = [*_DEFAULTS[: 6 - len(words)], *words]
         try:
             texts[5], nth = _nth(texts[5])
             second, minute, hour, day, month, weekday = map(_field, _KINDS, texts)
             return Cron(pattern, second, minute, hour, _drop_impossible_days(day, month), month, weekday, nth)
         except ValueError as exc:
-            raise ConfigError(f"cron pattern {pattern!r}: {exc}") from None
+            raise ConfigError(f"cron pattern {pattern!r:.200}: {exc}") from None
 
     def next_ms(self, after_ms: int, zone: tzinfo) -> int | None:
         """Return the first time after ``after_ms`` that the pattern matches.
@@ -218,7 +218,7 @@ def _nth(text: str) -> tuple[str, int]:
     if not hash_mark:
         return text, 0
     if re.search("[,/-]", weekday) or not re.fullmatch("[1-5]", number):
-        raise ValueError(f"day of week {text!r} must be one weekday and a number from 1 to 5, such as 1#2")
+        raise ValueError(f"day of week {text!r:.200} must be one weekday and a number from 1 to 5, such as 1#2")
     return weekday, int(number)
 
 
@@ -226,7 +226,7 @@ def _field(kind: _Kind, text: str) -> _Field:
     if kind.names:
         text = re.sub("[A-Za-z]{3}", lambda match: str(_index_of_name(kind, match[0])), text)
     if "*" in text and "?" in text:
-        raise ValueError(f"{kind.name} {text!r} has both * and ?, which Node.js rejects")
+        raise ValueError(f"{kind.name} {text!r:.200} has both * and ?, which Node.js rejects")
     values: list[int] = []
     last: list[int] = []
     for part in text.split(","):
@@ -239,7 +239,7 @@ def _field(kind: _Kind, text: str) -> _Field:
 
 def _index_of_name(kind: _Kind, name: str) -> int:
     if name.lower() not in kind.names:
-        raise ValueError(f"{name!r} is not a valid {kind.name}")
+        raise ValueError(f"{name!r:.200} is not a valid {kind.name}")
     return kind.names.index(name.lower())
 
 
@@ -250,12 +250,12 @@ def _span(kind: _Kind, part: str) -> list[int]:
         range_text = f"{kind.low}-{kind.high}"
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", range_text)
     if match is None or (slash and not re.fullmatch("0*[1-9][0-9]*", step)):
-        raise ValueError(f"{part!r} is not a valid {kind.name}")
+        raise ValueError(f"{part!r:.200} is not a valid {kind.name}")
     low = int(match[1])
     single = match[2] is None and not slash
     high = low if single else int(match[2] or kind.high)
     if not kind.low <= low <= high <= kind.high:
-        raise ValueError(f"{kind.name} {part!r} is not within {kind.low}-{kind.high}")
+        raise ValueError(f"{kind.name} {part!r:.200} is not within {kind.low}-{kind.high}")
     if kind.high != 7:
         return list(range(low, high + 1, int(step or 1)))
     if single:

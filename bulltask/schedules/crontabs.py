@@ -131,14 +131,14 @@ def _nth_weekday(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, s
 
 def _values(name: str, value: FieldValue, low: int, high: int, names: tuple[str, ...] = ()) -> frozenset[int]:
     if isinstance(value, bool) or not isinstance(value, int | str | Iterable):
-        raise ConfigError(f"crontab: {name} must be a number, a string or an iterable of numbers, not {value!r}")
+        raise ConfigError(f"crontab: {name} must be a number, a string or an iterable of numbers, not {value!r:.200}")
     if isinstance(value, str):
         # "*" means weekdays 0 to 6: with 7, which is also Sunday, "*/2" would be a different set of days.
         parts = [_span(name, part.strip(), low, high, 6 if high == 7 else high, names) for part in value.split(",")]
         return frozenset().union(*parts)
     values = frozenset([value] if isinstance(value, int) else value)
     if not values or not all(isinstance(value, int) and low <= value <= high for value in values):
-        raise ConfigError(f"crontab: {name} must be numbers from {low} to {high}, not {value!r}")
+        raise ConfigError(f"crontab: {name} must be numbers from {low} to {high}, not {value!r:.200}")
     return values
 
 
@@ -146,7 +146,7 @@ def _span(name: str, part: str, low: int, high: int, last: int, names: tuple[str
     """Return the values of ``*``, ``3``, ``mon``, ``1-5`` or ``fri-mon``, with or without ``/step``."""
     match = re.fullmatch(r"(\*|\w+)(?:-(\w+))?(?:/(\d+))?", part)
     if match is None or (match[1] == "*" and match[2]) or (match[3] and int(match[3]) < 1):
-        raise ConfigError(f"crontab: {name} must be *, */n, n, n-m or n-m/k, not {part!r}")
+        raise ConfigError(f"crontab: {name} must be *, */n, n, n-m or n-m/k, not {part!r:.200}")
     step = int(match[3] or 1)
     if match[1] == "*":
         return frozenset(range(low, last + 1, step))
@@ -166,7 +166,9 @@ def _number(name: str, text: str, low: int, high: int, names: tuple[str, ...]) -
     else:
         value = next((index for index, full in enumerate(names) if len(text) > 2 and full.startswith(text.lower())), -1)
     if not low <= value <= high:
-        raise ConfigError(f"crontab: {name} {text!r} is not within {low}-{high}{' and not a name' if names else ''}")
+        raise ConfigError(
+            f"crontab: {name} {text!r:.200} is not within {low}-{high}{' and not a name' if names else ''}"
+        )
     return value
 
 

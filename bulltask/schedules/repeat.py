@@ -84,7 +84,7 @@ class Repeat:
         if immediately and start is not None:
             raise ConfigError("use either immediately or start, not both")
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-            raise ConfigError(f"limit must be an integer of 1 or more, not {limit!r}")
+            raise ConfigError(f"limit must be an integer of 1 or more, not {limit!r:.200}")
         start_ms = None if start is None else to_epoch_ms(start, "start")
         end_ms = None if end is None else to_epoch_ms(end, "end")
         if start_ms is not None and end_ms is not None and end_ms <= start_ms:
@@ -251,7 +251,7 @@ def _interval(every: Duration, offset: Duration | None, tz: str | None) -> dict[
         raise ConfigError("tz can only be used with cron=, because an interval is the same in every time zone")
     every_ms = to_ms(every, "every")
     if every_ms < 1:
-        raise ConfigError(f"every must be at least 0.001 s, not {every!r}")
+        raise ConfigError(f"every must be at least 0.001 s, not {every!r:.200}")
     offset_ms = None if offset is None else to_ms(offset, "offset")
     if offset_ms is not None and offset_ms >= every_ms:
         raise ConfigError(f"offset ({offset}) must be shorter than every ({every})")
@@ -262,9 +262,9 @@ def _pattern(cron: object, offset: Duration | None, tz: str | None) -> dict[str,
     if offset is not None:
         raise ConfigError("offset can only be used with every=, because a cron pattern contains its times")
     if not isinstance(cron, str):
-        raise ConfigError(f"cron must be a pattern such as '0 3 * * *', not {cron!r}")
+        raise ConfigError(f"cron must be a pattern such as '0 3 * * *', not {cron!r:.200}")
     if cron not in ALIASES and len(cron.split()) not in {5, 6}:
-        raise ConfigError(f"cron pattern {cron!r} must have 5 fields, or 6 with seconds as the first field")
+        raise ConfigError(f"cron pattern {cron!r:.200} must have 5 fields, or 6 with seconds as the first field")
     Cron.parse(cron)
     if tz is not None:
         zone_of(tz, "tz")

@@ -64,8 +64,11 @@ def acl_advice(text: str, url: str) -> str:
         return f". Grant it: ACL SETUSER {user} +{match[1]}"
     if _KEYS.search(text):
         return (
-            f". Grant the keys: ACL SETUSER {user} ~bull:* ~bulltask:* (%R~bull:* %R~bulltask:* to read only; with "
-            "another prefix, PREFIX:* instead of bull:*)"
+            f". Grant the keys: `bulltask acl ROLE --user {user} --queue QUEUE` prints those of a queue; for "
+            "all queues, "
+            f"ACL SETUSER {user} ~bull:* ~bulltask:* (%R~bull:* %R~bulltask:* to read only; with another "
+            "prefix, PREFIX:* "
+            "instead of bull:*)"
         )
     if _IN_SCRIPT.search(text):
         return (

@@ -63,6 +63,7 @@ _CALLED: Final = re.compile(rb"""\b(?:r|redis\.p?|server\.p?)?call\s*\(\s*["'](\
 _IN_VARIABLE: Final = re.compile(rb"""["']([LR]PUSH|Z(?:REV)?RAN(?:K|GE)|SCARD|SSCAN|HLEN|HSCAN)["']""")
 """Names of commands that scripts choose before the call."""
 _GLOB: Final = re.compile(r"([*?\[\]\\])")
+_SPACE: Final = re.compile(r"[ \t\n\v\f\r]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,5 +143,5 @@ def called_in(scripts: Iterable[Script]) -> set[str]:
 
 
 def _literal(text: str) -> str:
-    """Escape the characters that have a meaning in a key pattern."""
-    return _GLOB.sub(r"\\\1", text)
+    """Escape the characters that have a meaning in a pattern; Redis allows no space in one, so ``?`` replaces it."""
+    return _SPACE.sub("?", _GLOB.sub(r"\\\1", text))

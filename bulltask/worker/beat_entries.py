@@ -14,6 +14,7 @@ from bulltask.errors import BulltaskError, ConfigError, did_you_mean
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_scheduler_id
 from bulltask.payloads.payload_codec import PayloadCodec
+from bulltask.registry.arguments import check_args, check_kwargs
 from bulltask.registry.task import AnyTask
 from bulltask.schedules.crontabs import crontab
 from bulltask.schedules.repeat import Repeat
@@ -105,4 +106,6 @@ def _build_job(app: App, entry: Mapping[str, Any]) -> NewJob:
     for option in _INVALID_OPTIONS:
         if options.get(option) is not None:
             raise ConfigError(f"the option {option} cannot be used for scheduled jobs")
-    return app.build_job(name, tuple(entry.get("args") or ()), dict(entry.get("kwargs") or {}), options)
+    return app.build_job(
+        name, tuple(check_args(entry.get("args"), name)), dict(check_kwargs(entry.get("kwargs"), name)), options
+    )

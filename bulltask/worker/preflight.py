@@ -162,7 +162,11 @@ class Preflight:
         tagged = self._config.queue_hash_tag
         processed = [keys for keys in self._keys if "{" not in keys.queue]
         others = [QueueKeys(keys.prefix, bullmq_name(keys.queue, hash_tag=not tagged)) for keys in processed]
-        for keys, other, jobs in zip(processed, others, count_unfinished_jobs(self._client, others), strict=True):
+        try:
+            counts = count_unfinished_jobs(self._client, others)
+        except BrokerAuthError:  # a user for these queues may not read the other ones, and needs not
+            return
+        for keys, other, jobs in zip(processed, others, counts, strict=True):
             if jobs:
                 self._logger.warning(
                     f"Jobs are waiting in the queue of the same name {'without' if tagged else 'with'} a hash tag, "

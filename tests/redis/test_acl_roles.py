@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import redis
+import structlog
 from click.testing import CliRunner
 
 from bulltask import App, GroupResult, chord
 from bulltask.cli.main import main
-from bulltask.errors import BrokerAuthError, JobNotFoundError, ResultTimeoutError
+from bulltask.errors import BrokerAuthError, ConfigError, JobNotFoundError, ResultTimeoutError
+from bulltask.events.bus import Bus
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.queue.flow_once import add_flow_once
 from bulltask.queue.flow_plan import plan
 from bulltask.transport.grants import CLUSTER, ROLES, role_grants
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.add import IdempotentWrite
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.preflight import Preflight
 from tests.conftest import ServerFactory, needs_redis_7
 from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import add
@@ -37,7 +43,7 @@ def acl(*args: str) -> list[str]:
     """Return the arguments of ``ACL SETUSER`` that ``bulltask acl`` prints."""
     done = CliRunner().invoke(main, ["acl", *args], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output.split()
+    return shlex.split(done.stdout)
 
 
 @pytest.fixture
@@ -286,12 +292,82 @@ def test_a_database_other_than_0_needs_select(user: MakeUser, broker_url: str) -
         assert "+select" in acl("manager", "-b", other)
 
 
-def test_special_characters_in_names_match_only_themselves(user: MakeUser) -> None:
-    url = user("manager", "--queue", "a*b")
-    with Queue("a*b", url) as queue:
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("a*b", "acb"), ("a?b", "acb"), ("[ab]", "a"), ("a\\b", "ab"), ('a"b', "ab"), ("it's", "its"), ("a b", "ab")],
+)
+def test_special_characters_in_names_match_only_themselves(user: MakeUser, name: str, other: str) -> None:
+    url = user("manager", "--queue", name)
+    with Queue(name, url) as queue:
         queue.add("send")
-    with Queue("acb", url) as other, pytest.raises(BrokerAuthError):
+    with Queue(other, url) as forbidden, pytest.raises(BrokerAuthError):
+        forbidden.add("send")
+
+
+def test_redis_reads_special_names_from_a_file_of_users(server_factory: ServerFactory, tmp_path: Path) -> None:
+    name = "a\" b\\x20'c"
+    done = CliRunner().invoke(main, ["acl", "manager", "--queue", name, "--user", "it's\"me", "--format", "file"])
+    path = tmp_path / "users.acl"
+    path.write_text(f"user default on nopass ~* &* +@all\n{done.stdout.replace('PASSWORD', 'secret')}")
+    server = server_factory(flavor="redis", extra=["--aclfile", str(path)])
+    with Queue(name, server.url.replace("://", "://it's%22me:secret@")) as queue:
+        queue.add("send")
+    with Queue("other", server.url.replace("://", "://it's%22me:secret@")) as other, pytest.raises(BrokerAuthError):
         other.add("send")
+
+
+@pytest.mark.parametrize("name", ["a b", "a\n", ""])
+def test_a_name_that_redis_allows_for_no_user_is_refused(name: str) -> None:
+    done = CliRunner().invoke(main, ["acl", "sender", "--user", name])
+    assert (done.exit_code, "Redis allows no spaces in a user's name" in done.output) == (2, True)
+
+
+def test_prefixes_that_overlap_are_reported() -> None:
+    run = CliRunner().invoke
+    assert (
+        "every prefix that begins with shop: (such as shop:eu)"
+        in run(main, ["acl", "sender", "--prefix", "shop"]).stderr
+    )
+    for args in (["--prefix", "shop", "--queue", "mail"], []):
+        assert run(main, ["acl", "sender", *args]).stderr == ""
+    for prefix in ("bulltask", "bulltask:shop"):
+        refused = run(main, ["acl", "sender", "--prefix", prefix])
+        assert (refused.exit_code, "prefix must not be bulltask" in refused.output) == (1, True)
+        with pytest.raises(ConfigError, match="prefix must not be bulltask"):
+            Queue("mail", "redis://127.0.0.1:1", prefix=prefix)
+
+
+@pytest.mark.every_topology
+def test_a_worker_of_one_queue_starts_and_runs_its_jobs_with_the_permissions_for_it(user: MakeUser) -> None:
+    url = user("worker", "--queue", "mail")
+    app = App("shop", url, task_default_queue="mail")
+    with structlog.testing.capture_logs() as lines, closing(app.broker.client()) as client:
+        backoff = ReconnectBackoff(Bus(), app.config)
+        preflight = Preflight(client, [app.broker.keys("mail")], app.config, structlog.get_logger(), backoff)
+        assert preflight.run(lambda _: None, lambda: True) is None
+    assert [line for line in lines if line["log_level"] != "info"] == []
+    app.close()
+
+
+COMMANDS: dict[str, tuple[list[str], list[str]]] = {
+    "job show": (["reader"], ["job", "show", "done", "--queue", "mail"]),
+    "revoke": (["manager"], ["revoke", "waiting", "--queue", "mail"]),
+    "revoke as a worker": (["worker"], ["revoke", "waiting", "--queue", "mail"]),
+    "migrate-bull": (["manager"], ["migrate-bull", "{old}"]),  # its queues have two spellings, so it takes no --queue
+}
+
+
+@pytest.mark.every_topology
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_runs_with_the_permissions_of_its_role(
+    user: MakeUser, broker_url: str, removed_id: str, name: str
+) -> None:
+    roles, command = COMMANDS[name]
+    with Queue("mail", broker_url) as queue:
+        queue.add("send", job_id="waiting")
+    url = user(*roles, *([] if name == "migrate-bull" else ["--queue", "mail"]))
+    done = CliRunner().invoke(main, ["-b", url, *command])
+    assert done.exit_code == 0, done.output
 
 
 def test_the_line_has_several_forms() -> None:

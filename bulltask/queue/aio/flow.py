@@ -10,6 +10,7 @@ from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.options import ParentLike
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.aio.job import AsyncJob
+from bulltask.queue.checked import checked
 from bulltask.queue.flow_base import FlowBase
 from bulltask.queue.flow_plan import FlowJob, FlowNode
 from bulltask.registry.signature import Signature
@@ -18,6 +19,7 @@ from bulltask.transport.call import Call
 __all__ = ["AsyncFlowProducer"]
 
 
+@checked
 class AsyncFlowProducer(FlowBase):
     """Adds and reads flows; created by ``app.aflows()``.
 

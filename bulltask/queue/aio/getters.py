@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from bulltask.errors import ConfigError
+from bulltask.jobs.names import check_reference
 from bulltask.jobs.states import JobState
 from bulltask.queue import read
 from bulltask.queue.aio.job import AsyncJob
+from bulltask.queue.checked import checked
 from bulltask.queue.context import QueueBase
 from bulltask.queue.iterate import JobPages
 from bulltask.queue.responses import ClientInfo, DependencyPage, JobLogs, Metrics, QueueSummary
@@ -17,12 +19,13 @@ from bulltask.transport.scripts.job import get_state, read_job
 __all__ = ["AsyncQueueGetters"]
 
 
+@checked
 class AsyncQueueGetters(QueueBase):
     """The read methods of :class:`bulltask.queue.aio.queue.AsyncQueue`; BullMQ also has a class ``QueueGetters``."""
 
     async def get_job(self, job_id: str) -> AsyncJob | None:
         """Return a job, ``None`` if there is no job with this id."""
-        stored = await self._context.arun(read_job(self._context.keys, job_id))
+        stored = await self._context.arun(read_job(self._context.keys, check_reference(job_id)))
         return None if stored is None else AsyncJob(self._context, stored)
 
     async def get_jobs(
@@ -99,11 +102,11 @@ class AsyncQueueGetters(QueueBase):
 
     async def get_job_state(self, job_id: str) -> JobState:
         """Return a job's state, ``UNKNOWN`` if there is no job with this id."""
-        return await self._context.arun(get_state(self._context.keys, job_id))
+        return await self._context.arun(get_state(self._context.keys, check_reference(job_id)))
 
     async def get_job_logs(self, job_id: str, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
         """Return lines of a job's log; see :meth:`bulltask.queue.aio.job.AsyncJob.get_logs`."""
-        return await self._context.arun(read.get_job_logs(self._context, job_id, start, end, asc=asc))
+        return await self._context.arun(read.get_job_logs(self._context, check_reference(job_id), start, end, asc=asc))
 
     async def get_metrics(self, kind: str, start: int = 0, end: int = -1) -> Metrics:
         """Return how many jobs completed or failed per minute.
@@ -117,7 +120,7 @@ class AsyncQueueGetters(QueueBase):
             ConfigError: ``kind`` is unknown.
         """
         if kind not in {"completed", "failed"}:
-            raise ConfigError(f"kind must be completed or failed, not {kind!r}")
+            raise ConfigError(f"kind must be completed or failed, not {kind!r:.200}")
         metrics = await self._context.arun(scripts.get_metrics(self._context.keys, kind, start, end))
         return Metrics(metrics.count, metrics.previous_ms, metrics.previous_count, metrics.data, metrics.points)
 
@@ -143,7 +146,9 @@ class AsyncQueueGetters(QueueBase):
             start: Index of the first child, from 0, in Redis' order.
             end: Index of the last child, -1 for all.
         """
-        return await self._context.arun(read.get_dependency_page(self._context, parent_id, kind, start, end))
+        return await self._context.arun(
+            read.get_dependency_page(self._context, check_reference(parent_id), kind, start, end)
+        )
 
     async def export_prometheus_metrics(self, labels: Mapping[str, str] | None = None) -> str:
         """Return the counts of all states in Prometheus' text format, as Node exports them.

@@ -9,6 +9,7 @@ from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
 from bulltask.jobs import codec
 from bulltask.jobs.codec import Json
+from bulltask.jobs.names import check_reference
 from bulltask.jobs.states import Revocation
 from bulltask.queue import bulk, manual
 from bulltask.queue.add_options import AddOptions, BulkJob, check_bulk_jobs, check_positive
@@ -16,6 +17,7 @@ from bulltask.queue.aio.getters import AsyncQueueGetters
 from bulltask.queue.aio.job import AsyncJob
 from bulltask.queue.aio.repeatables import AsyncRepeatables
 from bulltask.queue.aio.schedulers import AsyncJobSchedulers
+from bulltask.queue.checked import checked
 from bulltask.queue.job_fields import sent_job
 from bulltask.queue.manual import Acquisition
 from bulltask.queue.responses import RateLimit
@@ -27,6 +29,7 @@ from bulltask.transport.scripts.job import add_log, remove_job, update_progress
 __all__ = ["AsyncQueue"]
 
 
+@checked
 class AsyncQueue(AsyncQueueGetters):
     """A queue in BullMQ 5.62's format, shared with workers in Python and Node.js; created by ``app.aqueue("emails")``.
 
@@ -83,7 +86,9 @@ class AsyncQueue(AsyncQueueGetters):
         Raises:
             SchedulerJobError: It is the next iteration of a job scheduler.
         """
-        return await self._context.arun(remove_job(self._context.keys, job_id, children=remove_children))
+        return await self._context.arun(
+            remove_job(self._context.keys, check_reference(job_id), children=remove_children)
+        )
 
     async def revoke(self, job_id: str, *, terminate: bool = False) -> Revocation:
         """Prevent a job from running: it fails now, as ``revoked``, and is not retried.
@@ -98,6 +103,7 @@ class AsyncQueue(AsyncQueueGetters):
         Raises:
             SchedulerJobError: It is the next iteration of a job scheduler: remove the scheduler instead.
         """
+        check_reference(job_id)
         return await self._context.arun(self._context.broker.revocation(self.name, job_id, terminate=terminate))
 
     async def drain(self, *, delayed: bool = False) -> None:
@@ -306,7 +312,7 @@ class AsyncQueue(AsyncQueueGetters):
             JobNotFoundError: The job does not exist.
         """
         encoded = codec.encode(progress, what=f"progress of job {job_id}")
-        await self._context.arun(update_progress(self._context.keys, job_id, encoded))
+        await self._context.arun(update_progress(self._context.keys, check_reference(job_id), encoded))
 
     async def add_job_log(self, job_id: str, line: str, keep_logs: int | None = None) -> int:
         """Append a line to a job's log and return how many lines the log has.
@@ -318,7 +324,7 @@ class AsyncQueue(AsyncQueueGetters):
                 ``max_logs``).
         """
         default = self._context.broker.config.max_logs
-        return await self._context.arun(add_log(self._context.keys, job_id, line, keep_logs, default))
+        return await self._context.arun(add_log(self._context.keys, check_reference(job_id), line, keep_logs, default))
 
     async def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
         """Return the id of the job that owns a deduplication id, ``None`` if no job does."""

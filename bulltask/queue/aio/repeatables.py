@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bulltask.clock import Duration
+from bulltask.queue.checked import checked
 from bulltask.queue.context import QueueContext
 from bulltask.queue.repeatables import Repeatable, list_all, remove, remove_by_key, repeatable_key
 
 __all__ = ["AsyncRepeatables"]
 
 
+@checked
 class AsyncRepeatables:
     """A queue's repeatable jobs, which :class:`bulltask.queue.aio.schedulers.AsyncJobSchedulers` have replaced.
 

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from bulltask.jobs.codec import Json
 from bulltask.queue.add_options import AddOptions
+from bulltask.queue.checked import checked
 from bulltask.queue.schedulers import SchedulersBase, list_all
 from bulltask.schedules.repeat import Rule, Scheduler
 from bulltask.transport.scripts.schedule import count_schedulers, get_job_scheduler, remove_job_scheduler
@@ -14,6 +15,7 @@ from bulltask.transport.scripts.schedule import count_schedulers, get_job_schedu
 __all__ = ["AsyncJobSchedulers"]
 
 
+@checked
 class AsyncJobSchedulers(SchedulersBase):
     """A queue's job schedulers. A scheduler adds a job at every interval, or whenever a cron pattern matches.
 

@@ -10,6 +10,7 @@ from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
 from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.options import ParentLike
 from bulltask.queue.add_options import AddOptions
+from bulltask.queue.checked import checked
 from bulltask.queue.flow_base import FlowBase
 from bulltask.queue.flow_plan import FlowJob, FlowNode
 from bulltask.queue.sync.job import Job
@@ -19,6 +20,7 @@ from bulltask.transport.call import Call
 __all__ = ["FlowProducer"]
 
 
+@checked
 class FlowProducer(FlowBase):
     """Adds and reads flows; created by ``app.flows()``.
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bulltask.errors import ConfigError
+from bulltask.jobs.names import check_reference
 from bulltask.jobs.states import JobState
 from bulltask.queue import read
+from bulltask.queue.checked import checked
 from bulltask.queue.context import QueueBase
 from bulltask.queue.iterate import JobPages
 from bulltask.queue.responses import ClientInfo, DependencyPage, JobLogs, Metrics, QueueSummary
@@ -18,12 +20,13 @@ from bulltask.transport.scripts.job import get_state, read_job
 __all__ = ["QueueGetters"]
 
 
+@checked
 class QueueGetters(QueueBase):
     """The read methods of :class:`bulltask.queue.sync.queue.Queue`; BullMQ also has a class ``QueueGetters``."""
 
     def get_job(self, job_id: str) -> Job | None:
         """Return a job, ``None`` if there is no job with this id."""
-        stored = self._context.run(read_job(self._context.keys, job_id))
+        stored = self._context.run(read_job(self._context.keys, check_reference(job_id)))
         return None if stored is None else Job(self._context, stored)
 
     def get_jobs(
@@ -98,11 +101,11 @@ class QueueGetters(QueueBase):
 
     def get_job_state(self, job_id: str) -> JobState:
         """Return a job's state, ``UNKNOWN`` if there is no job with this id."""
-        return self._context.run(get_state(self._context.keys, job_id))
+        return self._context.run(get_state(self._context.keys, check_reference(job_id)))
 
     def get_job_logs(self, job_id: str, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
         """Return lines of a job's log; see :meth:`bulltask.queue.sync.job.Job.get_logs`."""
-        return self._context.run(read.get_job_logs(self._context, job_id, start, end, asc=asc))
+        return self._context.run(read.get_job_logs(self._context, check_reference(job_id), start, end, asc=asc))
 
     def get_metrics(self, kind: str, start: int = 0, end: int = -1) -> Metrics:
         """Return how many jobs completed or failed per minute.
@@ -116,7 +119,7 @@ class QueueGetters(QueueBase):
             ConfigError: ``kind`` is unknown.
         """
         if kind not in {"completed", "failed"}:
-            raise ConfigError(f"kind must be completed or failed, not {kind!r}")
+            raise ConfigError(f"kind must be completed or failed, not {kind!r:.200}")
         metrics = self._context.run(scripts.get_metrics(self._context.keys, kind, start, end))
         return Metrics(metrics.count, metrics.previous_ms, metrics.previous_count, metrics.data, metrics.points)
 
@@ -142,7 +145,7 @@ class QueueGetters(QueueBase):
             start: Index of the first child, from 0, in Redis' order.
             end: Index of the last child, -1 for all.
         """
-        return self._context.run(read.get_dependency_page(self._context, parent_id, kind, start, end))
+        return self._context.run(read.get_dependency_page(self._context, check_reference(parent_id), kind, start, end))
 
     def export_prometheus_metrics(self, labels: Mapping[str, str] | None = None) -> str:
         """Return the counts of all states in Prometheus' text format, as Node exports them.

@@ -12,6 +12,7 @@ from bulltask.jobs.codec import Json
 from bulltask.jobs.options import check_priority, check_together
 from bulltask.jobs.states import JobState
 from bulltask.queue import manual, read
+from bulltask.queue.checked import checked
 from bulltask.queue.job_fields import JobFields
 from bulltask.queue.responses import ChildFailures, Dependencies, JobLogs
 from bulltask.transport.scripts import flow as flow_scripts
@@ -22,6 +23,7 @@ __all__ = ["Job"]
 _OUTCOMES: Final = {"failed": "failed_reason", "completed": "returnvalue"}
 
 
+@checked
 class Job(JobFields):
     """A job in a queue: its fields as they were read, and methods to change it.
 
@@ -139,7 +141,7 @@ class Job(JobFields):
             JobStateError: The job is not in that state.
         """
         if state not in _OUTCOMES:
-            raise ConfigError(f"state must be failed or completed, not {state!r}")
+            raise ConfigError(f"state must be failed or completed, not {state!r:.200}")
         keys, lifo = self._context.keys, self.opts.get("lifo") is True
         if state == "failed" and self.parent_key is not None:
             call = scripts.retry_child(keys, self.id, lifo=lifo)
@@ -315,7 +317,7 @@ class Job(JobFields):
         wanted = list(dict.fromkeys(kinds)) or list(flow_scripts.DEPENDENCY_KINDS)
         for kind in wanted:
             if kind not in flow_scripts.DEPENDENCY_KINDS:
-                raise ConfigError(f"kind must be one of {', '.join(flow_scripts.DEPENDENCY_KINDS)}, not {kind!r}")
+                raise ConfigError(f"kind must be one of {', '.join(flow_scripts.DEPENDENCY_KINDS)}, not {kind!r:.200}")
         return self._context.run(flow_scripts.get_dependency_counts(self._context.keys, self.id, wanted))
 
     def get_failed_children(self) -> ChildFailures:

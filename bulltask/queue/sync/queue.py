@@ -10,9 +10,11 @@ from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
 from bulltask.jobs import codec
 from bulltask.jobs.codec import Json
+from bulltask.jobs.names import check_reference
 from bulltask.jobs.states import Revocation
 from bulltask.queue import bulk, manual
 from bulltask.queue.add_options import AddOptions, BulkJob, check_bulk_jobs, check_positive
+from bulltask.queue.checked import checked
 from bulltask.queue.job_fields import sent_job
 from bulltask.queue.manual import Acquisition
 from bulltask.queue.responses import RateLimit
@@ -28,6 +30,7 @@ from bulltask.transport.scripts.job import add_log, remove_job, update_progress
 __all__ = ["Queue"]
 
 
+@checked
 class Queue(QueueGetters):
     """A queue in BullMQ 5.62's format, shared with workers in Python and Node.js; created by ``app.queue("emails")``.
 
@@ -84,7 +87,7 @@ class Queue(QueueGetters):
         Raises:
             SchedulerJobError: It is the next iteration of a job scheduler.
         """
-        return self._context.run(remove_job(self._context.keys, job_id, children=remove_children))
+        return self._context.run(remove_job(self._context.keys, check_reference(job_id), children=remove_children))
 
     def revoke(self, job_id: str, *, terminate: bool = False) -> Revocation:
         """Prevent a job from running: it fails now, as ``revoked``, and is not retried.
@@ -99,6 +102,7 @@ class Queue(QueueGetters):
         Raises:
             SchedulerJobError: It is the next iteration of a job scheduler: remove the scheduler instead.
         """
+        check_reference(job_id)
         return self._context.run(self._context.broker.revocation(self.name, job_id, terminate=terminate))
 
     def drain(self, *, delayed: bool = False) -> None:
@@ -305,7 +309,7 @@ class Queue(QueueGetters):
             JobNotFoundError: The job does not exist.
         """
         encoded = codec.encode(progress, what=f"progress of job {job_id}")
-        self._context.run(update_progress(self._context.keys, job_id, encoded))
+        self._context.run(update_progress(self._context.keys, check_reference(job_id), encoded))
 
     def add_job_log(self, job_id: str, line: str, keep_logs: int | None = None) -> int:
         """Append a line to a job's log and return how many lines the log has.
@@ -317,7 +321,7 @@ class Queue(QueueGetters):
                 ``max_logs``).
         """
         default = self._context.broker.config.max_logs
-        return self._context.run(add_log(self._context.keys, job_id, line, keep_logs, default))
+        return self._context.run(add_log(self._context.keys, check_reference(job_id), line, keep_logs, default))
 
     def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
         """Return the id of the job that owns a deduplication id, ``None`` if no job does."""

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bulltask.clock import Duration
+from bulltask.queue.checked import checked
 from bulltask.queue.context import QueueContext
 from bulltask.queue.repeatables import Repeatable, list_all, remove, remove_by_key, repeatable_key
 
 __all__ = ["Repeatables"]
 
 
+@checked
 class Repeatables:
     """A queue's repeatable jobs, which :class:`bulltask.queue.sync.schedulers.JobSchedulers` have replaced.
 
