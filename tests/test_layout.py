@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,8 +52,24 @@ def test_the_repository_contains_only_bulltasks_lua_scripts() -> None:
 
 def test_lock_files_contain_no_package_index_url() -> None:
     # A mirror's address in a lock file makes the install fail on a machine that cannot reach the mirror.
-    assert "://" not in (ROOT / "requirements-dev.lock").read_text()
+    for name in ("requirements-dev.lock", "tools/requirements-release.txt", "tools/requirements-build.txt"):
+        assert "://" not in (ROOT / name).read_text()
     assert '"resolved"' not in (ROOT / "tests/interop/package-lock.json").read_text()
+
+
+def test_every_locked_version_has_a_hash() -> None:
+    for name in ("requirements-dev.lock", "tools/requirements-release.txt", "tools/requirements-build.txt"):
+        lines = (ROOT / name).read_text().replace("\\\n", " ").splitlines()
+        requirements = [line for line in lines if line.strip() and not line.startswith("#")]
+        assert [line for line in requirements if "==" not in line or "--hash=sha256:" not in line] == []
+
+
+def test_the_build_has_one_version_of_each_requirement() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (backend,) = project["build-system"]["requires"]
+    manifest = json.loads((ROOT / "bulltask/lua/manifest.json").read_text())
+    assert backend in (ROOT / "tools/requirements-release.in").read_text().split()
+    assert f"\n{manifest['source']} " in (ROOT / "tools/requirements-build.txt").read_text()
 
 
 LOADERS = {"cloudpickle", "dill", "marshal", "pickle", "shelve", "yaml"}

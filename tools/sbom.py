@@ -1,12 +1,14 @@
 """Write bulltask's SBOM: a CycloneDX document of the packages that an installation with all extras contains.
 
 Usage: ``.venv/bin/python tools/sbom.py PATH_OF_CYCLONEDX_PY OUTPUT`` (``make sbom``). It needs no network, because it
-describes the packages in .venv, whose versions are locked; tools for development are left out.
+describes the packages in .venv, whose versions are locked; tools for development are left out. A component has the
+hashes of all files of its version, because a system chooses one of them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +35,9 @@ def main() -> None:
     installed = set(_closure("bulltask", extras, set()))
     bom["components"] = [part for part in bom["components"] if canonicalize_name(part["name"]) in installed]
     bom["components"].append(_lua_scripts())
+    hashes = _locked_hashes()
+    for part in bom["components"]:
+        part["hashes"] = [{"alg": "SHA-256", "content": text} for text in hashes[canonicalize_name(part["name"])]]
     kept = {part["bom-ref"] for part in [bom["metadata"]["component"], *bom["components"]]}
     bom["dependencies"] = [
         {**row, "dependsOn": sorted(kept.intersection(row.get("dependsOn", ())))}
@@ -65,6 +70,17 @@ def _closure(name: str, extras: set[str], seen: set[tuple[str, frozenset[str]]])
     for requirement in map(Requirement, requirements):
         if not requirement.marker or any(requirement.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
             yield from _closure(requirement.name, set(requirement.extras), seen)
+
+
+def _locked_hashes() -> dict[str, list[str]]:
+    """Return the hashes of all files of each locked version: its source distribution and its wheels."""
+    hashes: dict[str, list[str]] = {}
+    for name in ("requirements-dev.lock", "tools/requirements-build.txt"):
+        for requirement in (ROOT / name).read_text().replace("\\\n", " ").splitlines():
+            package, _, rest = requirement.partition("==")
+            if rest:
+                hashes[canonicalize_name(package)] = re.findall(r"--hash=sha256:([0-9a-f]{64})", rest)
+    return hashes
 
 
 def _lua_scripts() -> dict[str, Any]:

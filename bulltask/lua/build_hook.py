@@ -1,13 +1,15 @@
 """The build hook that copies BullMQ's Lua scripts into the package.
 
-The repository contains none of BullMQ's code. ``pyproject.toml`` names one pinned ``bullmq`` distribution as a build
-requirement, so the installer fetches it; this hook copies its scripts to ``bulltask/lua/official/`` and compares each
-with ``manifest.json``. A missing, extra or altered script fails the build.
+The repository contains none of BullMQ's code. The hook requires one pinned ``bullmq`` distribution for the build, so
+the installer fetches it; it copies its scripts to ``bulltask/lua/official/`` and compares each with ``manifest.json``.
+A missing, extra or altered script fails the build. If the directory has all scripts, as in a source distribution,
+nothing is required and nothing is copied.
 
 Hatchling loads this file by its path while bulltask is not installed: it must not import anything from bulltask.
 
 Run as a program, it prints a manifest of the installed ``bullmq`` distribution (to change the pin, see
-CONTRIBUTING.md).
+CONTRIBUTING.md), or, with the path of a wheel, copies the scripts from it. The wheel is not installed, because an
+installed package can run code in every interpreter (with a ``.pth`` file): a release is built from unpacked files.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,8 +39,14 @@ class OfficialScriptsHook(BuildHookInterface[Any]):
 
     PLUGIN_NAME = "custom"
 
+    def dependencies(self) -> list[str]:
+        """Return the requirements of the build: ``bullmq``, unless the scripts are there."""
+        lua = Path(self.root) / "bulltask" / "lua"
+        manifest = json.loads((lua / "manifest.json").read_text())
+        return [] if is_complete(lua / "official", manifest["scripts"]) else [manifest["source"]]
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Copy and check the scripts; hatchling calls this before it collects the files of the wheel.
+        """Copy and check the scripts; hatchling calls this before it collects the files of a distribution.
 
         Raises:
             OfficialScriptsError: The installed ``bullmq`` does not match ``manifest.json``.
@@ -45,9 +55,23 @@ class OfficialScriptsHook(BuildHookInterface[Any]):
         root = Path(self.root)
         lua = root / "bulltask" / "lua"
         manifest = json.loads((lua / "manifest.json").read_text())
-        scripts = read_scripts(find_commands(manifest["source"]))
-        check(scripts, manifest["scripts"], manifest["source"])
-        install(scripts, (root / NOTICE).read_bytes(), lua / "official")
+        if not is_complete(lua / "official", manifest["scripts"]):
+            put(read_scripts(find_commands(manifest["source"])), manifest, root)
+
+
+def is_complete(official: Path, expected: dict[str, str]) -> bool:
+    """Return whether a directory has exactly the scripts of the manifest, and BullMQ's license."""
+    return (official / SHIPPED_NOTICE).is_file() and hashes(read_scripts(official)) == expected
+
+
+def put(scripts: dict[str, bytes], manifest: dict[str, Any], root: Path) -> None:
+    """Check the scripts, and put them into the source tree ``root``.
+
+    Raises:
+        OfficialScriptsError: They do not match the manifest.
+    """
+    check(scripts, manifest["scripts"], manifest["source"])
+    install(scripts, (root / NOTICE).read_bytes(), root / "bulltask" / "lua" / "official")
 
 
 def find_commands(source: str) -> Path:
@@ -78,6 +102,13 @@ def find_commands(source: str) -> Path:
 def read_scripts(commands: Path) -> dict[str, bytes]:
     """Return the file name and content of every Lua script in ``commands``."""
     return {path.name: path.read_bytes() for path in sorted(commands.glob("*.lua"))}
+
+
+def read_wheel(path: Path) -> dict[str, bytes]:
+    """Return the file name and content of every Lua script in a wheel of ``bullmq``."""
+    with zipfile.ZipFile(path) as wheel:
+        names = [name for name in wheel.namelist() if Path(name).match("bullmq/commands/*.lua")]
+        return {Path(name).name: wheel.read(name) for name in sorted(names)}
 
 
 def hashes(scripts: dict[str, bytes]) -> dict[str, str]:
@@ -125,7 +156,11 @@ def install(scripts: dict[str, bytes], notice: bytes, target: Path) -> None:
 
 
 def main() -> None:
-    """Print the manifest of the installed ``bullmq`` distribution."""
+    """Print the manifest of the installed ``bullmq`` distribution, or copy the scripts from a wheel."""
+    if sys.argv[1:]:
+        root = Path(__file__).parents[2]
+        put(read_wheel(Path(sys.argv[1])), json.loads((root / "bulltask/lua/manifest.json").read_text()), root)
+        return
     source = f"{DISTRIBUTION}=={metadata.version(DISTRIBUTION)}"
     print(json.dumps({"source": source, "scripts": hashes(read_scripts(find_commands(source)))}, indent=2))
 

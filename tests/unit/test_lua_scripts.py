@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -82,9 +82,9 @@ def set_version(site: Path, version: str) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: bullmq\nVersion: {version}\n")
 
 
-def build(tree: Path, bullmq: Path) -> subprocess.CompletedProcess[str]:
-    """Build a wheel without network access, with the given installation of ``bullmq``."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tree / "dist")]
+def build(tree: Path, bullmq: Path, target: str = "wheel") -> subprocess.CompletedProcess[str]:
+    """Build a distribution without network access, with the given installation of ``bullmq``."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(tree / "dist")]
     environment = {**os.environ, "PYTHONPATH": str(bullmq)}
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
 
@@ -165,9 +165,54 @@ def test_scripts_are_read_from_a_zip_file(tmp_path: Path) -> None:
     assert re.search(r"ScriptIntegrityError: .*addLog-2\.lua cannot be read", run.stderr)
 
 
-def test_the_build_requires_the_distribution_that_the_manifest_names() -> None:
-    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    assert MANIFEST["source"] in requires
+def test_the_build_requires_the_distribution_that_the_manifest_names_unless_the_scripts_are_there(
+    source_tree: Path, bullmq: Path
+) -> None:
+    program = (
+        "from hatchling import build as b; print(b.get_requires_for_build_wheel(), b.get_requires_for_build_sdist())"
+    )
+
+    def required() -> str:
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, cwd=source_tree, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert required() == f"[{MANIFEST['source']!r}] [{MANIFEST['source']!r}]"
+    assert build(source_tree, bullmq).returncode == 0
+    assert required() == "[] []"
+    flip_bit(source_tree / "bulltask/lua/official/pause-7.lua")
+    assert required() == f"[{MANIFEST['source']!r}] [{MANIFEST['source']!r}]"
+
+
+def test_a_release_is_built_from_a_wheel_of_bullmq_that_is_not_installed_and_carries_the_scripts(
+    source_tree: Path, bullmq: Path, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "bullmq.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("poisoned.pth", "import sys; sys.exit('a package of the build ran code')")
+        for path in sorted(bullmq.glob("bullmq/commands/*")):
+            archive.write(path, path.relative_to(bullmq))
+    hook = source_tree / "bulltask/lua/build_hook.py"
+    unpacked = subprocess.run([sys.executable, hook, wheel], capture_output=True, text=True, check=False)
+    assert (unpacked.returncode, unpacked.stderr) == (0, "")
+    run = build(source_tree, tmp_path / "nothing", "sdist")
+    assert run.returncode == 0, run.stderr
+    [sdist] = (source_tree / "dist").glob("*.tar.gz")
+    with tarfile.open(sdist) as archive_of_sources:
+        archive_of_sources.extractall(tmp_path, filter="data")
+    released = tmp_path / sdist.name.removesuffix(".tar.gz")
+    assert build(released, tmp_path / "nothing").returncode == 0
+    shipped = [name for name in wheel_contents(released) if "/official/" in name]
+    assert len(shipped) == len(MANIFEST["scripts"]) + 1
+
+
+def test_an_altered_script_in_a_wheel_of_bullmq_is_not_unpacked(source_tree: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "bullmq.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("bullmq/commands/pause-7.lua", "return 1")
+    hook = source_tree / "bulltask/lua/build_hook.py"
+    run = subprocess.run([sys.executable, hook, wheel], capture_output=True, text=True, check=False)
+    assert "altered: pause-7.lua" in run.stderr
+    assert not (source_tree / "bulltask/lua/official").exists()
 
 
 def test_a_wheel_contains_the_official_scripts_and_their_license(source_tree: Path, bullmq: Path) -> None:
