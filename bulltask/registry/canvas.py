@@ -574,6 +574,10 @@ def _as_member(value: Any) -> Canvas[Any, Any]:
 
 
 def check_canvas(value: object) -> None:
-    """Raise ``TypeError`` if a value cannot be part of a canvas."""
+    """Check that a value can be part of a canvas.
+
+    Raises:
+        TypeError: It is neither a signature nor a canvas.
+    """
     if not isinstance(value, Canvas):
         raise TypeError(f"a canvas consists of signatures such as task.s(…), chains and groups, not {value!r:.200}")

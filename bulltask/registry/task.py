@@ -292,7 +292,11 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
     def chunks(self, items: Iterable[Unchecked], size: int) -> Group[Never, list[R]]: ...
 
     def chunks(self, items: Iterable[Any], size: int) -> Group[Never, list[R]]:
-        """Return a group of :meth:`starmap` calls with up to ``size`` items each (Celery's ``chunks``)."""
+        """Return a group of :meth:`starmap` calls with up to ``size`` items each (Celery's ``chunks``).
+
+        Raises:
+            ConfigError: ``size`` is not an integer of 1 or more.
+        """
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ConfigError(f"the size of chunks must be an integer of 1 or more, not {size!r:.200}")
         every = list(check_items(items, "chunks()"))
