@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import secrets
 import socket
 import sys
 import threading
@@ -26,12 +28,19 @@ __all__ = [
     "lock_directory",
     "open_lock",
     "pick_port",
+    "restrict_clients",
     "server_command",
     "server_environment",
     "wait_until_ready",
 ]
 
 MAX_PORT_ATTEMPTS = 10  # another process may bind a port between pick_port() and the server's bind
+
+_CLIENT_RULES = (
+    "on nopass ~* &* +@all -@admin -migrate +acl|whoami +client +config|get +lastsave +latency +monitor +role +slowlog"
+)
+"""What clients without a password may do: everything with the data, nothing with the server. New administrative
+commands of future servers are forbidden, too."""
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -66,6 +75,29 @@ def server_command(
         "--daemonize": "no",
     }
     return [str(binary.path), *(word for pair in settings.items() for word in pair), *extra]
+
+
+def restrict_clients(data_dir: Path) -> list[str]:
+    """Return the arguments with which only the user ``admin`` may reconfigure a server, and store its new password.
+
+    Every user of the machine can connect to the server, whose files belong to this user. The command line contains only
+    the password's hash, because every user can read that, too.
+
+    Args:
+        data_dir: The directory, for whose server the caller holds the lock. ``admin.password`` in it is replaced.
+
+    Raises:
+        BrokerUnavailableError: The file cannot be written.
+    """
+    password, file = secrets.token_urlsafe(32), data_dir / "admin.password"
+    try:
+        file.unlink(missing_ok=True)  # it may be a link, or others may be able to read it
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
+            output.write(password + "\n")
+    except OSError as error:
+        raise BrokerUnavailableError(f"cannot write the password of the server's user admin: {error}") from error
+    admin = ["on", f"#{hashlib.sha256(password.encode()).hexdigest()}", "~*", "&*", "+@all"]
+    return ["--user", "default", *_CLIENT_RULES.split(), "--user", "admin", *admin]
 
 
 def server_environment() -> dict[str, str]:

@@ -21,6 +21,7 @@ from bulltask.embedded.launch import (
     ServerLog,
     lock_directory,
     pick_port,
+    restrict_clients,
     server_command,
     server_environment,
     wait_until_ready,
@@ -46,10 +47,12 @@ class EmbeddedServer:
         binary: The program; ``None`` calls `find_binary`.
         appendonly: False keeps everything in memory only.
         password: Required from clients; ``None`` for none.
+        restricted: Without ``password``, let only the user ``admin`` reconfigure the server. Its password is in the
+            file ``admin.password``, which only this user can read.
         extra: Further arguments of the server, such as ``["--maxmemory", "50mb"]``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one property of the server
         self,
         data_dir: Path | str,
         *,
@@ -57,6 +60,7 @@ class EmbeddedServer:
         binary: ServerBinary | None = None,
         appendonly: bool = True,
         password: str | None = None,
+        restricted: bool = True,
         extra: Sequence[str] = (),
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
@@ -65,6 +69,7 @@ class EmbeddedServer:
         self._port = port
         self._appendonly = appendonly
         self._password = password
+        self._restricted = restricted and password is None
         self._extra = [*extra, *(["-"] if password is not None else [])]  # "-": more settings come from stdin
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
@@ -166,8 +171,9 @@ class EmbeddedServer:
     def _start_on(self, port: int, timeout: float) -> None:
         lock_fd = lock_directory(self.data_dir)
         log = ServerLog(self.data_dir)
-        command = server_command(self.binary, self.data_dir, port, appendonly=self._appendonly, extra=self._extra)
         try:
+            extra = [*(restrict_clients(self.data_dir) if self._restricted else []), *self._extra]
+            command = server_command(self.binary, self.data_dir, port, appendonly=self._appendonly, extra=extra)
             with log.path.open("ab") as output:
                 settings = _settings(self._password)
                 try:

@@ -24,6 +24,7 @@ from bulltask.embedded.launch import (
     lock_directory,
     open_lock,
     pick_port,
+    restrict_clients,
     server_command,
     server_environment,
     wait_until_ready,
@@ -203,7 +204,8 @@ def _start_on(binary: ServerBinary, directory: Path, port: int) -> ServerRecord:
     status, write_end = os.pipe()
     try:
         try:
-            _run_keeper(directory, [write_end, lock_fd], server_command(binary, directory, port), server_log)
+            command = server_command(binary, directory, port, extra=restrict_clients(directory))
+            _run_keeper(directory, [write_end, lock_fd], command, server_log)
         finally:
             os.close(write_end)
             os.close(lock_fd)

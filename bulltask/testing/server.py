@@ -61,7 +61,13 @@ class RedisServer:
             # With everysec, a server whose disk is busy replies up to two seconds before it writes to the file.
             extra = ["--appendfsync", "always", *extra]
         process = EmbeddedServer(
-            directory, port=port, binary=find_binary(flavor), appendonly=appendonly, password=password, extra=extra
+            directory,
+            port=port,
+            binary=find_binary(flavor),
+            appendonly=appendonly,
+            password=password,
+            restricted=False,  # tests change its configuration
+            extra=extra,
         )
         process.start()
         return cls(process)

@@ -387,6 +387,71 @@ def test_an_error_quotes_the_servers_message_about_an_invalid_option(tmp_path):
         EmbeddedServer(tmp_path, extra=["--no-such-option", "1"]).start()
 
 
+# Clients and the administrator
+
+
+@contextmanager
+def started_server(way: str, directory: Path, start_user: Callable[..., Program]) -> Iterator[tuple[str, Path]]:
+    """Start a server in one of the ways in which users start it; yield its URL and its directory."""
+    if way == "embedded://":
+        yield start_user().read_line(), directory
+    elif way == "bulltask server":
+        port = pick_port()
+        with serve(port) as program:
+            program.read_line()
+            yield f"redis://127.0.0.1:{port}/0", directory
+    else:
+        binary = find_binary("redis" if way == "EmbeddedServer on Redis" else None)
+        with EmbeddedServer(make_directory(directory), binary=binary) as server:
+            yield server.url, directory
+
+
+FORBIDDEN = """
+    CONFIG SET maxmemory 1gb|CONFIG SET requirepass x|CONFIG REWRITE|CONFIG RESETSTAT|ACL SETUSER default +@all
+    ACL SETUSER mallory on nopass ~* +@all|ACL DELUSER admin|ACL LIST|ACL SAVE|MODULE LIST|SHUTDOWN NOSAVE
+    REPLICAOF 127.0.0.1 1|SLAVEOF 127.0.0.1 1|FAILOVER|PSYNC ? -1|SAVE|BGSAVE|BGREWRITEAOF
+    MIGRATE 127.0.0.1 1 key 0 1
+"""
+ALLOWED = "CONFIG GET maxmemory-policy|CLIENT LIST|INFO|ACL WHOAMI|SELECT 3|KEYS *|SLOWLOG GET|ROLE|FLUSHDB"
+
+
+@pytest.mark.parametrize("way", ["embedded://", "bulltask server", "EmbeddedServer", "EmbeddedServer on Redis"])
+def test_other_users_of_the_machine_cannot_reconfigure_the_server(data, start_user, way):
+    with started_server(way, data, start_user) as (url, directory), redis.Redis.from_url(url) as client:
+        before = client.config_get("*")
+        for command in FORBIDDEN.strip().replace("\n", "|").split("|"):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command.split())
+        for command in ALLOWED.split("|"):
+            client.execute_command(*command.split())
+        assert client.config_get("*") == before
+        file = directory / "admin.password"
+        password = file.read_text().strip()
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert password not in Path(f"/proc/{client.info()['process_id']}/cmdline").read_text()
+        with redis.Redis.from_url(url, username="admin", password=password) as admin:
+            assert admin.config_set("maxmemory", "1gb")
+        with (
+            redis.Redis.from_url(url, username="admin", password="wrong") as stranger,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            stranger.ping()
+
+
+def test_the_password_of_the_administrator_is_new_at_each_start_and_not_written_through_a_link(tmp_path):
+    file, victim = tmp_path / "data" / "admin.password", tmp_path / "victim"
+    victim.write_text("unchanged")
+    make_directory(file.parent)
+    file.symlink_to(victim)
+    server = EmbeddedServer(file.parent)
+    passwords = set()
+    for _ in range(2):
+        with server:
+            passwords.add(file.read_text())
+    assert len(passwords) == 2
+    assert victim.read_text() == "unchanged"
+
+
 # Programs
 
 
