@@ -83,6 +83,9 @@ class GroupResult(ResultSet[R]):
         Args:
             group_id: The group's id.
             app: An app with the same server and prefix; default: the current app, which is the app created last.
+
+        Raises:
+            DecodeError: What is stored is malformed.
         """
         app = app or cast(Sender, import_module(CURRENT_APP).current_sender())
         stored = app.results.load_group(app.config.default_queue, group_id)

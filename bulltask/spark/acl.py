@@ -53,6 +53,7 @@ WRITER: Final = Grants(
         "llen",
         "lpush",
         "pexpire",
+        "pttl",
         "rpush",
         "sadd",
         "set",

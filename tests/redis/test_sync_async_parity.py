@@ -340,6 +340,12 @@ def update_progress_of_result(side: ApiForm) -> Any:
     return [before, job.result().progress]
 
 
+def marked_as_ignored(side: ApiForm) -> Any:
+    result = side.add().result()
+    result.mark_ignored()
+    return result.ignored
+
+
 def read_snapshot(side: ApiForm) -> Any:
     snapshot = side.result(side.add_failed()).snapshot()
     return [snapshot.state, snapshot.failed_reason, snapshot.attempts_made]
@@ -683,11 +689,14 @@ RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
 }
 PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
     "args": (lambda s: s.add().result().args, []),
+    "as_tuple": (lambda s: s.add(job_id="a").result().as_tuple(), [["a", None], None]),
     "collect": (lambda s: [value for _, value in s.add_completed(3).result().collect()], [3]),
     "date_done": (lambda s: s.add().result().date_done, None),
     "failed": (lambda s: s.add_failed().result().failed(), True),
+    "ignored": (lambda s: s.add().result().ignored, False),
     "info": (lambda s: s.add_completed(3).result().info, 3),
     "kwargs": (lambda s: s.add().result().kwargs, {"n": 1}),
+    "mark_ignored": (marked_as_ignored, True),
     "name": (lambda s: s.add().result().name, "a"),
     "progress": (update_progress_of_result, [None, 50]),
     "ready": (lambda s: [s.add().result().ready(), s.add_completed(priority=1).result().ready()], [False, False]),

@@ -96,7 +96,7 @@ _MISSING: Final = "\0missing"
 
 
 def _id(rng: random.Random, number: int) -> bytes:
-    kinds = [b"bad-%d", b"bad-%d", b"bad-%d", b"b\xc3\xa4d-%d", b"b\xff\xfe-%d", b"a:b:c:d:%d", b"x" * 300 + b"-%d"]
+    kinds = [b"bad-%d", b"bad-%d", b"bad-%d", b"b\xc3\xa4d-%d", b"b\xff\xfe-%d", b"a:b:c:d:%d", b"%d-" + b"x" * 300]
     return rng.choice(kinds) % number
 
 

@@ -419,7 +419,8 @@ def test_handles_of_the_same_job_are_equal() -> None:
     first, same, other = (AsyncResult[Any](i, "q", FailedJobReader("")) for i in ("1", "1", "2"))
     assert first == same != other
     assert len({first, same, other}) == 2
-    assert first != "1"
+    assert first == "1"  # its id, as in Celery
+    assert first != "2"
     assert repr(first) == "<AsyncResult 1 of queue q>"
 
 
