@@ -155,7 +155,6 @@ class SingleCallKeywords(TypedDict, total=False):
     retry_policy: Mapping[str, Any] | None
     shadow: str | None
     stamped_headers: Sequence[str] | None
-    throw: bool | None
 
 
 class CallKeywords(SingleCallKeywords, Generic[R], total=False):
