@@ -217,6 +217,7 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
 class BrokerAuthError(BrokerError):
     """Authentication failed, a command is not permitted, or a TLS certificate is not trusted."""
 
+    in_script = False  # True: a script was stopped at a command or key that the user may not use
     handshake_failed = False  # True: the authentication or the TLS handshake failed; False: one command was denied
 
 

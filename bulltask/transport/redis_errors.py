@@ -72,7 +72,8 @@ _NOT_READY_KINDS: Final = (
 )
 _DEMOTED: Final = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 _DEMOTED_KINDS: Final = (exceptions.ReadOnlyError, exceptions.MasterDownError)
-_AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
+_AUTH_IN_SCRIPT: Final = ("ACL failure in script", "The user executing the script can't")
+_AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM", *_AUTH_IN_SCRIPT)
 _TRANSIENT_KINDS: Final = (
     exceptions.TryAgainError,
     exceptions.ClusterDownError,
@@ -312,11 +313,13 @@ def reply_error(exc: exceptions.RedisError, url: str) -> BrokerError:
         or _IN_EXEC in text
     ):
         advice = acl_advice(text, url) or password_advice(text, url)
-        return BrokerAuthError(f"Redis at {url} rejected a command: {text.rstrip('.')}{advice}")
+        error = BrokerAuthError(f"Redis at {url} rejected a command: {text.rstrip('.')}{advice}")
+        error.in_script = text.startswith(_AUTH_IN_SCRIPT)
+        return error
     if isinstance(exc, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReadyError(f"Redis at {url} cannot execute commands right now: {text}")
-    if (error := _redirect(exc, url)) is not None:
-        return error
+    if (redirect := _redirect(exc, url)) is not None:
+        return redirect
     if isinstance(exc, exceptions.ClusterCrossSlotError) or "non local key in a cluster" in text:
         return BrokerError(f"Redis at {url} rejected a command: {text}. {CROSS_SLOT}")
     return BrokerError(f"Redis at {url} rejected a command: {text}")

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
-from bulltask.errors import BrokerError, JobError
+from bulltask.errors import BrokerError, BulltaskError, JobError
 from bulltask.events import Bus, MalformedJobFailed
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.retention import KEEP_ALL
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.move import fail_malformed, malformed_finish, move_to_finished
 
-__all__ = ["MalformedJobHandler"]
+__all__ = ["MalformedJobHandler", "parent_waits"]
+
+
+def parent_waits(job: RunningJob, exc: BulltaskError) -> str:
+    """Return the part of a job's reason that says that its parent is not informed, because of ``exc``."""
+    return f"its parent {job.parent_key} still waits for it: {exc}; then retry this job"
 
 
 class MalformedJobHandler:

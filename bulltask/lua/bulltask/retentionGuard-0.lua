@@ -7,6 +7,10 @@
   hundred. The next jobs that finish remove the others. (BullMQ 5.67 and newer remove a thousand; a child of bulltask may
   finish 32 jobs in one round trip, though.)
 
+  It also keeps a job from being lost when BullMQ's script fails with an error partway, such as when the ACL forbids the
+  keys of the job's parent: the script has then released the lock, and removed the job from `active`. A job that is in no
+  list is added to `active` again, with its lock, if it had one.
+
   The source of moveToFinished is inserted before this one, as the function `official(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_guard).
 
@@ -40,4 +44,24 @@ if last then
     args[8] = cmsgpack.pack(options)
   end
 end
-return official(KEYS, args)
+local done, reply = pcall(official, official_keys, args)
+if done then
+  return reply
+end
+local id, prefix, job = args[1], args[7], official_keys[12]
+local is_lost = redis.call("EXISTS", job) == 1
+for _, list in ipairs({ official_keys[1], official_keys[2], official_keys[8] }) do
+  is_lost = is_lost and not redis.call("LPOS", list, id)
+end
+for _, state in ipairs({ "prioritized", "delayed", "waiting-children", "completed", "failed" }) do
+  is_lost = is_lost and not redis.call("ZSCORE", prefix .. state, id)
+end
+if is_lost then
+  local options = cmsgpack.unpack(args[8])
+  redis.call("LPUSH", official_keys[2], id)
+  if options["token"] ~= "0" then  -- "0": without a lock
+    redis.call("SET", job .. ":lock", options["token"], "PX", options["lockDuration"])
+  end
+end
+-- A string that begins with an error code would be prefixed with "ERR"; Redis 6.2 accepts only strings.
+error(type(reply) == "string" and string.find(reply, "^%u+ ") and { err = reply } or reply, 0)

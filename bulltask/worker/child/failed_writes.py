@@ -10,6 +10,7 @@ from typing import Any, Final
 from bulltask.config.config import Config
 from bulltask.errors import (
     RECOVERABLE,
+    BrokerAuthError,
     BrokerError,
     BrokerUnavailableError,
     BulltaskError,
@@ -32,6 +33,7 @@ from bulltask.worker.child.outcomes import (
     RetriedOutcome,
     WaitingForChildrenOutcome,
 )
+from bulltask.worker.malformed import parent_waits
 
 __all__ = ["BackoffStep", "FailedWriteHandler", "OutcomeWriteSteps", "WriteStep"]
 
@@ -81,6 +83,14 @@ def _reason(job_id: str, outcome: Outcome, exc: BulltaskError) -> str:
     return f"the job's outcome could not be stored: {exc}"
 
 
+def _is_parent_forbidden(acquired: AcquiredJob, exc: BulltaskError) -> bool:
+    """Whether the ACL has stopped a script, which then cannot inform the job's parent, probably in another queue.
+
+    The keys of the job's own queue are checked before the script starts.
+    """
+    return isinstance(exc, BrokerAuthError) and exc.in_script and bool(acquired.job.parent_key)
+
+
 class FailedWriteHandler:
     """Decides what to do after a failed write of an outcome. It does no I/O, so both loops of a child can use it.
 
@@ -102,7 +112,7 @@ class FailedWriteHandler:
         """
         uncertain = False
         while True:
-            if isinstance(exc, RECOVERABLE):
+            if isinstance(exc, RECOVERABLE) and not _is_parent_forbidden(acquired, exc):
                 uncertain = uncertain or isinstance(exc, BrokerUnavailableError)
                 yield BackoffStep(exc)
             else:
@@ -136,8 +146,9 @@ class FailedWriteHandler:
         """Return the outcome to write instead of ``outcome`` after an error that waiting cannot fix.
 
         BullMQ's scripts fail with an error on a malformed hash, and a flow's parent cannot complete while child jobs
-        are pending or failed. Such a job fails with that error as its reason; a malformed job is failed by bulltask's
-        script, which does not read the malformed fields. A parent with pending child jobs is retried first, as in
+        are pending or failed; nor can a child job whose parent's keys the ACL forbids. Such a job fails with that error
+        as its reason; a malformed job, and such a child job, is failed by bulltask's script, which does not read the
+        malformed fields. A parent with pending child jobs is retried first, as in
         Node.js, but no longer immediately if it has been retried many times.
 
         ``None`` means that nothing can be written. The job is then left to the stalled check, so that one malformed job
@@ -151,9 +162,14 @@ class FailedWriteHandler:
         if isinstance(exc, FailedChildrenError) and isinstance(outcome, WaitingForChildrenOutcome) and outcome.replaced:
             return ReleasedOutcome()  # the canvas has failed: the job fails with the same error when it is acquired
         script_stopped = isinstance(exc, BrokerError)
+        forbidden = parent_waits(acquired.job, exc) if _is_parent_forbidden(acquired, exc) else ""
         if isinstance(outcome, FailedOutcome):
-            return replace(outcome, malformed=True) if script_stopped and not outcome.malformed else None
+            if not script_stopped or outcome.malformed:
+                return None
+            return replace(outcome, reason=outcome.reason + (forbidden and f" ({forbidden})"), malformed=True)
         reason = _reason(acquired.job.id, outcome, exc)
+        if forbidden:
+            reason = f"the job's outcome could not be stored, and {forbidden}"
         attempts_made = acquired.job.attempts_made + 1
         if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: the job fails

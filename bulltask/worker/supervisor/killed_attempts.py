@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import DecodeError, TaskCancelled
+from bulltask.errors import BrokerAuthError, DecodeError, TaskCancelled
 from bulltask.events import Bus, JobFailed, JobRetried
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
@@ -14,12 +14,20 @@ from bulltask.jobs.time_limits import TimeLimits
 from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.replies import Fetched
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.canvas import finish_with_errbacks, with_dependents
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.job import finish_revoked
-from bulltask.transport.scripts.move import FinishOptions, fail_malformed, move_to_delayed, move_to_finished, retry_job
+from bulltask.transport.scripts.move import (
+    FinishOptions,
+    fail_malformed,
+    move_to_delayed,
+    move_to_finished,
+    retry_job,
+)
 from bulltask.worker.errback_jobs import errback_jobs
+from bulltask.worker.malformed import parent_waits
 from bulltask.worker.slot import UNKNOWN_ATTEMPT, SlotView
 from bulltask.worker.states import CancelReason
 
@@ -112,24 +120,35 @@ class FailureRecorder:
         """Fail a job, given as an object or by its id, that is locked with ``token``."""
         if isinstance(job, str):
             job = self._read(keys, job)
+        now_ms = self._clock.now_ms()
+        call = self._failure(keys, token, job, reason, trace, now_ms)
+        try:
+            if job.malformed:
+                self._client.run(fail_malformed(keys, call, token))
+            elif reason == REVOKED:
+                self._client.run(finish_revoked(keys, call))
+            else:
+                errbacks = errback_jobs(job, reason, trace, self._config, now_ms)
+                self._client.run(finish_with_errbacks(call, errbacks) if errbacks else call)
+        except BrokerAuthError as exc:
+            if not exc.in_script or not job.parent_key:
+                raise
+            reason = f"{reason} ({parent_waits(job, exc)})"
+            self._client.run(fail_malformed(keys, self._failure(keys, token, job, reason, trace, now_ms), token))
+        if job.deduplication_id:  # BullMQ 5.72 and newer may defer a duplicate until this job has finished
+            self._client.run(add_deferred_duplicate(keys, job.deduplication_id, job.id, now_ms))
+
+    def _failure(
+        self, keys: QueueKeys, token: str, job: RunningJob, reason: str, trace: str, now_ms: int
+    ) -> Call[Fetched]:
         keep = job.keep("removeOnFail", self._config.keep_failed)
         fields = job.failure_fields(reason, trace)
         if not trace:
             del fields[2:]  # keep the tracebacks of earlier attempts
         finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
         options = FetchOptions.from_config(self._config, keys, token, "")
-        now_ms = self._clock.now_ms()
         call = move_to_finished(keys, job.id, options, finish, fetch_next=False, now_ms=now_ms)
-        call = with_dependents(keys, job, call, None, now_ms)
-        if job.malformed:
-            self._client.run(fail_malformed(keys, call, token))
-        elif reason == REVOKED:
-            self._client.run(finish_revoked(keys, call))
-        else:
-            errbacks = errback_jobs(job, reason, trace, self._config, now_ms)
-            self._client.run(finish_with_errbacks(call, errbacks) if errbacks else call)
-        if job.deduplication_id:  # BullMQ 5.72 and newer may defer a duplicate until this job has finished
-            self._client.run(add_deferred_duplicate(keys, job.deduplication_id, job.id, now_ms))
+        return with_dependents(keys, job, call, None, now_ms)
 
     def _read(self, keys: QueueKeys, job_id: str) -> RunningJob:
         call: Call[list[bytes]] = command("HGETALL", keys.job(job_id))
