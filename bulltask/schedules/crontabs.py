@@ -122,9 +122,10 @@ def _nth_weekday(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, s
     week = _WEEKS.get(days)
     if week is None or len(weekdays) != 1:
         raise ConfigError(
-            "crontab with day_of_month and day_of_week means days that match both, which a cron pattern can only "
-            "express for one weekday of one week (day_of_week='mon', day_of_month='1-7'); restrict one of them, and "
-            "check the other in the task"
+            f"crontab with day_of_month ({_text(days, 1, 31)}) and day_of_week ({_text(weekdays, 0, 6)}) means days "
+            "that match both, as in Celery, which a cron pattern can only express for one weekday of one week "
+            "(day_of_week='mon', day_of_month='1-7'). Add an entry for each such weekday and week, or restrict only "
+            "day_of_month, and let the task return on other weekdays"
         )
     return "*", f"{min(weekdays)}#{week}"
 

@@ -69,8 +69,14 @@ def test_the_fields_can_be_positional() -> None:
         ({"day_of_week": "mo"}, "'mo' is not within 0-7 and not a name"),
         ({"day_of_month": 0}, "day_of_month"),
         ({"month_of_year": "nevember"}, "month_of_year 'nevember'"),
-        ({"day_of_week": "fri", "day_of_month": 13}, "days that match both"),
-        ({"day_of_week": "mon,tue", "day_of_month": "1-7"}, "days that match both"),
+        (
+            {"day_of_week": "fri", "day_of_month": 13},
+            r"day_of_month \(13\) and day_of_week \(5\) means days that match both",
+        ),
+        (
+            {"day_of_week": "mon,tue", "day_of_month": "1-7"},
+            "days that match both.*Add an entry for each .* or restrict",
+        ),
     ],
 )
 def test_a_crontab_without_a_valid_cron_pattern_is_rejected(fields: dict[str, Any], message: str) -> None:
