@@ -8,13 +8,14 @@ from typing import Any, Final
 from bulltask.errors import BrokerAuthError
 from bulltask.migrate.bull_job import BullJob
 from bulltask.migrate.detection import JOB_KEYS, QueueInfo
+from bulltask.queue.schedulers import all_rows
 from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import BullKeys, QueueKeys
+from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.bull import ScoredIds, in_same_slot, key_type, page_of, read_hash, size_of
 from bulltask.transport.scripts.flow import is_cluster
 from bulltask.transport.scripts.queue import get_counts, get_meta, list_clients
-from bulltask.transport.scripts.schedule import list_schedulers
 
 __all__ = ["PAGE_SIZE", "across_slots", "count_target", "inspect_queue", "iter_jobs", "key_type_of", "read_jobs"]
 
@@ -98,7 +99,7 @@ def count_target(client: SyncClient, keys: QueueKeys) -> int:
 
 def _repeats(client: SyncClient, keys: BullKeys) -> list[tuple[str, int]]:
     """Return Bull's repeatable jobs, which have no hash, unlike BullMQ's schedulers in the same sorted set."""
-    rows = client.run(list_schedulers(keys, 0, -1, asc=True))
+    rows = run_sync(client, all_rows(keys))
     hashes = client.run_many([command("EXISTS", keys.scheduler(key), parse_reply=bool) for key, _ in rows])
     return [row for row, is_scheduler in zip(rows, hashes, strict=True) if not is_scheduler]
 

@@ -17,12 +17,12 @@ from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
+from bulltask.queue.schedulers import all_rows
 from bulltask.schedules.repeat import Repeat, iteration_id, key_digest
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.add import RepeatedJob, add_repeated_job
 from bulltask.transport.scripts.schedule import (
-    list_schedulers,
     read_repeatable,
     remove_repeatable,
     update_repeatable_job_millis,
@@ -69,7 +69,7 @@ class Repeatable:
 
 def list_all(keys: QueueKeys) -> Operation[list[Repeatable]]:
     """Read all repeatable jobs, in the order in which they run next."""
-    rows = yield from execute(list_schedulers(keys, 0, -1, asc=True))
+    rows = yield from all_rows(keys)
     hashes: list[dict[str, str]] = (yield [read_repeatable(keys, key) for key, _ in rows]) if rows else []
     # Only job schedulers have "ic", the count of their iterations.
     return [_repeatable(key, ms, stored) for (key, ms), stored in zip(rows, hashes, strict=True) if "ic" not in stored]

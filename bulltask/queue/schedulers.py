@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC
 from typing import Final
@@ -24,9 +24,10 @@ from bulltask.transport.scripts.schedule import (
     get_job_scheduler,
     list_schedulers,
     read_scheduler,
+    scan_schedulers,
 )
 
-__all__ = ["SchedulersBase", "list_all", "put"]
+__all__ = ["SchedulersBase", "all_rows", "list_all", "put"]
 
 _PER_ROUND_TRIP: Final = 1_000
 _UNSUPPORTED_OPTIONS: Final = {
@@ -68,11 +69,26 @@ def put(
 
 def list_all(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Operation[list[Scheduler]]:
     """Read schedulers in the order of their next jobs, a thousand per round trip."""
-    rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, start, end, asc=asc))
+    if start >= 0 and 0 <= end < start + _PER_ROUND_TRIP:
+        rows = yield from execute(list_schedulers(keys, start, end, asc=asc))
+    else:
+        rows = yield from all_rows(keys)
+        first, stop, _ = slice(start, None if end == -1 else end + 1).indices(len(rows))
+        rows = (rows if asc else rows[::-1])[first:stop]
     schedulers: list[Scheduler] = []
     for first in range(0, len(rows), _PER_ROUND_TRIP):
         schedulers += yield [read_scheduler(keys, *row) for row in rows[first : first + _PER_ROUND_TRIP]]
     return schedulers
+
+
+def all_rows(keys: QueueKeys) -> Operation[list[tuple[str, int]]]:
+    """Read the ids of all schedulers, ordered by the times of their next iterations, about a thousand per call."""
+    rows, cursor = dict[str, int](), ""
+    while cursor != "0":
+        cursor, page = yield from execute(scan_schedulers(keys, cursor or "0"))
+        rows.update(page)
+    # Redis, too, orders those with the same time by their bytes.
+    return sorted(rows.items(), key=lambda row: (row[1], row[0].encode("utf-8", "surrogateescape")))
 
 
 def _first_ms(rule: Repeat, now_ms: int) -> int | None:

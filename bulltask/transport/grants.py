@@ -29,14 +29,14 @@ _CONNECT: Final = ("time",)
 
 _WORKER: Final = (
     "bzpopmin client|setname discard eval evalsha get hget hgetall hmget hset hsetnx info llen multi ping pexpire sadd "
-    "scard set zadd zcard zrem"
+    "scard set zadd zcard zrem zscan"
 ).split()
 _SENDER: Final = (
     "del eval evalsha exec exists get hmget hsetnx multi set unwatch wait watch xrange xread xrevrange"
 ).split()
 _READER: Final = (
     "client|list client|setname eval evalsha exec exists get hexists hget hgetall hmget llen lrange multi scan "
-    "smembers xinfo|stream xread xrevrange zcard zcount zrange zrevrange zscore"
+    "smembers xinfo|stream xread xrevrange zcard zcount zrange zrevrange zscan zscore"
 ).split()
 _MANAGER: Final = "hdel hlen ltrim srem type xadd xtrim".split()
 """Commands that are called directly; those inside scripts are read from the scripts."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from bulltask.app import App
 from bulltask.clock import ServerClock
 from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError, BulltaskError, JobError
-from bulltask.queue.schedulers import put
+from bulltask.queue.schedulers import all_rows, put
 from bulltask.schedules.repeat import Repeat
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
@@ -24,7 +24,6 @@ from bulltask.transport.scripts.schedule import (
     BeatLabel,
     add_beat_queue,
     beat_queues,
-    list_schedulers,
     read_label,
     remove_beat_queue,
     remove_job_scheduler,
@@ -163,7 +162,7 @@ def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms:
         now_ms: The server's time.
     """
     changes = Changes()
-    rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, 0, -1, asc=True))
+    rows = yield from all_rows(keys)
     labels, next_ms = (yield from _read_labels(keys, rows)), dict(rows)
     for entry in entries:
         label, new_label = labels.get(entry.name), BeatLabel(owner, entry.digest)

@@ -9,16 +9,18 @@ import pytest
 
 from bulltask import App
 from bulltask.events import Bus
-from bulltask.queue import Queue, bulk, manual
+from bulltask.queue import Queue, bulk, manual, repeatables, schedulers
 from bulltask.queue.context import QueueContext
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation
 from bulltask.transport.scripts.fetch import FetchOptions, collect_batch, fetch_ahead
 from bulltask.transport.scripts.job import revocation_requests
+from bulltask.transport.scripts.queue import PageCursor, page_after
+from bulltask.worker.beat import reconcile
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.supervisor.stalled_check import StalledCheck
-from tests.support.piled_up import OLD_MS, pile_up
+from tests.support.piled_up import OLD_MS, pile_up, pile_up_schedulers
 
 pytestmark = pytest.mark.redis
 
@@ -119,6 +121,87 @@ def test_drain_keeps_the_next_iterations_of_thousands_of_schedulers(
     queue.add("n")
     queue.drain()
     assert redis_client.lrange(keys.wait, 0, -1) == [f"repeat:s{number}:{OLD_MS}" for number in range(1_500)]
+
+
+def test_drain_removes_delayed_jobs_between_thousands_of_iterations_that_are_due_at_the_same_time(
+    queue: Queue, keys: QueueKeys, redis_client: Any
+) -> None:
+    pile_up_schedulers(redis_client, keys, 1_500)
+    iterations = redis_client.zrange(keys.delayed, 0, -1)
+    score = redis_client.zscore(keys.delayed, iterations[0])
+    with redis_client.pipeline() as pipe:
+        for number in range(700):  # some have the same score and come before, between or after the iterations
+            prefix = ("a", "repeat:s1", "z")[number % 3]
+            pipe.hset(keys.job(f"{prefix}{number}"), mapping={"name": "n", "data": "{}", "opts": "{}"})
+            pipe.zadd(keys.delayed, {f"{prefix}{number}": score - number % 2 + number % 5 // 4})
+        pipe.execute()
+    queue.drain(delayed=True)
+    assert redis_client.zrange(keys.delayed, 0, -1) == iterations
+
+
+@pytest.mark.parametrize("reader", ["list", "list of repeatable jobs", "beat"])
+def test_no_reply_contains_all_of_thousands_of_schedulers(
+    app: App, context: QueueContext, client: SyncClient, keys: QueueKeys, redis_client: Any, reader: str
+) -> None:
+    pile_up_schedulers(redis_client, keys, COUNT)
+    operations: dict[str, Operation[Any]] = {
+        "list": schedulers.list_all(keys, 0, -1, asc=True),
+        "list of repeatable jobs": repeatables.list_all(keys),
+        "beat": reconcile(keys, [], app.name, context.now_ms()),
+    }
+    operation, largest, result = operations[reader], 0, None
+    try:
+        calls = next(operation)
+        while True:
+            replies = [client.run(call) for call in calls]
+            for reply in replies:
+                rows = reply[1] if isinstance(reply, tuple) else reply
+                largest = max(largest, len(rows) if isinstance(rows, list) else 0)
+            calls = operation.send(replies)
+    except StopIteration as stop:
+        result = stop.value
+    if reader == "list":
+        assert [scheduler.id for scheduler in result] == redis_client.zrange(keys.repeat, 0, -1)
+    assert 0 < largest < COUNT / 2
+
+
+@pytest.mark.parametrize("asc", [True, False])
+@pytest.mark.parametrize("state", ["wait", "delayed"])
+def test_an_iteration_whose_last_page_is_gone_does_not_read_all_jobs(
+    client: SyncClient, keys: QueueKeys, redis_client: Any, state: str, asc: bool
+) -> None:
+    def commands() -> int:
+        stats = redis_client.info("commandstats")
+        names = ("lrange", "zrange", "zrevrange")
+        return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
+
+    if state == "wait":
+        pile_up(redis_client, keys, state, 40_000)
+        cursor = PageCursor(distance=10, ids=tuple(f"gone{number}" for number in range(10)))
+        expected = redis_client.lrange(keys.wait, *((-10, -1) if asc else (0, 9)))[:: -1 if asc else 1]
+    else:
+        pile_up_schedulers(redis_client, keys, 40_000)
+        member, *expected = (redis_client.zrange if asc else redis_client.zrevrange)(keys.delayed, 20_000, 20_010)
+        cursor = PageCursor(score=str(int(redis_client.zscore(keys.delayed, member))), ids=(member,))
+        redis_client.zrem(keys.delayed, member)
+    before = commands()
+    ids, _ = client.run(page_after(keys, state, cursor, 10, asc=asc))
+    assert ids == expected
+    assert commands() - before <= 20
+
+
+def test_an_iteration_continues_after_thousands_of_jobs_have_been_added(
+    client: SyncClient, keys: QueueKeys, redis_client: Any
+) -> None:
+    pile_up(redis_client, keys, "wait", COUNT)
+    for asc, push in ((True, redis_client.rpush), (False, redis_client.lpush)):
+        _, cursor = client.run(page_after(keys, "wait", PageCursor(), 10, asc=asc))
+        push(keys.wait, *(f"{asc}{number}" for number in range(5_000)))
+        redis_client.lrem(keys.wait, 1, cursor.ids[0])  # the page's last job
+        ids, _ = client.run(page_after(keys, "wait", cursor, 20, asc=asc))
+        left = redis_client.lrange(keys.wait, 0, -1)[:: -1 if asc else 1]
+        first = left.index(cursor.ids[1]) + 1
+        assert ids == left[first : first + 20]
 
 
 @pytest.mark.parametrize("state", ["failed", "completed", "delayed"])

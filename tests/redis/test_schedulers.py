@@ -302,6 +302,19 @@ def test_schedulers_are_listed_in_the_order_of_their_next_jobs(schedulers: JobSc
     assert schedulers.list(5, 9) == []
 
 
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, -1), (0, 5_000), (1, -2), (-2, -1), (-9, 1), (2, 1), (-1, -3), (0, -9), (9, -1)]
+)
+def test_ranges_of_schedulers_are_those_of_redis(
+    schedulers: JobSchedulers, jobs: Queue, redis_client: Any, start: int, end: int
+) -> None:
+    for number, scheduler_id in enumerate(("b", "a", "ä", "C", "\U0001f600", "\uffee")):
+        schedulers.upsert(scheduler_id, every=60, start=FAR + timedelta(hours=number // 5))
+    for asc, command in ((True, redis_client.zrange), (False, redis_client.zrevrange)):
+        found = [scheduler.id for scheduler in schedulers.list(start, end, asc=asc)]
+        assert found == command(jobs.context.keys.repeat, start, end)
+
+
 @pytest.mark.every_topology
 def test_removing_a_scheduler_removes_its_next_job(schedulers: JobSchedulers, jobs: Queue) -> None:
     scheduler = not_none(schedulers.upsert("beat", every=60, start=FAR))

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from bulltask.transport.keys import QueueKeys
 
-__all__ = ["OLD_MS", "pile_up"]
+__all__ = ["OLD_MS", "pile_up", "pile_up_schedulers"]
 
 OLD_MS: Final = 1_600_000_000_000
 """When the jobs were added, and when the finished ones ended."""
@@ -27,6 +27,18 @@ for n = first, last do
   end
 end
 """
+_FILL_SCHEDULERS: Final = """
+local base, first, last, at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+for n = first, last do
+  local key = "s" .. n
+  local id = "repeat:" .. key .. ":" .. at
+  local opts = '{"repeat":{"every":60000,"count":1},"repeatJobKey":"' .. key .. '","jobId":"' .. id .. '"}'
+  redis.call("ZADD", base .. "repeat", at, key)
+  redis.call("HSET", base .. "repeat:" .. key, "name", "n", "every", 60000, "ic", 1)
+  redis.call("HSET", base .. id, "name", "n", "data", "{}", "opts", opts, "timestamp", at, "priority", 0, "rjk", key)
+  redis.call("ZADD", base .. "delayed", string.format("%.0f", at * 4096 + 4095), id)
+end
+"""
 
 
 def pile_up(redis: Any, keys: QueueKeys, state: str, count: int) -> None:
@@ -35,3 +47,10 @@ def pile_up(redis: Any, keys: QueueKeys, state: str, count: int) -> None:
     for first in range(1, count + 1, _PER_CALL):
         last = min(first + _PER_CALL - 1, count)
         redis.eval(_FILL, 1, keys.base + state, keys.base, state, first, last, OLD_MS, kind)
+
+
+def pile_up_schedulers(redis: Any, keys: QueueKeys, count: int) -> None:
+    """Add ``count`` job schedulers whose next iterations were due at the same time, as those of a cron pattern are."""
+    for first in range(1, count + 1, _PER_CALL):
+        last = min(first + _PER_CALL - 1, count)
+        redis.eval(_FILL_SCHEDULERS, 1, keys.repeat, keys.base, first, last, OLD_MS)

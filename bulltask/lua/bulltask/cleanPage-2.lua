@@ -65,7 +65,9 @@ end
 local function clean_sorted_set()
   local score, kept = string.match(position, "^(.-)/(%d+)$")
   score, kept = score or "-inf", tonumber(kept or 0)
-  local members = call("ZRANGEBYSCORE", source, score, "+inf", "WITHSCORES", "LIMIT", kept, size)
+  -- By rank: with LIMIT, Redis would walk over all jobs with this score that stay. There may be a million of them.
+  local first = call("ZCOUNT", source, "-inf", "(" .. score) + kept
+  local members = call("ZRANGE", source, first, first + size - 1, "WITHSCORES")
   if #members == 0 then
     return { {}, 0, position }
   end

@@ -53,18 +53,16 @@ local function rank_after(score, member)
   else
     rank = redis.call("ZCOUNT", key, "(" .. score, "+inf")
   end
-  while true do
-    local part = range(rank, rank + 99)
-    if #part == 0 then
-      return rank
-    end
-    for i = 1, #part, 2 do
-      if tonumber(part[i + 1]) ~= tonumber(score) or not is_at_or_before(part[i], member) then
-        return rank
-      end
-      rank = rank + 1
+  local last = rank + redis.call("ZCOUNT", key, score, score)
+  while rank < last do -- a million members may have this score
+    local middle = math.floor((rank + last) / 2)
+    if is_at_or_before(range(middle, middle)[1], member) then
+      rank = middle + 1
+    else
+      last = middle
     end
   end
+  return rank
 end
 
 if kind == "zset" then
@@ -75,7 +73,8 @@ elseif kind ~= "list" then
 end
 
 -- The last page moves when jobs are added or removed at the end, so its ids are searched for around its former
--- position, at increasing distances.
+-- position. Farther away, only the first and the last id are searched for, which takes 11 ms each in a list of a million
+-- jobs: one of them is the last job of the page that is acquired.
 local order = {}
 for i = 4, #ARGV do
   order[ARGV[i]] = order[ARGV[i]] or i
@@ -97,14 +96,16 @@ local function position_after(expected)
   if expected > 0 and range(expected - 1, expected - 1)[1] == ARGV[4] then
     return expected
   end
-  local length, width = redis.call("LLEN", key), math.max(2 * size, 1000)
+  local width = math.max(2 * size, 1000)
   local position = position_in(expected - width, expected + width)
-  local near, far = expected - width, expected + width
-  while not position and (near > 0 or far < length) do
-    position = position_in(near - width, near - 1) or position_in(far + 1, far + width)
-    near, far = near - width, far + width
+  for _, id in ipairs({ ARGV[4], ARGV[#ARGV] }) do
+    local index = not position and redis.call("LPOS", key, id)
+    if index then
+      index = ascending and redis.call("LLEN", key) - index - 1 or index
+      position = position_in(index - width, index + width)
+    end
   end
-  -- The whole page is gone: start at the beginning, because the position is lost.
+  -- Both ends of the page are gone: start at the beginning, because the position is lost.
   return position or 0
 end
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
@@ -32,9 +32,12 @@ __all__ = [
     "remove_beat_queue",
     "remove_job_scheduler",
     "remove_repeatable",
+    "scan_schedulers",
     "update_job_scheduler",
     "update_repeatable_job_millis",
 ]
+
+_SCAN_COUNT: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +181,27 @@ def has_job_scheduler(keys: QueueKeys, key: str) -> Call[bool]:
 
 def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call[list[tuple[str, int]]]:
     """List the ids of schedulers with the time of their next iteration, ordered by that time."""
+    return command("ZRANGE" if asc else "ZREVRANGE", keys.repeat, start, end, "WITHSCORES", parse_reply=_rows)
 
-    def parse_reply(reply: Any) -> list[tuple[str, int]]:
-        # RESP2: member, score, member, score …
-        return [(text(member), int(float(score))) for member, score in zip(reply[::2], reply[1::2], strict=True)]
 
-    return command("ZRANGE" if asc else "ZREVRANGE", keys.repeat, start, end, "WITHSCORES", parse_reply=parse_reply)
+def _rows(reply: Any) -> list[tuple[str, int]]:
+    # RESP2: member, score, member, score …
+    return [(text(member), int(float(score))) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+
+
+def scan_schedulers(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[tuple[str, int]]]]:
+    """Read some of all schedulers, in no order, with the time of their next iteration.
+
+    Unlike with ranges, no scheduler is missed because its next iteration was added between two calls.
+
+    Returns:
+        The cursor of the next call (``0`` at the end), and the rows; a scheduler may come twice.
+    """
+
+    def parse_reply(reply: Any) -> tuple[str, list[tuple[str, int]]]:
+        return text(reply[0]), _rows(reply[1])
+
+    return command("ZSCAN", keys.repeat, cursor, "COUNT", _SCAN_COUNT, parse_reply=parse_reply)
 
 
 def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Scheduler]:
