@@ -135,7 +135,8 @@ class ServerClock:
         if self.on_change is not None and abs(changed_ms) > _CHANGE_MS + error_ms + known_error_ms:
             self.on_change(round(changed_ms))
         if not is_slow or known_ms is None or abs(offset_ms - known_ms) > error_ms + known_error_ms:
-            self._offset_ms, self._error_ms = offset_ms, error_ms
+            self._offset_ms = offset_ms
+            self._error_ms = error_ms
         self._slow_readings = self._slow_readings + 1 if is_slow else 0
         self._synced_at_ms = mono_ms()
 

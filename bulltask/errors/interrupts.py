@@ -54,8 +54,14 @@ class Retry(Interrupt):
         queue: str | None = None,
     ) -> None:
         super().__init__("the task requested a retry")
-        self.delay_ms, self.exc, self.max_retries, self.eta_ms = delay_ms, exc, max_retries, eta_ms
-        self.expires, self.arguments, self.data, self.queue = expires, arguments, data, queue
+        self.delay_ms = delay_ms
+        self.exc = exc
+        self.max_retries = max_retries
+        self.eta_ms = eta_ms
+        self.expires = expires
+        self.arguments = arguments
+        self.data = data
+        self.queue = queue
 
     def expires_at(self, now_ms: int) -> int | None:
         """Return the job's new expiry in epoch milliseconds, ``None`` if it does not change."""
