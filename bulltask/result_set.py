@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, Final, Generic, TypeVar, Unpack, overload
@@ -16,6 +17,7 @@ from bulltask.task_waits import WaitOptions, allow_join_result, check_wait_optio
 __all__ = ["ResultSet"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _Member = AsyncResult[Any]
 
@@ -34,16 +36,19 @@ class ResultSet(Generic[R]):
 
     Attributes:
         results: The handles, in the order in which they were added.
+
+    Raises:
+        TypeError: A member is a coroutine, such as ``task.adelay(1)`` without ``await``.
     """
 
     def __init__(self, results: Iterable[AsyncResult[R] | ResultSet[Any]] = (), app: Any = None) -> None:
         del app
-        self.results: list[AsyncResult[R] | ResultSet[Any]] = list(results)
+        self.results: list[AsyncResult[R] | ResultSet[Any]] = [_checked(result) for result in results]
 
     def add(self, result: AsyncResult[R] | ResultSet[Any]) -> None:
         """Add a handle, unless it is already a member."""
         if result not in self.results:
-            self.results.append(result)
+            self.results.append(_checked(result))
 
     def update(self, results: Iterable[AsyncResult[R] | ResultSet[Any]]) -> None:
         """Add several handles, except those that are already members."""
@@ -205,6 +210,17 @@ class ResultSet(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<ResultSet of {len(self.results)} members>"
+
+
+def _checked(member: T) -> T:
+    """Return a member of a set.
+
+    Raises:
+        TypeError: It is not a handle yet, as in ``ResultSet([task.adelay(1)])``.
+    """
+    if inspect.iscoroutine(member) or asyncio.isfuture(member):
+        raise TypeError(f"a result set consists of results such as `await task.adelay(…)`: await {member!r:.200} first")
+    return member
 
 
 class _Deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import suppress
 
 from bulltask.categories.category import PERMANENT, TRANSIENT, UNKNOWN, ErrorCategory, Rule
@@ -53,6 +54,8 @@ class Categorizer:
         if callable(match) and not isinstance(match, type):
             if category is not None:
                 raise ConfigError(f"the rule {match!r} is a function, which returns the category itself: omit category")
+            if inspect.iscoroutinefunction(match):
+                raise ConfigError(f"the rule {match!r} must be a plain function, because it is not awaited")
             self._rules.insert(0, match)
             return
         if category not in set(ErrorCategory):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from bulltask.errors import DecodeError, EncodeError, PayloadTooLargeError
@@ -256,6 +256,8 @@ def _of_another_type(value: object) -> str | None:
     kind = type(value)
     if hasattr(kind, "__json__"):  # kombu's name
         return _problem(kind.__json__(value))
+    if isinstance(value, Awaitable):
+        return f" is of type {kind.__module__}.{kind.__qualname__}, which is not a value yet: `await` it first"
     return (
         f" is of type {kind.__module__}.{kind.__qualname__}, which JSON does not support; "
         "convert it first (for example with str() or .isoformat()), annotate the task's parameter or return value, or "

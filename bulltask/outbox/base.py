@@ -19,12 +19,13 @@ from bulltask.outbox.store import Backlog, Store
 from bulltask.outbox.stored import VERSION, StoredCall
 from bulltask.ports import ResultReader
 from bulltask.registry.ancestry import origin_of_jobs_sent_by, sent_by
-from bulltask.registry.canvas import Canvas
+from bulltask.registry.canvas import Canvas, check_canvas
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current_job import current_job
 from bulltask.registry.overrides import check_overrides_passed
+from bulltask.registry.task import AnyTask
 
-__all__ = ["NewRow", "OutboxBase"]
+__all__ = ["NewRow", "OutboxBase", "check_task"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class OutboxBase:
 
     def _write(self, call: Canvas[Any, Any], insert: Callable[[NewRow], object]) -> Any:
         """Insert the row of a call with ``insert``, and return the call's result handle."""
+        check_canvas(call)
         call = check_overrides_passed(call)
         plan, now_ms = plan_canvas(call, self.app.config, origin_of_jobs_sent_by(current_job())), self.app.now_ms()
         self.app.send_planned(plan.roots, lambda roots: _ignore(insert(_row(roots, now_ms))))
@@ -94,6 +96,7 @@ class OutboxBase:
 
     async def _awrite(self, call: Canvas[Any, Any], insert: Callable[[NewRow], Awaitable[object]]) -> Any:
         """:meth:`_write` for asyncio."""
+        check_canvas(call)
         call = check_overrides_passed(call)
         plan, now_ms = plan_canvas(call, self.app.config, origin_of_jobs_sent_by(current_job())), self.app.now_ms()
 
@@ -105,6 +108,19 @@ class OutboxBase:
 
     def _results(self) -> ResultReader:
         return cast("ResultReader", OutboxResults(self.app.results))
+
+
+def check_task(task: object) -> None:
+    """Check the task in ``outbox.delay(task, …)``.
+
+    Raises:
+        TypeError: It is not a task.
+    """
+    if not isinstance(task, AnyTask):
+        raise TypeError(
+            f"outbox.delay needs a task and its arguments, not {type(task).__qualname__}; outbox.send takes signatures "
+            "such as task.s(…), and other canvases. Nothing was written"
+        )
 
 
 def _ignore(_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar, cast, overload
@@ -11,7 +12,7 @@ from bulltask.app import App
 from bulltask.clock import Duration
 from bulltask.errors import BulltaskError, ConfigError, MissingExtraError
 from bulltask.group_result import GroupResult
-from bulltask.outbox.base import NewRow, OutboxBase
+from bulltask.outbox.base import NewRow, OutboxBase, check_task
 from bulltask.outbox.store import TABLE, Backlog, Row, TransferOutcome
 from bulltask.outbox.stored import VERSION
 from bulltask.registry.canvas import Canvas, Group, GroupChain
@@ -67,6 +68,7 @@ class Outbox(OutboxBase):
 
     Raises:
         ConfigError: A duration is invalid.
+        TypeError: ``engine`` is none of these, but for example a connection or a session.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Outbox(OutboxBase):
         poll_interval: Duration = 0.2,
         idempotency_ttl: Duration = 86_400,
     ) -> None:
+        if not callable(engine):
+            _check_engine(engine)
         self.metadata = sa.MetaData() if metadata is None else metadata
         self.table = _table(self.metadata)
         self._rows = _Rows(self.table, engine)
@@ -91,17 +95,22 @@ class Outbox(OutboxBase):
             until then, ``get()`` waits.
 
         Raises:
-            TypeError: The arguments do not match the function. Nothing was written.
+            TypeError: The arguments do not match the function, or ``session`` is not a ``Session``: an ``AsyncSession``
+                needs :meth:`adelay`. Nothing was written.
             EncodeError, PayloadTooLargeError: The arguments cannot be stored. Nothing was written.
             ConfigError: The session and the relays are connected to different databases. Nothing was written.
         """
-        return self.send(session, task.s(*args, **kwargs))
+        actual = _sync_session(session)
+        check_task(task)
+        return self.send(actual, task.s(*args, **kwargs))
 
     async def adelay(
         self, session: AnyAsyncSession, task: AnyTask[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncResult[R]:
         """:meth:`delay` for an ``AsyncSession``."""
-        return await self.asend(session, task.s(*args, **kwargs))
+        actual = _async_session(session)
+        check_task(task)
+        return await self.asend(actual, task.s(*args, **kwargs))
 
     @overload
     def send(self, session: SyncSession, call: Group[Any, R] | GroupChain[Any, R]) -> GroupResult[R]: ...  # type: ignore[overload-overlap]
@@ -117,7 +126,7 @@ class Outbox(OutboxBase):
 
         ``countdown`` and ``expires`` count from this call. Return value and errors are those of :meth:`delay`.
         """
-        actual = session() if isinstance(session, orm.scoped_session) else session
+        actual = _sync_session(session)
         self._check(actual)
         return self._write(call, lambda row: actual.execute(self._insert(row)))
 
@@ -128,7 +137,7 @@ class Outbox(OutboxBase):
 
     async def asend(self, session: AnyAsyncSession, call: Canvas[Any, Any]) -> Any:
         """:meth:`send` for an ``AsyncSession``."""
-        actual = session() if isinstance(session, async_scoped_session) else session
+        actual = _async_session(session)
         self._check(actual.sync_session)
         return await self._awrite(call, lambda row: actual.execute(self._insert(row)))
 
@@ -170,6 +179,57 @@ class Outbox(OutboxBase):
             )
 
 
+def _sync_session(given: object) -> orm.Session:
+    """Return the ``Session`` that :meth:`Outbox.delay` was called with.
+
+    Without this check, the coroutine of an ``AsyncSession`` would never be awaited, so no row would be written.
+
+    Raises:
+        TypeError: It is not a ``Session``.
+    """
+    found = given() if isinstance(given, orm.scoped_session) else given
+    if isinstance(found, orm.Session):
+        return found
+    if isinstance(found, AsyncSession | async_scoped_session):
+        raise TypeError(
+            "an AsyncSession needs the async methods of the outbox: `await outbox.adelay(session, …)` or "
+            "`await outbox.asend(session, …)`. Nothing was written"
+        )
+    raise _wrong_session(found)
+
+
+def _async_session(given: object) -> AsyncSession:
+    """Return the ``AsyncSession`` that :meth:`Outbox.adelay` was called with.
+
+    Raises:
+        TypeError: It is not an ``AsyncSession``.
+    """
+    found = given() if isinstance(given, async_scoped_session) else given
+    if isinstance(found, AsyncSession):
+        return found
+    if isinstance(found, orm.Session | orm.scoped_session):
+        raise TypeError(
+            "a Session needs the sync methods of the outbox: outbox.delay(session, …) or outbox.send(session, …). "
+            "Nothing was written"
+        )
+    raise _wrong_session(found)
+
+
+def _wrong_session(found: object) -> TypeError:
+    return TypeError(
+        "the first argument of the outbox's methods is the Session or AsyncSession in whose transaction the call is "
+        f"written, not {type(found).__qualname__}. Nothing was written"
+    )
+
+
+def _check_engine(found: object) -> None:
+    if not isinstance(found, sa.Engine | AsyncEngine):
+        raise TypeError(
+            "an Outbox needs the Engine or AsyncEngine from which its relays get connections, or a function that "
+            f"returns one, not {type(found).__qualname__}"
+        )
+
+
 def _table(metadata: sa.MetaData) -> sa.Table:
     return sa.Table(
         TABLE,
@@ -196,7 +256,11 @@ class _Rows:
     @property
     def _any_engine(self) -> Engine:
         if not isinstance(self._given, sa.Engine | AsyncEngine):
-            self._given = self._given()
+            found = self._given()
+            if inspect.iscoroutine(found):
+                found.close()  # it is never awaited; the error says so
+            _check_engine(found)
+            self._given = found
         return self._given
 
     @property

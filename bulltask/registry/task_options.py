@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -204,6 +205,8 @@ class TaskOptions:
 
     def _check_retry_options(self) -> None:
         expiry_ms(self.expires)
+        if inspect.iscoroutinefunction(self.retry_backoff):
+            raise ConfigError(f"retry_backoff must be a plain function, because {self.retry_backoff!r} is not awaited")
         warn_about_long_delay(self._first_ms() or 0, "retry_backoff")
         if self.default_retry_delay is not None:
             warn_about_long_delay(to_ms(self.default_retry_delay, "default_retry_delay"), "default_retry_delay")

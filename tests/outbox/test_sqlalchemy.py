@@ -6,13 +6,21 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
 import sqlalchemy as sa
 from sqlalchemy import orm
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 
 from bulltask import App, group
 from bulltask.clock import to_epoch_ms
@@ -382,6 +390,72 @@ def test_the_relay_of_an_async_engine_has_an_event_loop(
     stops = iter([False, False, True])
     Outbox(app, engine).run_relay(lambda seconds: next(stops), Log())
     assert result.state == "waiting"
+
+
+def _async(engine: sa.Engine) -> AsyncEngine:
+    return create_async_engine(str(engine.url).replace("sqlite:", "sqlite+aiosqlite:"))
+
+
+def _async_scoped(engine: sa.Engine) -> Any:
+    return async_scoped_session(_async_maker(engine), scopefunc=lambda: 0)
+
+
+def _async_maker(engine: sa.Engine) -> Any:
+    return async_sessionmaker(_async(engine))
+
+
+WRONG: dict[str, tuple[str, Callable[[sa.Engine], Any], str]] = {
+    "AsyncSession in delay": ("sync", lambda engine: AsyncSession(_async(engine)), "adelay"),
+    "async_scoped_session in delay": ("sync", _async_scoped, "adelay"),
+    "scoped AsyncSession in delay": ("sync", lambda engine: orm.scoped_session(_async_maker(engine)), "adelay"),
+    "Session in adelay": ("async", orm.Session, r"outbox\.delay"),
+    "scoped_session in adelay": ("async", lambda engine: orm.scoped_session(orm.sessionmaker(engine)), "delay"),
+    "Connection in delay": ("sync", sa.Connection, "not Connection"),
+    "Connection in adelay": ("async", sa.Connection, "not Connection"),
+    "AsyncConnection in delay": ("sync", lambda engine: AsyncConnection(_async(engine)), "not AsyncConnection"),
+    "AsyncConnection in adelay": ("async", lambda engine: AsyncConnection(_async(engine)), "not AsyncConnection"),
+    "sessionmaker in delay": ("sync", orm.sessionmaker, "not sessionmaker"),
+    "nothing in adelay": ("async", lambda _: None, "not NoneType"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using `scoped_session` with asyncio is deprecated")
+@pytest.mark.parametrize("case", WRONG)
+async def test_a_method_refuses_a_session_that_it_cannot_write_with(
+    app: App, ran: Ran, tmp_path: Path, case: str
+) -> None:
+    kind, make, message = WRONG[case]
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'test.db'}")
+    outbox, add = Outbox(app, engine), app.tasks["add"]
+    outbox.metadata.create_all(engine)
+    for call in ("delay", "send"):
+        method, argument = getattr(outbox, call if kind == "sync" else f"a{call}"), add if call == "delay" else add.s(1)
+        with pytest.raises(TypeError, match=f"{message}.* Nothing was written"):
+            _ = method(make(engine), argument) if kind == "sync" else await method(make(engine), argument)
+    assert outbox.backlog().waiting == 0
+    engine.dispose()
+
+
+def test_an_outbox_refuses_what_is_not_an_engine_a_task_or_a_canvas(app: App, ran: Ran) -> None:
+    engine = sa.create_engine("sqlite://")
+
+    async def connect() -> sa.Engine:
+        return engine
+
+    for wrong in ("sqlite://", orm.Session(engine), AsyncSession(_async(engine)), None):
+        with pytest.raises(TypeError, match=f"not {type(wrong).__name__}"):
+            Outbox(app, cast(Any, wrong))
+    for function in (orm.sessionmaker(engine), connect):
+        with pytest.raises(TypeError, match="needs the Engine"):
+            Outbox(app, cast(Any, function)).backlog()
+    outbox, session, add = Outbox(app, engine), orm.Session(engine), app.tasks["add"]
+    with pytest.raises(TypeError, match=r"outbox\.send takes signatures"):
+        outbox.delay(session, cast(Any, add.s(1)))
+    coroutine = add.adelay(1)
+    for call in (add, coroutine):
+        with pytest.raises(TypeError, match="a canvas consists of signatures"):
+            outbox.send(session, cast(Any, call))
+    coroutine.close()
 
 
 def test_a_session_of_another_database_is_rejected(app: App, ran: Ran, outbox: Outbox) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 
-from bulltask import App, ResultSet, ResultTimeoutError, group
+from bulltask import App, GroupResult, ResultSet, ResultTimeoutError, group
 from bulltask.testing import InlineWorker, use_server
 from bulltask.testing.wait import wait_until
 
@@ -52,6 +54,18 @@ async def test_a_result_set_can_be_awaited(app: App, worker: InlineWorker) -> No
     await results.aforget()
     handles: list[Any] = results.results
     assert {(await handle.asnapshot()).state.value for handle in handles} == {"unknown"}
+
+
+async def test_a_member_that_was_not_awaited_is_refused(app: App) -> None:
+    coroutine = app.tasks["double"].adelay(1)
+    future = asyncio.ensure_future(asyncio.sleep(0))
+    for wrong in (coroutine, future):
+        members: Any = [wrong]
+        for make in cast(Any, (ResultSet, partial(GroupResult, "group"), ResultSet().update)):
+            with pytest.raises(TypeError, match=r"await .* first"):
+                make(members)
+    coroutine.close()
+    await future
 
 
 def test_members_are_added_once_and_removed_by_handle_or_id(app: App) -> None:

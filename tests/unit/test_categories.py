@@ -1086,6 +1086,9 @@ def test_a_rule_that_fails_is_skipped_with_a_note(rule: Any) -> None:
     assert "was skipped" in error.__notes__[0]
 
 
+async def _async_rule(_: BaseException) -> None: ...
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -1098,6 +1101,7 @@ def test_a_rule_that_fails_is_skipped_with_a_note(rule: Any) -> None:
         (int, T),
         ((KeyError, 3), T),
         (None, T),
+        (_async_rule,),
     ],
 )
 def test_an_invalid_rule_is_rejected(arguments: tuple[Any, ...]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
@@ -35,6 +35,11 @@ class Level(IntEnum):
 
 class Plain(Enum):
     ONE = 1
+
+
+class Later:
+    def __await__(self) -> Iterator[None]:
+        yield
 
 
 class Point(NamedTuple):
@@ -93,6 +98,7 @@ def test_a_lone_surrogate_is_encoded_as_an_escape() -> None:
         ({1, 2}, "value is of type builtins.set"),
         (Plain.ONE, "Plain, which JSON does not support"),
         (object, "value is of type builtins.type"),
+        ([Later()], "Later, which is not a value yet: `await` it first"),
     ],
 )
 def test_a_value_without_a_json_type_is_rejected_with_its_path(value: object, message: str) -> None:

@@ -45,6 +45,10 @@ CONFIG = Settings({}, {}).freeze()
 NOW_MS = 1_800_000_000_000
 
 
+async def _async_function(*_: object) -> int:
+    return 1
+
+
 class RecordingSender:
     """A sender that records jobs. It has the settings of a new app."""
 
@@ -481,6 +485,7 @@ def test_a_task_of_another_app_is_sent_by_its_name(app: App, monkeypatch: pytest
         ({"expires": -1}, ConfigError, "expires"),
         ({"retry_backoff": "fast"}, ConfigError, "retry_backoff"),
         ({"retry_backoff": -1}, ConfigError, "retry_backoff"),
+        ({"retry_backoff": _async_function}, ConfigError, "retry_backoff must be a plain function"),
         ({"retry_backoff_max": "x"}, ConfigError, "retry_backoff_max"),
         ({"retry_jitter": 2}, ConfigError, "retry_jitter"),
         ({"retry_jitter": "much"}, ConfigError, "retry_jitter"),

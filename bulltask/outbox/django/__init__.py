@@ -9,7 +9,7 @@ from bulltask.app import App
 from bulltask.clock import Duration
 from bulltask.errors import MissingExtraError
 from bulltask.group_result import GroupResult
-from bulltask.outbox.base import OutboxBase
+from bulltask.outbox.base import OutboxBase, check_task
 from bulltask.outbox.django.rows import Rows
 from bulltask.registry.canvas import Canvas, Group, GroupChain
 from bulltask.registry.task import AnyTask
@@ -67,6 +67,7 @@ class Outbox(OutboxBase):
             EncodeError, PayloadTooLargeError: The arguments cannot be stored. Nothing was written.
             ConfigError: ``bulltask.outbox.django`` is not in ``INSTALLED_APPS``.
         """
+        check_task(task)
         return self.send(task.s(*args, **kwargs))
 
     @overload
