@@ -1,13 +1,14 @@
-"""Computes the next time that a cron pattern matches, exactly as ``cron-parser`` 4.9 does, which BullMQ 5.62 uses.
+"""Computes the next time that a cron pattern matches, as ``cron-parser`` 4.9 does, which BullMQ 5.62 uses.
 
 An iteration's time is part of its job's id, and the worker that acquires the job computes the next iteration. Workers
 in Python and Node.js must therefore compute the same times. They must agree on the dialect (5 or 6 fields, ``L``,
 ``#``, ``?``, what it means if both day fields are restricted), and on days when clocks change. Tests compare both at
 thousands of times.
 
-When clocks change, a pattern whose hour field is ``*`` matches in both occurrences of a repeated hour, and not in a
-skipped hour. A pattern with specific hours matches once: a time in a skipped hour moves one hour later, and the second
-occurrence of a repeated hour is ignored.
+When clocks change, a pattern whose hour field is ``*`` matches at both occurrences of a repeated time, and not at a
+skipped time. A pattern with specific hours matches once: a skipped time moves as far as the clocks do, usually by an
+hour, and the second occurrence of a repeated time is ignored. cron-parser differs where clocks change at midnight or
+not by one hour: there, it skips days or matches twice. It also does so if it is asked during the hour after a change.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _MONTHS: Final = tuple(name.lower() for name in calendar.month_abbr)
 _WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _MONTH_DAYS: Final = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _HOUR: Final = 3600
+_DAY: Final = 24 * _HOUR
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class Cron:
             raise ConfigError(f"cron pattern {pattern!r:.200}: {exc}") from None
 
     def next_ms(self, after_ms: int, zone: tzinfo) -> int | None:
-        """Return the first time after ``after_ms`` that the pattern matches.
+        """Return the first time after ``after_ms`` at which the pattern matches.
 
         Args:
             after_ms: Epoch milliseconds.
@@ -139,7 +141,8 @@ class Cron:
             Epoch milliseconds, ``None`` if it never matches (the 31st of February).
         """
         earliest = after_ms // 1000 + 1
-        first = datetime.fromtimestamp(earliest, zone).date()
+        # The day before, too: if clocks skip its last hour (Nuuk), its jobs run after midnight.
+        first = datetime.fromtimestamp(earliest, zone).date() - timedelta(days=1)
         for day in self._days_from(first):
             time_s = self._on_day(day, zone, earliest)
             if time_s is not None:
@@ -171,45 +174,55 @@ class Cron:
         return by_weekday if any_date and by_date else by_date or by_weekday
 
     def _on_day(self, day: date, zone: tzinfo, earliest: int) -> int | None:
-        """Return the first time on ``day`` at or after ``earliest`` (epoch seconds)."""
-        start, end = _day_start(day, zone), _day_start(day + timedelta(days=1), zone)
-        previous: int | None = None
-        while start < end:
-            clock = datetime.fromtimestamp(start, zone)
-            following = start + _HOUR - clock.minute * 60 - clock.second
-            if following > earliest and self._matches_hour(clock.hour, previous, started_before=earliest <= start):
-                time_s = self._in_hour(start, following, clock, earliest)
-                if time_s is not None:
-                    return time_s
-            previous, start = clock.hour, following
-        return None
+        """Return the first time at or after ``earliest`` (epoch seconds) that the calendar assigns to ``day``."""
+        midnight = calendar.timegm(day.timetuple())  # local times count in seconds from the epoch, as if in UTC
+        before = _offset(datetime(day.year, day.month, day.day, tzinfo=zone))
+        after = _offset(datetime(day.year, day.month, day.day, tzinfo=zone) + timedelta(days=1))
+        if before == after:
+            local = self._at_or_after(earliest + before - midnight)
+            return None if local is None else midnight + local - before
+        change = _change(midnight - before, midnight + _DAY - after, before, zone)
+        # Local times below ``until`` are those of the clocks before the change, and from ``since`` on, those after it.
+        if self.hours.count == 24:
+            until, since = change + before, change + after
+        else:  # skipped times move, and repeated times match once
+            until = since = change + max(before, after)
+        old = self._at_or_after(earliest + before - midnight)
+        new = self._at_or_after(max(earliest + after, since) - midnight)
+        times = [midnight + old - before] if old is not None and midnight + old < until else []
+        return min([*times, midnight + new - after] if new is not None else times, default=None)
 
-    def _matches_hour(self, hour: int, previous: int | None, *, started_before: bool) -> bool:
-        """Return whether the pattern matches in this hour; ``started_before`` is False if the search begins in it."""
-        listed = hour in self.hours
-        if previous is None or not started_before or self.hours.count == 24:
-            return listed
-        if hour == previous:
-            return False
-        return listed or (hour == previous + 2 and previous + 1 in self.hours)
-
-    def _in_hour(self, start: int, end: int, clock: datetime, earliest: int) -> int | None:
-        hour_start = start - clock.minute * 60 - clock.second  # minute 0 of this hour, even if clocks skipped it
-        minute, second = divmod(max(start, earliest) - hour_start, 60)
-        at_minute = self.minutes.at_or_after(minute)
-        if at_minute == minute and (at_second := self.seconds.at_or_after(second)) is not None:
-            return hour_start + minute * 60 + at_second
-        if at_minute == minute:
-            at_minute = self.minutes.at_or_after(minute + 1)
-        if at_minute is None:
+    def _at_or_after(self, second_of_day: int) -> int | None:
+        """Return the first time of a day that the pattern lists, at or after another one, in seconds from midnight."""
+        if second_of_day >= _DAY:
             return None
-        time_s = hour_start + at_minute * 60 + self.seconds.values[0]
-        return time_s if time_s < end else None
+        minutes, second = divmod(max(0, second_of_day), 60)
+        hour, minute = divmod(minutes, 60)
+        if hour in self.hours:
+            if minute in self.minutes and (at_second := self.seconds.at_or_after(second)) is not None:
+                return hour * _HOUR + minute * 60 + at_second
+            if (at_minute := self.minutes.at_or_after(minute + 1)) is not None:
+                return hour * _HOUR + at_minute * 60 + self.seconds.values[0]
+        at_hour = self.hours.at_or_after(hour + 1)
+        return None if at_hour is None else at_hour * _HOUR + self.minutes.values[0] * 60 + self.seconds.values[0]
 
 
-def _day_start(day: date, zone: tzinfo) -> int:
-    """Return the start of a day in epoch seconds: 01:00 if clocks skip midnight, the earlier of two midnights."""
-    return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
+def _offset(moment: datetime) -> int:
+    """Return how far local time is ahead of UTC, in seconds; before the change if clocks skip or repeat this time."""
+    offset = moment.utcoffset()
+    assert offset is not None
+    return int(offset.total_seconds())
+
+
+def _change(low: int, high: int, before: int, zone: tzinfo) -> int:
+    """Return when the clocks change, between two times in epoch seconds."""
+    while low < high:
+        middle = (low + high) // 2
+        if _offset(datetime.fromtimestamp(middle, zone)) == before:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _nth(text: str) -> tuple[str, int]:

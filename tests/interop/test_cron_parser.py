@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
+import zoneinfo
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -62,24 +65,71 @@ def random_patterns(rng: random.Random, count: int) -> Iterator[str]:
 def changes(name: str, year: int) -> list[int]:
     """Return the epoch seconds at which the zone's clocks change in a year, and one on an ordinary day."""
     start = int(datetime(year, 1, 1, tzinfo=UTC).timestamp())
-    steps = range(start, start + 366 * 86_400, 1800)
-    offsets = [datetime.fromtimestamp(second, zone_of(name)).utcoffset() for second in steps]
+    zone = zone_of(name)
+    offsets = [datetime.fromtimestamp(start + day * 86_400, zone).utcoffset() for day in range(367)]
+    days = [day for day, (earlier, later) in enumerate(itertools.pairwise(offsets)) if earlier != later]
+    steps = [start + day * 86_400 + half * 1800 for day in days for half in range(1, 49)]
     moved = [
-        second
-        for second, (earlier, later) in zip(steps[1:], itertools.pairwise(offsets), strict=True)
-        if earlier != later
+        step
+        for step in steps
+        if datetime.fromtimestamp(step, zone).utcoffset() != datetime.fromtimestamp(step - 1800, zone).utcoffset()
     ]
     return [*moved, start + 200 * 86_400]
 
 
+def changes_of(name: str) -> list[tuple[datetime, datetime]]:
+    """Return the local times at which a zone's clocks change in 2026, by the clocks before and after."""
+    zone = zone_of(name)
+    return [
+        (datetime.fromtimestamp(second - 1, zone) + timedelta(seconds=1), datetime.fromtimestamp(second, zone))
+        for second in changes(name, 2026)[:-1]
+    ]
+
+
+def kind_of(change: tuple[datetime, datetime]) -> tuple[int, int, float]:
+    before, after = change
+    return before.hour, before.minute, (after.replace(tzinfo=None) - before.replace(tzinfo=None)).total_seconds()
+
+
 def moments(rng: random.Random, change: int) -> list[int]:
-    """Return epoch milliseconds around a change: days, seconds and hours from it."""
+    """Return epoch milliseconds around a change: days, seconds and hours from it.
+
+    None is in the hour after it: cron-parser, asked then, does not know that the clocks have changed.
+    """
     offsets = [
-        rng.randint(-30 * 3600, 6 * 3600),
-        rng.randint(-5000, 5000),
-        rng.choice([-7200, -3600, 0, 1, 3600]),
+        rng.choice([rng.randint(-30 * 3600, -1), rng.randint(3600, 6 * 3600)]),
+        rng.choice([rng.randint(-5000, -1), rng.randint(3600, 5000)]),
+        rng.choice([-7200, -3600, -1, 3600]),
     ]
     return [(change + seconds) * 1000 + rng.choice([0, 5, 999]) for seconds in offsets]
+
+
+def test_the_parsers_differ_only_in_the_zones_that_the_documentation_lists(session_node: NodeBridge) -> None:
+    alike: dict[frozenset[tuple[int, int, float]], list[str]] = {}  # zones that change their clocks in the same way
+    for name in sorted(zoneinfo.available_timezones() - {"localtime"}):
+        alike.setdefault(frozenset(map(kind_of, changes_of(name))), []).append(name)
+    cases: list[tuple[str, str, int]] = []
+    for zones in alike.values():
+        for before, after in changes_of(zones[0]):
+            first = min(before, after).replace(tzinfo=None) - timedelta(minutes=30)
+            minutes = [first + timedelta(minutes=30 * half) for half in range(7)]
+            since = (round(before.timestamp()) - 30 * 3600) * 1000
+            cases += [(f"{minute.minute} {minute.hour} * * *", zones[0], since) for minute in minutes]
+    differing: set[str] = set()
+    for _ in range(3):  # each compares the next time
+        replies = session_node.call("cron.next", cases=cases, timeout=300)
+        ours = [next_of(*case) for case in cases]
+        differing |= {
+            zone for (_, zone, _), node_ms, our_ms in zip(cases, replies, ours, strict=True) if our_ms != node_ms
+        }
+        cases = [
+            (pattern, zone, our_ms)
+            for (pattern, zone, _), our_ms in zip(cases, ours, strict=True)
+            if isinstance(our_ms, int)
+        ]
+    page = (Path(__file__).parents[2] / "docs/how-to/schedules.md").read_text()
+    listed = set(re.findall("`([A-Z][a-z]+/[A-Za-z_]+)`", page.partition("## Use with Node.js")[2]))
+    assert {zones[0] for zones in alike.values() if listed.intersection(zones)} == differing
 
 
 @pytest.mark.timeout(400)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import zoneinfo
 from datetime import UTC, datetime, timedelta, tzinfo
 
 import pytest
@@ -46,7 +47,11 @@ def field(low: int, high: int) -> st.SearchStrategy[str]:
 
 PATTERNS = st.tuples(field(0, 59), field(0, 59), field(0, 23), field(1, 28), field(1, 12), field(0, 7)).map(" ".join)
 MOMENTS = st.integers(0, 4_000_000_000_000)
-ZONES = st.sampled_from([UTC, BERLIN, NEW_YORK, zone_of("Australia/Sydney"), zone_of("UTC+5:30")])
+ZONES = st.sampled_from(
+    [UTC, zone_of("UTC+5:30")]
+    + [zone_of(name) for name in ("Europe/Berlin", "America/New_York", "Africa/Cairo", "America/Nuuk")]
+    + [zone_of(name) for name in ("America/Havana", "Antarctica/Troll", "Australia/Lord_Howe", "Pacific/Chatham")]
+)
 
 
 # --- the dialect ------------------------------------------------------------------------------------------------------
@@ -179,6 +184,72 @@ def test_noon_stays_noon_across_clock_changes() -> None:
             assert " 12:00:00" in moment
 
 
+@pytest.mark.parametrize(
+    ("zone", "pattern", "after", "expected"),
+    [
+        ("Africa/Cairo", "@daily", "2026-04-23 12:00", "2026-04-24 01:00:00+03:00"),
+        ("America/Santiago", "@daily", "2026-09-05 12:00", "2026-09-06 01:00:00-03:00"),
+        ("America/Havana", "@daily", "2026-03-07 12:00", "2026-03-08 01:00:00-04:00"),
+        ("America/Havana", "30 0 * * *", "2026-03-07 12:00", "2026-03-08 01:30:00-04:00"),
+        ("America/Havana", "@daily", "2026-11-01 00:00", "2026-11-02 00:00:00-05:00"),  # midnight is repeated
+        ("Asia/Beirut", "@weekly", "2026-03-28 12:00", "2026-03-29 01:00:00+03:00"),
+        ("Atlantic/Azores", "@daily", "2026-03-28 12:00", "2026-03-29 01:00:00+00:00"),
+        ("America/Nuuk", "30 23 28 * *", "2026-03-28 12:00", "2026-03-29 00:30:00-01:00"),
+        ("Australia/Lord_Howe", "15 2 * * *", "2026-10-03 12:00", "2026-10-04 02:45:00+11:00"),
+        ("Pacific/Chatham", "45 2 * * *", "2026-09-26 12:00", "2026-09-27 03:45:00+13:45"),
+        ("Antarctica/Troll", "15 1 * * *", "2026-03-28 12:00", "2026-03-29 03:15:00+02:00"),
+        ("Pacific/Apia", "0 5 30 12 *", "2011-12-29 12:00", "2011-12-31 05:00:00+14:00"),  # a day is skipped
+    ],
+)
+def test_a_skipped_time_moves_as_far_as_the_clocks_do(zone: str, pattern: str, after: str, expected: str) -> None:
+    assert next_times(pattern, after, zone_of(zone)) == [expected.replace("+00:00", "")]
+
+
+def test_every_time_of_day_runs_once_a_day_around_each_clock_change_of_a_year_in_every_zone() -> None:
+    changes = [(zone, change) for zone in every_zone() for change in clock_changes(zone, 2026)]
+    assert len(changes) > 300
+    for zone, change in changes:
+        earlier, later = (datetime.fromtimestamp(second, zone) for second in (change - 1, change))
+        low = min(earlier + timedelta(seconds=1), later).replace(tzinfo=None) - timedelta(hours=1)
+        for quarter in range(16):
+            minute = low + timedelta(minutes=15 * quarter)
+            days = [minute + timedelta(days=day) for day in (-1, 0, 1)]
+            # If the time is skipped, fold=0 gives the time by the clocks before the change; if repeated, the first one.
+            expected = [int(day.replace(tzinfo=zone, fold=0).timestamp()) * 1000 for day in days]
+            cron = Cron.parse(f"{minute.minute} {minute.hour} * * *")
+            times = [expected[0] - 1]
+            for _ in days:
+                times.append(cron.next_ms(times[-1], zone) or 0)
+            assert times[1:] == expected, (zone, cron.pattern)
+
+
+def test_a_pattern_for_every_hour_follows_elapsed_time_around_each_clock_change_in_every_zone() -> None:
+    every_quarter = Cron.parse("*/15 * * * *")
+    for zone in every_zone():
+        for change in clock_changes(zone, 2026):
+            for second in range(change - 7_200, change + 7_200, 900):
+                assert every_quarter.next_ms((second - 1) * 1000, zone) == second * 1000, zone
+
+
+def every_zone() -> list[tzinfo]:
+    return [zone_of(name) for name in sorted(zoneinfo.available_timezones()) if name != "localtime"]
+
+
+def clock_changes(zone: tzinfo, year: int) -> list[int]:
+    """Return the epoch seconds of a year at which the zone's offset from UTC changes, to a quarter of an hour."""
+    start = int(datetime(year, 1, 1, tzinfo=UTC).timestamp())
+
+    def offset(second: int) -> timedelta | None:
+        return datetime.fromtimestamp(second, zone).utcoffset()
+
+    def first_change(low: int, high: int) -> list[int]:
+        quarters = range(low + 900, high + 1, 900)
+        return [second for second in quarters if offset(second) != offset(second - 900)]
+
+    days = range(start, start + 365 * 86_400, 86_400)
+    return [second for day in days if offset(day) != offset(day + 86_400) for second in first_change(day, day + 86_400)]
+
+
 # --- properties of all patterns ---------------------------------------------------------------------------------------
 
 
@@ -200,9 +271,7 @@ def test_the_next_time_is_the_same_for_any_earlier_start(pattern: str, now: int,
     cron = Cron.parse(pattern)
     first = cron.next_ms(now, zone)
     assert first is not None
-    later = min(now + ahead, first - 1)
-    if datetime.fromtimestamp(later / 1000, zone).utcoffset() == datetime.fromtimestamp(now / 1000, zone).utcoffset():
-        assert cron.next_ms(later, zone) == first
+    assert cron.next_ms(min(now + ahead, first - 1), zone) == first
 
 
 @given(field(0, 59), field(0, 23), field(1, 31), MOMENTS)
