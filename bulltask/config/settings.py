@@ -32,6 +32,7 @@ from bulltask.config.payload_settings import PAYLOAD_SETTINGS
 from bulltask.config.rate_limits import rate_limits, task_rate
 from bulltask.config.routes import queue_names, routes
 from bulltask.config.setting import Setting
+from bulltask.jobs.retention import KEEP_FAILED
 
 __all__ = ["LOG_LEVELS", "SETTINGS", "Setting"]
 
@@ -218,8 +219,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "failure_expires_ms",
             optional(duration()),
             None,
-            "How long failed jobs are kept in Redis, for jobs that this app sends; none: forever. Set it if "
-            "you do not retry or inspect failed jobs.",
+            "How long failed jobs are kept in Redis, for jobs that this app sends; none: as remove_on_fail says.",
         ),
         *CHILD_SETTINGS,
         _S(
@@ -349,8 +349,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "remove_on_fail",
             "keep_failed",
             optional(retention),
-            None,
-            "Retention of failed jobs that were sent without this option, mainly by Node.js; none: they are kept.",
+            KEEP_FAILED,
+            "Retention of failed jobs that were sent without this option or `result_failure_expires`: by default, the "
+            "newest 100,000 of a queue, for a week. false: all failed jobs are kept.",
         ),
         _S(
             "metrics_max_data_points",

@@ -9,12 +9,15 @@ from bulltask.clock import to_ms
 from bulltask.errors import ConfigError
 from bulltask.jobs.numbers import MAX_NUMBER, number
 
-__all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "keep_to_wire", "stored_keep"]
+__all__ = ["KEEP_ALL", "KEEP_FAILED", "KeepJobs", "keep_option", "keep_to_wire", "stored_keep"]
 
 KeepJobs = bool | int | Mapping[str, Any]
 """``True``: remove immediately; ``False``: keep all; ``n``: keep the newest ``n``; ``{"age": seconds, "count": n}``."""
 
 KEEP_ALL: Final[Mapping[str, int]] = {"count": -1}
+
+KEEP_FAILED: Final[Mapping[str, int]] = {"age": 7 * 86_400, "count": 100_000}
+"""How long failed jobs are kept by default. BullMQ keeps them forever; a hundred thousand take about 600 MB."""
 
 
 def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:

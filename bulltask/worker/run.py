@@ -15,6 +15,7 @@ from bulltask.config.urls import redact_command
 from bulltask.events import WorkerRestarting, WorkerStarted
 from bulltask.events.bus import Bus
 from bulltask.jobs.names import check_queue_name
+from bulltask.jobs.retention import KEEP_FAILED
 from bulltask.observe.app_logging import configure_logging, worker_id
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
@@ -237,6 +238,11 @@ class _Assembly:
         self._warn_about_unknown_queues()
         self._warn_about_missing_spark()
         self._warn_about_memory_limits()
+        if config.keep_failed == KEEP_FAILED:
+            self.logger.info(
+                "Failed jobs are removed after a week, and the oldest beyond 100,000 of a queue",
+                hint="Set remove_on_fail to false to keep them all, as BullMQ does, or to {'age': seconds, 'count': n}",
+            )
         self.beat = beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)

@@ -63,7 +63,7 @@ def test_failed_jobs_have_a_separate_retention_option(harness: WorkerHarness, me
 
 
 def test_a_jobs_retention_options_override_the_workers(harness: WorkerHarness) -> None:
-    harness.worker(TASKS, settings={"remove_on_complete": "true", "remove_on_fail": "false"}, children=1)
+    worker = harness.worker(TASKS, settings={"remove_on_complete": "true", "remove_on_fail": "false"}, children=1)
     sender = plain_sender(harness)
     kept = [
         harness.app.send_task("quick"),  # has the retention of result_expires
@@ -75,6 +75,7 @@ def test_a_jobs_retention_options_override_the_workers(harness: WorkerHarness) -
         harness.wait_for_event(event, job, timeout=60)
     assert [harness.redis.exists(harness.keys.job(job.id)) for job in kept] == [1, 1, 1]
     assert [harness.redis.exists(harness.keys.job(job.id)) for job in removed] == [0, 0]
+    assert "Failed jobs are removed" not in worker.log
 
 
 def test_retention_and_metrics_apply_to_a_job_that_crashed_its_children(harness: WorkerHarness) -> None:
@@ -123,8 +124,9 @@ def test_metrics_count_failed_jobs_separately(harness: WorkerHarness) -> None:
     assert (queue.get_metrics("failed").count, queue.get_metrics("completed").count) == (2, 1)
 
 
-def test_metrics_are_not_stored_by_default(harness: WorkerHarness) -> None:
-    harness.worker(TASKS, children=1)
+def test_metrics_are_not_stored_by_default_and_failed_jobs_are_bounded(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, children=1)
+    worker.wait_for_line("Failed jobs are removed after a week, and the oldest beyond 100,000 of a queue")
     harness.app.send_task("quick").get(timeout=60)
     harness.wait_for_event("failed", harness.app.send_task("fails", max_retries=0))
     assert harness.redis.exists(harness.keys.metrics_completed, harness.keys.metrics_failed) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from bulltask import App
 from bulltask.events import Bus
-from bulltask.queue import Queue, bulk, manual, repeatables, schedulers
+from bulltask.queue import FlowJob, Queue, bulk, manual, repeatables, schedulers
 from bulltask.queue.context import QueueContext
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
@@ -239,6 +239,56 @@ def test_a_job_that_finishes_removes_at_most_a_hundred_old_jobs(
     assert left == [151, 52, *([3, 4] if "age" in keep else [10, 10])]
     stored = {key.removeprefix(keys.base) for key in redis_client.scan_iter(f"{keys.base}j*")}
     assert stored == {job for job in redis_client.zrange(keys.completed, 0, -1) if job.startswith("j")}
+
+
+def fail_one(queue: Queue, **options: Any) -> str:
+    """Add a job and fail it; return its id."""
+    job_id = queue.add("n", attempts=1, **options).id
+    job = queue.get_next_job("token")
+    assert job is not None
+    assert job.id == job_id
+    job.move_to_failed("no")
+    return job_id
+
+
+def test_failed_jobs_are_removed_after_a_week_unless_a_setting_keeps_them(
+    app: App, broker_url: str, keys: QueueKeys, redis_client: Any
+) -> None:
+    day_ms, now_ms = 86_400_000, app.now_ms()
+    pile_up(redis_client, keys, "failed", 3)
+    redis_client.zadd(keys.failed, {"j2": now_ms - 7 * day_ms + 60_000, "j3": now_ms - 7 * day_ms - 60_000})
+    with Queue("mail", broker_url, remove_on_fail=False) as keeping:
+        kept = fail_one(keeping)
+    assert redis_client.zrange(keys.failed, 0, -1) == ["j1", "j3", "j2", kept]
+    with Queue("mail", broker_url) as queue:
+        assert queue._context.broker.config.keep_failed == {"age": 7 * 86_400, "count": 100_000}
+        last = fail_one(queue)
+    assert redis_client.zrange(keys.failed, 0, -1) == ["j2", kept, last]
+    assert [redis_client.exists(keys.job(job)) for job in ("j1", "j3", "j2")] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("keep", [{"age": 60}, {"count": 2}, {"age": 60, "count": 2}])
+def test_a_failed_child_is_kept_while_its_parent_waits_for_it(
+    app: App, queue: Queue, keys: QueueKeys, redis_client: Any, keep: dict[str, int]
+) -> None:
+    with app.flows() as flows:
+        parent = flows.add(FlowJob("n", "mail", children=[FlowJob("n", "mail", {}, {"attempts": 1})])).job
+    child = queue.get_next_job("token")
+    assert child is not None
+    child.move_to_failed("no")
+    redis_client.zadd(keys.failed, {child.id: OLD_MS - 1})
+    pile_up(redis_client, keys, "failed", 150)
+    for _ in range(2):
+        fail_one(queue, remove_on_fail=keep)
+    assert redis_client.exists(keys.job(child.id)) == 1
+    assert parent.get_state() == "waiting-children"
+    failed = redis_client.zrange(keys.failed, 0, -1)
+    assert child.id in failed
+    assert not {f"j{number}" for number in range(1, 150)} & set(failed)
+    redis_client.srem(keys.dependencies(parent.id), keys.job(child.id))  # the parent no longer waits for it
+    redis_client.zadd(keys.failed, {child.id: OLD_MS})
+    fail_one(queue, remove_on_fail=keep)
+    assert redis_client.exists(keys.job(child.id)) == 0
 
 
 def stalled_check(app: App, keys: QueueKeys, client: SyncClient) -> StalledCheck:

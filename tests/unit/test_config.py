@@ -154,7 +154,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "worker_name": "",
         "limits": None,
         "keep_completed": None,
-        "keep_failed": None,
+        "keep_failed": {"age": 604_800, "count": 100_000},
         "metrics_max_data_points": None,
         "metrics_port": None,
         "metrics_host": "127.0.0.1",

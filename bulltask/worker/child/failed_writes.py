@@ -47,6 +47,9 @@ _SLOW_RETRY_MS: Final = 1_000
 _MAX_RETRY_S: Final = 3_600
 """A call is assumed to be retried for at most this long."""
 
+_MAX_FINISHED: Final = 100_000
+"""Fewer other jobs of the queue than this are assumed to finish in the same way meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class BackoffStep:
@@ -210,4 +213,6 @@ class FailedWriteHandler:
         """Whether, after a reply was lost, retention may remove the job before the write is retried."""
         options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
         kept = [job.keep(*option) for option in options]
-        return any(keep.get("count", -1) >= 0 or keep.get("age", _MAX_RETRY_S) < _MAX_RETRY_S for keep in kept)
+        return any(
+            0 <= keep.get("count", -1) < _MAX_FINISHED or keep.get("age", _MAX_RETRY_S) < _MAX_RETRY_S for keep in kept
+        )

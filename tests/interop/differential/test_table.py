@@ -30,6 +30,8 @@ ELSEWHERE = {
     "test_a_parent_waits_for_new_children_even_if_its_first_child_has_completed": "tests/redis/test_flow_add.py",
     "test_a_scheduled_job_that_kills_its_worker_fails": "tests/process/test_dead_supervisor.py",
     "test_a_deduplication_id_whose_owner_no_longer_exists_is_free": "tests/redis/test_queue_options.py",
+    "test_failed_jobs_are_removed_after_a_week_unless_a_setting_keeps_them": "tests/redis/test_piled_up_jobs.py",
+    "test_a_failed_child_is_kept_while_its_parent_waits_for_it": "tests/redis/test_piled_up_jobs.py",
     "test_a_job_that_finishes_removes_at_most_a_hundred_old_jobs": "tests/redis/test_piled_up_jobs.py",
     "test_clean_finds_old_jobs_behind_thousands_that_stay": "tests/redis/test_piled_up_jobs.py",
     "test_drain_keeps_the_next_iterations_of_thousands_of_schedulers": "tests/redis/test_piled_up_jobs.py",
