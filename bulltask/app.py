@@ -85,8 +85,8 @@ class App(
     Args:
         name: The app's name, shown in logs.
         broker_url: ``redis://``, ``rediss://``, ``redis+cluster://``, ``redis+sentinel://``, ``unix://``, or
-            ``embedded://`` for bulltask's embedded server on this machine (for development). The environment variable
-            ``BULLTASK_BROKER_URL`` takes precedence.
+            ``embedded://`` for the project's embedded server on this machine (for development). The environment
+            variable ``BULLTASK_BROKER_URL`` takes precedence.
         settings: Any other setting of :mod:`bulltask.config.settings`, or an argument of Celery's constructor:
             ``broker`` and ``backend`` (``broker_url`` and ``result_backend``); ``changes`` (a dictionary of settings);
             ``config_source`` and ``namespace`` (as for :meth:`config_from_object`); ``task_cls`` (the class of tasks
@@ -96,6 +96,8 @@ class App(
     Attributes:
         Task: The class of tasks without a ``base``.
         control: Revokes jobs by id: ``app.control.revoke(id)``.
+        directory: The directory from which the module that created the app is imported; ``None`` is the current
+            directory. ``embedded://`` is the server of the project that contains it.
 
     Raises:
         ConfigError: A setting has an unknown name or an invalid value.
@@ -107,7 +109,7 @@ class App(
 
     def __init__(self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: object) -> None:
         super().__init__()
-        self.name = name
+        self.name, self.directory = name, embedded.calling_directory()
         broker_url, settings = secret_url(broker_url), wrap_secrets(settings)
         self.conf = Settings(constructor_settings(broker_url, settings))
         if (source := settings.get("config_source")) is not None:
@@ -434,7 +436,7 @@ class App(
         self._broker = None
 
     def _connect(self) -> Broker:
-        url = embedded.resolve_url(self.config.broker_url)
+        url = embedded.resolve_url(self.config.broker_url, self.directory)
         if self.config.always_eager:
             return cast(Broker, import_module(_EAGER).EagerBroker(self, url))
         return Broker(self.config, url)

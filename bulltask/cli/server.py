@@ -12,6 +12,7 @@ from bulltask.embedded.binary import find_binary
 from bulltask.embedded.data_directory import DataDirectory
 from bulltask.embedded.launch import PortTakenError, ServerLog, pick_port
 from bulltask.embedded.listener import find_listener
+from bulltask.embedded.project import find_project
 from bulltask.embedded.server import EmbeddedServer
 from bulltask.embedded.shared import start_and_record
 from bulltask.errors import BrokerUnavailableError
@@ -24,7 +25,7 @@ __all__ = ["command", "server"]
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the data.  [default: ~/.local/share/bulltask, as for embedded://]",
+    help="Directory for the data.  [default: that of the current project, as for embedded://]",
 )
 @click.option(
     "--loglevel",
@@ -36,10 +37,12 @@ __all__ = ["command", "server"]
 def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     """Run a Valkey (or Redis) server for development until Ctrl-C.
 
-    It listens on 127.0.0.1 only and keeps its data between runs. Apps with broker_url="embedded://" use it.
+    It listens on 127.0.0.1 only and keeps its data between runs. Apps of the project in the current directory with
+    broker_url="embedded://" use it.
     """
+    users = f"the apps of {find_project()} with embedded:// use it; " if data_dir is None else ""
     try:
-        started = _start(port, DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir), loglevel)
+        started = _start(port, DataDirectory.of_project() if data_dir is None else DataDirectory.at(data_dir), loglevel)
     except PortTakenError:
         raise click.ClickException(safe(_port_taken(port))) from None
     except BrokerUnavailableError as error:
@@ -47,7 +50,7 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     log = ServerLog(started.data_dir)
     click.echo(
         f"{started.binary} ({started.binary.path}) listening on {started.url} (pid {started.pid}); "
-        f"data in {started.data_dir}, append-only file synced every second; press Ctrl-C to stop it"
+        f"{users}data in {started.data_dir}, append-only file synced every second; press Ctrl-C to stop it"
     )
     _wait_for_end(started)
     if not started.running:

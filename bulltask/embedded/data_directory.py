@@ -11,6 +11,7 @@ from typing import Self
 
 from bulltask.embedded.binary import ServerBinary
 from bulltask.embedded.probe import HOST, send_command, server_info
+from bulltask.embedded.project import find_project, server_name
 from bulltask.errors import ConfigError
 
 __all__ = ["DataDirectory", "ServerRecord"]
@@ -33,20 +34,29 @@ class DataDirectory:
     name: str = ""
 
     @classmethod
-    def named(cls, name: str = "") -> Self:
-        """Return the user's data directory with that name, ``"default"`` if empty, in ``$XDG_DATA_HOME/bulltask``.
+    def of_project(cls, directory: Path | None = None) -> Self:
+        """Return the data directory of the project that contains a directory (default: the current directory).
+
+        Raises:
+            ConfigError: The current directory has been removed.
+        """
+        return cls.named(server_name(find_project(directory)))
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Return the user's data directory with that name, in ``$XDG_DATA_HOME/bulltask``.
 
         Raises:
             ConfigError: The name contains characters other than letters, digits, ``_``, ``.`` and ``-``.
         """
-        if name and not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"Invalid embedded server name {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', and do "
                 f"not start with '.' or '-'"
             )
         xdg_data_home = os.environ.get("XDG_DATA_HOME", "")
         base = Path(xdg_data_home) if Path(xdg_data_home).is_absolute() else Path.home() / ".local" / "share"
-        return cls(base / "bulltask", name or "default")
+        return cls(base / "bulltask", name)
 
     @classmethod
     def at(cls, directory: Path | str) -> Self:

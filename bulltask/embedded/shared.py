@@ -1,4 +1,4 @@
-"""``broker_url="embedded://"``: a server shared by all of a user's processes and started by the first."""
+"""``broker_url="embedded://"``: a server shared by all processes of a project and started by the first."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ _process_locks: dict[Path, int] = {}
 process exits, and forked children inherit them, so the server runs at least as long as a worker's children."""
 
 
-def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
+def resolve_url(broker_url: str | SecretUrl, directory: Path | None = None) -> SecretUrl:
     """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; return other URLs
     unchanged.
 
     Args:
-        broker_url: Any broker URL. ``NAME`` names one of the user's data directories (``default``), ``DB`` a database
-            (0).
+        broker_url: Any broker URL. ``NAME`` names one of the user's servers (default: the server of the project),
+            ``DB`` a database (0).
+        directory: A directory in the project; default: the current directory.
 
     Raises:
         ConfigError: The URL starts with ``embedded:`` but is invalid.
@@ -66,7 +67,8 @@ def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
     match = _URL.fullmatch(broker_url.get_secret_value())
     if match is None:
         raise ConfigError(f"Invalid broker_url {broker_url}: use embedded://, embedded://NAME or embedded://NAME/DB")
-    return SecretUrl(_start_or_join(DataDirectory.named(match["name"])).removesuffix("0") + (match["db"] or "0"))
+    data = DataDirectory.named(match["name"]) if match["name"] else DataDirectory.of_project(directory)
+    return SecretUrl(_start_or_join(data).removesuffix("0") + (match["db"] or "0"))
 
 
 def start_or_join(data_dir: Path | str | None = None) -> str:
@@ -80,8 +82,9 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
     server has died, to restart it, on the same port if that is still free.
 
     Args:
-        data_dir: The directory; ``None`` is the user's, ``$XDG_DATA_HOME/bulltask``. The files are in a
-            subdirectory that is named after the server's release series, such as ``valkey-9``.
+        data_dir: The directory; ``None`` is that of the project in the current directory, in
+            ``$XDG_DATA_HOME/bulltask``. The files are in a subdirectory that is named after the server's release
+            series, such as ``valkey-9``.
 
     Returns:
         Its URL, ``redis://127.0.0.1:PORT/0``.
@@ -89,7 +92,7 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
     Raises:
         BrokerUnavailableError: No server program was found, the directory cannot be used, or the server did not start.
     """
-    return _start_or_join(DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir))
+    return _start_or_join(DataDirectory.of_project() if data_dir is None else DataDirectory.at(data_dir))
 
 
 def start_and_record(server: EmbeddedServer, data: DataDirectory) -> None:

@@ -63,7 +63,9 @@ class QueueContext:
             ConfigError: A setting is unknown or has an invalid value.
         """
         config = Settings(settings if url is None else {**settings, "broker_url": url}).freeze()
-        return cls(queue, cache(lambda: Broker(config, embedded.resolve_url(config.broker_url))), defaults, owned=True)
+        directory = embedded.calling_directory()
+        connect = cache(lambda: Broker(config, embedded.resolve_url(config.broker_url, directory)))
+        return cls(queue, connect, defaults, owned=True)
 
     @property
     def broker(self) -> Broker:

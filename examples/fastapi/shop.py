@@ -6,7 +6,7 @@ import asyncio
 
 from bulltask import App, Context
 
-app = App("shop", broker_url="embedded://shop", task_default_queue="reports")
+app = App("shop", broker_url="embedded://fastapi-shop", task_default_queue="reports")
 
 
 @app.task(bind=True)

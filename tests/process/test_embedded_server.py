@@ -67,7 +67,7 @@ def wait_until_exited(server: ServerRecord, data: Path) -> None:
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data directory of ``embedded://`` in this test."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
-    return DataDirectory.named().directory(find_binary())
+    return DataDirectory.of_project().directory(find_binary())
 
 
 @pytest.fixture
@@ -191,6 +191,37 @@ def test_a_new_server_starts_when_the_data_directory_was_removed(data, start_use
     os.kill(old.pid, signal.SIGTERM)
 
 
+IN_PROJECT = """
+import os, sys
+directory, here, broker_url = sys.argv[1:]
+os.chdir(here)
+sys.path.insert(0, directory)
+os.environ["BULLTASK_BROKER_URL"] = broker_url
+from shop.tasks import app
+print(app.broker.endpoint.url.get_secret_value(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_each_project_has_a_server_which_its_processes_find_from_any_directory(tmp_path, data):
+    # Two projects with the same names of files, apps and queues, as after the tutorial.
+    for name in ("one", "two"):
+        module = make_directory(tmp_path / name / "shop") / "tasks.py"
+        module.write_text("from bulltask import App\napp = App('shop', broker_url='embedded://')\n")
+    calls = [("one", "one", ""), ("one", "two", ""), ("two", "two", ""), ("two", "one/shop", "/3"), ("one", "one", "x")]
+    with ExitStack() as programs:
+        urls = [
+            programs.enter_context(
+                run_program(IN_PROJECT, str(tmp_path / project), str(tmp_path / here), f"embedded://{name}")
+            ).read_line()
+            for project, here, name in calls
+        ]
+    first, same, second, database, named = urls
+    assert first == same
+    assert database == second.removesuffix("0") + "3"
+    assert len({first, second, named}) == 3
+
+
 def test_embedded_urls_with_two_names_start_two_servers(data, start_user):
     assert start_user("embedded://one").read_line() != start_user("embedded://two").read_line()
 
@@ -238,7 +269,7 @@ def make_directory(directory: Path) -> Path:
 
 def test_a_running_server_of_another_version_is_joined(data, start_user):
     # As after an upgrade in one of two environments: a running server is used, whatever its version.
-    other = data.parent.parent / "redis-6" / "default"
+    other = data.parent.parent / "redis-6" / data.name
     with EmbeddedServer(make_directory(other)) as server:
         ServerRecord(server.pid, server.port, server.run_id).write(other)
         assert start_user().read_line() == server.url

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from django.conf import settings
 
 from bulltask.app import App
 from bulltask.contrib.django.tasks_api import package, task_backends
+from bulltask.embedded import import_directory
 from bulltask.errors import ConfigError
 from bulltask.registry.current import current_sender
 from bulltask.registry.discovery import find_app
@@ -50,6 +52,8 @@ def _new_app() -> App:
     if not isinstance(given, Mapping):
         raise ConfigError(f"settings.BULLTASK must be a dictionary of bulltask's settings, not {given!r}")
     app = App((settings.SETTINGS_MODULE or "django").partition(".")[0])
+    if settings.SETTINGS_MODULE:
+        app.directory = import_directory(vars(import_module(settings.SETTINGS_MODULE)))
     app.conf.timezone = settings.TIME_ZONE
     app.config_from_object("django.conf:settings", namespace="CELERY")
     app.conf.update(given)

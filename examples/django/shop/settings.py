@@ -23,6 +23,6 @@ DATABASES = {
 }
 
 BULLTASK = {
-    "broker_url": "embedded://django-shop",  # in production: redis://…
+    "broker_url": "embedded://",  # in production: redis://…
     "beat_schedule": {"count-orders": {"task": "orders.tasks.count_orders", "schedule": 3600}},
 }

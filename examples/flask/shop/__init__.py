@@ -14,7 +14,7 @@ from shop.reports import reports
 def create_app(**config: Any) -> Flask:
     """Create the Flask application, and bulltask's app with it."""
     flask_app = Flask(__name__)
-    flask_app.config.from_mapping(BULLTASK={"broker_url": "embedded://shop"}, CURRENCY="EUR")
+    flask_app.config.from_mapping(BULLTASK={"broker_url": "embedded://flask-shop"}, CURRENCY="EUR")
     flask_app.config.from_mapping(config)
     flask_app.extensions["bulltask"] = create_bulltask(flask_app)
     flask_app.register_blueprint(reports)
