@@ -154,9 +154,21 @@ def fork_with_blocked_signals() -> int:
     pid = os.fork()
     if pid == 0:
         inherit_life_line(fd)
+        _reseed()
     else:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
+
+
+_GENERATORS: Final = (("numpy.random", "seed"), ("torch.random", "seed"))
+"""Functions that seed a library's global generator from the operating system, as Python does with its own in a fork."""
+
+
+def _reseed() -> None:
+    """Seed the global generators of loaded libraries, which would otherwise be the same in all forks."""
+    for module, seed in _GENERATORS:
+        with suppress(Exception):  # a partly imported or unusual version must not keep a child from starting
+            getattr(sys.modules[module], seed)()
 
 
 def unblock_signals() -> None:

@@ -70,6 +70,30 @@ def test_numpy_and_pyarrow_work_in_forked_children(harness: WorkerHarness) -> No
     assert worker.stop() == 0
 
 
+def test_random_numbers_differ_in_each_child(harness: WorkerHarness) -> None:
+    source = """
+    import random
+    import sys
+    import types
+
+    import numpy.random
+
+    # PyTorch is too large for the tests; its default generator has the same interface.
+    torch = sys.modules["torch.random"] = types.ModuleType("torch.random")
+    torch.value = 0
+    torch.seed = lambda: setattr(torch, "value", random.SystemRandom().random())
+
+    @app.task
+    def draw():
+        return [random.random(), float(numpy.random.random()), torch.value]
+    """
+    worker = harness.worker(source, settings={"worker_max_tasks_per_child": 1})
+    jobs = [harness.app.send_task("tested.draw") for _ in range(6)]
+    for name, values in zip(("random", "numpy", "torch"), zip(*(job.get(timeout=60) for job in jobs)), strict=True):
+        assert len(set(values)) == len(jobs), name
+    assert worker.stop() == 0
+
+
 def test_children_are_spawned_if_numpy_is_configured_to_use_threads(
     harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
