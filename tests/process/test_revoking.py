@@ -127,6 +127,27 @@ def test_a_revoked_task_that_catches_the_exception_is_killed_without_a_crash(har
     assert worker.stop() == 0
 
 
+@pytest.mark.parametrize("task", ["stubborn", "stubborn, before the worker has read the request", "arest"])
+def test_a_revoked_job_does_not_start_again_when_its_child_dies(harness: WorkerHarness, task: str) -> None:
+    name, _, early = task.partition(",")
+    worker = harness.worker(TASKS, children=1, settings={"max_crashes": 1})
+    job = harness.app.send_task(name, max_retries=5)
+    pid = int(harness.wait_for_start(job)["pid"])
+    if early:
+        os.kill(worker.pid, signal.SIGSTOP)
+    elif name == "arest":
+        os.kill(pid, signal.SIGSTOP)
+    job.revoke(terminate=True)
+    if not early:
+        worker.wait_for_line("Cancel requested", job_id=job.id)
+    os.kill(pid, signal.SIGKILL)
+    os.kill(worker.pid, signal.SIGCONT)
+    assert_revoked(harness, job)
+    assert harness.wait_for_start(harness.app.send_task("quick"))["pid"] != str(pid)
+    assert harness.start_count(job) == 1
+    assert worker.stop() == 0
+
+
 def test_a_revoked_job_that_waits_for_a_retry_fails_immediately(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
     job = harness.app.send_task("afails", max_retries=5)

@@ -89,7 +89,9 @@ def test_random_numbers_differ_in_each_child(harness: WorkerHarness) -> None:
     """
     worker = harness.worker(source, settings={"worker_max_tasks_per_child": 1})
     jobs = [harness.app.send_task("tested.draw") for _ in range(6)]
-    for name, values in zip(("random", "numpy", "torch"), zip(*(job.get(timeout=60) for job in jobs)), strict=True):
+    for name, values in zip(
+        ("random", "numpy", "torch"), zip(*(job.get(timeout=60) for job in jobs), strict=True), strict=True
+    ):
         assert len(set(values)) == len(jobs), name
     assert worker.stop() == 0
 

@@ -287,7 +287,7 @@ class ChildPool:
         killed_attempts = {
             view.token: killed
             for view in views
-            if (killed := child.killed_attempts.get(view.token)) and killed.may_match(view)
+            if (killed := child.killed_attempts.get(view.token) or _cancelled(view)) and killed.may_match(view)
         }
         if child.killed_attempts:
             cancel_reason = max(killed_attempt.reason for killed_attempt in child.killed_attempts.values()).name.lower()
@@ -325,6 +325,15 @@ def _prefetched(slots: Sequence[Slot]) -> tuple[frozenset[str], dict[str, bytes]
     unstarted = frozenset(slot.token for slot in slots if slot.state in _UNSTARTED)
     ended = (slot for slot in slots if slot.state in {SlotState.ENDED, SlotState.SETTLING, SlotState.UNCERTAIN})
     return unstarted, {slot.token: outcome for slot in ended if (outcome := slot.outcome)}
+
+
+def _cancelled(view: SlotView) -> KilledAttempt | None:
+    """Return the attempt in a dead child's slot if it was being cancelled, and so must not run again as after a crash.
+
+    The child died before the attempt had ended, and before it was killed for it.
+    """
+    fails = view.state is SlotState.ACTIVE and view.cancel_reason in {CancelReason.HARD_LIMIT, CancelReason.REVOKED}
+    return KilledAttempt.of(view) if fails else None
 
 
 def _exit_reason(status: int) -> str:

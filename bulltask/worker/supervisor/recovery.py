@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, JobError
-from bulltask.events import Bus, CrashLimitReached, JobRecovered, JobReleased
+from bulltask.events import Bus, CrashLimitReached, JobRecovered, JobReleased, JobRevoked
+from bulltask.jobs.states import REVOKED
 from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
@@ -31,6 +33,7 @@ __all__ = ["JobsOfDeadChild", "Recovery"]
 _LATE_MS: Final = 500
 """How long after a dead child's jobs were settled the supervisor searches for more."""
 
+_NONE: Final[Mapping[str, KilledAttempt]] = MappingProxyType({})
 _UNSTARTED: Final = "its child process died before the job started"
 _UNWRITTEN: Final = "its child process died, and Redis rejected the job's outcome"
 
@@ -98,7 +101,8 @@ class Recovery:
     A job is released and is next in its queue; the attempt does not count. A job fails after ``max_crashes`` crashes,
     provided it was the only job running in the last child, or after several more (:mod:`bulltask.worker.quarantine`
     explains why). If the child was killed to end an attempt (time limit, revocation), that attempt fails, the
-    child's other jobs are released, and no crash is counted.
+    child's other jobs are released, and no crash is counted. A job with a revocation request fails: it would start
+    again before a worker reads the request.
 
     If Redis is unavailable, the jobs are recovered later. Locks that expire in the meantime are reacquired first. The
     exception is the lock of a job whose id is unknown because the child had not read it: the stalled check of any
@@ -163,7 +167,11 @@ class Recovery:
             with self._queue_backoff.recording(index):
                 if known:
                     self._client.run(renew_locks(self._queues[index], known, self._config.lock_ms))
-                jobs_by_queue[index] = self._client.run(find_by_token(self._queues[index], tokens))
+                jobs_by_queue[index] = self._fail_revoked(
+                    self._queues[index],
+                    self._client.run(find_by_token(self._queues[index], tokens)),
+                    pending.dead.killed_attempts,
+                )
         # The maximum, because after an outage only one of several jobs may be left. If a queue cannot be read, every
         # token counts as a job.
         is_complete = jobs_by_queue.keys() == pending.queues
@@ -200,10 +208,31 @@ class Recovery:
         tokens = [token for _, of_child in due for token in of_child]
         for index, keys in enumerate(self._queues):
             with self._queue_backoff.recording(index):
-                for token, job_id in self._client.run(find_by_token(keys, tokens)):
+                for token, job_id in self._fail_revoked(keys, self._client.run(find_by_token(keys, tokens))):
                     with self._settling(keys, token, job_id):
                         self._release(keys, job_id, release_unstarted(keys, job_id, token), _UNSTARTED)
         self._settled = self._settled[len(due) :]
+
+    def _fail_revoked(
+        self, keys: QueueKeys, jobs: Sequence[tuple[str, str]], killed: Mapping[str, KilledAttempt] = _NONE
+    ) -> list[tuple[str, str]]:
+        """Fail the jobs that have a revocation request, and return the others.
+
+        Args:
+            keys: The queue.
+            jobs: Tokens and ids.
+            killed: The attempts, by token, whose failure is recorded in any case.
+        """
+        remaining: list[tuple[str, str]] = []
+        calls: list[Call[bytes | None]] = [command("ZSCORE", keys.revoked, job_id) for _, job_id in jobs]
+        for (token, job_id), requested in zip(jobs, self._client.run_many(calls) if calls else (), strict=True):
+            if token in killed or requested is None:
+                remaining.append((token, job_id))
+                continue
+            with self._settling(keys, token, job_id):
+                self._failures.fail(keys, token, job_id, REVOKED)
+                self._bus.emit(JobRevoked(job_id, keys.queue))
+        return remaining
 
     @contextmanager
     def _settling(self, keys: QueueKeys, token: str, job_id: str) -> Iterator[None]:
