@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 import zoneinfo
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import partial
 from typing import Final
 
 from bulltask.errors import ConfigError
 
-__all__ = ["Duration", "ServerClock", "mono_ms", "to_epoch_ms", "to_ms", "wall_ms", "zone_of"]
+__all__ = ["Duration", "ServerClock", "mono_ms", "mono_s", "to_epoch_ms", "to_ms", "wall_ms", "zone_of"]
 
 Duration = float | timedelta
 """A duration in the public API: seconds (int or float) or a ``timedelta``."""
@@ -68,9 +70,23 @@ def zone_of(name: str, what: str = "timezone") -> tzinfo:
     raise ConfigError(f"unknown {what} {name!r:.200}: use a name such as Europe/Berlin, or install tzdata")
 
 
+# Not time.monotonic(), which freezegun and time-machine stop: a wait with a timeout would never end.
+if sys.platform == "win32":
+    mono_s: Callable[[], float] = time.monotonic
+    _mono_ns: Callable[[], int] = time.monotonic_ns
+else:
+    # The same clock as time.monotonic(), which event loops use.
+    _MONOTONIC: Final[int] = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)  # the former on macOS
+    mono_s = partial(time.clock_gettime, _MONOTONIC)
+    _mono_ns = partial(time.clock_gettime_ns, _MONOTONIC)
+
+
 def mono_ms() -> int:
-    """Return the monotonic clock in milliseconds, for deadlines; it is the same in all processes on this machine."""
-    return time.monotonic_ns() // 1_000_000
+    """Return the monotonic clock in milliseconds, for deadlines; it is the same in all processes on this machine.
+
+    ``mono_s`` returns it in seconds, for durations.
+    """
+    return _mono_ns() // 1_000_000
 
 
 def wall_ms() -> int:
@@ -144,4 +160,4 @@ class ServerClock:
         """Return the server's time in epoch milliseconds (this machine's before the first reply)."""
         if self._offset_ms is None:
             return wall_ms()
-        return int(self._offset_ms + time.monotonic() * 1000)
+        return int(self._offset_ms + mono_s() * 1000)

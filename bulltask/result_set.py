@@ -106,8 +106,11 @@ class ResultSet(Generic[R]):
 
     async def aget(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:  # noqa: ASYNC109 - as get()
         """:meth:`get` for asyncio. ``await result`` is the same without arguments."""
-        async with asyncio.TaskGroup() as tasks:  # the members of an event loop share one reader for each queue
-            waits = [tasks.create_task(member.aget(timeout, propagate=False)) for member in self.results]
+        try:
+            async with asyncio.TaskGroup() as tasks:  # the members of an event loop share one reader for each queue
+                waits = [tasks.create_task(member.aget(timeout, propagate=False)) for member in self.results]
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # one error, as from get()
         outcomes: list[Any] = [wait.result() for wait in waits]
         for outcome in outcomes:
             if propagate and isinstance(outcome, Exception):

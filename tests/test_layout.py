@@ -42,6 +42,31 @@ def test_no_code_calls_time_sleep() -> None:
     assert calls == [], "wait for the event itself (selector, condition, blocking read)"
 
 
+STOPPED = {
+    "time": {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"},
+    "asyncio": {"sleep", "timeout", "timeout_at", "wait_for"},
+}
+
+
+def waits_for_stopped_clocks(path: Path) -> Iterator[int]:
+    for node in ast.walk(ast.parse(path.read_text().replace("asyncio.sleep(0)", "pause"))):
+        match node:
+            case ast.Attribute(value=ast.Name(id="time" | "asyncio" as module), attr=name) if name in STOPPED[module]:
+                yield node.lineno
+            case ast.ImportFrom(module="time" | "asyncio" as module, names=names):
+                yield from (node.lineno for alias in names if alias.name in STOPPED[module])
+            case ast.Attribute(attr="call_later" | "call_at"):
+                yield node.lineno
+            case _:
+                pass
+
+
+def test_no_wait_uses_a_clock_that_a_test_can_stop() -> None:
+    files = [path for path in package_files() if path.name not in {"clock.py", "loop_timers.py"}]
+    found = [f"{relative_name(path)}:{line}" for path in files for line in waits_for_stopped_clocks(path)]
+    assert found == [], "use bulltask.clock.mono_s() or mono_ms(), and bulltask.loop_timers"
+
+
 def test_the_repository_contains_only_bulltasks_lua_scripts() -> None:
     listed = subprocess.run(["git", "ls-files", "*.lua"], cwd=ROOT, capture_output=True, text=True, check=True)
     foreign = [name for name in listed.stdout.splitlines() if Path(name).parent != Path("bulltask/lua/bulltask")]

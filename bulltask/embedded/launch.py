@@ -7,12 +7,13 @@ import os
 import random
 import secrets
 import socket
+import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bulltask.clock import mono_s
 from bulltask.embedded.binary import ServerBinary
 from bulltask.embedded.probe import HOST, send_command, server_info
 from bulltask.errors import BrokerUnavailableError
@@ -141,17 +142,31 @@ def pick_port() -> int:
 
 def lock(fd: int, operation: int, timeout: float) -> bool:
     """Acquire a ``flock``; return False if another process still holds it after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
+    deadline = mono_s() + timeout
     timer = threading.Event()
     while True:
         try:
             fcntl.flock(fd, operation | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            if mono_s() >= deadline:
                 return False
             timer.wait(0.01)
         else:
             return True
+
+
+def wait_for_exit(process: subprocess.Popen[bytes], timeout: float | None) -> int | None:
+    """Wait until the process exits and return its code, ``None`` if still running after ``timeout`` seconds.
+
+    ``Popen.wait()`` with a timeout never ends while a test has stopped the clock.
+    """
+    if timeout is None:
+        return process.wait()
+    deadline = mono_s() + timeout
+    timer = threading.Event()
+    while (code := process.poll()) is None and (left := deadline - mono_s()) > 0:
+        timer.wait(min(left, 0.002))
+    return code
 
 
 def open_lock(path: Path) -> int:
@@ -257,8 +272,8 @@ def wait_until_ready(
     Raises:
         BrokerUnavailableError: The server neither replied nor exited in time.
     """
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    deadline = mono_s() + timeout
+    while mono_s() < deadline:
         try:
             if send_command(port, "PING", password=password, timeout=0.5) == "+PONG":
                 info = server_info(port, password=password)

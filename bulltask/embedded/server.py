@@ -24,6 +24,7 @@ from bulltask.embedded.launch import (
     restrict_clients,
     server_command,
     server_environment,
+    wait_for_exit,
     wait_until_ready,
 )
 from bulltask.embedded.probe import HOST
@@ -139,9 +140,7 @@ class EmbeddedServer:
         """Stop the server (``SIGTERM``), wait, and kill it if it has not exited after ``timeout`` seconds."""
         if self.running and self._process is not None:
             self._process.terminate()
-            try:
-                self._process.wait(timeout)
-            except subprocess.TimeoutExpired:
+            if wait_for_exit(self._process, timeout) is None:
                 self.kill()
 
     def kill(self) -> None:
@@ -154,10 +153,7 @@ class EmbeddedServer:
         """Wait until the server exits and return its code, ``None`` if still running after ``timeout`` seconds."""
         if self._process is None or self._owner != os.getpid():
             return None
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
+        return wait_for_exit(self._process, timeout)
 
     def __enter__(self) -> Self:
         self.start()

@@ -8,10 +8,10 @@ import select
 import stat
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import TextIO
 
+from bulltask.clock import mono_s
 from bulltask.config.urls import redact_text
 from bulltask.process import anonymous_file
 
@@ -94,7 +94,7 @@ class LineWriter:
         if self._torn:
             lines.insert(0, "")
         data = "\n".join(lines).encode(errors="backslashreplace")
-        deadline = time.monotonic() + self.timeout_ms / 1000
+        deadline = mono_s() + self.timeout_ms / 1000
         locked = self._acquire_lock(deadline)
         try:
             sent = self._send(self._fd, data, deadline)
@@ -111,7 +111,7 @@ class LineWriter:
             return os.write(fd, data)
         sent = 0
         while sent < len(data):
-            timeout = 0.0 if self._late else max(0.0, deadline - time.monotonic())
+            timeout = 0.0 if self._late else max(0.0, deadline - mono_s())
             if not self._writable.poll(timeout * 1000):
                 break
             with contextlib.suppress(BlockingIOError):  # another process that shares the stream has set O_NONBLOCK
@@ -129,7 +129,7 @@ class LineWriter:
             try:
                 fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                if self._lock_stuck or time.monotonic() >= deadline:
+                if self._lock_stuck or mono_s() >= deadline:
                     self._lock_stuck = True  # the next line does not wait
                     return False
                 select.select([], [], [], 0.001)  # file locks have no wait with a timeout

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any, Final
 
+from bulltask import loop_timers
 from bulltask.clock import mono_ms
 from bulltask.errors import JobNotFoundError, ResultTimeoutError
 from bulltask.jobs.job import JobRef
@@ -53,7 +53,7 @@ class OutboxResults:
                 return await self._reader.await_finished(ref, _left(deadline_ms) if is_sent else 0, sent_ms)
             except (JobNotFoundError, ResultTimeoutError) as exc:
                 _check(exc, deadline_ms, ref, is_sent=is_sent)
-            await asyncio.sleep(_POLL_S)
+            await loop_timers.sleep(_POLL_S)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)

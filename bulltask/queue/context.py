@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
-from bulltask import embedded
+from bulltask import embedded, loop_timers
 from bulltask.config.config import Settings
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.jobs.job import NewJob
@@ -120,7 +119,7 @@ class QueueContext:
 
     async def asleep(self, seconds: float) -> None:
         """:meth:`sleep` for asyncio."""
-        await asyncio.sleep(seconds)
+        await loop_timers.sleep(seconds)
 
     def now_ms(self) -> int:
         """Return the server's time. It is known after connecting, so it is always known within an operation."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
+from bulltask import loop_timers
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.errors import RECOVERABLE, BrokerError, ConfigError, InvalidNameError
 from bulltask.jobs.backoff import reconnect_delay_ms
@@ -218,7 +219,7 @@ class AsyncEventReader(EventReaderBase):
             if not self._opened:
                 raise
             try:
-                async with asyncio.timeout(min(self._record_failure(exc), max(block_ms, 1) / 1000)):
+                async with loop_timers.timeout(min(self._record_failure(exc), max(block_ms, 1) / 1000)):
                     await self._closed.wait()
             except TimeoutError:
                 pass

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bulltask import loop_timers
+
 __all__ = ["MATCH_BYTES", "AfterLoss", "CommandFilter", "Counters", "Faults", "InjectedReply"]
 
 AfterLoss = Literal["reset", "freeze"]
@@ -139,5 +141,5 @@ class Faults:
     async def _pause(self, seconds: float) -> None:
         if seconds > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with loop_timers.timeout(seconds):
                     await self._cleared.wait()

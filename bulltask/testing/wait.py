@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from bulltask.clock import mono_s
 
 __all__ = ["wait_until"]
 
@@ -25,10 +26,10 @@ def wait_until(condition: Callable[[], T], timeout: float = 10.0, what: str = "t
     Raises:
         TimeoutError: It did not become true; the message shows ``what`` and the last result.
     """
-    deadline = time.monotonic() + timeout
+    deadline = mono_s() + timeout
     timer = threading.Event()
     while not (result := condition()):
-        if time.monotonic() >= deadline:
+        if mono_s() >= deadline:
             raise TimeoutError(f"timed out after {timeout:g} s waiting for {what} (last result: {result!r})")
         timer.wait(0.01)
     return result

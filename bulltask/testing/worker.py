@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from bulltask.embedded.launch import wait_for_exit
 from bulltask.errors import BulltaskError
 from bulltask.testing.wait import wait_until
 
@@ -144,10 +145,10 @@ class WorkerProcess:
         """
         if self.is_running:
             self._process.send_signal(signal.SIGQUIT if force else signal.SIGTERM)
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired as exc:
-            raise TimeoutError(f"the worker (process {self.pid}) is still running after {timeout:g} s") from exc
+        code = wait_for_exit(self._process, timeout)
+        if code is None:
+            raise TimeoutError(f"the worker (process {self.pid}) is still running after {timeout:g} s")
+        return code
 
     def kill(self) -> None:
         """Kill it (``SIGKILL``), which also kills its children, and wait until it has exited."""

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import redis.asyncio
 from redis.exceptions import AuthenticationError, ResponseError
 
-from bulltask.clock import ServerClock, mono_ms
+from bulltask import loop_timers
+from bulltask.clock import ServerClock, mono_ms, mono_s
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
+from bulltask.loop_timers import LoopTimer
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, packed_with_sources
 from bulltask.transport.discovery import PrimaryLink
@@ -41,8 +43,8 @@ class AsyncClient:
         self._endpoint, self._clock, self._name = endpoint, clock, name
         self._connecting = asyncio.Lock()
         self._connection: redis.asyncio.Connection | None = None
-        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()  # each with the loop's time of its timeout
-        self._reply_timer: asyncio.TimerHandle | None = None
+        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()  # each with its deadline (mono_s)
+        self._reply_timer: LoopTimer | None = None
         self._unsent: list[bytes] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._link = PrimaryLink(endpoint)
@@ -136,12 +138,12 @@ class AsyncClient:
             raise redis_errors.connection_error(exc, self._link.url, connecting=False)
         loop = asyncio.get_running_loop()
         waiters: list[asyncio.Future[Any]] = [loop.create_future() for _ in packed]
-        due_s = loop.time() + _seconds(self._endpoint.command_timeout_ms, deadline_ms)
+        due_s = mono_s() + _seconds(self._endpoint.command_timeout_ms, deadline_ms)
         # No await between queueing the waiters and the bytes: if another task could send a call in between, each would
         # receive the other's reply.
         self._pending.extend([(waiter, due_s) for waiter in waiters])
-        if self._reply_timer is None or due_s < self._reply_timer.when():
-            self._set_reply_timer(loop, due_s)
+        if self._reply_timer is None or due_s < self._reply_timer.due_s:
+            self._set_reply_timer(due_s)
         if self._unsent is None:
             self._unsent = []
             loop.call_soon(self._flush, connection, self._unsent)
@@ -158,22 +160,22 @@ class AsyncClient:
                 if not waiter.cancelled():
                     waiter.exception()  # mark the exception as retrieved: it has already been raised
 
-    def _set_reply_timer(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+    def _set_reply_timer(self, due_s: float) -> None:
         """Set the timer for the next timeout: one timer, because ``asyncio.timeout()`` in each call takes 4 µs.
 
         Its time includes sending, which may block, too: on a half-open connection the buffers fill up.
         """
         if self._reply_timer is not None:
             self._reply_timer.cancel()
-        self._reply_timer = loop.call_at(due_s, self._check_timeouts, loop)
+        self._reply_timer = LoopTimer(due_s - mono_s(), self._check_timeouts)
 
-    def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_timeouts(self) -> None:
         self._reply_timer = None
         due_s = min((due_s for waiter, due_s in self._pending if not waiter.done()), default=None)
         if due_s is None:
             return
-        if due_s > loop.time():
-            self._set_reply_timer(loop, due_s)
+        if due_s > mono_s():
+            self._set_reply_timer(due_s)
         else:
             self._abandon(TimeoutError())
 
@@ -192,7 +194,7 @@ class AsyncClient:
         # redis-py's timeout covers only the first step, but a server may accept connections and never reply.
         max_ms = self._endpoint.connect_timeout_ms + self._endpoint.command_timeout_ms
         try:
-            async with asyncio.timeout(_seconds(max_ms, deadline_ms)), self._connecting:
+            async with loop_timers.timeout(_seconds(max_ms, deadline_ms)), self._connecting:
                 return self._connection or await self._connect(deadline_ms)
         except BrokerError:
             raise

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+from bulltask import loop_timers
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
 from bulltask.transport.async_client import AsyncClient
@@ -81,7 +82,7 @@ class AsyncClusterClient:
         pause_ms: int | None = 0 if calls else None
         while pause_ms is not None:
             if pause_ms:
-                await asyncio.sleep(pause_ms / 1000)
+                await loop_timers.sleep(pause_ms / 1000)
             try:
                 await self.connect(deadline_ms)
             except BrokerError as exc:

@@ -6,7 +6,6 @@ the role that the server itself reports (:mod:`bulltask.transport.server_info`).
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
+from bulltask import loop_timers
 from bulltask.clock import mono_ms
 from bulltask.config.urls import Address
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
@@ -95,7 +95,7 @@ class PrimaryLink:
         await arefresh(self._endpoint)
         while known.is_failing_over:
             self._check_wait(known, deadline_ms)
-            await asyncio.sleep(_FAILOVER_POLL_S)
+            await loop_timers.sleep(_FAILOVER_POLL_S)
             await arefresh(self._endpoint)
         return self._found(await aresolve(endpoint, deadline_ms))
 
@@ -311,7 +311,7 @@ def _ask(sentinel: Endpoint, name: str) -> list[Any]:
 async def _aask(sentinel: Endpoint, name: str) -> list[Any]:
     connection = sentinel.async_connection(None)
     try:
-        async with asyncio.timeout(sentinel.command_timeout_ms / 1000):
+        async with loop_timers.timeout(sentinel.command_timeout_ms / 1000):
             await connection.connect()
             await connection.send_packed_command([_queries(name)], check_health=False)
             parser: Any = connection._parser  # noqa: SLF001 - as in AsyncClient

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final, NoReturn, TypeVar
 
+from bulltask import loop_timers
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
@@ -107,7 +107,7 @@ class Producer:
                     ids += await self._asend_part(part, budget.next_deadline_ms())
                     break
                 except _RETRYABLE as exc:
-                    await asyncio.sleep(budget.pause_ms(exc) / 1000)
+                    await loop_timers.sleep(budget.pause_ms(exc) / 1000)
         return ids
 
     def _send(self, jobs: Sequence[NewJob], add: _Add[R]) -> list[R]:

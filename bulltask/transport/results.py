@@ -9,6 +9,7 @@ from contextlib import suppress
 from itertools import compress
 from typing import Final
 
+from bulltask import loop_timers
 from bulltask.clock import mono_ms
 from bulltask.errors import (
     BrokerError,
@@ -212,9 +213,11 @@ class Results:
                 raise _timed_out(ref, timeout_ms)
             return finished
         try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                async with self._watcher(ref.queue).on(ref.id) as future:
-                    return await self._wait_for_outcome(future, ref, sent_ms)
+            async with (
+                loop_timers.timeout(None if timeout_ms is None else timeout_ms / 1000),
+                self._watcher(ref.queue).on(ref.id) as future,
+            ):
+                return await self._wait_for_outcome(future, ref, sent_ms)
         except TimeoutError:
             raise _timed_out(ref, timeout_ms) from None
 
@@ -229,7 +232,8 @@ class Results:
                 finished, pause_ms = None, tolerance.pause_ms(exc)
             if finished is None:
                 with suppress(TimeoutError):
-                    finished = await asyncio.wait_for(asyncio.shield(future), pause_ms / 1000)
+                    async with loop_timers.timeout(pause_ms / 1000):
+                        finished = await asyncio.shield(future)
             if finished is not None:
                 return finished
 
@@ -323,7 +327,7 @@ class StreamWatcher:
             except BrokerError:
                 # Waiters read the job itself every few seconds, which raises the same error in their task.
                 self._started.set()
-                await asyncio.sleep(_RETRY_MS / 1000)
+                await loop_timers.sleep(_RETRY_MS / 1000)
 
     def _notify(self, fields: dict[bytes, bytes]) -> None:
         job_id = codec.decode_text(fields.get(b"jobId"))

@@ -245,7 +245,7 @@ async def test_attempts_share_one_poll_timer_that_ends_with_the_last_attempt(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[Callable[[], None]] = []
-    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda _, poll: timers.append(poll))
+    monkeypatch.setattr(module, "LoopTimer", lambda _, poll: timers.append(poll))
     execution = child.begin()
 
     async def attempt() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 from typing import Final
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext, SparkJobInfo, StatusTracker
 
+from bulltask.clock import mono_s
 from bulltask.errors import BulltaskError
 from bulltask.jobs.codec import Json
 from bulltask.worker.child.spark_tasks import SparkAttempt
@@ -58,12 +58,12 @@ class SparkJobMonitor:
         self._thread.join()
 
     def _work(self) -> None:
-        start_s = time.monotonic()
+        start_s = mono_s()
         interval = _MIN_INTERVAL_S
         with suppress(*JVM_GONE):  # the task gets the same error
             while not self._ended.wait(interval):
                 self._check()
-                elapsed = time.monotonic() - start_s
+                elapsed = mono_s() - start_s
                 interval = (
                     _MIN_INTERVAL_S
                     if self._lost

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from bulltask.clock import mono_ms
+from bulltask.clock import mono_ms, mono_s
 from bulltask.process import exit_child
 from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.replies import Fetched
@@ -195,9 +194,9 @@ class AsyncLoop:
         del self._tasks[task]
 
     async def _work(self, acquired: AcquiredJob, attempt: Attempt) -> None:
-        started = time.monotonic()
+        started = mono_s()
         outcome = await self._runner.acall(attempt, acquired.slot)
-        await self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
+        await self._settle(acquired, outcome, (mono_s() - started) * 1000)
 
     async def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
         """Write an outcome; then start the job that the same call has fetched, or free the slot."""
@@ -248,9 +247,9 @@ class AsyncLoop:
         self._free_slots(jobs)
 
     async def _work_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]]) -> None:
-        started = time.monotonic()
+        started = mono_s()
         outcomes = await BatchRunner(self._runner).acall([(attempt, acquired.slot) for acquired, attempt in members])
-        duration_ms = (time.monotonic() - started) * 1000
+        duration_ms = (mono_s() - started) * 1000
         batch = [acquired for acquired, _ in members]
         ended = zip(batch, outcomes, strict=True)
         # The client sends concurrent calls without waiting for the replies to earlier ones.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from bulltask import loop_timers
 from bulltask.clock import mono_ms
 from bulltask.errors import RECOVERABLE, BrokerError, JobError
 from bulltask.transport.call import Call
@@ -116,4 +117,4 @@ class AsyncOutcomeWriter:
                 return False
 
     async def _back_off(self, exc: BrokerError) -> None:
-        await asyncio.sleep(self._backoff.record_shared_failure(exc) / 1000)
+        await loop_timers.sleep(self._backoff.record_shared_failure(exc) / 1000)

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled
 from bulltask.jobs.time_limits import TimeLimits
+from bulltask.loop_timers import LoopTimer
 from bulltask.process import exit_if_forked
 from bulltask.worker.child.thread_tasks import InterruptibleCall
 from bulltask.worker.slot import Deadlines, Slot
@@ -223,7 +224,7 @@ class Cancellation:
         self._async[task] = execution
         if not self._is_polling:
             self._is_polling = True
-            asyncio.get_running_loop().call_later(_POLL_S, self._poll_again)
+            LoopTimer(_POLL_S, self._poll_again)
 
     def leave_async(self) -> None:
         """Stop requests from cancelling the current asyncio task, and clear its cancelled state."""
@@ -237,7 +238,7 @@ class Cancellation:
         self._poll()
         self._is_polling = bool(self._async)
         if self._is_polling:
-            asyncio.get_running_loop().call_later(_POLL_S, self._poll_again)
+            LoopTimer(_POLL_S, self._poll_again)
 
     def _poll(self) -> None:
         for task, execution in tuple(self._async.items()):

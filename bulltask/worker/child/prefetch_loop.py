@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from bulltask.clock import mono_ms
+from bulltask.clock import mono_ms, mono_s
 from bulltask.errors import BrokerError, BrokerUnavailableError, JobError
 from bulltask.transport.call import Call
 from bulltask.transport.replies import Fetched
@@ -192,7 +191,7 @@ class PrefetchLoop:
     def _outcome(self, attempt: Attempt | Outcome, slot: Slot) -> tuple[Outcome, float]:
         if not isinstance(attempt, Attempt):
             return attempt, 0.0
-        started = time.monotonic()
+        started = mono_s()
         self._block.running_since_ms = mono_ms()
         self._block.unlock()
         try:
@@ -200,7 +199,7 @@ class PrefetchLoop:
         finally:
             self._block.lock()
             self._block.running_since_ms = 0
-        duration_ms = (time.monotonic() - started) * 1000
+        duration_ms = (mono_s() - started) * 1000
         self.count.record(duration_ms)
         return outcome, duration_ms
 

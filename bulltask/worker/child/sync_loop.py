@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
+from bulltask.clock import mono_s
 from bulltask.worker.child.async_bulk_fetch import AsyncBulkFetcher
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
@@ -87,9 +87,9 @@ class SyncLoop:
             self._bulk_fetcher.start(acquired)
             return None
         self._bulk_fetcher.record_sync_job()
-        started = time.monotonic()
+        started = mono_s()
         outcome = self._runner.call(attempt, acquired.slot)
-        duration_ms = (time.monotonic() - started) * 1000
+        duration_ms = (mono_s() - started) * 1000
         self._prefetch.count.record(duration_ms)
         return self._writer.write(acquired, outcome, duration_ms)
 
@@ -112,10 +112,10 @@ class SyncLoop:
         if self._runner.runs_off_main_thread(attempt, acquired.slot):
             self._async.start_batch(members, first.slot)
             return
-        started = time.monotonic()
+        started = mono_s()
         outcomes = BatchRunner(self._runner).call([(attempt, acquired.slot) for acquired, attempt in members])
         ended = [(acquired, outcome) for (acquired, _), outcome in zip(members, outcomes, strict=True)]
-        self._write_batch(ended, (time.monotonic() - started) * 1000, first)
+        self._write_batch(ended, (mono_s() - started) * 1000, first)
 
     def _write_batch(
         self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float, first: AcquiredJob
