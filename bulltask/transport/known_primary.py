@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
@@ -106,6 +107,11 @@ class KnownPrimary:
         may be waiting for the old primary, too.
         """
         self._read_state = read_state
+
+    def stop_checks(self) -> None:
+        """Ask a sentinel only when a client connects, and read no more events: this process is about to end."""
+        state = replace(self._state, known_ms=sys.maxsize)
+        self.follow(lambda: state)
 
     def publish(self, write_state: Callable[[PrimaryState], object]) -> None:
         """Pass each change to other processes, which :meth:`follow` it; a fork of this process passes nothing on."""

@@ -145,7 +145,7 @@ class _Assembly:
         self.keys = [self.broker.keys(queue) for queue in queues]
         self.beat: Beat | None = None
         self.broker.clock.on_change = self._report_clock_change
-        self.limits = CallLimits()
+        self.limits = CallLimits(self.broker.endpoint.primary)
         self.client = self._client()
         self.named_connections = NamedConnections(self._client, self.broker, queues, self.worker_id, self.backoff)
         self.info = WorkerInfo(self.worker_id, app, queues, config.concurrency)
@@ -280,7 +280,11 @@ class _Assembly:
 
     def _primary_check(self) -> list[Service]:
         endpoint = self.broker.endpoint
-        return [] if endpoint.primary is None else [PrimaryCheck(endpoint, endpoint.primary, self.slots.control)]
+        return (
+            []
+            if endpoint.primary is None
+            else [PrimaryCheck(endpoint, endpoint.primary, self.slots.control, self.limits)]
+        )
 
     def _sizing(self, pool: ChildPool) -> list[Service]:
         limits, keepalive_ms = self.config.autoscale, self.config.autoscale_keepalive_ms

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.support.machine_load import scale_to_load
 from tests.support.programs import run_program
 
 pytestmark = pytest.mark.process
@@ -17,37 +18,47 @@ from bulltask.errors import BrokerUnavailableError
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
 from bulltask.transport.endpoint import Endpoint
+from bulltask.worker.control_page import ControlPage
 from bulltask.worker.supervisor.call_limits import CallLimits
+from bulltask.worker.supervisor.primary_check import PrimaryCheck
 
-silent = socket.create_server(("127.0.0.1", 0))  # connects, and never replies
-limits = CallLimits()
-client = limits.client(Client(Endpoint(f"redis://127.0.0.1:{silent.getsockname()[1]}", 60_000, 60_000), None))
+limit, waits_for = sys.argv[1:]
+silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(10)]  # connect, and never reply
+hosts = [f"127.0.0.1:{server.getsockname()[1]}" for server in silent]
+url = f"redis://{hosts[0]}" if waits_for == "redis" else f"redis+sentinel://{','.join(hosts)}/main"
+endpoint = Endpoint(url, 60_000, 60_000)
+limits = CallLimits(endpoint.primary)
+client = limits.client(Client(endpoint, None))
+if waits_for == "primary_check":
+    check = PrimaryCheck(endpoint, endpoint.primary, ControlPage(memoryview(bytearray(4096)), None), limits)
 
 def call():
     started_ms = mono_ms()
     try:
-        client.run(command("PING"))
+        check.tick(0, 0) if waits_for == "primary_check" else client.run(command("PING"))
     except BrokerUnavailableError:
-        print(mono_ms() - started_ms, flush=True)
+        pass
+    print(mono_ms() - started_ms, flush=True)
 
-if sys.argv[1] == "signal":
+if limit == "signal":
     signal.signal(signal.SIGTERM, lambda *_: limits.end_calls_in(100))
     print("waiting", flush=True)
 else:
     limits.end_calls_without_reply_in(100)
 call()
 call()
-if sys.argv[1] == "silence":
+if limit == "silence" and waits_for != "primary_check":
     assert limits.has_given_up
 """
 
 
+@pytest.mark.parametrize("waits_for", ["redis", "sentinels", "primary_check"])
 @pytest.mark.parametrize("limit", ["signal", "silence"])
-def test_the_current_call_and_the_next_ones_end(limit: str) -> None:
-    with run_program(PROGRAM, limit) as program:
+def test_the_current_call_and_the_next_ones_end(limit: str, waits_for: str) -> None:
+    with run_program(PROGRAM, limit, waits_for) as program:
         if limit == "signal":
             assert program.read_line() == "waiting"
             program.process.send_signal(signal.SIGTERM)
-        assert int(program.read_line()) < 30_000
-        assert int(program.read_line()) < 50
+        assert int(program.read_line()) < scale_to_load(250)  # without a limit, at least 5 s
+        assert int(program.read_line()) < scale_to_load(250)
         assert program.process.wait(60) == 0

@@ -11,6 +11,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BrokerUnavailableError
 from bulltask.transport.call import Call
 from bulltask.transport.client_types import SyncClient
+from bulltask.transport.known_primary import KnownPrimary
 
 __all__ = ["CallLimits"]
 
@@ -26,9 +27,13 @@ class CallLimits:
     A supervisor that waits for Redis handles no signals and kills no children, so without this a shutdown would take
     as long as the timeouts of all calls that follow each other. The timer interrupts a call that is already waiting:
     the system call ends early only if a signal handler raises an exception.
+
+    Args:
+        primary: What the clients know about the primary, with sentinels.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, primary: KnownPrimary | None = None) -> None:
+        self._primary = primary
         self._waiting = self._is_over = False
         self._patience_ms = self._give_up_ms = 0
 
@@ -47,8 +52,13 @@ class CallLimits:
         signal.setitimer(signal.ITIMER_REAL, 0 if timeout_ms is None else max(1, timeout_ms) / 1000)
 
     def end_calls_without_reply_in(self, patience_ms: int) -> None:
-        """End calls if Redis has not replied for that long, from now on; replaces :meth:`end_calls_in`."""
+        """End calls if Redis has not replied for that long, from now on; replaces :meth:`end_calls_in`.
+
+        No sentinels are asked any more while Redis replies: they may hang although Redis does not.
+        """
         self.end_calls_in(None)
+        if self._primary is not None:
+            self._primary.stop_checks()
         self._patience_ms, self._give_up_ms = patience_ms, mono_ms() + patience_ms
 
     @property
@@ -62,23 +72,37 @@ class CallLimits:
         Raises:
             BrokerUnavailableError: The time is over.
         """
-        if self._is_over:
-            raise BrokerUnavailableError(_NO_TIME_LEFT)
         if self._patience_ms:
             client.set_deadline(self._give_up_ms)
-        self._waiting = True
-        try:
-            result = call()
-        finally:
-            self._waiting = False
+        result = self.interrupt(call)
         if self._patience_ms:
             self._give_up_ms = mono_ms() + self._patience_ms
         return result
 
+    def interrupt(self, wait: Callable[[], T]) -> T:
+        """Wait within the limit of :meth:`end_calls_in`; for anything that no client does.
+
+        Raises:
+            BrokerUnavailableError: The time is over.
+        """
+        if self._is_over:
+            raise BrokerUnavailableError(_NO_TIME_LEFT)
+        self._waiting = True
+        try:
+            return wait()
+        except _TimeOver as exc:
+            raise BrokerUnavailableError(_NO_TIME_LEFT) from exc
+        finally:
+            self._waiting = False
+
     def _on_alarm(self, _number: int, _: FrameType | None) -> None:
         self._is_over = True
         if self._waiting:
-            raise BrokerUnavailableError(_NO_TIME_LEFT)
+            raise _TimeOver
+
+
+class _TimeOver(BaseException):
+    """Ends a wait. No ``BrokerError``, after which a client would go on with another sentinel or node."""
 
 
 class _LimitedClient:
