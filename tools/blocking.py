@@ -142,6 +142,8 @@ OPERATIONS: Final[dict[str, tuple[Callable[[Pile], object], Callable[[Pile], obj
     },
     "clean wait: all stay": (lambda pile: pile.add("wait"), lambda pile: pile.queue.clean(10**9, state="wait")),
     "iterate": (lambda pile: pile.add("wait"), Pile.iterate),
+    "ids wait": (lambda pile: pile.add("wait"), lambda pile: pile.queue.get_job_ids()),
+    "ids completed": (lambda pile: pile.add("completed"), lambda pile: pile.queue.get_job_ids(asc=True)),
     "obliterate": (lambda pile: pile.add("completed"), lambda pile: pile.queue.obliterate(force=True)),
     "obliterate wait": (lambda pile: pile.add("wait"), lambda pile: pile.queue.obliterate(force=True)),
     "promote all": (lambda pile: pile.add("delayed"), lambda pile: pile.queue.promote_jobs(count=10**9)),

@@ -41,6 +41,7 @@ ALL_STATES: Final[tuple[str, ...]] = (
     "waiting-children",
 )
 _JOBS_PER_ROUND_TRIP: Final = 500
+_IDS_PER_CALL: Final = 5_000
 
 
 def states_of(names: Iterable[str]) -> list[str]:
@@ -71,9 +72,25 @@ def read_jobs(context: QueueContext, ids: Sequence[str]) -> Operation[list[Store
 def get_job_ids(
     context: QueueContext, states: Iterable[str], start: int, end: int, *, asc: bool
 ) -> Operation[list[str]]:
-    """Read the ids of jobs ``start`` to ``end`` in each state."""
-    names = [_key_of(state) for state in states_of(states)]
-    return (yield from execute(queue_scripts.get_ranges(context.keys, names, start, end, asc=asc)))
+    """Read the ids of jobs ``start`` to ``end`` in each state, a page at a time if there are many."""
+    found: dict[str, list[str]] = {_key_of(state): [] for state in states_of(states)}
+    is_paged = start >= 0 and end >= -1
+    # Jobs leave the first places of an ascending order, so a later page would miss some; the descending order grows
+    # there, so that a later page repeats some.
+    is_reversed = asc and (start, end) == (0, -1)
+    left = list(found)
+    while left:
+        last = start + _IDS_PER_CALL - 1
+        if not is_paged or 0 <= end < last:
+            last = end
+        call = queue_scripts.get_ranges(context.keys, left, start, last, asc=asc and not is_reversed)
+        pages = yield from execute(call)
+        for state, ids in zip(left, pages, strict=True):
+            found[state] += ids
+        start = last + 1
+        has_more = is_paged and (end == -1 or start <= end)
+        left = [state for state, ids in zip(left, pages, strict=True) if has_more and len(ids) == _IDS_PER_CALL]
+    return list(dict.fromkeys(job for ids in found.values() for job in (reversed(ids) if is_reversed else ids)))
 
 
 def get_jobs(

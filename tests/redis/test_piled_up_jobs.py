@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from bulltask import App
 from bulltask.events import Bus
-from bulltask.queue import FlowJob, Queue, bulk, manual, repeatables, schedulers
+from bulltask.queue import FlowJob, Queue, bulk, manual, read, repeatables, schedulers
 from bulltask.queue.context import QueueContext
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation
+from bulltask.transport.operation import Operation, run_sync
 from bulltask.transport.scripts.fetch import FetchOptions, collect_batch, fetch_ahead
 from bulltask.transport.scripts.job import revocation_requests
-from bulltask.transport.scripts.queue import PageCursor, page_after
+from bulltask.transport.scripts.queue import PageCursor, get_ranges, page_after
 from bulltask.worker.beat import reconcile
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.supervisor.stalled_check import StalledCheck
@@ -69,6 +71,47 @@ def largest_change(operation: Operation[Any], client: SyncClient, size: Callable
             calls = operation.send(replies)
     except StopIteration:
         return largest
+
+
+@pytest.mark.parametrize("asc", [False, True])
+def test_ids_are_read_a_page_at_a_time_with_the_same_result(
+    context: QueueContext, client: SyncClient, keys: QueueKeys, redis_client: Any, *, asc: bool
+) -> None:
+    for state, count in zip(STATES, (0, 1, 9, 10, 11, 20, 26), strict=True):
+        pile_up(redis_client, keys, state, count)
+        for number in range(1, count + 1):  # each job is in one state
+            member = f"{state}{number}"
+            if state in {"wait", "paused", "active"}:
+                redis_client.lset(keys.base + state, count - number, member)
+            else:
+                redis_client.zadd(keys.base + state, {member: redis_client.zscore(keys.base + state, f"j{number}")})
+                redis_client.zrem(keys.base + state, f"j{number}")
+    names = ["active", "completed", "delayed", "failed", "paused", "prioritized", "wait", "waiting-children"]
+    with patch.object(read, "_IDS_PER_CALL", 10):
+        for start, end in product((0, 1, 9, 10, 19, 30, -3, -1), (0, 5, 9, 10, 19, 20, 1_000, -1, -2, -12)):
+            expected = chain(*client.run(get_ranges(keys, names, start, end, asc=asc)))
+            assert run_sync(client, read.get_job_ids(context, (), start, end, asc=asc)) == [*expected], (start, end)
+
+
+def test_a_call_returns_a_bounded_number_of_ids_and_misses_none_if_jobs_leave(
+    context: QueueContext, client: SyncClient, keys: QueueKeys, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "_IDS_PER_CALL", 50)
+    pile_up(redis_client, keys, "wait", 101)
+    operation = read.get_job_ids(context, "wait", 0, -1, asc=True)
+    calls = next(operation)
+    found: list[str] = []
+    lengths: list[int] = []
+    try:
+        while True:
+            (pages,) = replies = [client.run(call) for call in calls]
+            lengths += map(len, pages)
+            redis_client.rpop(keys.wait, 5)  # what workers do
+            calls = operation.send(replies)
+    except StopIteration as end:
+        found = end.value
+    assert lengths == [50, 46]
+    assert found == [f"j{number}" for number in range(6, 102)]
 
 
 @pytest.mark.parametrize("state", ["wait", "paused", "delayed", "prioritized"])

@@ -34,6 +34,8 @@ class QueueGetters(QueueBase):
     ) -> list[Job]:
         """Return jobs ``start`` to ``end`` (inclusive) in each state.
 
+        Many jobs are read with several calls, so that none of them blocks Redis.
+
         Args:
             states: ``waiting`` (includes ``paused``), ``paused``, ``prioritized``, ``delayed``,
                 ``waiting-children``, ``active``, ``completed``, ``failed`` (default: all).

@@ -236,15 +236,15 @@ def get_counts_per_priority(keys: QueueKeys, priorities: Sequence[int]) -> Call[
     return script_call(loader.official_script("getCountsPerPriority"), script_keys, tuple(priorities), parse_reply)
 
 
-def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, asc: bool) -> Call[list[str]]:
-    """``getRanges``: read the ids from ``start`` to ``end`` in each state, without repetitions."""
+def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, asc: bool) -> Call[list[list[str]]]:
+    """``getRanges``: read the ids from ``start`` to ``end`` in each state."""
 
-    def parse_reply(reply: Any) -> list[str]:
-        all_ids: dict[str, None] = {}
-        for state, ids in zip(states, reply, strict=True):
-            # For lists the script returns the right range in the wrong order.
-            all_ids.update(dict.fromkeys(texts(reversed(ids) if asc and state in LISTS else ids)))
-        return list(all_ids)
+    def parse_reply(reply: Any) -> list[list[str]]:
+        # For lists the script returns the right range in the wrong order.
+        return [
+            list(texts(reversed(ids) if asc and state in LISTS else ids))
+            for state, ids in zip(states, reply, strict=True)
+        ]
 
     return script_call(loader.official_script("getRanges"), (keys.base,), (start, end, int(asc), *states), parse_reply)
 
