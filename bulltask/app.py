@@ -16,6 +16,7 @@ from bulltask.config.parsers import parse_names
 from bulltask.config.secret_settings import wrap_secrets
 from bulltask.config.settings_mixin import SettingsMixin
 from bulltask.config.urls import SecretUrl, secret_url
+from bulltask.errors import BrokerUnavailableError
 from bulltask.hooks.django_connections import DjangoConnections
 from bulltask.hooks.hooks_mixin import HooksMixin
 from bulltask.hooks.sending import SendHooks
@@ -65,7 +66,12 @@ R = TypeVar("R")
 B = TypeVar("B", bound=AnyTask[..., Any])
 T = TypeVar("T", bound=AnyTask[..., Any])
 
-_EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a layer above
+# Imported by name, because they are in layers above.
+_EAGER: Final = "bulltask.worker.eager"
+_UNATTENDED: Final = "bulltask.testing.inline_results"
+
+_NO_SERVER: Final = SecretUrl("redis://tests-without-a-server.invalid:6379/0")
+"""For tests in eager mode, which need no server unless they use queues."""
 
 # An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
@@ -436,10 +442,18 @@ class App(
         self._broker = None
 
     def _connect(self) -> Broker:
-        url = embedded.resolve_url(self.config.broker_url, self.directory)
+        try:
+            url = embedded.resolve_url(self.config.broker_url, self.directory)
+        except BrokerUnavailableError:
+            if not (self.config.always_eager and embedded.is_under_test()):
+                raise
+            url = _NO_SERVER
         if self.config.always_eager:
             return cast(Broker, import_module(_EAGER).EagerBroker(self, url))
-        return Broker(self.config, url)
+        broker = Broker(self.config, url)
+        if embedded.is_server_of_tests(url):
+            broker.results = import_module(_UNATTENDED).UnattendedResults(broker.results)
+        return broker
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"

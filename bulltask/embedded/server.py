@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from bulltask.embedded.binary import ServerBinary, find_binary
 from bulltask.embedded.keeper import tie_to_parent
@@ -30,7 +30,10 @@ from bulltask.embedded.launch import (
 from bulltask.embedded.probe import HOST
 from bulltask.errors import BrokerUnavailableError
 
-__all__ = ["EmbeddedServer"]
+__all__ = ["STARTED_HERE", "EmbeddedServer"]
+
+STARTED_HERE: Final[set[int]] = set()
+"""The ports of the servers that this process has started, and of its proxies to them."""
 
 
 class EmbeddedServer:
@@ -181,6 +184,7 @@ class EmbeddedServer:
         finally:
             os.close(lock_fd)  # the server has inherited it
         self._owner, self._port = os.getpid(), port
+        STARTED_HERE.add(port)
         try:
             self.run_id = wait_until_ready(
                 port,

@@ -30,6 +30,7 @@ from bulltask.embedded.launch import (
     wait_until_ready,
 )
 from bulltask.embedded.server import EmbeddedServer
+from bulltask.embedded.under_test import is_under_test, url_in_tests
 from bulltask.errors import BrokerUnavailableError, ConfigError
 
 if sys.platform != "win32":
@@ -50,7 +51,7 @@ process exits, and forked children inherit them, so the server runs at least as 
 
 def resolve_url(broker_url: str | SecretUrl, directory: Path | None = None) -> SecretUrl:
     """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; return other URLs
-    unchanged.
+    unchanged. In a process that runs tests, return a server of that process (:mod:`bulltask.embedded.under_test`).
 
     Args:
         broker_url: Any broker URL. ``NAME`` names one of the user's servers (default: the server of the project),
@@ -62,6 +63,8 @@ def resolve_url(broker_url: str | SecretUrl, directory: Path | None = None) -> S
         BrokerUnavailableError: As for `start_or_join`.
     """
     broker_url = SecretUrl(broker_url)
+    if is_under_test():
+        return url_in_tests(broker_url)
     if not broker_url.scheme.startswith("embedded"):
         return broker_url
     match = _URL.fullmatch(broker_url.get_secret_value())

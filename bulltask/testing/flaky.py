@@ -30,6 +30,7 @@ from functools import partial
 from typing import Any, Self
 
 from bulltask.clock import Duration, to_ms
+from bulltask.embedded.server import STARTED_HERE
 from bulltask.errors import BulltaskError, ConfigError
 from bulltask.testing.flaky_connection import ProxiedConnection
 from bulltask.testing.flaky_faults import AfterLoss, CommandFilter, Counters, Faults, InjectedReply
@@ -74,6 +75,7 @@ class FlakyProxy:
             # Bound but never listening, so that no other process gets the port while connections are refused.
             self._holder, self._listener = _bind_pair(self.host)
             self.port = self._holder.getsockname()[1]
+            STARTED_HERE.add(self.port)  # a test's app may use it
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="flaky-proxy", daemon=True)
             self._thread.start()

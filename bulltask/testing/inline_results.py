@@ -1,4 +1,4 @@
-"""Results whose ``get()`` runs the jobs that are due, instead of waiting for a worker."""
+"""Results whose ``get()`` runs the jobs that are due, or raises, instead of waiting for a worker."""
 
 from __future__ import annotations
 
@@ -13,10 +13,36 @@ from bulltask.transport.results import Results
 if TYPE_CHECKING:
     from bulltask.testing.inline_worker import InlineWorker
 
-__all__ = ["InlineResults"]
+__all__ = ["InlineResults", "UnattendedResults"]
 
 _FIRST_MS = 0
 """A start position before all events, so that the outcome of a removed job is always found in the event stream."""
+
+
+class UnattendedResults(Results):
+    """The results of an app in a test that has no worker: waiting for a job would never end.
+
+    Args:
+        results: The app's other results, whose connections it uses.
+    """
+
+    def __init__(self, results: Results) -> None:
+        vars(self).update(vars(results))
+
+    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """Return the outcome of a job that has finished.
+
+        Raises:
+            ResultTimeoutError: It has not finished.
+            JobNotFoundError: The job does not exist, and no event contains its outcome.
+        """
+        _check_finished(ref, self.snapshot(ref))
+        return super().wait(ref, timeout_ms, sent_ms)
+
+    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """:meth:`wait` for asyncio."""
+        _check_finished(ref, await self.asnapshot(ref))
+        return await super().await_finished(ref, timeout_ms, sent_ms)
 
 
 class InlineResults(Results):
@@ -67,6 +93,15 @@ class InlineResults(Results):
             reason = f"; task {task!r}, which is next in its queue, is not registered in the app: import its module"
         raise ResultTimeoutError(
             f"job {ref.id} in queue {ref.queue} is still {snapshot.state}, and no job is due{within}{reason}"
+        )
+
+
+def _check_finished(ref: JobRef, snapshot: JobSnapshot) -> None:
+    if not snapshot.state.finished and snapshot.state is not JobState.UNKNOWN:
+        raise ResultTimeoutError(
+            f"job {ref.id} in queue {ref.queue} is {snapshot.state}, and this test has no worker that could run it: "
+            "derive the test case from bulltask.contrib.django.test.JobsMixin, or use the pytest fixture "
+            "bulltask_worker"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,12 @@ __all__ = [
     "bulltask_worker",
     "pytest_addoption",
     "pytest_configure",
+    "pytest_unconfigure",
 ]
+
+
+isolates_apps = False
+"""Whether apps use a server of this process instead of their own (:mod:`bulltask.embedded.under_test`)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,8 +37,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker ``bulltask``."""
+    """Register the marker ``bulltask``, and keep the apps under test away from their own servers."""
+    global isolates_apps  # noqa: PLW0603 # bulltask.embedded reads it without importing this module
+    isolates_apps = bool(config.getini("bulltask_app"))
     config.addinivalue_line("markers", "bulltask(**settings): settings of the app in the fixture bulltask_app")
+
+
+def pytest_unconfigure() -> None:
+    """Let apps use their own servers again, for a process that goes on."""
+    global isolates_apps  # noqa: PLW0603 # as above
+    isolates_apps = False
 
 
 @pytest.fixture(scope="session")
@@ -87,10 +101,17 @@ def _find_app(config: pytest.Config) -> App:
     from bulltask.app import App  # noqa: PLC0415
     from bulltask.registry.discovery import add_to_import_path, find_app  # noqa: PLC0415
 
-    spec = config.getini("bulltask_app")
+    spec = config.getini("bulltask_app") or _django_project()
     if not spec:
         return App("tests")
     add_to_import_path(str(config.rootpath))
     app = find_app(spec, App)
     app.load_tasks()
     return app
+
+
+def _django_project() -> str:
+    """Return the ``-A`` of a Django project whose tests pytest-django runs, ``""`` if there is none."""
+    is_tested = hasattr(getattr(sys.modules.get("django.test.utils"), "_TestState", None), "saved_data")
+    is_used = is_tested and sys.modules["django.apps"].apps.is_installed("bulltask.contrib.django")
+    return "bulltask.contrib.django" if is_used else ""

@@ -340,6 +340,7 @@ def test_the_django_example_sends_at_the_commit_and_its_command_runs_the_tasks(
     printed("django", "python manage.py migrate", environment)
     with running("django", "python manage.py bulltask worker", environment):
         assert printed("django", "python manage.py order", environment) == blocks("django")[0]
+        printed("django", "python manage.py test", environment)  # its jobs do not reach the worker
         with App("looked at", servers["BULLTASK_BROKER_URL"]).queue("default") as queue:
             counts = queue.get_job_counts("completed", "failed", "waiting", "active")
             assert counts["completed"] == sum(counts.values()) == 1, "the order that was rolled back has no job"

@@ -117,7 +117,10 @@ def test_the_setting_names_the_app_and_markers_change_its_settings(tmp_path: Pat
             add.delay(1, 2)
             assert_enqueued(add, (1, 2), queue="module")
 
-        def test_own_settings():
+        def test_own_settings_and_no_job_for_the_apps_own_server():
+            result = add.delay(1, 2)
+            with pytest.raises(TimeoutError, match="this test has no worker"):
+                result.get()
             assert (app.config.max_payload, app.config.default_queue) == (10_000_000, "default")
 
         def test_failure(bulltask_app, assert_enqueued):

@@ -209,7 +209,8 @@ def test_every_python_snippet_runs_and_uses_no_undefined_name(
     monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "")  # a snippet may set it, which would apply to later tests
     monkeypatch.setattr(shared.SHARED, "_tasks", dict(shared.SHARED))
-    for module in re.findall(r"^from (sqlalchemy\S*) import", (ROOT / name).read_text(), re.MULTILINE):
+    code = "".join(blocks(ROOT / name, "python"))
+    for module in re.findall(r"^from ((?:sqlalchemy|django)\S*) import", code, re.MULTILINE):
         importlib.import_module(module)  # its circular imports fail if `sys.modules` is replaced
     monkeypatch.setattr(sys, "modules", {**{fake: FakeLibrary(fake) for fake in FAKE_MODULES}, **sys.modules})
     run_snippets(ROOT / name)
