@@ -242,8 +242,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "stalled_interval_ms",
             duration(1_000),
             30,
-            "Interval between checks for stalled jobs. Use the same value in all workers of a queue; with a "
-            "shorter one, the jobs of a dead worker run again sooner.",
+            "Interval between checks for stalled jobs. With a shorter one, the jobs of a dead worker run again sooner. "
+            "The shortest interval of a queue's workers applies.",
         ),
         _S(
             "max_stalled_count",

@@ -27,6 +27,11 @@ local now, interval = ARGV[3], ARGV[4]
 local left, size = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 if not left then
+  -- The next check may begin after this client's interval, even if a client with a longer one has made the last check.
+  local ttl = call("PTTL", check_key)
+  if ttl == -1 or ttl > tonumber(interval) then
+    call("PEXPIRE", check_key, interval)
+  end
   left = call("LLEN", active)
   if call("EXISTS", check_key) == 1 or (left <= size and call("SCARD", stalled) <= size) then
     return { official(keys, args), 0 }

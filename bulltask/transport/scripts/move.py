@@ -226,7 +226,7 @@ def move_stalled_jobs_to_wait(
     Args:
         keys: The queue.
         max_stalled: A job that stalls more times than this fails.
-        interval_ms: How long no other check may begin.
+        interval_ms: How long no other check may begin; after a check by a client with a longer interval, from now on.
         now_ms: The server's time.
         left: The number of jobs that the previous call has left; ``None`` begins a check.
 
