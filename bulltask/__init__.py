@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from bulltask.registry.request import Request
     from bulltask.registry.running import current_task
     from bulltask.registry.signature import Signature
+    from bulltask.registry.stamping import StampingVisitor
     from bulltask.registry.task import AsyncTask, Task
     from bulltask.registry.workflows import chain, chord, group, signature
     from bulltask.registry.workflows import maybe_signature as maybe_signature
@@ -69,6 +70,7 @@ __all__ = [
     "Retry",
     "Signature",
     "SoftTimeLimitExceeded",
+    "StampingVisitor",
     "Task",
     "TaskCancelled",
     "TaskError",
@@ -111,6 +113,7 @@ _MODULES: Final = {
     "Retry": "bulltask.errors",
     "Signature": "bulltask.registry.signature",
     "SoftTimeLimitExceeded": "bulltask.errors",
+    "StampingVisitor": "bulltask.registry.stamping",
     "Task": "bulltask.registry.task",
     "TaskError": "bulltask.errors",
     "TaskCancelled": "bulltask.errors",

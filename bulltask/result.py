@@ -16,6 +16,7 @@ from bulltask.errors import (
     BrokerError,
     DecodeError,
     JobError,
+    JobExpiredError,
     Reject,
     ResultTimeoutError,
     TaskError,
@@ -30,6 +31,7 @@ from bulltask.jobs.states import REVOKED, JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.ports import ResultReader
 from bulltask.result_details import ResultDetails
+from bulltask.states import FAILURE
 from bulltask.task_waits import WaitOptions, allow_join_result, check_wait_options
 
 __all__ = ["CURRENT_APP", "AsyncResult", "RemoteTraceback", "allow_join_result"]
@@ -281,8 +283,11 @@ class AsyncResult(ResultDetails, Generic[R]):
         return self.state is JobState.COMPLETED
 
     def failed(self) -> bool:
-        """Return whether the job has failed, without further retries."""
-        return self.state is JobState.FAILED
+        """Return whether the job has failed, without further retries; false if it was revoked or has expired.
+
+        In Redis, such a job has failed, too: ``result.state`` is ``JobState.FAILED``.
+        """
+        return self.status == FAILURE
 
     @property
     def progress(self) -> codec.Json:
@@ -333,6 +338,8 @@ class AsyncResult(ResultDetails, Generic[R]):
             kind = TaskRevokedError if reason == REVOKED else TaskError
             kind = TaskRejectedError if _class_name(reason, trace) == _REJECT else kind
             return kind(reason, job_id=self.id, remote_traceback=trace)
+        if isinstance(original, JobExpiredError):
+            original = JobExpiredError(reason, job_id=self.id, remote_traceback=trace)
         original.__cause__ = RemoteTraceback(trace)
         return original
 

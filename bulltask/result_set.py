@@ -154,8 +154,13 @@ class ResultSet(Generic[R]):
         return self.completed_count() == len(self._members())
 
     def failed(self) -> bool:
-        """Return whether a member has failed, without further retries."""
-        return JobState.FAILED in self._states()
+        """Return whether a member has failed; see :meth:`bulltask.result.AsyncResult.failed`."""
+        members = self._members()
+        return any(
+            member.failed()
+            for member, state in zip(members, _finished_states(members), strict=True)
+            if state is JobState.FAILED
+        )
 
     def waiting(self) -> bool:
         """Return whether a member has not finished yet."""

@@ -41,11 +41,11 @@
     │   └── LakeInUseError           another pipeline is already writing to it
     ├── TaskError                a task failed in a worker; its exception cannot be rebuilt
     │   ├── TaskRejectedError        the task rejected the job                         (also a Reject)
-    │   └── TaskRevokedError         the job was revoked
+    │   └── TaskRevokedError         the job was revoked, or has expired
     ├── ResultTimeoutError       no result in time                                     (also a TimeoutError)
     ├── TransientError           raised by a task: retry the job
     ├── PermanentError           raised by a task: do not retry the job
-    │   ├── JobExpiredError          the job expired before a worker started it
+    │   ├── JobExpiredError          the job expired before a worker started it         (also a TaskRevokedError)
     │   ├── InvalidJobError          the job cannot run: wrong arguments, malformed fields
     │   └── MaxRetriesExceededError  raised by ``self.retry()`` if no retry is left
     └── TimeLimitExceeded        the task exceeded its ``time_limit``
@@ -413,8 +413,17 @@ class PermanentError(BulltaskError):
     """The job can never succeed: fail it immediately, without further attempts."""
 
 
-class JobExpiredError(PermanentError):
-    """The job expired before a worker started it."""
+class JobExpiredError(PermanentError, TaskRevokedError):
+    """The job expired before a worker started it; as in Celery, ``except TaskRevokedError`` catches it."""
+
+    def __init__(
+        self,
+        reason: str = "The job expired before a worker started it",
+        *,
+        job_id: str = "",
+        remote_traceback: str = "",
+    ) -> None:
+        TaskRevokedError.__init__(self, reason, job_id=job_id, remote_traceback=remote_traceback)
 
 
 class InvalidJobError(PermanentError):

@@ -11,10 +11,13 @@ from bulltask.jobs.numbers import number
 from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.value_class import value_class
 
-__all__ = ["ETA", "FAILED_JOB_FIELD", "Errback", "FailedJob", "read_errbacks", "stored_errbacks"]
+__all__ = ["ETA", "FAILED_JOB_FIELD", "OF_CHORD", "Errback", "FailedJob", "read_errbacks", "stored_errbacks"]
 
 FAILED_JOB_FIELD: Final = "bulltask:failedJob"
 """The field of a job's hash with the :class:`FailedJob` whose failure caused it to fail; BullMQ ignores it."""
+
+OF_CHORD: Final = "chord"
+"""The mark of an error callback of a chord, which is stored with the chord's body."""
 
 ETA: Final = "eta"
 """The option of a stored error callback, among bulltask's, with the epoch milliseconds before which it may not run."""
@@ -57,7 +60,8 @@ class Errback:
         opts: The options of its job, as they are stored.
         parameters: The parameters that receive the failed job's reference, the error message and the traceback; or the
             one that receives the failed job's id; or none. Their names are empty if the arguments are positional.
-        cascades: Whether it is also called if a job before this one failed.
+        cascades: Whether it is also called if a job before this one failed. If it is :data:`OF_CHORD`, it then
+            describes this job, the chord's body, as in Celery, and not the member that failed.
     """
 
     queue: str
@@ -65,7 +69,7 @@ class Errback:
     data: Any
     opts: Mapping[str, Any]
     parameters: tuple[str, ...]
-    cascades: bool
+    cascades: bool | str
 
     def data_of(self, own: Any, failed: FailedJob, reason: str, trace: str) -> Any:
         """Return the data of its job.

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bulltask.errors import DecodeError
+from bulltask.errors import DecodeError, JobExpiredError
 from bulltask.jobs import codec
 from bulltask.jobs.numbers import field_number
 from bulltask.jobs.states import REVOKED, JobState
 
 __all__ = ["Finished", "JobSnapshot", "StoredCall", "StoredJob"]
 
+_EXPIRED: Final = f"{JobExpiredError.__module__}.{JobExpiredError.__qualname__}"
 _NOT_STARTED: Final = (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED)
 
 
@@ -150,6 +151,11 @@ class JobSnapshot:
         return bool(self.failed_reason and self.attempts_made) and self.state in _NOT_STARTED
 
     @property
+    def has_expired(self) -> bool:
+        """Whether the job has failed because it had expired."""
+        return bool(self.stacktrace) and self.stacktrace[-1].rstrip().endswith(f"{_EXPIRED}: {self.failed_reason}")
+
+    @property
     def reported(self) -> tuple[str, Any] | None:
         """State and meta of the last ``update_state``, ``None`` if the task has reported something else, or nothing."""
         progress = self.progress
@@ -161,7 +167,7 @@ class JobSnapshot:
     def celery_state(self) -> str:
         """The state under Celery's name; while the job is active, what its task has reported with ``update_state``."""
         if self.state is JobState.FAILED:
-            return "REVOKED" if self.failed_reason == REVOKED else "FAILURE"
+            return "REVOKED" if self.failed_reason == REVOKED or self.has_expired else "FAILURE"
         if self.state is JobState.ACTIVE:
             return "STARTED" if self.reported is None else self.reported[0]
         if self.state is JobState.COMPLETED:

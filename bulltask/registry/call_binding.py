@@ -73,9 +73,14 @@ class CallBinding:
 
     @functools.cached_property
     def result_decoder(self) -> Callable[[Any], Any] | None:
-        """Converts a JSON result to the hinted return type; ``None`` if results are not converted."""
+        """Converts a JSON result to the hinted return type; ``None`` if results are not converted.
+
+        With Celery's option ``pydantic=True``, a caller receives the JSON, as in Celery.
+        """
         conversion = self.conversion
-        return None if conversion is None or conversion.result is None else conversion.decode_result
+        if conversion is None or conversion.result is None or self.options.pydantic:
+            return None
+        return conversion.decode_result
 
     @functools.cached_property
     def _default_serializer(self) -> str:

@@ -13,6 +13,7 @@ from bulltask.errors import ConfigError
 from bulltask.jobs.options import STORED, BackoffLike, Deduplication, ParentLike
 from bulltask.jobs.retention import KeepJobs
 from bulltask.registry.celery_options import hint_for_unknown_call_option, translate_call_options
+from bulltask.registry.stamping import headers_with_stamps
 from bulltask.value_class import value_class
 
 __all__ = ["CallOptions"]
@@ -83,7 +84,7 @@ class CallOptions:
         """
         known = {field.name for field in fields(cls)}
         if not given.keys() <= known:
-            given = translate_call_options(given)
+            given = headers_with_stamps(translate_call_options(given))
         if unknown := sorted(set(given) - known):
             raise TypeError(f"unknown option {unknown[0]!r}{hint_for_unknown_call_option(unknown[0], known)}")
         for name in ("lifo", "ignore_result"):

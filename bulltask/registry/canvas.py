@@ -21,6 +21,7 @@ from bulltask.group_result import GroupResult
 from bulltask.ports import Sender
 from bulltask.registry.current import current_sender
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
+from bulltask.registry.stamping import Stamper, StampingVisitor
 from bulltask.result import AsyncResult
 
 if TYPE_CHECKING:  # signature.py imports this module
@@ -182,6 +183,31 @@ class Canvas(Generic[A_contra, R_co]):
             call.set(**given)
         return self
 
+    def stamp(self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **headers: Any) -> Self:
+        """Label all calls of this canvas, and their callbacks, and return the canvas (Celery's ``stamp``).
+
+        The tasks receive the stamps as ``self.request.stamps``, and signals as ``headers["stamps"]``. A task that
+        replaces itself passes its stamps on.
+
+        Args:
+            visitor: Chooses the stamps of each part.
+            append_stamps: If a call has a stamp with this name already, make it a list of the old and the new values;
+                by default, the new value replaces the old one.
+            headers: Stamps of all parts: JSON values.
+        """
+        stamper = Stamper(visitor, append=append_stamps)
+        self.stamp_with(stamper, stamper.merged({}, headers))
+        return self
+
+    def stamp_links(self, visitor: StampingVisitor | None, append_stamps: bool = False, **headers: Any) -> None:
+        """Stamp only the callbacks of this canvas; arguments as for :meth:`stamp`."""
+        stamper = Stamper(visitor, append=append_stamps)
+        stamper.stamp_links(self, stamper.merged({}, headers))
+
+    def stamp_with(self, stamper: Stamper, headers: Mapping[str, Any]) -> None:
+        """:meth:`stamp` for a part of a canvas, to which ``headers`` apply."""
+        raise NotImplementedError
+
     def set_id(self, job_id: str) -> None:
         """Set the id of the result."""
         raise NotImplementedError
@@ -289,6 +315,14 @@ class Chain(Canvas[A_contra, R_co]):
     def parts(self) -> Iterable[Canvas[Any, Any]]:
         """Return the steps, and the error callbacks."""
         return [*self.steps, *self.errbacks]
+
+    def stamp_with(self, stamper: Stamper, headers: Mapping[str, Any]) -> None:
+        """Stamp the steps, and the error callbacks."""
+        given = stamper.headers("on_chain_start", self, headers)
+        stamper.stamp_links(self, given)
+        for step in self.steps:
+            step.stamp_with(stamper, given)
+        stamper.end("on_chain_end", self, given)
 
     def set_id(self, job_id: str) -> None:
         """Set the id of the last step."""
@@ -411,6 +445,14 @@ class Group(_ReturnsGroup[A_contra, R]):
         """Return the members, and the callbacks."""
         return [*self.members, *self.links]
 
+    def stamp_with(self, stamper: Stamper, headers: Mapping[str, Any]) -> None:
+        """Stamp the members, and the callbacks."""
+        given = stamper.headers("on_group_start", self, headers)
+        stamper.stamp_links(self, given)
+        for member in self.members:
+            member.stamp_with(stamper, given)
+        stamper.end("on_group_end", self, given)
+
     def set_id(self, job_id: str) -> None:
         """Set the id of the group's result."""
         self.planned_id = job_id
@@ -492,6 +534,16 @@ class Chord(Chain[A_contra, R_co]):
     def body(self) -> Canvas[Any, R_co]:
         """The call that receives the list of results."""
         return self.steps[1]
+
+    def stamp_with(self, stamper: Stamper, headers: Mapping[str, Any]) -> None:
+        """Stamp the members of the header, the body, and the callbacks."""
+        given = stamper.headers("on_chord_header_start", self, headers)
+        stamper.stamp_links(self, given)
+        stamper.stamp_links(self.header, given)
+        for member in self.header.members:
+            member.stamp_with(stamper, given)
+        stamper.end("on_chord_header_end", self, given)
+        self.body.stamp_with(stamper, stamper.headers("on_chord_body", self, given))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the chord in the format of Celery's JSON; see :meth:`Canvas.to_dict`."""

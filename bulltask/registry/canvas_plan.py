@@ -22,7 +22,7 @@ from bulltask.errors import ConfigError
 from bulltask.group_result import GroupResult
 from bulltask.jobs import codec
 from bulltask.jobs.child_results import NO_RESULTS, ChildResults, Replacement, Shape, member_id
-from bulltask.jobs.errbacks import ETA, Errback, stored_errbacks
+from bulltask.jobs.errbacks import ETA, OF_CHORD, Errback, stored_errbacks
 from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobOptions, JobRef, NewJob, ParentLink
 from bulltask.jobs.names import FAN_OUT, bullmq_name, qualified_name
@@ -30,7 +30,7 @@ from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
 from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.ports import ResultReader
 from bulltask.registry.call_options import CallOptions
-from bulltask.registry.canvas import EMPTY_CHAIN, Canvas, Chain, Group
+from bulltask.registry.canvas import EMPTY_CHAIN, Canvas, Chain, Chord, Group
 from bulltask.registry.canvas_steps import Node, ResultList, Step, leaves, step_origins
 from bulltask.registry.job_plan import build_job
 from bulltask.registry.named_task import FAN_OUT_PARAMETER
@@ -201,7 +201,8 @@ class _Expansion:
             # An empty group has no jobs, so the step after it follows the step before it.
             entries = expanded.entries or ([] if fan_in is None else [fan_in])
         for step in leaves(result):
-            step.errbacks += canvas.errbacks
+            is_body = isinstance(canvas, Chord) and step in following.entries
+            (step.chord_errbacks if is_body else step.errbacks).extend(canvas.errbacks)
         return _Expanded(entries, result, source, before)
 
     def _fan_in(self, entries: list[Step]) -> Step | None:
@@ -340,11 +341,11 @@ class _JobBuilder:
     def _errbacks(self, step: Step) -> list[Errback]:
         own = [] if step.call is None else step.call.errbacks
         # A call after a group is the body of a chord: its callbacks are those of the chord, as in Celery.
-        cascades = _follows_group(step)
-        errbacks = [self._errback(call, cascades=cascades) for call in own]
+        errbacks = [self._errback(call, cascades=OF_CHORD if _follows_group(step) else False) for call in own]
+        errbacks += [self._errback(call, cascades=OF_CHORD) for call in step.chord_errbacks]
         return errbacks + [self._errback(call, cascades=True) for call in step.errbacks]
 
-    def _errback(self, call: Signature[Any, Any], *, cascades: bool) -> Errback:
+    def _errback(self, call: Signature[Any, Any], *, cascades: bool | str) -> Errback:
         data, parameters = _bind_errback(call)
         job = call.task.build(data, call.options)
         if call.links or call.errbacks:

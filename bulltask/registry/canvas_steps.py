@@ -21,6 +21,7 @@ class Step:
         receives: The structure of the results that it receives, ``None`` if it has no preceding step.
         dependents: The other jobs that wait for it, if it is a fan-out job.
         errbacks: Error callbacks of the chain that it ends; they are also called if an earlier step failed.
+        chord_errbacks: Those of the chord whose body it is; they are also called if a member of its header failed.
         links: The results of its callbacks.
     """
 
@@ -32,6 +33,7 @@ class Step:
     receives: Node | None = None
     dependents: list[Step] = field(default_factory=list)
     errbacks: list[Signature[Any, Any]] = field(default_factory=list)
+    chord_errbacks: list[Signature[Any, Any]] = field(default_factory=list)
     links: list[Node] = field(default_factory=list)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from bulltask.errors import ConfigError, did_you_mean
+from bulltask.registry.stamping import with_stamps
 from bulltask.user_warnings import warn_user
 
 __all__ = [
@@ -102,7 +103,6 @@ IGNORED_CALL_OPTIONS: Final[_Options] = {
     "argsrepr": ((), "log lines do not contain the arguments"),
     "kwargsrepr": ((), "log lines do not contain the arguments"),
     "correlation_id": ((), "it is the job's id, which job_id= sets"),
-    "stamped_headers": ((), "jobs have no stamps; the task receives all of headers="),
     "reply_to": ((), "a job stores its own result"),
     "result_cls": ((), "use app.result(id, queue)"),
     "throw": ((False,), "in eager mode, task_eager_propagates raises the errors of tasks"),
@@ -134,9 +134,11 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def translate_call_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return call options in bulltask's form: without options that have no effect; ``task_id`` becomes ``job_id``.
 
+    The stamps that ``stamped_headers`` names become one option, ``stamps``.
+
     An ignored option causes a warning, unless its value matches bulltask's behavior.
     """
-    options = _without_ignored("call", given, _REFUSED_CALL_OPTIONS, IGNORED_CALL_OPTIONS)
+    options = with_stamps(_without_ignored("call", given, _REFUSED_CALL_OPTIONS, IGNORED_CALL_OPTIONS))
     if "task_id" in options and "job_id" not in options:
         options["job_id"] = options.pop("task_id")
     return options

@@ -33,6 +33,7 @@ from bulltask.registry.option_values import UNLIMITED_RETRIES, expiry_ms
 from bulltask.registry.overrides import check_overrides_passed
 from bulltask.registry.request import Request
 from bulltask.registry.signature import Signature
+from bulltask.registry.stamping import Stamper
 from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion
 from bulltask.user_warnings import warn_user
@@ -310,17 +311,37 @@ class JobMethods:
             TypeError: The task was called directly, or an argument does not match.
             BrokerError: Redis is unavailable, or returns an error.
         """
-        self._client_for_replace().replace(check_overrides_passed(canvas))
-        raise WaitForChildren(replaced=True)
+        self.on_replace(self._with_own_stamps(canvas))
 
-    async def areplace(self, canvas: Canvas[Any, Any]) -> Never:
-        """:meth:`replace` for async tasks.
+    def on_replace(self, sig: Canvas[Any, Any]) -> Never:
+        """Called by :meth:`replace`: stores the canvas (Celery's ``on_replace``). A task class may change it first.
+
+        Args:
+            sig: The canvas, with the stamps of the running job.
 
         Raises:
             WaitForChildren: Always. Also raises the errors of :meth:`replace`.
         """
-        await self._client_for_replace().areplace(check_overrides_passed(canvas))
+        self._client_for_replace().replace(check_overrides_passed(sig))
         raise WaitForChildren(replaced=True)
+
+    async def areplace(self, canvas: Canvas[Any, Any]) -> Never:
+        """:meth:`replace` for async tasks; it does not call :meth:`on_replace`.
+
+        Raises:
+            WaitForChildren: Always. Also raises the errors of :meth:`replace`.
+        """
+        await self._client_for_replace().areplace(check_overrides_passed(self._with_own_stamps(canvas)))
+        raise WaitForChildren(replaced=True)
+
+    def _with_own_stamps(self, canvas: Canvas[Any, Any]) -> Canvas[Any, Any]:
+        """Add the running job's stamps to a canvas, except those that a call has already."""
+        if stamps := self.request.stamps:
+            for call in canvas.calls():
+                missing = {name: value for name, value in stamps.items() if name not in call.stamps}
+                stamper = Stamper()
+                call.stamp_with(stamper, stamper.merged({}, missing))
+        return canvas
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> Never:  # noqa: ARG002 - Celery's signature
         """Always raise an error. (Celery would add a member to the chord of the running member.)

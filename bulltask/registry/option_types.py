@@ -138,6 +138,7 @@ class SingleCallKeywords(TypedDict, total=False):
     compression: Compression | None
     # Celery's:
     task_id: str | None
+    stamped_headers: Sequence[str] | None
     # Celery's, without effect:
     add_to_parent: bool | None
     argsrepr: str | None
@@ -154,7 +155,6 @@ class SingleCallKeywords(TypedDict, total=False):
     retry: bool | None
     retry_policy: Mapping[str, Any] | None
     shadow: str | None
-    stamped_headers: Sequence[str] | None
 
 
 class CallKeywords(SingleCallKeywords, Generic[R], total=False):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.numbers import number
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.registry.ancestry import ancestry
+from bulltask.registry.stamping import STAMPED_HEADERS
 
 __all__ = ["FailedRequest", "Request"]
+
+V = TypeVar("V")
 
 _CELERYS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(
@@ -21,7 +24,7 @@ _CELERYS: Final[Mapping[str, Any]] = {
     ),
     "ignore_result": False,
 }
-"""Celery's values for a request without them."""
+"""Celery's values for a request without them; that of a failed job has no stamps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,21 @@ class Request:
     def timelimit(self) -> tuple[float | None, float | None]:
         """Hard and soft time limit, in Celery's order."""
         return self.time_limit, self.soft_time_limit
+
+    @property
+    def stamps(self) -> Mapping[str, Any]:
+        """The stamps of the call, by name; see :meth:`bulltask.Signature.stamp`."""
+        return _of_type(dict, self.headers.get("stamps"), {})
+
+    @property
+    def stamped_headers(self) -> Sequence[str]:
+        """The names of :attr:`stamps`."""
+        return _of_type(list, self.headers.get(STAMPED_HEADERS), [])
+
+    @property
+    def task_name(self) -> str:
+        """:attr:`task`, under the name that Celery's ``task_received`` has for it."""
+        return self.task
 
     @property
     def correlation_id(self) -> str:
@@ -210,6 +228,11 @@ class FailedRequest(dict[str, Any]):
             if name in _CELERYS:
                 return _CELERYS[name]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _of_type(kind: type[V], value: object, default: V) -> V:
+    """Return a header, or the default if another client has sent something else under its name."""
+    return value if isinstance(value, kind) else default
 
 
 def _iso(epoch_ms: int | None) -> str | None:

@@ -18,6 +18,7 @@ from bulltask.registry.canvas import Canvas, Group, chain_of, check_canvas, chor
 from bulltask.registry.celery_options import translate_call_options
 from bulltask.registry.current import current_sender
 from bulltask.registry.option_types import CallKeywords, SignatureKeywords
+from bulltask.registry.stamping import STAMPED_HEADERS, Stamper
 from bulltask.result import AsyncResult
 from bulltask.typed.build import register_converter
 from bulltask.typed.converter import Converter, Mismatch
@@ -128,6 +129,22 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
         """Return the callbacks."""
         return [*self.links, *self.errbacks]
 
+    @property
+    def stamps(self) -> Mapping[str, Any]:
+        """The stamps of the call; see :meth:`Canvas.stamp`."""
+        stamps: Mapping[str, Any] = self._given.get("stamps", {})
+        return stamps
+
+    def stamp_with(self, stamper: Stamper, headers: Mapping[str, Any]) -> None:
+        """Stamp the call, and its callbacks."""
+        stamper.stamp_links(self, headers)
+        given = stamper.headers("on_signature", self, headers)
+        stamps = {name: given[name] for name in given[STAMPED_HEADERS] if name in given}
+        merged = stamper.merged(self.stamps, stamps)
+        del merged[STAMPED_HEADERS]
+        self._given["stamps"] = merged
+        self.options = CallOptions.of(self._given)
+
     def set_id(self, job_id: str) -> None:
         """Set the option ``job_id``."""
         self._given["job_id"] = job_id
@@ -144,7 +161,8 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
             "task": self.task.name,
             "args": list(self.args),
             "kwargs": dict(self.kwargs),
-            "options": {name: _as_json(value) for name, value in self._given.items()}
+            "options": {name: _as_json(value) for name, value in self._given.items() if name != "stamps"}
+            | ({**self.stamps, STAMPED_HEADERS: [*self.stamps]} if self.stamps else {})
             | {name: [callback.to_dict() for callback in given] for name, given in callbacks.items() if given},
             "subtask_type": None,
             "immutable": self.immutable,

@@ -104,7 +104,8 @@ class TaskOptions:
             settings ``task_serializer`` and ``result_serializer``.
         compression: How large arguments and results are compressed: ``"zlib"`` (in Celery also called ``"gzip"``) or
             ``"zstd"``; ``None``: the settings ``task_compression`` and ``result_compression``.
-        pydantic: Celery's option. ``True`` has no effect, as models are always converted; ``False``: ``typed=False``.
+        pydantic: Celery's option. ``True``: ``get()`` returns the JSON of the result, such as a dictionary for a model
+            (arguments are always converted); ``False``: ``typed=False``.
         checkpoint: The task's jobs have a cursor, from which they continue after an interruption (``self.iterate()``);
             needs ``bind=True``.
         checkpoint_interval: Minimum time between two writes of the cursor (seconds or ``timedelta``); 0 stores it after

@@ -17,6 +17,7 @@ __all__ = [
     "task_failure",
     "task_postrun",
     "task_prerun",
+    "task_received",
     "task_retry",
     "task_revoked",
     "task_success",
@@ -41,6 +42,9 @@ after_task_publish: Final = Signal("after_task_publish", PUBLISH_SIGNALS)
 """After Redis has stored a job: ``body``, ``exchange``, ``routing_key``, ``headers``."""
 
 # ---- running: in the child that runs the job, in the task's context; the sender is the task --------------------------
+
+task_received: Final = Signal("task_received", TASK_SIGNALS)
+"""Directly before ``task_prerun``, because a worker takes a job only when it can run it: ``request``."""
 
 task_prerun: Final = Signal("task_prerun", TASK_SIGNALS)
 """Before a task is called: ``task_id``, ``task``, ``args``, ``kwargs``."""
@@ -101,7 +105,6 @@ NOT_AVAILABLE: Final[Mapping[str, str]] = {
     "heartbeat_sent": "workers send no heartbeat messages",
     "import_modules": "put the code in the app's module",
     "task_internal_error": "an unexpected error of bulltask ends the child, and its job runs again",
-    "task_received": _LISTENER.format("JobStarted"),
     "task_rejected": _LISTENER.format("MalformedJobFailed"),
     "task_sent": "use after_task_publish",
     "task_unknown": _LISTENER.format("TaskNotRegistered"),

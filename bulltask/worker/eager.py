@@ -17,7 +17,6 @@ from bulltask.clock import mono_ms
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import BulltaskError, TaskError
 from bulltask.jobs import codec
-from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobOptions, JobRef, NewJob, RunningJob
 from bulltask.jobs.stored_options import StoredOptions
@@ -214,8 +213,8 @@ class _JobRun:
         if not isinstance(outcome, FailedOutcome):
             return
         config, job = self._app.config, self._job
-        failed, root_id = outcome.failed_job or FailedJob(job.id, job.name, job.queue), ancestry(job)["root_id"]
-        for errback in called_errbacks(job, outcome.failed_job):
+        root_id = ancestry(job)["root_id"]
+        for errback, failed in called_errbacks(job, outcome.failed_job):
             data = errback_data(errback, failed, outcome.reason, outcome.trace, config)
             options = JobOptions(more=errback.opts_of(failed, root_id, self._app.now_ms()))
             new = NewJob(errback_queue(errback, config), str(uuid_utils.uuid7()), errback.task, data, options)

@@ -10,7 +10,7 @@ import uuid_utils
 
 from bulltask.config.config import Config
 from bulltask.errors import BulltaskError, InvalidJobError
-from bulltask.jobs.errbacks import Errback, FailedJob, read_errbacks
+from bulltask.jobs.errbacks import OF_CHORD, Errback, FailedJob, read_errbacks
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import name_in_app
 from bulltask.payloads.payload_codec import PayloadCodec
@@ -20,8 +20,8 @@ from bulltask.transport.scripts.add import AddedJob, added_job
 __all__ = ["called_errbacks", "errback_data", "errback_jobs", "errback_queue"]
 
 
-def called_errbacks(job: RunningJob, failed_job: FailedJob | None) -> Sequence[Errback]:
-    """Return the error callbacks of a job that fails.
+def called_errbacks(job: RunningJob, failed_job: FailedJob | None) -> Sequence[tuple[Errback, FailedJob]]:
+    """Return the error callbacks of a job that fails, and the job that each of them describes.
 
     Args:
         job: The job.
@@ -35,7 +35,13 @@ def called_errbacks(job: RunningJob, failed_job: FailedJob | None) -> Sequence[E
         errbacks = read_errbacks(job.canvas["errbacks"])
     except InvalidJobError:
         return ()  # another client has replaced the options
-    return [it for it in errbacks if it.cascades or failed_job is None or job.replacement]
+    own = FailedJob(job.id, job.name, job.queue)
+    in_header = failed_job is not None and not job.replacement
+    return [
+        (it, own if failed_job is None or (in_header and it.cascades == OF_CHORD) else failed_job)
+        for it in errbacks
+        if it.cascades or failed_job is None or job.replacement
+    ]
 
 
 def errback_jobs(
@@ -53,7 +59,7 @@ def errback_jobs(
     errbacks = called_errbacks(job, failed_job)
     if not errbacks:
         return []
-    failed, root_id = failed_job or FailedJob(job.id, job.name, job.queue), ancestry(job)["root_id"]
+    root_id = ancestry(job)["root_id"]
     return [
         added_job(
             f"{errback.queue}:",
@@ -63,7 +69,7 @@ def errback_jobs(
             errback.opts_of(failed, root_id, now_ms),
             now_ms,
         )
-        for errback in errbacks
+        for errback, failed in errbacks
     ]
 
 

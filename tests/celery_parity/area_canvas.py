@@ -484,6 +484,21 @@ same(
 )
 
 
+same(
+    "`link_error` of a chord is called with the id of the body if a member fails.",
+    True,
+    lambda p: notes_id_of_body(p),
+)
+
+
+def notes_id_of_body(p: Any) -> bool:
+    chord = p.chord([p.add.s(1, 1), p.boom.s()], p.total.s())
+    chord.link_error(p.note_failed_id.s(p.key))
+    result = chord.delay()
+    p.fails(result)
+    return bool(p.notes() == [result.id])
+
+
 def linked(p: Any, canvas: Any) -> object:
     canvas.link(p.note.s(p.key))
     p.get(canvas)
@@ -590,10 +605,10 @@ same(
     [1, "total"],
     lambda p: [len(canvases(p)[2].tasks), canvases(p)[2].body.name.rpartition(".")[2]],
 )
-differs(
-    "`stamp` adds headers to each task of a workflow.",
-    (True, False),
-    "bulltask has no stamps: Celery needs them for messages to all workers, which bulltask does not have; "
-    "`set(headers=…)` adds headers to all calls of a canvas",
-    lambda p: hasattr(p.add.s(1, 2), "stamp"),
-)
+same("`stamp` adds stamps to each task of a workflow.", [[{"team": "a"}]] * 2, lambda p: stamped(p))
+
+
+def stamped(p: Any) -> object:
+    canvas = p.group(p.request.s(["stamps"]), p.chain(p.add.si(1, 2), p.request.si(["stamps"])))
+    canvas.stamp(team="a")
+    return p.get(canvas)

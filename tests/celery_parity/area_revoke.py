@@ -52,12 +52,7 @@ same(
 )
 same("A revoked task is ready.", True, lambda p: (lambda r: p.fails(r) and r.ready())(delayed(p)))
 same("A revoked task has not succeeded.", False, lambda p: (lambda r: p.fails(r) and r.successful())(delayed(p)))
-differs(
-    "A revoked task has not failed.",
-    (False, True),
-    "BullMQ has no state for revoked jobs: the job has failed, with the reason `revoked`",
-    lambda p: (lambda r: p.fails(r) and r.failed())(delayed(p)),
-)
+same("A revoked task has not failed.", False, lambda p: (lambda r: p.fails(r) and r.failed())(delayed(p)))
 differs(
     "`str(result.state)` of a revoked task is `REVOKED`.",
     ("REVOKED", "failed"),
@@ -111,7 +106,7 @@ differs(
 differs(
     "`app.control.revoke_by_stamped_headers(headers)` revokes tasks by their stamps.",
     (True, "AttributeError"),
-    "jobs have no stamps; revoke their ids",
+    "workers receive no messages; revoke the ids of the jobs",
     lambda p: p.app.control.revoke_by_stamped_headers({"key": p.key}) is None,
 )
 

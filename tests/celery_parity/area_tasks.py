@@ -370,12 +370,19 @@ same(
     5,
     lambda p: p.get(p.add.apply_async((2, 3), expires=datetime.now(UTC) + timedelta(minutes=1))),
 )
-differs(
-    "A task that expired is revoked.",
+better(
+    "`get` of a task that expired raises `TaskRevokedError`.",
     ("TaskRevokedError", "JobExpiredError"),
-    "BullMQ has no state for expired jobs: the job fails with `JobExpiredError`",
+    "it raises `JobExpiredError`, a subclass of `TaskRevokedError`, whose message says when the job expired",
     lambda p: p.get(p.add.apply_async((2, 3), countdown=1, expires=0.5)),
 )
+
+
+@same("The status of a task that expired is `REVOKED`, and it has not failed.", ["REVOKED", True, False])
+def _(p: Any) -> object:
+    result = p.add.apply_async((2, 3), countdown=1, expires=0.5)
+    p.fails(result)
+    return [result.status, result.ready(), result.failed()]
 
 
 @same("A task that expired does not run.", [])

@@ -9,9 +9,10 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from pydantic import BaseModel
 
-from bulltask import App, AsyncResult, Context, Request, chain, crontab, current_task, group
-from bulltask.errors import ConfigError, Reject, TaskError, TaskRejectedError, TaskRevokedError
+from bulltask import App, AsyncResult, Context, Request, ResultSet, chain, chord, crontab, current_task, group
+from bulltask.errors import ConfigError, JobExpiredError, Reject, TaskError, TaskRejectedError, TaskRevokedError
 from bulltask.exceptions import TimeoutError as CeleryTimeoutError
 from bulltask.jobs.failures import ARGUMENTS_CHARS, arguments_for, storable_arguments
 from bulltask.signals import after_task_publish, before_task_publish
@@ -20,6 +21,12 @@ from bulltask.testing import InlineWorker, use_server
 pytestmark = pytest.mark.redis
 
 KEY = f"k1:{base64.b64encode(bytes(range(32))).decode()}"
+
+
+class Order(BaseModel):
+    """A model."""
+
+    number: int
 
 
 class Refused(Exception):
@@ -95,7 +102,101 @@ def test_an_error_callback_receives_a_request_with_attributes(app: App, worker: 
     assert seen[0][1] == "fails"
 
 
+@pytest.mark.parametrize("way", ["chord", "body's own", "chain with a group", "body of two", "body that fails"])
+def test_an_error_callback_of_a_chord_describes_the_body_if_a_member_fails(
+    app: App, worker: InlineWorker, way: str
+) -> None:
+    seen: list[Any] = []
+
+    @app.task(name="fails")
+    def fails(*_: Any) -> None:
+        raise ValueError("no")
+
+    @app.task(name="body")
+    def body(*_: Any) -> None: ...
+
+    @app.task(name="note")
+    def note(request: Any, error: str, traceback: str) -> None:
+        seen.append((request.id, request.task, error))
+
+    @app.task(name="note-id")
+    def note_id(job_id: str) -> None:
+        seen.append(job_id)
+
+    failing = fails.si()
+    member, header = failing.freeze(), group(body.si(), failing)
+    ways: dict[str, Any] = {
+        "chord": lambda: chord(header, body.s()),
+        "chain with a group": lambda: chain(body.s(), header, body.s()),
+        "body of two": lambda: chord(header, chain(body.s(), body.s())),
+        "body that fails": lambda: chord(group(body.si(), body.si()), failing),
+    }
+    canvas = ways.get(way, ways["chord"])()
+    guarded = canvas.body if way == "body's own" else canvas
+    guarded.link_error(note.s())
+    guarded.link_error(note_id.s())
+    sent = canvas.delay()
+    worker.run_jobs(propagate=False)
+    described = {"chord": (sent.id, "body"), "body's own": (sent.id, "body")}.get(way, (member.id, "fails"))
+    assert sorted(seen, key=str) == sorted([(*described, "no"), described[0]], key=str)
+
+
+def test_stamps_are_among_the_headers_that_a_signal_shows(app: App, worker: InlineWorker) -> None:
+    shown: list[Any] = []
+
+    def show(headers: Any, properties: Any, **_: Any) -> None:
+        shown.append((headers["stamps"], headers["stamped_headers"], "stamp" in properties))
+
+    @app.task(name="stamped", bind=True)
+    def stamped(self: Context) -> Any:
+        return dict(self.request.stamps)
+
+    before_task_publish.connect(show)
+    try:
+        assert stamped.s().stamp(stamp=[4, 2]).delay().get(timeout=5) == {"stamp": [4, 2]}
+    finally:
+        before_task_publish.disconnect(show)
+    assert shown == [({"stamp": [4, 2]}, ["stamp"], False)]
+
+
 # ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_has_expired_or_was_revoked_has_not_failed_and_its_status_is_revoked(
+    app: App, worker: InlineWorker
+) -> None:
+    @app.task(name="one")
+    def one() -> None:
+        raise ValueError
+
+    expired, revoked, failed = one.apply_async(expires=60), one.delay(), one.delay()
+    revoked.revoke()
+    worker.clock.advance(61)
+    worker.run_jobs(propagate=False)
+    for result in (expired, revoked):
+        assert (result.status, result.ready(), result.failed(), result.successful()) == ("REVOKED", True, False, False)
+        assert not ResultSet([result]).failed()
+        with pytest.raises(TaskRevokedError) as caught:
+            result.get()
+        assert caught.value.job_id == result.id
+    with pytest.raises(JobExpiredError, match=r"the job expired 1\.\d+ s before it was acquired") as late:
+        expired.get()
+    assert "the job expired" in late.value.reason
+    assert "JobExpiredError" in late.value.remote_traceback
+    assert (failed.status, failed.failed(), ResultSet([revoked, failed]).failed()) == ("FAILURE", True, True)
+
+
+@pytest.mark.parametrize("option", [True, None])
+def test_get_returns_a_dictionary_for_a_model_only_with_celerys_option(
+    app: App, worker: InlineWorker, option: bool | None
+) -> None:
+    @app.task(name="doubled", pydantic=option)
+    def doubled(order: Order) -> Order:
+        return Order(number=order.number * 2)
+
+    results = [doubled.delay(Order(number=2)), doubled.s(Order(number=2)).delay(), doubled.apply((Order(number=2),))]
+    expected = {"number": 4} if option else Order(number=4)
+    assert [result.get(timeout=5) for result in results] == [expected] * 3
 
 
 def test_a_task_can_return_a_handle(app: App, worker: InlineWorker) -> None:

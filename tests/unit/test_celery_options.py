@@ -77,7 +77,6 @@ def test_options_without_effect_warn_at_the_decorator_and_say_why(options: dict[
         ({"shadow": "shown"}, "use headers= for another name"),
         ({"delivery_mode": 1}, "the Redis server's configuration decides"),
         ({"argsrepr": "(***)"}, "log lines do not contain the arguments"),
-        ({"stamped_headers": ["tenant"]}, "the task receives all of headers="),
         ({"correlation_id": "x"}, "it is the job's id"),
     ],
 )

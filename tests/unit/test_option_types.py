@@ -16,7 +16,7 @@ from bulltask.registry.task_options import TaskOptions
 
 RESOLVED = {"unlimited_retries"}
 """Fields that another keyword sets."""
-TRANSLATED = {BatchTaskKeywords: {"retry_kwargs"}, CallKeywords: {"task_id", "link", "link_error"}}
+TRANSLATED = {BatchTaskKeywords: {"retry_kwargs"}, CallKeywords: {"task_id", "link", "link_error", "stamped_headers"}}
 """Keywords that set other fields, or are attributes of a signature."""
 IGNORED = {BatchTaskKeywords: IGNORED_TASK_OPTIONS.keys(), CallKeywords: IGNORED_CALL_OPTIONS.keys()}
 """Keywords of Celery without effect."""

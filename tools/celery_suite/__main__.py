@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
 from collections import Counter
@@ -32,6 +33,28 @@ Outcomes = dict[str, tuple[str, str]]
 """The outcome of each test or example (``passed``, ``failed``, ``skipped`` …), and its error."""
 
 
+def download(release: str, *, install: bool) -> Path:
+    """Return the directory with the tests of another release of Celery; install that release if it is to run them."""
+    target, name = BUILD / release, f"celery=={release}"
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    if not (target / "t").exists():
+        subprocess.run([*pip, "download", "--no-deps", "--no-binary=celery", f"--dest={target}", name], check=True)
+        with tarfile.open(target / f"celery-{release}.tar.gz") as archive:
+            top = f"celery-{release}/"
+            members = [member for member in archive.getmembers() if member.name.startswith(f"{top}t/")]
+            for member in members:
+                member.name = member.name.removeprefix(top)
+            archive.extractall(target, members, filter="data")
+    if install and not (target / "celery").exists():
+        subprocess.run([*pip, "install", "--no-deps", f"--target={target}", name], check=True)
+    return target
+
+
+def source() -> Path:
+    """Return the directory with Celery's tests."""
+    return Path(os.environ.get("SUITE_SOURCE", SOURCE))
+
+
 def directory(library: str) -> Path:
     """Return the directory for logs and outcomes."""
     return BUILD / library
@@ -44,7 +67,7 @@ def environment(library: str, name: str, url: str) -> dict[str, str]:
         "LIBRARY": library,
         "BULLTASK_WORKER_CONCURRENCY": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # it would import Celery
-        "PYTHONPATH": f"{SOURCE}:{ROOT}",
+        "PYTHONPATH": f"{source()}:{ROOT}",
         "TEST_BROKER": url,
         "TEST_BACKEND": url,
         "REDIS_HOST": "127.0.0.1",
@@ -77,12 +100,12 @@ def pytest(library: str, name: str, url: str, tests: Iterable[str], *options: st
         "-c",
         os.devnull,
         "--rootdir",
-        str(SOURCE),
+        str(source()),
         "-opython_classes=test_*",
         "-opython_files=test_*.py",
         *options,
     )
-    paths = [SOURCE / "t/integration" / test for test in tests]
+    paths = [source() / "t/integration" / test for test in tests]
     return run(
         library, name, url, "-m", "pytest", "-pno:cacheprovider", *options, *(f"-p{name}" for name in plugins), *paths
     )
@@ -97,12 +120,12 @@ def collect(library: str) -> list[str]:
     return found
 
 
-def run_all(library: str, selected: str, shards: int) -> Outcomes:
+def run_all(library: str, selected: str, shards: int, every_page: Iterable[str]) -> Outcomes:
     """Run tests and pages in several processes, each with a server and a worker of its own."""
     for file in directory(library).glob("*.jsonl"):
         file.unlink()
     tests = [test for test in collect(library) if selected in test]
-    pages = [page for page in PAGES if selected in page]
+    pages = [page for page in every_page if selected in page]
     outcomes: Outcomes = dict.fromkeys(tests, ("failed", "the test process has ended"))
     for page in pages:
         outcomes |= {block.name: ("failed", "not run") for block in blocks(page) if block.language in CODE}
@@ -158,6 +181,16 @@ def numbers(outcomes: Outcomes) -> dict[str, dict[str, int]]:
     return {file: {"total": count.total(), **count} for file, count in counts.items()}
 
 
+def classes(outcomes: Outcomes, failures: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return how many failures of each file have which class."""
+    counts = Counter(
+        (name.partition(":")[0], failures.get(name, ("not recorded",))[0])
+        for name, (outcome, _) in outcomes.items()
+        if outcome == "failed"
+    )
+    return [f"{file}: {kind}: {count}" for (file, kind), count in sorted(counts.items())]
+
+
 def changes(outcomes: Outcomes, files: Mapping[str, Any], failures: Mapping[str, object]) -> list[str]:
     """Return what differs from the recorded outcomes."""
     found = [
@@ -188,10 +221,13 @@ def main() -> int:
     parser.add_argument("-k", dest="selected", default="", help="only tests and pages whose name contains this text")
     parser.add_argument("--celery", action="store_true", help="run Celery instead of bulltask, for comparison")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--release", help="run the tests of another release, such as 5.6.3, without the guide")
     options = parser.parse_args()
     library = "celery" if options.celery else "bulltask"
     directory(library).mkdir(parents=True, exist_ok=True)
-    outcomes = run_all(library, options.selected, options.processes)
+    if options.release:
+        os.environ["SUITE_SOURCE"] = str(download(options.release, install=options.celery))
+    outcomes = run_all(library, options.selected, options.processes, [] if options.release else PAGES)
     files, failures = read_classes()
     lines = [
         line
@@ -201,7 +237,10 @@ def main() -> int:
     ]
     lines += report(outcomes, {} if options.celery else failures)
     lines += [f"{file}: {count}" for file, count in numbers(outcomes).items()]
-    differing = [] if options.celery else changes(outcomes, {} if options.selected else files, failures)
+    if not options.celery:
+        lines += classes(outcomes, failures)
+    partial = options.selected or options.release
+    differing = [] if options.celery else changes(outcomes, {} if partial else files, failures)
     sys.stdout.write("\n".join([*lines, *differing, ""]))
     return int(bool(differing))
 

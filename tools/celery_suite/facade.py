@@ -6,7 +6,9 @@ pytest loads this module as a plugin, and the worker as the module of its app. :
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -14,21 +16,15 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final, Never
 
 import pytest
 
 import bulltask.celery
-from bulltask import App, ResultSet
+from bulltask.signals import task_received
 
 PATCHES: Final[list[str]] = []
-
-
-class Placeholder:
-    """A class of Celery's that bulltask does not have: it can be imported and subclassed, but not used."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        raise NotImplementedError(f"the facade has no {type(self).__name__}")
 
 
 class PlaceholderModule(types.ModuleType):
@@ -64,30 +60,20 @@ def provide(module: str, **names: object) -> None:
             setattr(found, name, value)
 
 
-def placeholder(name: str, base: type = Placeholder) -> dict[str, type]:
-    """Return a class that cannot be used, by its name."""
-    return {name: type(name, (base,), {"__qualname__": f"a {base.__name__}, only to be imported"})}
+def placeholder(name: str) -> dict[str, type]:
+    """Return a class of Celery's that bulltask does not have, by its name."""
+    return {name: type(name, (Exception,), {"__qualname__": "an Exception, only to be imported"})}
 
 
 def shared_task(function: Any = None, **options: Any) -> Any:
-    """``bulltask.shared_task``; a task that it refuses raises the error when it is used, so that others are defined."""
+    """``bulltask.shared_task``; a task that it refuses becomes ``None``, so that the others are defined."""
     if function is None:
         return lambda function: shared_task(function, **options)
     try:
         return bulltask.shared_task(**options)(function) if options else bulltask.shared_task(function)
     except bulltask.ConfigError as error:
-        return RefusedTask(function.__name__, error)
-
-
-class RefusedTask:
-    """A task that bulltask refused to define."""
-
-    def __init__(self, name: str, error: Exception) -> None:
-        PATCHES.append(f"the task {name} raises the error of its definition when it is used: {error}")
-        self._error = error
-
-    def __getattr__(self, name: str) -> Never:
-        raise self._error
+        PATCHES.append(f"the task {function.__name__} is not defined: {error}")
+        return None
 
 
 class View:
@@ -106,7 +92,7 @@ class View:
 class Manager:
     """The methods of Celery's test manager that need no remote control."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: bulltask.App) -> None:
         self.app = View(app, conf=View(app.conf, **READ_ONLY))
 
     def inspect(self) -> types.SimpleNamespace:
@@ -123,7 +109,7 @@ class Manager:
         for _ in range(100):
             with suppress(*catch):
                 return condition()
-            get_redis_connection().blpop(["nothing"], 0.1)
+            connection.blpop(["nothing"], 0.1)
         return condition()
 
     def assert_result_tasks_in_progress_or_completed(self, results: list[Any]) -> None:
@@ -137,7 +123,7 @@ class Manager:
 
 
 @pytest.fixture(scope="session")
-def celery_session_app() -> App:
+def celery_session_app() -> bulltask.App:
     """Return the app of all tests."""
     return app
 
@@ -145,13 +131,30 @@ def celery_session_app() -> App:
 celery_app = celery_session_app
 
 
+def relay(request: bulltask.Request, **_: object) -> None:
+    """In the worker: wait until :func:`receive` has called the receivers in the process of the tests."""
+    connection.rpush("task-received", json.dumps(dataclasses.asdict(request)))
+    connection.blpop(["task-relayed"], 5)
+
+
+def receive() -> None:
+    """In the process of the tests: send the worker's ``task_received`` again. (Celery's worker is a thread there.)"""
+    while True:
+        request = bulltask.Request(**json.loads(connection.blpop(["task-received"])[1]))
+        for receiver in task_received.receivers():
+            with suppress(Exception):  # not logged here: two threads must not use `ast` at the same time
+                receiver(request=request)
+        connection.rpush("task-relayed", 1)
+
+
 @pytest.fixture(scope="session")
-def celery_session_worker(celery_session_app: App) -> Iterator[None]:
+def celery_session_worker(celery_session_app: bulltask.App) -> Iterator[None]:
     """Run a worker process with one child, as Celery's fixture does."""
     command = [sys.executable, "-m", "bulltask", "-A", __name__, "worker", "-c", "1", "-l", "info"]
     with Path(os.environ["SUITE_WORKER_LOG"]).open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     manager = Manager(celery_session_app)
+    Thread(target=receive, daemon=True).start()
     try:
         manager.wait_for(lambda: next(iter(manager.inspect().ping())), (StopIteration,))
         yield
@@ -166,27 +169,22 @@ def pytest_report_header() -> list[str]:
 
 
 URL: Final = os.environ["TEST_BROKER"]
-READ_ONLY: Final = {
-    "broker_url": URL,
-    "result_backend": URL,
-    "task_protocol": 2,
-    "result_backend_transport_options": {},
-}
+OF_TRANSPORT: Final = "result_backend_transport_options"
+READ_ONLY: Final = {"broker_url": URL, "result_backend": URL, "task_protocol": 2, OF_TRANSPORT: {}}
 PATCHES += [f"manager.app.conf.{name} is {value!r}" for name, value in READ_ONLY.items()]
-added: Any = App("suite", broker=URL, result_extended=True)
-added.ResultSet = ResultSet
+added: Any = bulltask.App("suite", broker=URL, result_extended=True, convert_untyped=True)
+added.ResultSet = bulltask.ResultSet
 added.backend = types.SimpleNamespace(ensure_chords_allowed=lambda: None)
 added.amqp = types.SimpleNamespace(queues={"celery"})
-app: Final[App] = added
+app: Final[bulltask.App] = added
 PATCHES += ["app.backend: only ensure_chords_allowed()", "app.amqp: only queues", "app.ResultSet: bulltask.ResultSet"]
 vars(sys.modules["celery"])["shared_task"] = shared_task
-PATCHES.append("celery.shared_task: a task that bulltask refuses raises the error when it is used")
+PATCHES += ["shared_task: a task that bulltask refuses is None", "task_received: also sent in the tests' process"]
 provide("celery.app.trace")
 provide("celery.backends.base", states=bulltask.celery.states, **placeholder("BaseKeyValueStoreBackend"))
-provide("celery.canvas", _chain=bulltask.chain, **placeholder("StampingVisitor"))
-provide("celery.exceptions", **placeholder("ChordError", Exception))
-provide("celery.signals", task_received=PlaceholderModule("celery.signals.task_received"))
-provide("celery.utils.serialization", **placeholder("UnpickleableExceptionWrapper", Exception))
+provide("celery.canvas", _chain=bulltask.chain)
+provide("celery.exceptions", **placeholder("ChordError"))
+provide("celery.utils.serialization", **placeholder("UnpickleableExceptionWrapper"))
 provide("celery.worker.control", add_consumer=decorator, cancel_consumer=decorator)
 provide("celery.worker.control", control_command=decorator, inspect_command=decorator)
 provide("celery.worker.state")
@@ -196,5 +194,7 @@ provide("celery.contrib.testing.manager", Manager=Manager)
 
 from t.integration.tasks import ClassBasedAutoRetryTask, get_redis_connection  # noqa: E402 - imports the names above
 
+connection: Final = get_redis_connection()
 if "pytest" not in sys.argv[0]:  # the worker
     app.register_task(ClassBasedAutoRetryTask())
+    task_received.connect(relay)

@@ -1,4 +1,4 @@
-"""Calls the hooks around an attempt: middleware, and the signals from ``task_prerun`` to ``task_postrun``."""
+"""Calls the hooks around an attempt: middleware, and the signals from ``task_received`` to ``task_postrun``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from bulltask.signals.catalog import (
     task_failure,
     task_postrun,
     task_prerun,
+    task_received,
     task_retry,
     task_revoked,
     task_success,
@@ -145,6 +146,7 @@ class HookedRun:
 
     def _send_prerun(self) -> None:
         self._has_started = True
+        send_signal(task_received, self.task, MAY_END_ATTEMPT, request=self._request)
         send_signal(task_prerun, self.task, MAY_END_ATTEMPT, **self._call_arguments(), task=self.task)
 
     def _send_outcome(self, outcome: Outcome | None) -> tuple[Any, str]:
