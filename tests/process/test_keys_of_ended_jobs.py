@@ -49,6 +49,8 @@ WAYS = (
     "is revoked while it runs",
     "is revoked before it runs",
     "expires",
+    "is malformed",
+    "stalls too often",
 )
 
 
@@ -79,9 +81,14 @@ def test_jobs_leave_no_keys_however_they_end(harness: WorkerHarness) -> None:
         for how in WAYS
     }
     jobs["is revoked before it runs"].revoke()
+    stalled, keys = jobs["stalls too often"].id, harness.keys
+    harness.redis.lmove(keys.wait, keys.active, "LEFT", "LEFT")
+    assert harness.redis.lrange(keys.active, 0, -1) == [stalled]
+    harness.redis.hset(keys.job(stalled), "stc", "1")
+    harness.redis.hset(keys.job(jobs["is malformed"].id), "opts", "{")
     limited = [send("limited", remove_on_complete=True) for _ in range(3)]
     more = [send("iterates", remove_on_complete=True), *limited]
-    settings = {"max_crashes": 2, "stalled_interval": 1, "broker_reconnect_delay": 0.01}
+    settings = {"max_crashes": 2, "remove_on_fail": True, "stalled_interval": 1, "broker_reconnect_delay": 0.01}
     worker = harness.worker(TASKS, children=2, settings=settings)
     revoked = jobs["is revoked while it runs"]
     harness.wait_for_start(revoked)
@@ -89,6 +96,9 @@ def test_jobs_leave_no_keys_however_they_end(harness: WorkerHarness) -> None:
     ids = {job.id for job in (*jobs.values(), *more)} - {jobs["is revoked before it runs"].id}
     for job_id in ids:
         wait_until(partial(has_ended, harness, job_id), 60, f"the end of {job_id}")
+    reasons = {entry["jobId"]: entry["failedReason"] for entry in harness.events.all(event="failed")}
+    assert reasons[stalled] == "job stalled more than allowable limit"
+    assert "malformed" in reasons[jobs["is malformed"].id]
     wait_until(lambda: not harness.redis.exists(harness.keys.revoked), 60, "the end of the revocation request")
     assert worker.stop() == 0
     queue_keys = {harness.keys.base + name for name in ("meta", "events", "id", "marker", "stalled-check", "pc")}
