@@ -29,8 +29,12 @@ def parse_annotations(value: Any, name: str) -> Annotations | None:
     parts = list(value) if isinstance(value, list | tuple) else [value]
     for part in parts:
         if not isinstance(part, Mapping) and not hasattr(part, "annotate"):
-            raise ConfigError(f"{name} must be a dictionary of options by task name, or a list of them, not {part!r}")
+            raise ConfigError(
+                f"{name} must be a dictionary of options by task name, or a list of them, not {part!r:.200}"
+            )
         for task, options in part.items() if isinstance(part, Mapping) else ():
             if not isinstance(options, Mapping):
-                raise ConfigError(f"{name}[{task!r}] must be a dictionary of the task's options, not {options!r}")
+                raise ConfigError(
+                    f"{name}[{task!r:.200}] must be a dictionary of the task's options, not {options!r:.200}"
+                )
     return parts

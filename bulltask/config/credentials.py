@@ -98,7 +98,7 @@ def _imported(name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as exc:
-        raise ConfigError(f"cannot import {_SETTING} {name!r}: {exc}") from exc
+        raise ConfigError(f"cannot import {_SETTING} {name!r:.200}: {exc}") from exc
 
 
 def _checked(found: object, user: str) -> tuple[str, ...]:

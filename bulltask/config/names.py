@@ -64,15 +64,15 @@ def explain(name: str, label: str = "") -> str:
     known = [*SETTINGS, *CELERY_SETTINGS]
     prefix = label[: -len(name)] if label.lower().endswith(name.lower()) else ""
     if current := current_name(name, known) or current_name(label, known):
-        return f"unknown setting {label!r}: it is an old Celery name; use {_as_written(current, prefix)}"
+        return f"unknown setting {label!r:.200}: it is an old Celery name; use {_as_written(current, prefix)}"
     if name.lower().startswith("redbeat_"):
-        return f"unknown setting {label!r}: it belongs to RedBeat, but {CUSTOM_SCHEDULER}"
+        return f"unknown setting {label!r:.200}: it belongs to RedBeat, but {CUSTOM_SCHEDULER}"
     match = nearest(name.lower(), known, _CLOSE)
     if match in CELERY_SETTINGS and CELERY_SETTINGS[match].rejected:
-        return f"unknown setting {label!r}. {CELERY_SETTINGS[match].message(match)}"
+        return f"unknown setting {label!r:.200}. {CELERY_SETTINGS[match].message(match)}"
     if not match:
-        return f"unknown setting {label!r}"
-    return f"unknown setting {label!r}; did you mean {_as_written(match, prefix)!r}?"
+        return f"unknown setting {label!r:.200}"
+    return f"unknown setting {label!r:.200}; did you mean {_as_written(match, prefix)!r:.200}?"
 
 
 def _as_written(name: str, prefix: str) -> str:
@@ -90,7 +90,7 @@ def constructor_settings(broker_url: SecretUrl | None, given: Mapping[str, objec
     changes = given.get("changes") or {}
     for name, value in {**given, **(changes if isinstance(changes, Mapping) else {})}.items():
         if name in _REMOVED_ARGUMENTS and value is not None:
-            raise TypeError(f"App has no argument {name!r}, unlike Celery: {_REMOVED_ARGUMENTS[name]}")
+            raise TypeError(f"App has no argument {name!r:.200}, unlike Celery: {_REMOVED_ARGUMENTS[name]}")
         setting = _RENAMED_ARGUMENTS.get(name, name)
         if name in _APP_ARGUMENTS or (name != setting and value is None):
             continue

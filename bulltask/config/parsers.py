@@ -47,6 +47,7 @@ __all__ = [
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _UNITS_KIB: Final = {"": 1, "K": 1, "M": 1024, "G": 1024 * 1024}
 _MIN_MEMORY_KIB: Final = 16 * 1024
+_MAX_MEMORY_KIB: Final = 2**50
 BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """Words for true and false."""
 Parse = Callable[[Any, str], Any]
@@ -68,7 +69,7 @@ def integer(low: int, high: int | None = None) -> Parse:
         except ValueError:
             number = None
         if not isinstance(number, int) or isinstance(number, bool) or number < low or (high and number > high):
-            raise ConfigError(f"{name} must be an integer {_span(low, high)}, not {value!r}")
+            raise ConfigError(f"{name} must be an integer {_span(low, high)}, not {value!r:.200}")
         return number
 
     return parse
@@ -85,9 +86,9 @@ def duration(low_ms: int = 0) -> Parse:
         try:
             length = float(value) if isinstance(value, str) else value
         except ValueError as exc:
-            raise ConfigError(f"{name} must be a number of seconds or a timedelta, not {value!r}") from exc
+            raise ConfigError(f"{name} must be a number of seconds or a timedelta, not {value!r:.200}") from exc
         if (ms := to_ms(length, name)) < low_ms:
-            raise ConfigError(f"{name} must be at least {low_ms / 1000:g} s, not {value!r}")
+            raise ConfigError(f"{name} must be at least {low_ms / 1000:g} s, not {value!r:.200}")
         return ms
 
     return parse
@@ -108,7 +109,7 @@ def worker_pool(value: Any, name: str) -> str:
             "eventlet": ": write async def tasks, which run concurrently in every pool, or use threads",
             "solo": ": use prefork with -c 1",
         }.get(text, "")
-        raise ConfigError(f"{name} must be prefork or threads, not {value!r}{hint}")
+        raise ConfigError(f"{name} must be prefork or threads, not {value!r:.200}{hint}")
     return text
 
 
@@ -123,7 +124,7 @@ def autoscale(value: Any, name: str) -> Autoscale:
         maximum, minimum = (integer(1, 1_000)(part, name) for part in (parts if len(parts) > 1 else [*parts, 1]))
     except (ConfigError, ValueError) as exc:
         raise ConfigError(
-            f"{name} must be MAX,MIN as in '10,3', from 1 to 1000, not {value!r}"
+            f"{name} must be MAX,MIN as in '10,3', from 1 to 1000, not {value!r:.200}"
             + (
                 ": the minimum is 1, because one child process always waits for jobs"
                 if str(parts[-1:]).strip(" [(',)]") == "0"
@@ -131,7 +132,7 @@ def autoscale(value: Any, name: str) -> Autoscale:
             )
         ) from exc
     if minimum > maximum:
-        raise ConfigError(f"{name} must be MAX,MIN with the maximum first, not {value!r}")
+        raise ConfigError(f"{name} must be MAX,MIN with the maximum first, not {value!r:.200}")
     return Autoscale(maximum, minimum)
 
 
@@ -143,11 +144,13 @@ def memory(value: Any, name: str) -> int:
     """
     match = _SIZE.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
-        raise ConfigError(f"{name} must be a number of KiB or a size such as '512M' or '2G', not {value!r}")
-    size_kib = int(float(match[1]) * _UNITS_KIB[match[2].upper()])
+        raise ConfigError(f"{name} must be a number of KiB or a size such as '512M' or '2G', not {value!r:.200}")
+    size_kib = int(min(float(match[1]) * _UNITS_KIB[match[2].upper()], _MAX_MEMORY_KIB))
     if size_kib < _MIN_MEMORY_KIB:
         # No Python process is that small, so the number is probably in MiB.
-        raise ConfigError(f"{name} must be at least 16 MiB: {value!r} means {size_kib} KiB; write '512M' for 512 MiB")
+        raise ConfigError(
+            f"{name} must be at least 16 MiB: {value!r:.200} means {size_kib} KiB; write '512M' for 512 MiB"
+        )
     return size_kib
 
 
@@ -162,7 +165,9 @@ def choice(*allowed: str) -> Parse:
     def parse(value: Any, name: str) -> str:
         text = str(value).lower()
         if text not in allowed:
-            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}{did_you_mean(text, allowed)}")
+            raise ConfigError(
+                f"{name} must be one of {', '.join(allowed)}, not {value!r:.200}{did_you_mean(text, allowed)}"
+            )
         return text
 
     return parse
@@ -176,7 +181,7 @@ def flag(value: Any, name: str) -> bool:
     """
     parsed = value if isinstance(value, bool) else {**BOOLEAN_WORDS, "1": True, "0": False}.get(str(value).lower())
     if parsed is None:
-        raise ConfigError(f"{name} must be true or false, not {value!r}")
+        raise ConfigError(f"{name} must be true or false, not {value!r:.200}")
     return parsed
 
 
@@ -187,7 +192,7 @@ def plain_text(value: Any, name: str) -> str:
         ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     if not isinstance(value, str) or not value or any(ord(char) < 32 for char in value):
-        raise ConfigError(f"{name} must be a string without control characters, not {value!r}")
+        raise ConfigError(f"{name} must be a string without control characters, not {value!r:.200}")
     return value
 
 
@@ -213,7 +218,7 @@ def queue_name(value: Any, name: str) -> str:
     try:
         return check_queue_name(value)
     except InvalidNameError as exc:
-        raise ConfigError(f"{name} must be the name of a queue, not {value!r}: {exc}") from exc
+        raise ConfigError(f"{name} must be the name of a queue, not {value!r:.100}: {exc}") from exc
 
 
 def worker_name(value: Any, name: str) -> str:
@@ -227,7 +232,9 @@ def worker_name(value: Any, name: str) -> str:
     if len(plain_text(value, name)) > MAX_NAME:
         raise ConfigError(f"{name} must have at most {MAX_NAME} characters, not {len(value)}: {value[:40]!r}…")
     if any(char.isspace() for char in value):
-        raise ConfigError(f"{name} must not contain spaces, because Redis shows it as a connection's name: {value!r}")
+        raise ConfigError(
+            f"{name} must not contain spaces, because Redis shows it as a connection's name: {value!r:.200}"
+        )
     return str(value)
 
 
@@ -253,7 +260,7 @@ def entries(value: Any, name: str) -> Mapping[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"{name} must be a dictionary of entries by name, not {value!r}")
+        raise ConfigError(f"{name} must be a dictionary of entries by name, not {value!r:.200}")
     return dict(value)
 
 
@@ -272,7 +279,7 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
         raise ConfigError(f"{name} must be a dictionary or a JSON object as a string, not {type(value).__name__}")
     for key, item in settings.items():
         if not str(key).startswith("spark."):
-            raise ConfigError(f"{name} must contain only settings that begin with 'spark.', not {key!r}")
+            raise ConfigError(f"{name} must contain only settings that begin with 'spark.', not {key!r:.200}")
         if not isinstance(item, str | int | float):
             raise ConfigError(f"{key} in {name} must be a string, a number, true or false, not {type(item).__name__}")
     return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in settings.items()}
@@ -289,10 +296,10 @@ def jitter_fraction(value: Any, name: str) -> float:
         return 0.2 if parsed else 0.0
     try:
         fraction = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         fraction = -1.0
     if not 0 <= fraction <= 1:
-        raise ConfigError(f"{name} must be true, false or a number from 0 to 1, not {value!r}")
+        raise ConfigError(f"{name} must be true, false or a number from 0 to 1, not {value!r:.200}")
     return fraction
 
 
@@ -305,7 +312,7 @@ def parse_names(value: Any, name: str) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(plain_text(part.strip(), name) for part in value.split(",") if part.strip())
     if not isinstance(value, Iterable):
-        raise ConfigError(f"{name} must be a list of names, not {value!r}")
+        raise ConfigError(f"{name} must be a list of names, not {value!r:.200}")
     return tuple(plain_text(part, name) for part in value)
 
 
@@ -333,7 +340,9 @@ def retention(value: Any, name: str) -> Mapping[str, int]:
         parsed = {"count": parsed}
     if isinstance(parsed, Mapping) and isinstance(stored := keep_option(parsed, name), dict):
         return stored
-    raise ConfigError(f"{name} must be true, false, a number of jobs, or {{'age': seconds, 'count': n}}, not {value!r}")
+    raise ConfigError(
+        f"{name} must be true, false, a number of jobs, or {{'age': seconds, 'count': n}}, not {value!r:.200}"
+    )
 
 
 def _parse_retention(text: str) -> Any:

@@ -51,7 +51,7 @@ def serializer(value: Any, name: str) -> str:
         return JSON
     if value not in (JSON, CLOUDPICKLE):
         hint = "; cloudpickle supports everything that pickle does, and is signed" if value in _PICKLES else ""
-        raise ConfigError(f"{name} must be json or cloudpickle, not {value!r}{hint}")
+        raise ConfigError(f"{name} must be json or cloudpickle, not {value!r:.200}{hint}")
     return str(value)
 
 
@@ -62,7 +62,7 @@ def compression(value: Any, name: str) -> str:
         ConfigError: There is no such method; ``name`` identifies the setting or option in the message.
     """
     if value not in (ZLIB, ZSTD, "gzip"):
-        raise ConfigError(f"{name} must be zlib or zstd, not {value!r}")
+        raise ConfigError(f"{name} must be zlib or zstd, not {value!r:.200}")
     return ZLIB if value == "gzip" else str(value)
 
 
@@ -70,7 +70,7 @@ def _accepted(value: Any, name: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(serializer(item, f"an item of {name}") for item in parse_names(value, name)))
     if JSON not in names:
         raise ConfigError(
-            f"{name} must be a list that contains json, because Node.js and canvases use it, not {value!r}"
+            f"{name} must be a list that contains json, because Node.js and canvases use it, not {value!r:.200}"
         )
     return names
 

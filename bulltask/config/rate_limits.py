@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -68,13 +67,16 @@ def task_rate(value: Any, name: str) -> TaskRate | None:
         jobs, period_s = float(rate[1]), float(rate[2] or 1) * _UNIT_S[rate[3] or "s"]
     if value is None or (jobs == 0 and not isinstance(jobs, bool)):
         return None
-    if not isinstance(jobs, int | float) or isinstance(jobs, bool) or not 0 < jobs < math.inf or not period_s:
+    if not isinstance(jobs, int | float) or isinstance(jobs, bool) or not 0 < jobs <= _MAX_JOBS or not period_s:
         raise ConfigError(
-            f"{name} must be a number of jobs per second, or a rate such as '100/m', '10/s' or '5/30s', not {value!r}"
+            f"{name} must be a number of jobs per second, or a rate such as '100/m', '10/s' or '5/30s', "
+            f"not {value!r:.200}"
         )
     rate_ms = period_s * 1000 / jobs
     if not _MIN_INTERVAL_MS <= rate_ms <= _MAX_INTERVAL_MS:
-        raise ConfigError(f"{name} must be between 1 job per 365 days and 1,000,000 jobs per second, not {value!r}")
+        raise ConfigError(
+            f"{name} must be between 1 job per 365 days and 1,000,000 jobs per second, not {value!r:.200}"
+        )
     return TaskRate.of(jobs, period_s * 1000)
 
 
@@ -104,7 +106,7 @@ def _of_mapping(value: Any, name: str) -> Limits:
         return {EVERY_QUEUE: _limit(value, name)}
     if not value or not all(isinstance(queue, str) and queue for queue in value):
         raise _invalid(value, name)
-    return {queue: _limit(limit, f"{name}[{queue!r}]") for queue, limit in value.items()}
+    return {queue: _limit(limit, f"{name}[{queue!r:.200}]") for queue, limit in value.items()}
 
 
 def _is_limit(part: Any) -> bool:
@@ -117,8 +119,10 @@ def _by_queue(text: str, name: str) -> Limits:
     for part in text.split(","):
         queue, _, limit = (word.strip() for word in part.rpartition("="))
         if (queue or EVERY_QUEUE) in limits:
-            raise ConfigError(f"{name} must have one limit per queue, not two for {queue or 'every queue'}: {text!r}")
-        limits[queue or EVERY_QUEUE] = _limit(limit, f"{name}[{queue!r}]" if queue else name)
+            raise ConfigError(
+                f"{name} must have one limit per queue, not two for {queue or 'every queue'}: {text!r:.200}"
+            )
+        limits[queue or EVERY_QUEUE] = _limit(limit, f"{name}[{queue!r:.200}]" if queue else name)
     return limits
 
 
@@ -127,7 +131,7 @@ def _limit(value: Any, name: str) -> Mapping[str, int] | None:
         return None
     if isinstance(value, Mapping):
         if value.keys() != _PARTS:
-            raise ConfigError(f"{name} must contain exactly max and duration, not {dict(value)!r}")
+            raise ConfigError(f"{name} must contain exactly max and duration, not {dict(value)!r:.200}")
         return _check_limit(value["max"], value["duration"], name)
     if not isinstance(value, str) or (rate := _RATE.fullmatch(value)) is None:
         raise _invalid(value, name)
@@ -136,13 +140,14 @@ def _limit(value: Any, name: str) -> Mapping[str, int] | None:
 
 def _check_limit(max_jobs: Any, duration: Any, name: str) -> Mapping[str, int]:
     if not isinstance(max_jobs, int) or isinstance(max_jobs, bool) or not 1 <= max_jobs <= _MAX_JOBS:
-        raise ConfigError(f"{name}.max must be an integer from 1 to {_MAX_JOBS}, not {max_jobs!r}")
+        raise ConfigError(f"{name}.max must be an integer from 1 to {_MAX_JOBS}, not {max_jobs!r:.200}")
     if not (duration_ms := to_ms(duration, f"{name}.duration")):
-        raise ConfigError(f"{name}.duration must be at least 0.001 s, not {duration!r}")
+        raise ConfigError(f"{name}.duration must be at least 0.001 s, not {duration!r:.200}")
     return {"max": max_jobs, "duration": duration_ms}
 
 
 def _invalid(value: Any, name: str) -> ConfigError:
     return ConfigError(
-        f"{name} must be a rate such as '100/m' or {{'max': 100, 'duration': 60}}, or rates by queue, not {value!r}"
+        f"{name} must be a rate such as '100/m' or {{'max': 100, 'duration': 60}}, or rates by queue, "
+        f"not {value!r:.200}"
     )

@@ -101,7 +101,7 @@ def queue_names(value: Any, name: str) -> tuple[str, ...]:
         ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     if value is not None and not isinstance(value, str | Iterable):
-        raise ConfigError(f"{name} must be a list of queue names, not {value!r}")
+        raise ConfigError(f"{name} must be a list of queue names, not {value!r:.200}")
     parts = value if isinstance(value, str) else [getattr(part, "name", part) for part in value or ()]
     return tuple(queue_name(part, name) for part in (parse_names(parts, name) if isinstance(parts, str) else parts))
 
@@ -110,11 +110,11 @@ def _router(value: Any, name: str) -> _Table | _Router:
     if isinstance(value, Mapping) or _is_pairs(value):
         names, patterns = {}, []
         for key, given in value.items() if isinstance(value, Mapping) else value:
-            route = _route(given, f"{name}[{getattr(key, 'pattern', key)!r}]")
+            route = _route(given, f"{name}[{getattr(key, 'pattern', key)!r:.200}]")
             if isinstance(key, re.Pattern):
                 patterns.append((key, route))
             elif not isinstance(key, str):
-                raise ConfigError(f"{name} must have task names or patterns as keys, not {key!r}")
+                raise ConfigError(f"{name} must have task names or patterns as keys, not {key!r:.200}")
             elif "*" in key:
                 patterns.append((re.compile(fnmatch.translate(key)), route))
             else:
@@ -125,7 +125,7 @@ def _router(value: Any, name: str) -> _Table | _Router:
     if callable(value) or hasattr(value, "route_for_task"):
         router: _Router = value
         return router
-    raise ConfigError(f"{name} must be a dictionary of routes, a list of pairs or a function, not {value!r}")
+    raise ConfigError(f"{name} must be a dictionary of routes, a list of pairs or a function, not {value!r:.200}")
 
 
 def _is_pairs(value: Any) -> bool:
@@ -168,5 +168,5 @@ class _LazyFunction:
             try:
                 self._function = getattr(importlib.import_module(module_name), attribute)
             except (ImportError, AttributeError, ValueError) as exc:
-                raise ConfigError(f"task_routes names {self._path!r}, which cannot be imported: {exc}") from exc
+                raise ConfigError(f"task_routes names {self._path!r:.200}, which cannot be imported: {exc}") from exc
         return self._function(*args, **kwargs)

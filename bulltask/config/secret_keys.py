@@ -103,7 +103,7 @@ def _keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]
         if ":" in queue:  # it may be a secret key: do not show it
             raise ConfigError(f"a key of {name} must be the name of a queue, which contains no ':'")
         queue_name(queue, f"a key of {name}")
-    return {queue: _signing_keys(keys, f"{name}[{queue!r}]") for queue, keys in by_queue.items()}
+    return {queue: _signing_keys(keys, f"{name}[{queue!r:.200}]") for queue, keys in by_queue.items()}
 
 
 def _key(text: str, name: str) -> SecretKey:
@@ -115,5 +115,5 @@ def _key(text: str, name: str) -> SecretKey:
     except (ValueError, binascii.Error):
         secret = b""
     if len(secret) != KEY_BYTES:
-        raise ConfigError(f"key {key_id!r} in {name} must be {_WHAT}; {_HOW}")
+        raise ConfigError(f"key {key_id!r:.200} in {name} must be {_WHAT}; {_HOW}")
     return SecretKey(key_id, secret)

@@ -66,7 +66,7 @@ def read_config(name: str) -> dict[str, tuple[str, Any]]:
     except ModuleNotFoundError as exc:
         if exc.name is None or not (name == exc.name or name.startswith((f"{exc.name}.", f"{exc.name}:"))):
             raise  # the module exists; something that it imports does not
-        raise ConfigError(f"cannot import {name!r} (a file's name must end in .toml): {exc}") from exc
+        raise ConfigError(f"cannot import {name!r:.200} (a file's name must end in .toml): {exc}") from exc
 
 
 def read_project_file() -> tuple[str, dict[str, tuple[str, Any]]]:
@@ -97,7 +97,7 @@ def _read_toml(path: Path, *, required: bool) -> dict[str, tuple[str, Any]]:
     if table is None:
         table = content if required and path.name != PROJECT_FILE else {}
     if not isinstance(table, dict):
-        raise ConfigError(f"[{TABLE}] in {path} must be a table, not {table!r}")
+        raise ConfigError(f"[{TABLE}] in {path} must be a table, not {table!r:.200}")
     return {name: _setting(name, value) for name, value in table.items()}
 
 
@@ -106,7 +106,7 @@ def _load(name: str) -> object:
     value: object = importlib.import_module(module_name)
     for part in filter(None, attribute.split(".")):
         if not hasattr(value, part):
-            raise ConfigError(f"{name!r} refers to {attribute!r}, which module {module_name} does not have")
+            raise ConfigError(f"{name!r:.200} refers to {attribute!r:.200}, which module {module_name} does not have")
         value = getattr(value, part)
     return value
 

@@ -197,7 +197,7 @@ class SecretUrl:
         match = _HOST_AND_PORT.fullmatch(host_and_port)
         port = int((match and match["port"]) or self.default_port)
         if match is None or not 1 <= port <= 65535:
-            raise ValueError(f"{host_and_port!r} is not a host and a port from 1 to 65535")
+            raise ValueError(f"{host_and_port!r:.200} is not a host and a port from 1 to 65535")
         return match["host"].strip("[]"), port
 
     @property
@@ -218,6 +218,9 @@ class SecretUrl:
 
     def __str__(self) -> str:
         return self._shown
+
+    def __format__(self, spec: str) -> str:
+        return format(self._shown, spec)
 
     def __repr__(self) -> str:
         return repr(self._shown)

@@ -33,14 +33,14 @@ class Listeners:
                 a coroutine function; or the child is already running.
         """
         if not isinstance(kind, type) or not issubclass(kind, Event):
-            raise ConfigError(f"a listener needs a class of bulltask.events such as JobFailed, not {kind!r}")
+            raise ConfigError(f"a listener needs a class of bulltask.events such as JobFailed, not {kind!r:.200}")
         if not issubclass(kind, ChildEvent) and not issubclass(ChildEvent, kind):
             raise ConfigError(
                 f"{kind.__name__} is emitted by a worker's supervisor, which runs no app code; the worker logs it, "
                 "and app.events(queue) reads the events of jobs from Redis"
             )
         if not callable(listener):
-            raise ConfigError(f"a listener must be a function, not {listener!r}")
+            raise ConfigError(f"a listener must be a function, not {listener!r:.200}")
         if inspect.iscoroutinefunction(listener):
             raise ConfigError(
                 f"listener {_name(listener)} must be a plain function, because it is not awaited. Send a job instead"

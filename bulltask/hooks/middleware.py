@@ -89,7 +89,7 @@ class MiddlewareList:
                 needed, or the reverse.
         """
         if not isinstance(middleware, Middleware):
-            raise ConfigError(f"middleware must be an instance of bulltask.Middleware, not {middleware!r}")
+            raise ConfigError(f"middleware must be an instance of bulltask.Middleware, not {middleware!r:.200}")
         kind = type(middleware)
         for name in (*_SEND, *_RUN):
             is_async = inspect.iscoroutinefunction(getattr(kind, name))

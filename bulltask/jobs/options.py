@@ -282,7 +282,7 @@ def _moment(value: Any, name: str) -> int:
 
 def _check_keys(value: Mapping[str, Any], names: set[str], option: str) -> None:
     if unknown := sorted(set(value) - names):
-        raise ConfigError(f"{option} has no key {unknown[0]!r}; use {', '.join(sorted(names))}")
+        raise ConfigError(f"{option} has no key {unknown[0]!r:.200}; use {', '.join(sorted(names))}")
 
 
 STORED: Final[Mapping[str, tuple[str, Callable[[Any, str], object]]]] = {

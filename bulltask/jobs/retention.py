@@ -31,7 +31,7 @@ def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
     if not isinstance(value, Mapping):
         return _whole(value, name, low=-1)
     if unknown := sorted(set(value) - {"age", "count"}):
-        raise ConfigError(f"{name} has no key {unknown[0]!r}; use age, count")
+        raise ConfigError(f"{name} has no key {unknown[0]!r:.200}; use age, count")
     wire: dict[str, int] = {}
     if value.get("age") is not None:
         wire["age"] = -(-to_ms(value["age"], f"{name}.age") // 1000)  # BullMQ counts whole seconds here

@@ -99,7 +99,7 @@ class StoredCall:
                 one.dependents += [planned[index] for index in job.get("dependents", ())]
             return cls(stored["write"], planned[: stored["roots"]])
         except (LookupError, TypeError, ValueError, AttributeError, BulltaskError) as exc:
-            raise DecodeError(f"the row was not written by an outbox of this version: {exc!r}") from exc
+            raise DecodeError(f"the row was not written by an outbox of this version: {exc!r:.200}") from exc
 
 
 def _with_absolute_times(options: JobOptions, now_ms: int) -> JobOptions:

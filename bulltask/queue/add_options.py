@@ -109,7 +109,7 @@ def check_bulk_jobs(jobs: Iterable[BulkJob]) -> list[BulkJob]:
     checked, known = list(jobs), BulkJob.__annotations__
     for job in checked:
         if unknown := sorted(set(job) - set(known)):
-            raise TypeError(f"unknown key {unknown[0]!r} of a job in add_bulk; use {', '.join(known)}")
+            raise TypeError(f"unknown key {unknown[0]!r:.200} of a job in add_bulk; use {', '.join(known)}")
         if "name" not in job:
             raise TypeError("a job in add_bulk has no 'name'")
     return checked
@@ -123,7 +123,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """
     known = AddOptions.__annotations__
     if unknown := sorted(set(options) - set(known)):
-        raise TypeError(f"unknown option {unknown[0]!r}; use {', '.join(sorted(known))}")
+        raise TypeError(f"unknown option {unknown[0]!r:.200}; use {', '.join(sorted(known))}")
 
 
 def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], config: Config) -> NewJob:

@@ -144,7 +144,7 @@ def _plan_job(
         has_custom_id = options.get("job_id") is not None
     else:
         if unknown := sorted(set(node.options) - set(FAILURE_FLAGS)):
-            raise TypeError(f"unknown option {unknown[0]!r} of a call in a flow; set it with the call's .set()")
+            raise TypeError(f"unknown option {unknown[0]!r:.200} of a call in a flow; set it with the call's .set()")
         job = node.call.job()
         job = replace(job, options=replace(job.options, more={**job.options.more, **stored_options(node.options)}))
         has_custom_id = node.call.options.job_id is not None

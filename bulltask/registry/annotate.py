@@ -24,7 +24,7 @@ def annotate(task: AnyTask[Any, Any], annotations: Annotations) -> None:
         try:
             task.options = _changed(task.options, given)
         except (BulltaskError, TypeError, ValueError) as exc:
-            raise ConfigError(f"task_annotations[{where!r}] for task {task.name}: {exc}") from exc
+            raise ConfigError(f"task_annotations[{where!r:.200}] for task {task.name}: {exc}") from exc
 
 
 def _changed(options: TaskOptions, given: Mapping[str, Any]) -> TaskOptions:

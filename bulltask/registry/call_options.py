@@ -86,7 +86,7 @@ class CallOptions:
         if not given.keys() <= known:
             given = headers_with_stamps(translate_call_options(given))
         if unknown := sorted(set(given) - known):
-            raise TypeError(f"unknown option {unknown[0]!r}{hint_for_unknown_call_option(unknown[0], known)}")
+            raise TypeError(f"unknown option {unknown[0]!r:.200}{hint_for_unknown_call_option(unknown[0], known)}")
         for name in ("lifo", "ignore_result"):
             if name in given and not isinstance(given[name], bool | None):
                 raise ConfigError(f"{name} must be True or False, not {given[name]!r:.200}")

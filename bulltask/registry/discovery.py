@@ -57,7 +57,7 @@ def find_app(spec: str, kind: type[A]) -> A:
         )
     if app is None:
         lines = "".join(f"\n  - {line}" for line in tried)
-        raise AppNotFoundError(f"no bulltask App found for {spec!r}; tried, from {Path.cwd()}:{lines}")
+        raise AppNotFoundError(f"no bulltask App found for {spec!r:.200}; tried, from {Path.cwd()}:{lines}")
     return app
 
 
@@ -150,7 +150,7 @@ def _load_dotted(spec: str, kind: type[A], tried: list[str]) -> A | None:
 
 def _import(name: str, tried: list[str]) -> ModuleType | None:
     if not all(part.isidentifier() for part in name.split(".")):
-        tried.append(f"{name!r}: is not a module name")
+        tried.append(f"{name!r:.200}: is not a module name")
         return None
     try:
         return importlib.import_module(name)

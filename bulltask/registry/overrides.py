@@ -145,7 +145,9 @@ def check_overrides_passed(canvas: Canvas[Any, Any]) -> Canvas[Any, Any]:
         return canvas
     copy: Canvas[Any, Any] = canvas.clone()
     if not pass_overrides(copy):
-        raise ConfigError(f"{canvas!r} cannot be sent: an overridden apply_async() or send_task() did not call super()")
+        raise ConfigError(
+            f"{canvas!r:.200} cannot be sent: an overridden apply_async() or send_task() did not call super()"
+        )
     return copy
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -56,6 +57,25 @@ def conf(**values: Any) -> Settings:
 
 def config(**values: Any) -> Config:
     return conf(**values).freeze()
+
+
+LONG = "x" * 5_000
+WRONG: list[Any] = [LONG, LONG.encode(), [LONG], [{"a": LONG}], {LONG: LONG}, {"a": LONG}, {"a": {LONG: 1}}, 10**600]
+TEXTS = [LONG, f"redis://{LONG}", f"redis://h:{LONG}", f"redis://h/{LONG}", f"redis://h?{LONG}=1", f"a:{LONG}",
+         "9" * 5_000, "ab," * 2_000, json.dumps({LONG: 1}), json.dumps([LONG])]  # fmt: skip
+
+
+def test_no_error_repeats_a_long_value() -> None:
+    wrong: dict[str, str] = {}
+    for name in SETTINGS:
+        variable = f"BULLTASK_{name.upper()}"
+        for given_values in [*(({name: value}, {}) for value in WRONG), *(({}, {variable: text}) for text in TEXTS)]:
+            try:
+                Settings(*given_values).freeze()
+            except ConfigError as exc:
+                wrong[str(exc)] = name
+    assert len(wrong) > 300
+    assert {name for message, name in wrong.items() if len(message) > 600} == set()
 
 
 def rejection(name: str, value: object) -> str:
