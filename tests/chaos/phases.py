@@ -50,6 +50,7 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
         "renews locks": {"renewLocks", "findByToken"},
         "recovers the jobs of a dead child": {
             "countCrash",
+            "ZSCORE",  # was a job revoked while it was running?
             "moveJobFromActiveToWait",
             "releaseUnstarted:moveJobFromActiveToWait",
             "an outcome from a slot",

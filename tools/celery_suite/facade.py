@@ -106,7 +106,7 @@ class Manager:
 
     def wait_for(self, condition: Callable[[], object], catch: tuple[type[Exception], ...]) -> object:
         """Call ``condition`` until it raises none of these exceptions."""
-        for _ in range(100):
+        for _ in range(600):
             with suppress(*catch):
                 return condition()
             connection.blpop(["nothing"], 0.1)
