@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 import uuid_utils
 
@@ -22,9 +22,13 @@ from bulltask.payloads.payload_codec import PayloadCodec, PayloadFormat
 from bulltask.registry.call_options import CallOptions
 from bulltask.registry.option_values import check_max_retries, expiry_ms, keep_ms
 from bulltask.registry.task_options import TaskOptions
+from bulltask.user_warnings import warn_user
 from bulltask.value_class import value_class
 
 __all__ = ["JobPlan", "build_job", "plan_job"]
+
+
+_IN_NO_MODULE: Final = "__main__."
 
 
 @value_class
@@ -89,6 +93,11 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
     Raises:
         EncodeError, InvalidNameError, ConfigError: An option is invalid; the message names the task.
     """
+    if name.startswith(_IN_NO_MODULE) and not config.always_eager:
+        warn_user(
+            f"task {name!r} is defined in a notebook or a shell, from which no worker can import it, so its jobs will "
+            "wait: define it in a module such as tasks.py, import that module here, and start the worker with -A tasks"
+        )
     if config.routes is not None and not (call.queue or task.queue):
         call = _with_route(name, task, call, config.routes, data)
     limits = TimeLimits.of(call.soft_time_limit, call.time_limit)

@@ -100,7 +100,7 @@ class Broker:
             self.keys,
             lambda ref, terminate: self.revocation(ref.queue, ref.id, terminate=terminate),
         )
-        results.payloads = self.payloads
+        results.payloads, results.url = self.payloads, self.endpoint.safe_url
         if self.endpoint.kind != "single":
             results.outage_timeout_ms = FAILOVER_MS
         self.results = results

@@ -41,6 +41,7 @@ from bulltask.transport.scripts.job import (
     snapshot,
 )
 from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
+from bulltask.transport.unfinished import describe_unfinished
 
 __all__ = ["FAILOVER_MS", "RECHECK_MS", "Results"]
 
@@ -54,6 +55,8 @@ _CALL_FIELDS: Final = ("name", "data", "finishedOn")
 _CLOCK_MARGIN_MS: Final = 2_000
 _REFS_PER_ROUND_TRIP: Final = 1_000
 _RETRY_MS: Final = 200
+_SHORTEST_EXPLAINED_MS: Final = 500
+_DESCRIBE_S: Final = 2.0
 _OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
@@ -72,10 +75,12 @@ class Results:
         payloads: Reads results and exceptions from their stored form; the broker sets it.
         outage_timeout_ms: How long a waiter tolerates an outage. With ``None``, an outage before the first read is an
             error, and a later one is tolerated for at least :data:`RECHECK_MS`.
+        url: The server's URL without its password, for messages.
     """
 
     payloads: PayloadCodec
     outage_timeout_ms: int | None = None
+    url = ""
 
     def __init__(
         self,
@@ -161,7 +166,7 @@ class Results:
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """Wait until the job has finished; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
         keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
-        tolerance = _OutageTolerance(self.outage_timeout_ms)
+        tolerance, replied = _OutageTolerance(self.outage_timeout_ms), False
         with self._waiters.client() as client:
             while True:
                 try:
@@ -169,13 +174,26 @@ class Results:
                     cursor, finished = self._read_end(client, keys, ref, sent_ms)
                     tolerance.record_success()
                     finished = finished or self._read_until(client, keys, ref, cursor, deadline_ms)
+                    replied = True
                 except _OUTAGE as exc:
-                    finished = None
+                    finished, replied = None, False
                     threading.Event().wait(tolerance.pause_ms(exc) / 1000)
                 if finished is not None:
                     return finished
                 if deadline_ms is not None and mono_ms() >= deadline_ms:
-                    raise _timed_out(ref, timeout_ms)
+                    raise _timed_out(ref, timeout_ms, self._describe(ref) if replied and _explains(timeout_ms) else "")
+
+    def _describe(self, ref: JobRef) -> str:
+        with suppress(BrokerError):
+            return run_sync(self._pool, describe_unfinished(self._keys(ref.queue), ref.id, self.url))
+        return ""
+
+    async def _adescribe(self, ref: JobRef) -> str:
+        with suppress(BrokerError, TimeoutError):
+            async with loop_timers.timeout(_DESCRIBE_S):
+                operation = describe_unfinished(self._keys(ref.queue), ref.id, self.url)
+                return await run_async(self._async_client(), operation)
+        return ""
 
     def _read_end(
         self, client: SyncClient, keys: QueueKeys, ref: JobRef, sent_ms: int | None
@@ -210,7 +228,7 @@ class Results:
         if timeout_ms == 0:  # read without waiting; asyncio's timeout would cancel the read before it starts
             finished = await self._aread_outcome(self._keys(ref.queue), ref, sent_ms)
             if finished is None:
-                raise _timed_out(ref, timeout_ms)
+                raise _timed_out(ref, timeout_ms, "")
             return finished
         try:
             async with (
@@ -219,7 +237,7 @@ class Results:
             ):
                 return await self._wait_for_outcome(future, ref, sent_ms)
         except TimeoutError:
-            raise _timed_out(ref, timeout_ms) from None
+            raise _timed_out(ref, timeout_ms, await self._adescribe(ref) if _explains(timeout_ms) else "") from None
 
     async def _wait_for_outcome(self, future: asyncio.Future[Finished], ref: JobRef, sent_ms: int | None) -> Finished:
         keys, tolerance = self._keys(ref.queue), _OutageTolerance(self.outage_timeout_ms)
@@ -374,8 +392,13 @@ def _check_removed(ref: JobRef, removed: bool) -> None:
         raise LockMismatchError(ref.id, ref.queue, "The job is active and cannot be removed.")
 
 
-def _timed_out(ref: JobRef, timeout_ms: int | None) -> ResultTimeoutError:
+def _explains(timeout_ms: int | None) -> bool:
+    """Return whether an error says why the job has not finished; not if the caller is polling."""
+    return timeout_ms is not None and timeout_ms >= _SHORTEST_EXPLAINED_MS
+
+
+def _timed_out(ref: JobRef, timeout_ms: int | None, why: str) -> ResultTimeoutError:
     return ResultTimeoutError(
-        f"job {ref.id} in queue {ref.queue} did not finish within {(timeout_ms or 0) / 1000:g} s. The "
-        "job is not affected, and you can call get() again"
+        f"job {ref.id} in queue {ref.queue} did not finish within {(timeout_ms or 0) / 1000:g} s"
+        f"{f': {why}' if why else ''}. The job is not affected, and you can call get() again"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bulltask.errors import ResultTimeoutError
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
 from tests.support.worker_harness import WorkerHarness
@@ -28,6 +29,8 @@ def test_a_job_of_an_unknown_task_is_rescheduled_until_a_worker_has_the_task(
         entry = harness.wait_for_event("delayed", job, number)
         delays_ms.append(int(entry["delay"]) - entry.ms)
     lines = old.wait_for_line("Task not registered", count=2)
+    with pytest.raises(ResultTimeoutError, match="is delayed, because task 'new' is not registered in the worker"):
+        job.get(timeout=0.5)
     assert old.stop() == 0
     assert harness.field(job, "atm") in {None, "0"}, "the attempt does not count"
     assert harness.field(job, "failedReason") is None

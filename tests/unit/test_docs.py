@@ -132,6 +132,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/reference/configuration.md": {},
     "docs/how-to/django.md": {},
     "docs/how-to/embedded-server.md": {"App": App},
+    "docs/how-to/my-job-does-not-run.md": {},
     "docs/how-to/fastapi.md": {},
     "docs/how-to/flask.md": {},
     "docs/how-to/errors-and-retries.md": {

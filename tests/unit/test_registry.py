@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -168,6 +169,16 @@ def test_a_script_names_its_tasks_like_a_worker_that_imports_it(command: list[st
         check=True,
     )
     assert run.stdout.strip() == name
+
+
+def test_a_task_of_a_notebook_warns_when_it_is_sent_because_no_worker_can_import_it(recorder: RecordingSender) -> None:
+    task: Any = Task(add, "__main__.add", TaskOptions(), lambda: recorder)
+    for send in (lambda: task.delay(1), lambda: task.apply_async((1,), countdown=1)):
+        with pytest.warns(UserWarning, match=r"'__main__\.add' is defined in a notebook.*-A tasks") as caught:
+            send()
+        assert caught[0].filename == __file__
+    recorder.config = replace(CONFIG, always_eager=True)
+    task.delay(1)
 
 
 def test_the_location_of_a_task_is_file_and_line() -> None:
