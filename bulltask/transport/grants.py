@@ -10,7 +10,7 @@ from typing import Final
 
 from bulltask.lua import loader
 from bulltask.lua.loader import Script
-from bulltask.transport.keys import QueueKeys, beat_queues, saved_group
+from bulltask.transport.keys import QueueKeys, beat_queues, saved_group, schedule_versions
 
 __all__ = ["CLUSTER", "ROLES", "Grants", "key_patterns", "metrics_commands", "role_grants", "worker_commands"]
 
@@ -99,7 +99,7 @@ def key_patterns(prefix: str, queues: Sequence[QueueKeys] = ()) -> list[str]:
         own = [f"{_literal(prefix)}:*", "bulltask:*" if prefix == "bull" else f"bulltask:{_literal(prefix)}:*"]
     if prefix == "bull" and not queues:
         return own
-    return [*own, saved_group(_literal(prefix), "*"), beat_queues(_literal(prefix), "*")]
+    return [*own, *(key(_literal(prefix), "*") for key in (saved_group, beat_queues, schedule_versions))]
 
 
 def role_grants(roles: Iterable[str]) -> Grants:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-__all__ = ["BullKeys", "QueueKeys", "beat_queues", "guard_key", "saved_group"]
+__all__ = ["BullKeys", "QueueKeys", "beat_queues", "guard_key", "saved_group", "schedule_versions"]
 
 _BULLTASK_ROOT: Final = "bulltask"
 
@@ -13,6 +13,11 @@ _BULLTASK_ROOT: Final = "bulltask"
 def beat_queues(prefix: str, app: str) -> str:
     """Return the key of a set: the queues in which an app's ``beat_schedule`` has created job schedulers."""
     return f"{_BULLTASK_ROOT}:beat:{prefix}:{app}"
+
+
+def schedule_versions(prefix: str, app: str) -> str:
+    """Return the key of a hash: the workers of an app, and the version of its schedule that each of them runs."""
+    return f"{_BULLTASK_ROOT}:schedule-versions:{prefix}:{app}"
 
 
 def saved_group(prefix: str, group_id: str) -> str:
@@ -68,6 +73,7 @@ class QueueKeys:
         "repeat",
         "replicated",
         "revoked",
+        "schedulers_checked",
         "stalled",
         "stalled_check",
         "temporary",
@@ -104,6 +110,7 @@ class QueueKeys:
         self.lock_expiries = f"{self.bulltask_base}lock-expiries"  # when locks expire, by job id
         self.probe = f"{self.bulltask_base}probe"  # never exists
         self.replicated = f"{self.bulltask_base}replicated"  # exists for a millisecond
+        self.schedulers_checked = f"{self.bulltask_base}schedulers-checked"  # exists until the next check is due
         self.marked_stalled = f"{self.bulltask_base}marked-stalled"
         # These exist only while a script runs.
         self.temporary = tuple(f"{self.bulltask_base}temporary{number}" for number in range(3))

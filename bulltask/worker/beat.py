@@ -1,30 +1,41 @@
-"""Stores ``beat_schedule`` as job schedulers in Redis when a worker starts.
+"""Keeps the job schedulers in Redis: stores ``beat_schedule``, and adds next iterations that are missing.
 
 There is no beat process: the worker that acquires a scheduler's job adds the next one. The template of the scheduler's
 jobs contains its owner (``opts.bulltask``: ``beat`` is the app's name, ``digest`` a hash of the entry). Node.js keeps
 these fields. A scheduler with the same id that another client created has no owner, and is not changed.
+
+Old and new workers may run side by side. All workers of an app register the version of the schedule that they run, and
+only those of the newest version change it (``scheduleVersion.lua``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Final
 
 from bulltask.app import App
-from bulltask.clock import ServerClock
-from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError, BulltaskError, JobError
+from bulltask.clock import mono_ms, zone_of
+from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError, JobError
+from bulltask.queue.next_iteration import restore_iterations
 from bulltask.queue.schedulers import all_rows, put
 from bulltask.schedules.repeat import Repeat
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute, run_sync
 from bulltask.transport.scripts.schedule import (
+    CHECK_MS,
     BeatLabel,
     add_beat_queue,
     beat_queues,
+    claim_check,
+    has_schedule_workers,
+    leave_schedule,
     read_label,
+    register_schedule_version,
     remove_beat_queue,
     remove_job_scheduler,
 )
@@ -34,9 +45,13 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["Beat", "Changes", "reconcile"]
+__all__ = ["Beat", "BeatWorker", "Changes", "reconcile"]
 
 _PAGE: Final = 1_000
+_RESTORE_MS: Final = 20
+"""How long a tick may look for missing iterations; a page of schedulers takes about that long."""
+_UNNAMED: Final = "app"
+"""The name of an app that was created without one."""
 _RETRYABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
@@ -46,6 +61,7 @@ class Changes:
 
     Attributes:
         foreign: Entries whose scheduler belongs to another client and was not changed.
+        orphaned: Schedulers of programs whose app has no name, and that run no worker.
         failed: Entries whose scheduler could not be stored, with the error.
     """
 
@@ -53,23 +69,39 @@ class Changes:
     changed: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
+    orphaned: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
 
-class Beat:
-    """A service that updates the schedulers in Redis to match the entries, once.
+@dataclass(frozen=True, slots=True)
+class BeatWorker:
+    """The worker whose service keeps the schedulers.
 
-    Several workers may start at the same time: unchanged entries are skipped, and creating a scheduler twice creates
-    only one. The service does not run again, because during a deployment old and new workers would remove each other's
-    entries while both were running.
+    Attributes:
+        id: The worker's id.
+        queues: The queues whose jobs it takes.
+        program: Identifies the program, for an app without a name.
+    """
+
+    id: str = ""
+    queues: Sequence[str] = ()
+    program: str = ""
+
+
+class Beat:
+    """A service that keeps the schedulers in Redis, when the worker starts or has reconnected, and once a minute.
+
+    It updates the schedulers of ``beat_schedule`` to match the entries, if the worker runs the newest version of its
+    app's schedule. It adds missing iterations of all schedulers in the worker's queues. Usually one of the workers does
+    this for all; after a start or a reconnection, each of them does.
 
     Args:
         app: The app that the entries belong to.
-        entries: The result of ``read_entries``; with ``None`` nothing is changed.
+        entries: The result of ``read_entries``; with ``None`` no entry is stored or removed.
         client: The supervisor's client.
-        clock: The server's time.
         backoff: The supervisor's backoff.
         logger: Logs the changes.
+        worker: The worker.
     """
 
     interval_ms = 1_000
@@ -79,46 +111,81 @@ class Beat:
         app: App,
         entries: Sequence[BeatEntry] | None,
         client: SyncClient,
-        clock: ServerClock,
         backoff: ReconnectBackoff,
         logger: FilteringBoundLogger,
+        worker: BeatWorker = BeatWorker(),
     ) -> None:
-        self._app, self._entries, self._client, self._clock = app, entries, client, clock
-        self._backoff, self._logger = backoff, logger
-        self._owner = (app.config.prefix, app.name)
+        self._app, self._entries, self._client, self._clock = app, entries, client, app.broker.clock
+        self._backoff, self._logger, self._worker_id = backoff, logger, worker.id
+        self._owner = (app.config.prefix, owner_of(app, worker.program))
+        self._version = hashlib.sha256("".join(sorted(f"{e.name} {e.digest}" for e in entries or ())).encode())
+        self._consumed = {*worker.queues, *(entry.job.queue for entry in entries or ())}
+        self._number = self._due_ms = 0
+        self._forced = True
         self._queues: set[str] | None = None
-        self._done = False
+        self._cursors: dict[str, str] = {}
+        self._reported: set[str] = set()
 
-    def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Update every queue that is not up to date yet."""
-        if self._done:
+    def tick(self, now_ms: int, _missed: int, /) -> None:
+        """Check what is due; a large queue is checked in several ticks."""
+        if now_ms < self._due_ms:
             return
         try:
             if self._queues is None:
-                self._queues = self._client.run(beat_queues(*self._owner))
-                self._queues |= {entry.job.queue for entry in self._entries or ()}
-            if self._entries is None:
-                self._warn_about_orphans()
-            else:
-                for queue in sorted(self._queues):
-                    self._update(queue, [entry for entry in self._entries if entry.job.queue == queue])
-                    self._queues.discard(queue)
+                self._queues = self._queues_to_update()
+                self._cursors = dict.fromkeys(self._consumed, "")
+            for queue in sorted(self._queues):
+                self._update(queue, [entry for entry in self._entries or () if entry.job.queue == queue])
+                self._queues.discard(queue)
+            self._restore_iterations()
         except _RETRYABLE as exc:
             if exc.node is None:  # otherwise, the other nodes of the cluster may be available
                 self._backoff.record_failure(exc)
             return
         self._backoff.reset()
-        self._done = True
+        if not self._cursors:
+            self._queues, self._forced, self._due_ms = None, False, now_ms + CHECK_MS
 
-    def update_again(self) -> None:
-        """Update the schedulers again, because the server's clock has gone back."""
-        self._queues, self._done = None, False
+    def check_now(self, *_: object) -> None:
+        """Check everything in the next tick, because Redis may have lost data, or its clock has gone back."""
+        self._queues, self._forced, self._due_ms = None, True, 0
+
+    def leave(self) -> None:
+        """Record that this worker stops, so that the schedule of the remaining workers applies at once."""
+        if self._number and not self._backoff.is_active:
+            with suppress(BrokerError):
+                self._client.run(leave_schedule(*self._owner, self._worker_id))
+
+    def _queues_to_update(self) -> set[str]:
+        """Return the queues whose schedulers may have to be changed: none if a newer version is in effect."""
+        if self._entries is None:
+            if self._forced and (queues := self._client.run(beat_queues(*self._owner))):
+                self._warn_once(
+                    "beat_schedule is not set, but Redis contains this app's schedules; set it to {} to remove them",
+                    queues=sorted(queues),
+                )
+            return set()
+        version, now_ms = self._version.hexdigest()[:16], self._clock.now_ms()
+        state = self._client.run(
+            register_schedule_version(*self._owner, self._worker_id, version, self._number, now_ms)
+        )
+        self._number = state.number
+        if state.in_effect != version:
+            self._warn_once(
+                "Other workers of this app run a newer beat_schedule: this worker's is not used",
+                app=self._app.name,
+                workers=state.workers,
+                hint="This worker's beat_schedule is used when they have stopped",
+            )
+        elif self._forced or state.is_due:
+            return self._client.run(beat_queues(*self._owner)) | {entry.job.queue for entry in self._entries}
+        return set()
 
     def _update(self, queue: str, entries: Sequence[BeatEntry]) -> None:
         try:
             if entries:
                 self._client.run(add_beat_queue(*self._owner, queue))
-            operation = reconcile(self._app.broker.keys(queue), entries, self._app.name, self._clock.now_ms())
+            operation = reconcile(self._app.broker.keys(queue), entries, self._owner[1], self._clock.now_ms())
             changes = run_sync(self._client, operation)
             if not entries:
                 self._client.run(remove_beat_queue(*self._owner, queue))
@@ -126,30 +193,66 @@ class Beat:
             raise
         except BulltaskError as exc:
             # For example, Redis is out of memory or rejects a command. The worker continues with the stored schedules.
-            self._logger.error("Schedule not updated", queue=queue, error=str(exc))  # noqa: TRY400
+            self._warn_once("Schedule not updated", level="error", queue=queue, error=str(exc))
         else:
             self._log(queue, changes)
 
     def _log(self, queue: str, changes: Changes) -> None:
         names = {"added": changes.added, "changed": changes.changed, "removed": changes.removed}
         if fields := {field: value for field, value in names.items() if value}:
-            self._logger.info("Schedule updated", queue=queue, **fields)
+            log = self._logger.warning if changes.removed else self._logger.info
+            log("Schedule updated", queue=queue, app=self._app.name, **fields)
         for name, error in changes.failed.items():
-            self._logger.error("Schedule not updated", queue=queue, scheduler=name, error=error)
+            self._warn_once("Schedule not updated", level="error", queue=queue, scheduler=name, error=error)
         for name in changes.foreign:
-            self._logger.warning(
+            self._warn_once(
                 "A job scheduler with this name belongs to another client and was not changed; rename the entry of "
                 "beat_schedule, or remove the scheduler",
                 queue=queue,
                 scheduler=name,
             )
-
-    def _warn_about_orphans(self) -> None:
-        if self._queues:
-            self._logger.warning(
-                "beat_schedule is not set, but Redis contains this app's schedules; set it to {} to remove them",
-                queues=sorted(self._queues),
+        if changes.orphaned:
+            self._warn_once(
+                "Schedules were added by an app without a name, and none of its workers runs",
+                queue=queue,
+                schedulers=sorted(changes.orphaned),
+                hint="Remove them with queue.schedulers.remove(…) if nothing needs them. An app with a name, such as "
+                "App('shop'), removes the schedules that are no longer in its code",
             )
+
+    def _restore_iterations(self) -> None:
+        until_ms = mono_ms() + _RESTORE_MS
+        while self._cursors and (cursor_of := next(iter(self._cursors.items()))):
+            queue, cursor = cursor_of
+            keys = self._app.broker.keys(queue)
+            try:
+                if cursor or self._forced or self._client.run(claim_check(keys)):
+                    zone = zone_of(self._app.config.timezone)
+                    operation = restore_iterations(keys, cursor or "0", self._clock.now_ms(), zone)
+                    cursor, restored = run_sync(self._client, operation)
+                    if restored:
+                        self._logger.warning("Missing jobs of schedules added again", queue=queue, schedulers=restored)
+            except _RETRYABLE:
+                raise
+            except BulltaskError as exc:
+                self._warn_once("Schedules not checked", level="error", queue=queue, error=str(exc))
+                cursor = ""
+            self._cursors[queue] = cursor
+            if cursor in {"", "0"}:
+                del self._cursors[queue]
+            if mono_ms() >= until_ms:
+                return
+
+    def _warn_once(self, event: str, *, level: str = "warning", **fields: object) -> None:
+        """Log a line, unless this worker has logged it before."""
+        if (line := f"{event} {fields}") not in self._reported:
+            self._reported.add(line)
+            getattr(self._logger, level)(event, **fields)
+
+
+def owner_of(app: App, program: str) -> str:
+    """Return the name under which an app owns its schedulers: its own, or one for the program if it has none."""
+    return f"{_UNNAMED}@{hashlib.sha256(program.encode()).hexdigest()[:16]}" if app.name == _UNNAMED else app.name
 
 
 def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms: int) -> Operation[Changes]:
@@ -164,25 +267,38 @@ def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms:
     changes = Changes()
     rows = yield from all_rows(keys)
     labels, next_ms = (yield from _read_labels(keys, rows)), dict(rows)
+    abandoned = yield from _abandoned_owners(keys.prefix, owner, labels.values(), now_ms)
     for entry in entries:
-        label, new_label = labels.get(entry.name), BeatLabel(owner, entry.digest)
-        is_stopped = label == new_label and _is_stopped(entry.rule, next_ms[entry.name], now_ms)
-        if label is not None and label.owner != owner:
-            changes.foreign.append(entry.name)
-        elif label != new_label or is_stopped:
-            if is_stopped:  # an interval would continue from the time of its next iteration
-                yield from execute(remove_job_scheduler(keys, entry.name))
-            error = yield from _put(keys, entry, new_label, now_ms)
-            if error:
-                changes.failed[entry.name] = error
-            else:
-                (changes.added if label is None else changes.changed).append(entry.name)
+        label = labels.get(entry.name)
+        if label is None or label.owner == owner or label.owner in abandoned:
+            yield from _store(
+                keys, entry, (label, BeatLabel(owner, entry.digest)), (next_ms.get(entry.name, 0), now_ms), changes
+            )
+        elif not (_is_unnamed(owner) and _is_unnamed(label.owner) and label.digest == entry.digest):
+            changes.foreign.append(entry.name)  # otherwise, the same program runs on another machine
     names = {entry.name for entry in entries}
     for scheduler_id, label in labels.items():
-        if label.owner == owner and scheduler_id not in names:
+        if scheduler_id in names:
+            continue
+        if label.owner == owner:
             yield from execute(remove_job_scheduler(keys, scheduler_id))
             changes.removed.append(scheduler_id)
+        elif label.owner in abandoned:
+            changes.orphaned.append(scheduler_id)
     return changes
+
+
+def _abandoned_owners(prefix: str, owner: str, labels: Iterable[BeatLabel], now_ms: int) -> Operation[set[str]]:
+    """Return the other programs whose app has no name and that run no worker; empty if this app has a name."""
+    if not _is_unnamed(owner):
+        return set()
+    others = sorted({label.owner for label in labels if _is_unnamed(label.owner)} - {owner})
+    live = (yield [has_schedule_workers(prefix, other, now_ms) for other in others]) if others else []
+    return {other for other, has_workers in zip(others, live, strict=True) if not has_workers}
+
+
+def _is_unnamed(owner: str) -> bool:
+    return owner == _UNNAMED or owner.startswith(f"{_UNNAMED}@")
 
 
 def _is_stopped(rule: Repeat, next_ms: int, now_ms: int) -> bool:
@@ -204,14 +320,29 @@ def _read_labels(keys: QueueKeys, rows: Sequence[tuple[str, int]]) -> Operation[
     return labels
 
 
-def _put(keys: QueueKeys, entry: BeatEntry, label: BeatLabel, now_ms: int) -> Operation[str]:
-    """Create or change an entry's scheduler; return the error, ``""`` for none."""
+def _store(
+    keys: QueueKeys,
+    entry: BeatEntry,
+    labels: tuple[BeatLabel | None, BeatLabel],
+    times_ms: tuple[int, int],
+    changes: Changes,
+) -> Operation[None]:
+    """Create or change an entry's scheduler, unless it has the new one of the labels and continues."""
+    (old, new), (next_ms, now_ms) = labels, times_ms
+    if old == new:
+        if not _is_stopped(entry.rule, next_ms, now_ms):
+            return
+        # An interval would continue from the time of its next iteration.
+        yield from execute(remove_job_scheduler(keys, entry.name))
     rule = entry.rule
     if rule.every_ms is not None:
         # As in Celery, the first iteration runs one interval after deployment.
         rule = replace(rule, start_ms=now_ms + rule.every_ms)
     try:
-        fields = {"beat": label.owner, "digest": label.digest}
-        return "" if (yield from put(keys, entry.name, rule, entry.job, fields, now_ms)) else "no time ever matches it"
+        fields = {"beat": new.owner, "digest": new.digest}
+        if (yield from put(keys, entry.name, rule, entry.job, fields, now_ms)) is None:
+            changes.failed[entry.name] = "no time ever matches it"
+        else:
+            (changes.added if old is None else changes.changed).append(entry.name)
     except JobError as exc:
-        return str(exc)
+        changes.failed[entry.name] = str(exc)

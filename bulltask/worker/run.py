@@ -5,14 +5,17 @@ they create the long-lived objects and connect them.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from bulltask.app import App
 from bulltask.config.rate_limits import EVERY_QUEUE
 from bulltask.config.urls import redact_command
-from bulltask.events import WorkerRestarting, WorkerStarted
+from bulltask.events import RedisReconnected, WorkerRestarting, WorkerStarted
 from bulltask.events.bus import Bus
 from bulltask.jobs.names import check_queue_name
 from bulltask.jobs.retention import KEEP_FAILED
@@ -25,7 +28,7 @@ from bulltask.registry.django import close_connections
 from bulltask.signals.catalog import worker_init
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.inspect import count_runnable_jobs, queue_lengths
-from bulltask.worker.beat import Beat
+from bulltask.worker.beat import Beat, BeatWorker
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.capacity import jobs_per_child, slots_per_child
@@ -190,7 +193,7 @@ class _Assembly:
 
     def _report_clock_change(self, changed_ms: int) -> None:
         if changed_ms < 0 and self.beat is not None:
-            self.beat.update_again()
+            self.beat.check_now()
         self.logger.warning(
             "The clock of Redis was set, or this machine was suspended",
             seconds=changed_ms / 1000,
@@ -243,7 +246,9 @@ class _Assembly:
                 "Failed jobs are removed after a week, and the oldest beyond 100,000 of a queue",
                 hint="Set remove_on_fail to false to keep them all, as BullMQ does, or to {'age': seconds, 'count': n}",
             )
-        self.beat = beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
+        beat_worker = BeatWorker(self.worker_id, self.queues, self._program())
+        self.beat = beat = Beat(self.app, self.entries, client, backoff, self.logger, beat_worker)
+        bus.subscribe(RedisReconnected, beat.check_now)
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
         revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
@@ -268,8 +273,17 @@ class _Assembly:
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.threads or config.children, url))
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus, self.limits)
         code = supervisor.run()
+        self.limits.end_calls_in(SIGNAL_PATIENCE_MS)
+        beat.leave()
         self.end_by_ms = supervisor.end_by_ms
         return code, supervisor.restarting
+
+    def _program(self) -> str:
+        """Return what identifies the program of an app without a name: machine, directory and import path."""
+        directory = ""
+        with suppress(OSError):  # it was deleted
+            directory = str(Path.cwd())
+        return "\0".join((socket.gethostname(), directory, self.app_spec or sys.argv[0]))
 
     def _client(self, name: str | None = None) -> SyncClient:
         """Return a client of the supervisor."""

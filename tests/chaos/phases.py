@@ -46,7 +46,8 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
         "frees its slot": {"free the slot"},
     },
     "supervisor": {
-        "connects and starts": {*CONNECTING, "INFO", "MULTI", "DISCARD", "HSETNX", "HGET", "LLEN", "ZCARD", "SMEMBERS"},
+        "connects and starts": {*CONNECTING, "INFO", "MULTI", "DISCARD", "HSETNX", "HGET", "LLEN", "ZCARD", "SMEMBERS"}
+        | {"SET", "ZSCAN", "scheduleVersion", "HDEL"},  # checks the schedules, once a minute, and leaves
         "renews locks": {"renewLocks", "findByToken"},
         "recovers the jobs of a dead child": {
             "countCrash",

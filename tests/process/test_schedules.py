@@ -37,6 +37,20 @@ def defined_below(self, text):
 """
 
 
+CHECKS_OFTEN = """
+from bulltask.transport.scripts import schedule
+from bulltask.worker import beat
+
+beat.CHECK_MS, schedule._TOLERANCE_MS = 200, schedule.CHECK_MS - 100
+"""
+
+
+def version(**seconds: float) -> str:
+    """Return the source code of an app that checks its schedule often: entries with their intervals."""
+    entries = {name: {"task": "quick", "schedule": interval} for name, interval in seconds.items()}
+    return f"{CHECKS_OFTEN}\napp.conf.beat_schedule = {entries}"
+
+
 @pytest.fixture
 def schedulers(harness: WorkerHarness) -> JobSchedulers:
     return harness.app.queue("default").schedulers
@@ -207,3 +221,94 @@ def test_a_schedule_that_cannot_be_stored_does_not_stop_the_worker(harness: Work
     assert "WRONGTYPE" in worker.wait_for_line("Schedule not updated")[0]["error"]
     harness.app.send_task("quick").get(timeout=60)
     assert len(worker.logged("Schedule not updated")) == 1
+
+
+OLD = version(kept=3600, gone=3600, changed=3600)
+NEW = version(kept=3600, added=3600, changed=1800)
+SUPERSEDED = "Other workers of this app run a newer beat_schedule: this worker's is not used"
+
+
+def intervals(schedulers: JobSchedulers) -> dict[str, int]:
+    return {scheduler.id: (scheduler.every_ms or 0) // 1000 for scheduler in schedulers.list()}
+
+
+def test_the_new_schedule_is_complete_during_and_after_a_deployment_whatever_restarts(
+    harness: WorkerHarness, schedulers: JobSchedulers
+) -> None:
+    old_schedule = {"kept": 3600, "gone": 3600, "changed": 3600}
+    new_schedule = {"kept": 3600, "added": 3600, "changed": 1800}
+    old = [harness.worker(OLD, children=1) for _ in range(2)]
+    wait_until(lambda: intervals(schedulers) == old_schedule, 60, "the old schedule")
+    new = harness.worker(NEW, children=1)
+    line = new.wait_for_line("Schedule updated", added=["added"])[0]
+    assert (line["level"], line["removed"], line["changed"]) == ("warning", ["gone"], ["changed"])
+    assert line["app"] == "tested"
+    names = old[0].wait_for_line(SUPERSEDED)[0]["workers"]
+    assert names == [line["worker_id"]]
+
+    old[0].stop()
+    restarted = harness.worker(OLD, children=1)  # an old worker crashed during the deployment
+    restarted.wait_for_line(SUPERSEDED)
+    restarted.wait_for_line("Child started")
+    assert intervals(schedulers) == new_schedule
+    new.stop()
+    second = harness.worker(NEW, children=1)  # the new one, too, so that only old ones run for a moment
+    second.wait_for_line("Child started")
+    wait_until(lambda: intervals(schedulers) == new_schedule, 60, "the new schedule")
+    old[1].stop()
+    restarted.stop()
+    assert intervals(schedulers) == new_schedule
+
+    back = harness.worker(OLD, children=1)  # the deployment is rolled back
+    back.wait_for_line(SUPERSEDED)
+    assert intervals(schedulers) == new_schedule
+    second.stop()
+    wait_until(lambda: intervals(schedulers) == old_schedule, 60, "the old schedule again")
+
+
+def test_apps_without_a_name_change_only_their_own_schedules(harness: WorkerHarness, schedulers: JobSchedulers) -> None:
+    unnamed = 'app.name = "app"\n'
+    first = harness.worker(unnamed + version(a=3600, shared=3600), children=1)
+    first.wait_for_line("Schedule updated", added=["a", "shared"])
+    first.stop()
+    second = harness.worker(unnamed + version(b=3600, shared=3600), children=1)
+    assert second.wait_for_line("Schedule updated")[0]["added"] == ["b"]
+    assert second.wait_for_line("Schedules were added by an app without a name, and none of its workers runs")[0][
+        "schedulers"
+    ] == ["a"]
+    third = harness.worker(unnamed + version(b=1800, c=3600), children=1)
+    third.wait_for_line("Schedule updated", added=["c"])
+    foreign = "A job scheduler with this name belongs to another client and was not changed; rename the entry of "
+    third.wait_for_line(f"{foreign}beat_schedule, or remove the scheduler", scheduler="b")
+    assert intervals(schedulers) == {"a": 3600, "b": 3600, "c": 3600, "shared": 3600}
+    second.stop()  # its machine has been replaced, and another one runs a new version of its program
+    wait_until(lambda: intervals(schedulers)["b"] == 1800, 60, "the entry of the program that still runs")
+
+
+def test_a_worker_restores_the_schedule_of_a_server_that_was_emptied(
+    harness: WorkerHarness, schedulers: JobSchedulers
+) -> None:
+    worker = harness.worker(CHECKS_OFTEN + TWO_ENTRIES)
+    wait_for_iterations(harness, "often", 2)
+    for pattern in (f"{harness.keys.base}*", "bulltask:*"):
+        harness.redis.delete(*harness.redis.keys(pattern))
+    emptied_ms = server_ms(harness.redis)
+    worker.wait_for_line("Schedule updated", count=2)
+    wait_for_iterations(harness, "often", 2, after_ms=emptied_ms)
+    manual = schedulers.upsert("manual", cron="0 0 1 1 *", name="quick")
+    assert manual is not None
+    harness.redis.zrem(harness.keys.delayed, manual.next_job_id)
+    worker.wait_for_line("Missing jobs of schedules added again", schedulers=["manual"])
+    assert harness.redis.zscore(harness.keys.delayed, manual.next_job_id)
+
+
+def test_one_job_of_a_schedule_waits_for_a_worker_that_knows_its_task(
+    harness: WorkerHarness, schedulers: JobSchedulers
+) -> None:
+    schedulers.upsert("early", every=0.1, name="later")
+    worker = harness.worker(children=1)
+    worker.wait_for_line("Task not registered", count=2)
+    assert [harness.redis.zcard(harness.keys.delayed), harness.redis.llen(harness.keys.wait)] == [1, 0]
+    worker.stop()
+    harness.worker('@app.task(name="later")\ndef later():\n    record("start", job="-")', children=1)
+    harness.journal.wait_for(2, 60, what="start")

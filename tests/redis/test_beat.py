@@ -162,7 +162,7 @@ def test_a_worker_reconciles_once_and_only_warns_if_beat_schedule_is_not_set(
         unused: Any = None
 
         def start(entries: Any) -> Beat:
-            beat = Beat(app, entries, client, app.broker.clock, ReconnectBackoff(bus, app.config), logger)
+            beat = Beat(app, entries, client, ReconnectBackoff(bus, app.config), logger)
             assert beat.interval_ms < 60_000
             beat.tick(0, 0)
             beat._client = unused

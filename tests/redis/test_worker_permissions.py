@@ -105,7 +105,7 @@ def test_the_keys_of_another_prefix_suffice_for_its_schedules(broker_url: str, a
     with app.broker.pool.client() as client:
         client.connect()
         backoff = ReconnectBackoff(Bus(), app.config)
-        beat = Beat(app, read_entries(app), client, app.broker.clock, backoff, structlog.get_logger())
+        beat = Beat(app, read_entries(app), client, backoff, structlog.get_logger())
         beat.tick(0, 0)
     assert not backoff.is_active
     assert [scheduler.id for scheduler in App("reader", broker_url, prefix="shop").queue("default").schedulers.list()]

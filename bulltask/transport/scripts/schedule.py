@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.stored_options import BULLTASK_KEY
-from bulltask.lua import loader
+from bulltask.lua import loader, wrappers
 from bulltask.schedules.repeat import Repeat, Scheduler, iteration_id
 from bulltask.transport import keys as key_names
 from bulltask.transport.call import Call, command, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import raise_for, text
+from bulltask.transport.replies import raise_for, text, texts
 
 __all__ = [
+    "CHECK_MS",
     "BeatLabel",
     "Iteration",
+    "ScheduleVersion",
+    "StoredScheduler",
     "add_beat_queue",
     "add_job_scheduler",
     "beat_queues",
+    "claim_check",
     "count_schedulers",
     "get_job_scheduler",
     "has_job_scheduler",
+    "has_schedule_workers",
+    "leave_schedule",
     "list_schedulers",
+    "read_iteration",
     "read_label",
     "read_repeatable",
     "read_scheduler",
+    "read_stored_scheduler",
+    "register_schedule_version",
     "remove_beat_queue",
     "remove_job_scheduler",
     "remove_repeatable",
@@ -36,6 +45,13 @@ __all__ = [
     "update_job_scheduler",
     "update_repeatable_job_millis",
 ]
+
+CHECK_MS: Final = 60_000
+"""How often one of the workers checks the schedules."""
+
+_TOLERANCE_MS: Final = 5_000
+_LIVE_MS: Final = 150_000
+"""How long a worker that has not checked its schedule may be alive."""
 
 _SCAN_COUNT: Final = 1_000
 
@@ -48,11 +64,14 @@ class Iteration:
         next_ms: When it runs, by the cron pattern; ``None`` if the script computes it from the interval.
         data: JSON.
         options: The options as they are stored.
+        missing_ms: If set, the iteration is added only if the scheduler's next one, which has this time, is missing
+            (bulltask's ``iterationGuard``).
     """
 
     next_ms: int | None
     data: bytes
     options: Mapping[str, Any]
+    missing_ms: int | None = None
 
 
 def add_job_scheduler(
@@ -74,8 +93,8 @@ def add_job_scheduler(
         now_ms: The server's time.
 
     Returns:
-        The id of the job, and its delay in milliseconds. Running the call raises ``SchedulerCollisionError`` and
-        ``SchedulerBusyError``.
+        The id of the job, and its delay in milliseconds; ``""`` and 0 if no iteration was missing. Running the call
+        raises ``SchedulerCollisionError`` and ``SchedulerBusyError``.
     """
     script_keys = (*_script_keys(keys), keys.active)
     name, options = template
@@ -96,9 +115,14 @@ def add_job_scheduler(
 
     def parse_reply(reply: Any) -> tuple[str, int]:
         raise_for(reply, iteration_id(scheduler_id, iteration.next_ms or 0), keys.name)
+        if reply is None:
+            return "", 0
         job_id, delay = reply
         return text(job_id), int(delay)
 
+    if iteration.missing_ms is not None:
+        guarded = wrappers.with_guard("addJobScheduler", "iterationGuard")
+        return script_call(guarded, script_keys, (*args, iteration.missing_ms), parse_reply)
     return script_call(loader.official_script("addJobScheduler"), script_keys, args, parse_reply)
 
 
@@ -213,6 +237,57 @@ def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Sch
     return command("HGETALL", keys.scheduler(scheduler_id), parse_reply=parse_reply)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredScheduler:
+    """A scheduler with its data as it is stored.
+
+    Attributes:
+        scheduler: The scheduler.
+        data: JSON.
+    """
+
+    scheduler: Scheduler
+    data: bytes
+
+
+def read_stored_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[StoredScheduler | None]:
+    """Read a scheduler to add its next iteration; ``None`` if it is none, but a repeatable job of older versions."""
+
+    def parse_reply(reply: Any) -> StoredScheduler | None:
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        if b"ic" not in fields:
+            return None
+        return StoredScheduler(Scheduler.from_hash(scheduler_id, reply, next_ms), fields.get(b"data", b"{}"))
+
+    return command("HGETALL", keys.scheduler(scheduler_id), parse_reply=parse_reply)
+
+
+def read_iteration(keys: QueueKeys, scheduler_id: str, next_ms: int) -> list[Call[str]]:
+    """Return two calls for an iteration's job: ``stored``, ``finished`` or ``""``, and ``delayed`` or ``""``."""
+    job_id = iteration_id(scheduler_id, next_ms)
+
+    def parse_hash(reply: Any) -> str:
+        return "finished" if reply[1] is not None else "stored" if reply[0] is not None else ""
+
+    return [
+        command("HMGET", keys.job(job_id), "name", "finishedOn", parse_reply=parse_hash),
+        command("ZSCORE", keys.delayed, job_id, parse_reply=lambda reply: "" if reply is None else "delayed"),
+    ]
+
+
+def claim_check(keys: QueueKeys) -> Call[bool]:
+    """Return whether the caller must check the queue's schedulers, because no other worker has done so recently."""
+    return command(
+        "SET",
+        keys.schedulers_checked,
+        1,
+        "NX",
+        "PX",
+        CHECK_MS - _TOLERANCE_MS,
+        parse_reply=lambda reply: reply is not None,
+    )
+
+
 def count_schedulers(keys: QueueKeys) -> Call[int]:
     """Count the queue's schedulers."""
     return command("ZCARD", keys.repeat, parse_reply=int)
@@ -285,3 +360,57 @@ def add_beat_queue(prefix: str, app: str, queue: str) -> Call[int]:
 def remove_beat_queue(prefix: str, app: str, queue: str) -> Call[int]:
     """Record that the app no longer has schedulers in a queue."""
     return command("SREM", key_names.beat_queues(prefix, app), queue)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleVersion:
+    """The version of its app's schedule that a worker runs.
+
+    Attributes:
+        number: A higher number for each version that workers start to run.
+        is_due: Whether this worker must check the schedule now.
+        in_effect: The version that is in effect.
+        workers: Ids of the workers that run the version in effect.
+    """
+
+    number: int
+    is_due: bool
+    in_effect: str
+    workers: Sequence[str]
+
+
+def register_schedule_version(
+    prefix: str, app: str, worker: str, version: str, number: int, now_ms: int
+) -> Call[ScheduleVersion]:
+    """bulltask's ``scheduleVersion``: record that a worker runs a version of an app's schedule.
+
+    Args:
+        prefix, app: The app.
+        worker: The worker's id.
+        version: The version, a hash.
+        number: Its number as this call last returned it, 0 for none.
+        now_ms: The server's time.
+    """
+
+    def parse_reply(reply: Any) -> ScheduleVersion:
+        return ScheduleVersion(int(reply[0]), bool(reply[1]), text(reply[2]), sorted(texts(reply[3])))
+
+    script_keys = (key_names.schedule_versions(prefix, app),)
+    args = (worker, version, number, now_ms, _LIVE_MS, CHECK_MS - _TOLERANCE_MS)
+    return script_call(loader.bulltask_script("scheduleVersion"), script_keys, args, parse_reply)
+
+
+def leave_schedule(prefix: str, app: str, worker: str) -> Call[int]:
+    """Record that a worker has stopped."""
+    return command("HDEL", key_names.schedule_versions(prefix, app), f"worker:{worker}")
+
+
+def has_schedule_workers(prefix: str, app: str, now_ms: int) -> Call[bool]:
+    """Return whether a live worker runs an app's schedule."""
+
+    def parse_reply(reply: Any) -> bool:
+        fields = dict(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True))
+        times = [value.partition(" ")[0] for name, value in fields.items() if name.startswith("worker:")]
+        return any(time.isdigit() and abs(now_ms - int(time)) <= _LIVE_MS for time in times)
+
+    return command("HGETALL", key_names.schedule_versions(prefix, app), parse_reply=parse_reply)

@@ -105,6 +105,8 @@ class JobStarter:
         if acquired.max_concurrent:
             # Before the job's data is decoded, because decoding may crash the child.
             self._async.wait_until_running(at_most=acquired.max_concurrent)
-        if acquired.job.is_repeated and (rescheduled := self._iteration_adder.add_next(acquired)) is not None:
-            return rescheduled
-        return self._runner.begin(acquired.job)
+        attempt = self._runner.begin(acquired.job)
+        # If no task takes the job, it waits, and its schedule with it: otherwise, one job a period would wait for ever.
+        if acquired.job.is_repeated and not isinstance(attempt, RescheduledByWorkerOutcome):
+            return self._iteration_adder.add_next(acquired) or attempt
+        return attempt
