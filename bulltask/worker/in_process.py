@@ -19,7 +19,7 @@ from bulltask.registry.job_client import JobClient
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.batch_runner import BatchRunner
 from bulltask.worker.child.cancellation import Cancellation
-from bulltask.worker.child.outcomes import Outcome
+from bulltask.worker.child.outcomes import Outcome, RetriedOutcome
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
@@ -93,11 +93,7 @@ class InProcessRunner:
             return await attempts
         if not attempts[0].task.is_async:
             return self._call(attempts)
-        # A separate asyncio task, because the runner clears the cancelled state of the one that it runs in.
-        outcomes = await asyncio.create_task(self._acall(attempts))
-        if (caller := asyncio.current_task()) is not None and caller.cancelling():
-            raise asyncio.CancelledError
-        return outcomes
+        return await self._acall(attempts)
 
     def _call(self, attempts: Sequence[Attempt]) -> list[Outcome]:
         if attempts[0].task.is_batch:
@@ -105,9 +101,28 @@ class InProcessRunner:
         return [self._runner.call(attempts[0], self.slots[0])]
 
     async def _acall(self, attempts: Sequence[Attempt]) -> list[Outcome]:
-        if attempts[0].task.is_batch:
-            return await BatchRunner(self._runner).acall(list(zip(attempts, self.slots, strict=False)))
-        return [await self._runner.acall(attempts[0], self.slots[0])]
+        """Run the attempts in an asyncio task of their own, which their code may cancel even just before it returns."""
+        outcomes: list[Outcome] = []
+
+        async def run() -> None:
+            if attempts[0].task.is_batch:
+                outcomes.extend(await BatchRunner(self._runner).acall(list(zip(attempts, self.slots, strict=False))))
+            else:
+                outcomes.append(await self._runner.acall(attempts[0], self.slots[0]))
+
+        task = asyncio.create_task(run())
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        if not outcomes:
+            await task
+        return [
+            await self._runner.amove(attempt, outcome) if type(outcome) is RetriedOutcome else outcome
+            for attempt, outcome in zip(attempts, outcomes, strict=True)
+        ]
 
 
 class TaskLoop:

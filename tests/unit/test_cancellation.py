@@ -203,14 +203,14 @@ async def test_an_async_attempt_is_cancelled_and_ends_with_the_exception_for_the
     monkeypatch.setattr(module, "_POLL_S", 60)  # the signal suffices
     child.loop = asyncio.get_running_loop()
     execution = child.begin()
-    child.cancellation.enter_async(execution)
+    task = child.cancellation.enter_async(execution)
     child.request(cause)
     raised: BaseException | None = None
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError as exc:
         raised = exc
-    child.cancellation.leave_async()
+    child.cancellation.leave_async(task)
     ended = {
         CancelReason.SOFT_LIMIT: SoftTimeLimitExceeded,
         CancelReason.HARD_LIMIT: TimeLimitExceeded,
@@ -224,11 +224,11 @@ async def test_an_async_attempt_is_cancelled_and_ends_with_the_exception_for_the
 
 async def test_the_event_loop_finds_a_request_by_polling_if_the_signal_is_lost(child: Child) -> None:
     execution = child.begin()
-    child.cancellation.enter_async(execution)
+    task = child.cancellation.enter_async(execution)
     child.slot.request_cancel(child.slot.read().attempt, CancelReason.SOFT_LIMIT)
     with pytest.raises(asyncio.CancelledError, match="soft time limit of 1 s"):
         await asyncio.sleep(60)
-    child.cancellation.leave_async()
+    child.cancellation.leave_async(task)
 
 
 def test_a_spark_error_does_not_prevent_a_cancellation(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,15 +249,15 @@ async def test_attempts_share_one_poll_timer_that_ends_with_the_last_attempt(
     execution = child.begin()
 
     async def attempt() -> None:
-        child.cancellation.enter_async(execution)
+        task = child.cancellation.enter_async(execution)
         await asyncio.sleep(0)
-        child.cancellation.leave_async()
+        child.cancellation.leave_async(task)
 
     await asyncio.gather(attempt(), attempt())
     assert len(timers) == 1
     timers.pop()()
     assert timers == [], "no attempt is running"
-    child.cancellation.enter_async(execution)
+    task = child.cancellation.enter_async(execution)
     timers.pop()()
     assert len(timers) == 1, "an attempt is running"
-    child.cancellation.leave_async()
+    child.cancellation.leave_async(task)

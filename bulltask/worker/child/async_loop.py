@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from bulltask.clock import mono_ms, mono_s
 from bulltask.process import exit_child
@@ -16,10 +16,11 @@ from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.replies import Fetched
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_writer import AsyncOutcomeWriter
+from bulltask.worker.child.asyncio_tasks import OWN_TASK, JobTask, OwnTask
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.batch_runner import BatchRunner
 from bulltask.worker.child.next_job import NextJobs
-from bulltask.worker.child.outcomes import AcquiredJob, Outcome
+from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RetriedOutcome
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slot import Slot
@@ -28,7 +29,11 @@ from bulltask.worker.wakeup_pipe import WakeupPipe
 
 __all__ = ["AsyncLoop"]
 
-_WAIT_MS = 60_000
+_WAIT_MS: Final = 60_000
+_MAX_IDLE: Final = 16
+
+_Work = tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]
+"""A coroutine function and its arguments."""
 
 
 class AsyncLoop:
@@ -68,7 +73,9 @@ class AsyncLoop:
         self._thread: threading.Thread | None = None
         self._context = contextvars.Context()
         self._client: AnyAsyncClient | None = None
-        self._tasks: dict[asyncio.Task[None], tuple[str, ...]] = {}  # asyncio keeps only weak references to tasks
+        self._tasks: dict[Slot, JobTask] = {}  # asyncio keeps only weak references to tasks; by their first slot
+        self._own_tasks: set[asyncio.Task[None]] = set()  # asyncio keeps only weak references to tasks
+        self._idle: list[asyncio.Future[_Work]] = []
         self._handed_off = self._closing = False
         self._max_concurrent: dict[Slot, int] = {}
         self._writer, self._next_jobs = AsyncOutcomeWriter(settler, self.client, backoff), next_jobs
@@ -103,7 +110,7 @@ class AsyncLoop:
 
     def start(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         """Start an async attempt; its slot is free again when the job is settled."""
-        self._hand_off([acquired], self._work(acquired, attempt), f"job {acquired.job.id}")
+        self._hand_off((acquired,), self._work(acquired, attempt), f"job {acquired.job.id}")
         self._handed_off = True  # only the main thread reads and writes it
 
     def start_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]], slot: Slot) -> None:
@@ -117,7 +124,7 @@ class AsyncLoop:
             if acquired.max_concurrent:
                 self._max_concurrent[acquired.slot] = acquired.max_concurrent
         loop = self._loop or self._start_thread()
-        loop.call_soon_threadsafe(self._spawn, work, name, tuple(acquired.job.id for acquired in jobs))
+        loop.call_soon_threadsafe(self._spawn, work, name, jobs)
 
     def drain(self) -> None:
         """Wait until every job is settled, then stop the thread."""
@@ -168,7 +175,7 @@ class AsyncLoop:
             except BaseException as exc:  # noqa: BLE001 - a user's asyncio task may raise SystemExit
                 raised = exc
             if not self._closing:
-                self._exit_child([job for jobs in self._tasks.values() for job in jobs], raised)
+                self._exit_child(self._running_jobs(), raised)
             with suppress(RuntimeError):  # as in drain()
                 loop.run_until_complete(self._close_client())
 
@@ -181,26 +188,70 @@ class AsyncLoop:
         self._settler.emit_loop_stopped(jobs, raised)
         exit_child(ExitCode.FAILED)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str, jobs: tuple[str, ...]) -> None:
-        # Not the current context, in which an earlier job may have set variables.
-        task = asyncio.get_running_loop().create_task(work, name=name, context=self._context.copy())
-        self._tasks[task] = jobs
-        task.add_done_callback(self._done)
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str, jobs: Sequence[AcquiredJob]) -> None:
+        """Run the code of jobs in an asyncio task of their own, in which bulltask awaits nothing.
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:  # a bug in bulltask
+        The code may cancel that task at any time, even just before it returns.
+        """
+        # Not the current context, in which an earlier job may have set variables.
+        context = self._context.copy()
+        task = JobTask(work, loop=self._loop, name=name, context=context)
+        task.context = context
+        task.jobs, task.ended, task.code_ended = jobs, self._cancelled, False
+        self._tasks[jobs[0].slot] = task
+
+    def _cancelled(self, task: JobTask) -> None:
+        """Release the jobs of an asyncio task that was cancelled before it could start."""
+        if self._tasks.pop(task.jobs[0].slot, None) is not None:
+            for acquired in task.jobs:
+                self._release(acquired)
+
+    def _do(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Call a coroutine function in an asyncio task of bulltask's, which jobs cannot cancel."""
+        if self._idle:
+            self._idle.pop().set_result((function, args))
+            return
+        task = OwnTask(self._do_all((function, args)), loop=self._loop, name=OWN_TASK, context=self._context.copy())
+        self._own_tasks.add(task)
+        task.add_done_callback(self._own_task_done)
+
+    async def _do_all(self, work: _Work) -> None:
+        loop, idle = asyncio.get_running_loop(), self._idle
+        while True:
+            function, args = work
+            await function(*args)
+            if len(idle) >= _MAX_IDLE:
+                return
+            waiter: asyncio.Future[_Work] = loop.create_future()
+            idle.append(waiter)
+            work = await waiter
+
+    def _own_task_done(self, task: asyncio.Task[None]) -> None:
+        self._own_tasks.discard(task)
+        if not self._closing and (task.cancelled() or task.exception() is not None):  # a bug in bulltask
             raised = asyncio.CancelledError() if task.cancelled() else task.exception()
-            self._exit_child(self._tasks[task], raised)
-        del self._tasks[task]
+            self._exit_child(self._running_jobs(), raised)
+
+    def _running_jobs(self) -> list[str]:
+        return [acquired.job.id for task in self._tasks.values() for acquired in task.jobs]
 
     async def _work(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         started = mono_s()
-        outcome = await self._runner.acall(attempt, acquired.slot)
-        await self._settle(acquired, outcome, (mono_s() - started) * 1000)
+        try:
+            outcome = await self._runner.acall(attempt, acquired.slot)
+        except BaseException as exc:  # noqa: BLE001 - a bug in bulltask
+            self._exit_child([acquired.job.id], exc)
+        # Without an await, which a job that has cancelled its asyncio task would interrupt.
+        del self._tasks[acquired.slot]
+        self._do(self._settle, acquired, outcome, (mono_s() - started) * 1000, attempt)
 
-    async def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
+    async def _settle(
+        self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float, attempt: Attempt | None = None
+    ) -> None:
         """Write an outcome; then start the job that the same call has fetched, or free the slot."""
         settling_ms = mono_ms()
+        if attempt is not None and type(outcome) is RetriedOutcome:
+            outcome = await self._runner.amove(attempt, outcome)
         fetched = await self._writer.write(acquired, outcome, duration_ms, fetch_next=self._may_fetch_after(acquired))
         if fetched is None:
             self._free_slots([acquired])
@@ -228,18 +279,16 @@ class AsyncLoop:
             self._release(acquired)
         else:
             attempt = next_jobs.begin(acquired)
-            work = (
-                self._work(acquired, attempt)
-                if isinstance(attempt, Attempt)
-                else self._settle(acquired, attempt, duration_ms=0.0)
-            )
-            self._spawn(work, f"job {acquired.job.id}", (acquired.job.id,))
+            if isinstance(attempt, Attempt):
+                self._spawn(self._work(acquired, attempt), f"job {acquired.job.id}", (acquired,))
+            else:
+                self._do(self._settle, acquired, attempt, 0.0)
 
     def _release(self, acquired: AcquiredJob) -> None:
         """Release a job, together with the others that are released at the same time, so that they keep their order."""
         self._unstarted.append(acquired)
         if len(self._unstarted) == 1:
-            self._spawn(self._release_unstarted(), "release of jobs", ())
+            self._do(self._release_unstarted)
 
     async def _release_unstarted(self) -> None:
         jobs, self._unstarted = self._unstarted, []
@@ -247,10 +296,17 @@ class AsyncLoop:
         self._free_slots(jobs)
 
     async def _work_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]]) -> None:
-        started = mono_s()
-        outcomes = await BatchRunner(self._runner).acall([(attempt, acquired.slot) for acquired, attempt in members])
-        duration_ms = (mono_s() - started) * 1000
-        batch = [acquired for acquired, _ in members]
+        batch, started = [acquired for acquired, _ in members], mono_s()
+        try:
+            outcomes = await BatchRunner(self._runner).acall([(attempt, each.slot) for each, attempt in members])
+        except BaseException as exc:  # noqa: BLE001 - as in _work()
+            self._exit_child([acquired.job.id for acquired in batch], exc)
+        del self._tasks[batch[0].slot]
+        self._do(self._settle_batch, batch, outcomes, (mono_s() - started) * 1000)
+
+    async def _settle_batch(
+        self, batch: Sequence[AcquiredJob], outcomes: Sequence[Outcome], duration_ms: float
+    ) -> None:
         ended = zip(batch, outcomes, strict=True)
         # The client sends concurrent calls without waiting for the replies to earlier ones.
         await asyncio.gather(*(self._writer.write(acquired, outcome, duration_ms) for acquired, outcome in ended))

@@ -197,13 +197,17 @@ class AttemptRunner:
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run an async task, or a sync task in a thread.
 
-        The caller creates a separate asyncio task, and so a separate context, for it.
+        The caller creates a separate asyncio task, and so a separate context, for it, and awaits nothing else in it,
+        because the task's code may have cancelled it. :meth:`amove` follows.
         """
         execution = self._start_execution(attempt, slot, alone=False)
         enter_attempt(attempt.job, context := self._lazy_context(attempt))
         ending = await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
-        outcome = self.outcome(attempt, *ending, context)
-        if type(outcome) is RetriedOutcome and (moved := _in_other_queue(attempt, outcome)) is not None:
+        return self.outcome(attempt, *ending, context)
+
+    async def amove(self, attempt: Attempt, outcome: RetriedOutcome) -> Outcome:
+        """Move the job of an async task to another queue if ``self.retry(queue=…)`` has requested it."""
+        if (moved := _in_other_queue(attempt, outcome)) is not None:
             with suppress(BulltaskError):
                 await self._job_client(attempt.job).areplace(moved, retries=attempt.job.attempts_made + 1)
                 return WaitingForChildrenOutcome(replaced=True)
@@ -235,7 +239,7 @@ class AttemptRunner:
         self, execution: TaskExecution, task: AnyTask[..., Any], bound: Callable[[], Callable[[], Any]]
     ) -> ErrorOrResult:
         """Call a function on the event loop, or in a thread if the task is sync; ``bound`` returns it."""
-        self._cancellation.enter_async(execution)
+        entered = self._cancellation.enter_async(execution)
         raised: BaseException | None = None
         result: object = None
         try:
@@ -249,7 +253,7 @@ class AttemptRunner:
             exit_if_forked(self._pid, raised)
             return execution.resolve(raised), result
         finally:
-            self._cancellation.leave_async()
+            self._cancellation.leave_async(entered)
             self._retirement.check_memory()
 
     async def _call_in_thread(

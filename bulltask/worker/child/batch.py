@@ -9,6 +9,7 @@ from typing import Any
 from bulltask.errors import Interrupt, SoftTimeLimitExceeded, TaskCancelled
 from bulltask.registry.batches import BatchJob, ErrorOrResult, split_outcome
 from bulltask.registry.task import AnyTask
+from bulltask.worker.child.asyncio_tasks import end_code
 from bulltask.worker.child.run_hooks import HookedRun
 
 __all__ = ["Batch"]
@@ -57,6 +58,7 @@ class Batch:
             raised = exc
             raise
         finally:
+            await end_code()
             for run, (error, result) in self._hook_outcomes(raised, returned):
                 await run.aleave(result, error)
         return returned

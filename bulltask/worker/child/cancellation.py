@@ -217,22 +217,19 @@ class Cancellation:
 
     # ---- async tasks: the event loop's thread ----
 
-    def enter_async(self, execution: TaskExecution) -> None:
-        """Allow requests to cancel the current asyncio task until :meth:`leave_async`."""
+    def enter_async(self, execution: TaskExecution) -> asyncio.Task[Any]:
+        """Allow requests to cancel the current asyncio task, which is returned, until :meth:`leave_async`."""
         task = asyncio.current_task()
         assert task is not None
         self._async[task] = execution
         if not self._is_polling:
             self._is_polling = True
             LoopTimer(_POLL_S, self._poll_again)
+        return task
 
-    def leave_async(self) -> None:
-        """Stop requests from cancelling the current asyncio task, and clear its cancelled state."""
-        task = asyncio.current_task()
-        assert task is not None
+    def leave_async(self, task: asyncio.Task[Any]) -> None:
+        """Stop requests from cancelling an asyncio task."""
         del self._async[task]
-        while task.cancelling():
-            task.uncancel()
 
     def _poll_again(self) -> None:
         self._poll()
@@ -250,11 +247,11 @@ class Cancellation:
                 case CancelReason.NONE:
                     pass
                 case CancelReason.REVOKED:
-                    task.cancel("revoked")
+                    asyncio.Task.cancel(task, "revoked")
                 case CancelReason.HARD_LIMIT:
-                    task.cancel(str(execution.limits.hard_exceeded(execution.task)))
+                    asyncio.Task.cancel(task, str(execution.limits.hard_exceeded(execution.task)))
                 case CancelReason.SOFT_LIMIT:
-                    task.cancel(str(execution.limits.soft_exceeded(execution.task)))
+                    asyncio.Task.cancel(task, str(execution.limits.soft_exceeded(execution.task)))
 
 
 def _in_task_code(frame: FrameType | None) -> bool:

@@ -29,6 +29,7 @@ from bulltask.signals.catalog import (
     task_success,
 )
 from bulltask.signals.signal import Signal
+from bulltask.worker.child.asyncio_tasks import JobTask, end_code
 from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, RetriedOutcome
 from bulltask.worker.child.task_handlers import HandlerCalls, exception_info, handler_calls
 
@@ -49,7 +50,7 @@ class HookedRun:
     Attributes:
         in_thread: Whether a sync task runs in a thread; the hooks after its outcome then do, too.
         variables: As given.
-        last_variables: A copy of an async task's context, made when the task ended.
+        last_variables: An async task's context, or a copy of it that was made when the task ended.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class HookedRun:
             raised = exc
             raise
         finally:
+            await end_code()
             await self.aleave(result, raised)
         return result
 
@@ -118,7 +120,8 @@ class HookedRun:
         """:meth:`leave` for an async task."""
         while self._entered:
             await acall_hook(self._entered.pop().aafter_run, "aafter_run", self._request, result, raised)
-        self.last_variables = contextvars.copy_context()
+        task = asyncio.current_task()
+        self.last_variables = task.context if isinstance(task, JobTask) else contextvars.copy_context()
 
     def settled(self, outcome: Outcome | None) -> None:
         """Call the hooks that follow the outcome that Redis has stored; ``None`` if it was discarded."""
