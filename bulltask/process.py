@@ -28,6 +28,7 @@ __all__ = [
     "inherit_life_line",
     "life_line",
     "memory_kib",
+    "open_standard_streams",
     "stop_signals",
     "unblock_signals",
     "usable_cores",
@@ -247,6 +248,25 @@ def stop_signals(*, hangup: bool = False) -> Iterator[Callable[[], object]]:
         yield lambda: signal.sigwait(numbers)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def open_standard_streams() -> None:
+    """Open ``/dev/null`` as stdin, stdout and stderr if they are closed, as by ``2>&-``.
+
+    Otherwise, a connection to Redis would have the number of stderr, and whatever a library prints would be sent to it.
+    """
+    if sys.platform == "win32":
+        return
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)  # inheritable, unlike the original
+            if null != number:
+                os.close(null)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - the process's streams
 
 
 def exit_child(code: int) -> NoReturn:

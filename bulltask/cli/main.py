@@ -10,6 +10,7 @@ import click
 from bulltask.cli.lazy import LazyGroup
 from bulltask.cli.options import broker_option, config_option
 from bulltask.config.urls import SecretUrl
+from bulltask.process import open_standard_streams
 
 if TYPE_CHECKING:  # imported late, so that --help is fast
     from bulltask.app import App
@@ -43,6 +44,7 @@ def main(ctx: click.Context, app: str | None, broker: SecretUrl | None, workdir:
 
     -A, -b and --config may be given before or after the command.
     """
+    open_standard_streams()
     ctx.obj = {"app": app, "broker": broker, "workdir": workdir, **(ctx.obj or {})}
 
 

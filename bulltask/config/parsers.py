@@ -186,13 +186,18 @@ def flag(value: Any, name: str) -> bool:
 
 
 def plain_text(value: Any, name: str) -> str:
-    """Return a non-empty string without control characters.
+    """Return a non-empty string without control characters, and without characters that UTF-8 cannot encode.
 
     Raises:
         ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     if not isinstance(value, str) or not value or any(ord(char) < 32 for char in value):
         raise ConfigError(f"{name} must be a string without control characters, not {value!r:.200}")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise ConfigError(
+            f"{name} {value!r:.200} has characters that Python could not decode: set LC_ALL=C.UTF-8 or PYTHONUTF8=1, "
+            f"or use only ASCII characters"
+        )
     return value
 
 

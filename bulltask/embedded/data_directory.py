@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from bulltask.embedded.binary import ServerBinary
+from bulltask.embedded.launch import ADVICE
 from bulltask.embedded.probe import HOST, send_command, server_info
 from bulltask.embedded.project import find_project, server_name
 from bulltask.errors import ConfigError
@@ -47,7 +48,8 @@ class DataDirectory:
         """Return the user's data directory with that name, in ``$XDG_DATA_HOME/bulltask``.
 
         Raises:
-            ConfigError: The name contains characters other than letters, digits, ``_``, ``.`` and ``-``.
+            ConfigError: The name contains characters other than letters, digits, ``_``, ``.`` and ``-``, or the user
+                has no home directory.
         """
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -55,7 +57,10 @@ class DataDirectory:
                 f"not start with '.' or '-'"
             )
         xdg_data_home = os.environ.get("XDG_DATA_HOME", "")
-        base = Path(xdg_data_home) if Path(xdg_data_home).is_absolute() else Path.home() / ".local" / "share"
+        try:
+            base = Path(xdg_data_home) if Path(xdg_data_home).is_absolute() else Path.home() / ".local" / "share"
+        except RuntimeError as exc:
+            raise ConfigError(f"embedded:// has no directory for its data, because HOME is not set: {ADVICE}") from exc
         return cls(base / "bulltask", name)
 
     @classmethod

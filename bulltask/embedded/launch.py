@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from bulltask.clock import mono_s
 from bulltask.embedded.binary import ServerBinary
@@ -22,6 +23,7 @@ if sys.platform != "win32":
     import fcntl
 
 __all__ = [
+    "ADVICE",
     "MAX_PORT_ATTEMPTS",
     "PortTakenError",
     "ServerLog",
@@ -32,6 +34,7 @@ __all__ = [
     "restrict_clients",
     "server_command",
     "server_environment",
+    "wait_for_exit",
     "wait_until_ready",
 ]
 
@@ -140,6 +143,12 @@ def pick_port() -> int:
     raise BrokerUnavailableError("this machine has no free TCP port on 127.0.0.1")
 
 
+ADVICE: Final = (
+    "set XDG_DATA_HOME to a directory that this user can write, or set broker_url (BULLTASK_BROKER_URL) to the URL of "
+    "a server, such as redis://localhost:6379/0"
+)
+
+
 def lock(fd: int, operation: int, timeout: float) -> bool:
     """Acquire a ``flock``; return False if another process still holds it after ``timeout`` seconds."""
     deadline = mono_s() + timeout
@@ -180,7 +189,7 @@ def open_lock(path: Path) -> int:
         _check_owner(path.parent)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise BrokerUnavailableError(f"cannot use {path.parent} for a server's data: {error}") from error
+        raise BrokerUnavailableError(f"cannot use {path.parent} for a server's data ({error}): {ADVICE}") from error
 
 
 def _check_owner(directory: Path) -> None:

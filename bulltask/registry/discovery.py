@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ __all__ = ["add_to_import_path", "find_app", "import_related"]
 A = TypeVar("A")
 
 ATTRIBUTES: Final = ("app", "bulltask", "celery", "application")
+_FACTORY: Final = re.compile(r"(?i)app|celery|bulltask|create|make")
 SUBMODULES: Final = ("app", "bulltask", "celery", "tasks", "main", "worker")
 
 
@@ -97,17 +99,34 @@ def _load_attribute(module_name: str, name: str, kind: type[A], tried: list[str]
     if module is None:
         return None
     value: Any = module
-    for part in name.removesuffix("()").split("."):
+    called = name.endswith(")")
+    for part in name.partition("(")[0].split("."):
         if not hasattr(value, part):
-            tried.append(f"{module_name}: has no {name!r}; {_describe_apps(module, kind)}")
+            tried.append(f"{_place_of(module)}: has no {name!r}; it {_describe_apps(module, kind)}")
             return None
         value = getattr(value, part)
-    if name.endswith("()") or inspect.isfunction(value):
+    if called or inspect.isfunction(value):
+        if needed := _required(value) if name.endswith("()") or not called else "those in the parentheses":
+            tried.append(
+                f"{module_name}:{name} needs arguments ({needed}), and -A calls a factory without any: write a module "
+                f"with a line such as app = {name.partition('(')[0]}(…), and name that module"
+            )
+            return None
         value = value()
     if not isinstance(value, kind):
         tried.append(f"{module_name}:{name} is {type(value).__name__}, not an App")
         return None
     return value
+
+
+def _required(factory: Callable[..., object]) -> str:
+    """Return the names of a factory's required parameters."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # a callable of C code
+        return ""
+    optional = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return ", ".join(each.name for each in parameters if each.default is each.empty and each.kind not in optional)
 
 
 def _find_in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
@@ -124,7 +143,7 @@ def _find_in_module(module_name: str, kind: type[A], tried: list[str]) -> A | No
     if apps:  # searching further would choose one of these arbitrarily
         names = ", ".join(sorted(name for name, _ in apps.values()))
         raise AppNotFoundError(f"{module_name} has several apps ({names}): choose one with -A {module_name}:NAME")
-    tried.append(f"{module_name}: has no App")
+    tried.append(f"{_place_of(module)}: {_describe_apps(module, kind)}")
     return None
 
 
@@ -163,4 +182,24 @@ def _import(name: str, tried: list[str]) -> ModuleType | None:
 
 def _describe_apps(module: ModuleType, kind: type[Any]) -> str:
     names = sorted(name for name, value in vars(module).items() if isinstance(value, kind))
-    return f"its apps are {', '.join(names)}" if names else "it has no App"
+    if names:
+        return f"has the apps {', '.join(names)}"
+    factories = [
+        f"-A {module.__name__}:{name}"
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and _FACTORY.search(name)
+    ]
+    return f"has no App; if this is a factory of one, use {' or '.join(factories)}" if factories else "has no App"
+
+
+def _place_of(module: ModuleType) -> str:
+    """Return the module's name, and its file if it may be another module than the user expects."""
+    name, file = module.__name__, getattr(module, "__file__", None)
+    here = Path.cwd()
+    if file is not None and Path(file).is_relative_to(here):
+        return name
+    path = here.joinpath(*name.split("."))
+    hidden = next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.exists()), None)
+    if hidden is None:
+        return f"{name} ({file or 'built in'})"
+    return f"{name} ({file or 'built in'}, which hides {hidden.relative_to(here)}: rename your module)"

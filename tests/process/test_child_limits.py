@@ -111,6 +111,8 @@ def test_a_child_that_is_killed_after_it_has_reached_its_limit_has_crashed(harne
     assert worker.wait_for_line("Job recovered", job_id=held.id)[0]["crashes"] == 1
     harness.open_gate("gate", 2)
     assert held.get(timeout=60) is None
+    events = [line["event"] for line in worker.lines if line.get("job_id") == held.id]
+    assert events[:3] == ["Job started", "Job recovered", "Job started"]
     assert worker.stop() == ExitCode.OK
 
 

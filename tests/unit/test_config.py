@@ -310,6 +310,8 @@ def test_a_worker_name_must_be_a_valid_connection_name() -> None:
     assert config(worker_name=255 * "x").worker_name == 255 * "x"
     with pytest.raises(ConfigError, match="worker_name must have at most 255 characters, not 256"):
         conf(worker_name=256 * "x")
+    with pytest.raises(ConfigError, match=r"worker_name 'w.*rker' has characters that Python could not decode"):
+        conf(worker_name="w\udcc3\udcb6rker")  # "wörker" in a C locale
     with pytest.raises(ConfigError, match="worker_name must not contain spaces"):
         conf(worker_name="mail 1")
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,9 +123,33 @@ def test_several_apps_raise_an_error_that_lists_them(write: Write) -> None:
 
 def test_an_unknown_name_raises_an_error_that_lists_the_apps(write: Write) -> None:
     write(shop=f"{APP}one = App('1')\ntwo = App('2')", empty="")
-    assert "shop: has no 'three'; its apps are one, two" in error_message("shop:three")
+    assert "shop: has no 'three'; it has the apps one, two" in error_message("shop:three")
     assert "empty: has no 'app'; it has no App" in error_message("empty:app")
-    assert "shop: has no 'py'; its apps are one, two" in error_message("shop.py")
+    assert "shop: has no 'py'; it has the apps one, two" in error_message("shop.py")
+
+
+def test_a_module_that_has_only_a_factory_is_reported_with_what_works(write: Write) -> None:
+    write(shop="from os import makedirs\ndef helper(): ...\ndef create_app(): ...\ndef make_celery(): ...")
+    hint = "if this is a factory of one, use -A shop:create_app or -A shop:make_celery"
+    assert f"shop: has no App; {hint}" in error_message("shop")
+    assert f"shop: has no 'app'; it has no App; {hint}" in error_message("shop:app")
+
+
+@pytest.mark.parametrize(
+    ("spec", "needed"),
+    [("shop:create_app", "mode, debug"), ("shop:create_app()", "mode, debug"), ("shop:create_app('x')", "those in")],
+)
+def test_a_factory_with_arguments_is_reported_with_what_works(write: Write, spec: str, needed: str) -> None:
+    write(shop="def create_app(mode, size=1, *args, debug, **options): ...")
+    text = error_message(spec)
+    assert f"needs arguments ({needed}" in text
+    assert "with a line such as app = create_app(…), and name that module" in text
+
+
+def test_a_module_of_the_standard_library_is_reported_with_the_file_that_it_hides(write: Write) -> None:
+    write(queue=APP)
+    assert re.search(r"- queue \(/.*/queue.py, which hides queue.py: rename your module\):", error_message("queue"))
+    assert re.search(r"- json \(/.*/json/__init__.py\): has no App", error_message("json"))
 
 
 def test_an_object_that_is_not_an_app_raises_an_error_with_its_type(write: Write) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 import sysconfig
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +14,9 @@ import bulltask
 from bulltask import App, ConfigError
 from bulltask.embedded import import_directory
 from bulltask.embedded.data_directory import DataDirectory
+from bulltask.embedded.launch import open_lock
 from bulltask.embedded.project import find_project, server_name
+from bulltask.errors import BrokerUnavailableError
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,17 @@ def test_a_project_is_the_nearest_directory_with_a_marker(
     assert find_project(tmp_path / start) == tmp_path / project
     monkeypatch.chdir(tmp_path / start)
     assert find_project() == tmp_path / project
+
+
+@pytest.mark.parametrize("home", [None, "/proc/nobody"])
+def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    if home is None:
+        monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
+    else:
+        monkeypatch.setenv("HOME", home)
+    with pytest.raises((ConfigError, BrokerUnavailableError), match=r"set XDG_DATA_HOME to .*redis://localhost:6379/0"):
+        open_lock(DataDirectory.named("shop").lock_file)
 
 
 def test_a_link_to_a_project_is_the_same_project(tmp_path: Path) -> None:

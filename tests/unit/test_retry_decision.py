@@ -301,6 +301,16 @@ def test_the_reason_is_the_message_or_the_name_of_the_class(error: BaseException
     assert type(error).__name__ in outcome.trace
 
 
+def test_an_error_that_is_retried_is_not_permanent() -> None:
+    for outcome in (
+        decide(ValueError("x"), autoretry_for=(ValueError,)),
+        decide(Retry(exc=ValueError("x"))),
+        decide(ValueError("x"), BULLMQ_OPTS),
+    ):
+        assert isinstance(outcome, RetriedOutcome)
+        assert outcome.category == "transient"
+
+
 def test_the_outcome_contains_the_error_category() -> None:
     assert [decide(error).category for error in (TransientError("x"), ValueError("x"), UnknownError("x"))] == [
         "transient",

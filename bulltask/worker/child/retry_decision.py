@@ -61,6 +61,8 @@ def decide_retry(
     except Exception as error:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
         reason = f"{reason} (and it cannot be retried: {type(error).__name__}: {error})"
         return FailedOutcome(reason, trace, category.value, cause)
+    if category is ErrorCategory.PERMANENT:
+        category = ErrorCategory.TRANSIENT  # for this job: a request, autoretry_for, or another client's job
     if requested is None:
         return RetriedOutcome(delay_ms, reason, trace, category.value, cause)
     expires_ms = requested.expires_at(app.now_ms())

@@ -94,7 +94,7 @@ class Supervisor:
             self._reap()
             self._ticker.run_due()
             wait_ms = self._maintain()
-        self._bus.emit(WorkerStopped(self._exit_code))
+        self._bus.emit(WorkerStopped(int(self._exit_code)))
         return self._exit_code
 
     def warm_shutdown(self) -> None:

@@ -82,12 +82,14 @@ class _PendingRecovery:
         queues: Indexes of the queues that may still have some of the jobs.
         concurrent: How many jobs the child was running when it died; some may have been settled since.
         unwritten: For each token whose job had ended, the call that writes its outcome, until Redis has replied.
+        announced: The ids of jobs whose recovery was reported, although it may have to be tried again.
     """
 
     dead: JobsOfDeadChild
     queues: set[int]
     unwritten: Mapping[str, bytes]
     concurrent: int = 0
+    announced: set[str] = field(default_factory=set)
 
     @property
     def readable(self) -> set[int]:
@@ -281,5 +283,8 @@ class Recovery:
         if dead.intentional:
             self._release(keys, job_id, release, "its child was stopped before the job ended")
         else:
+            # Before the job can start again, so that this line precedes "Job started" in the log.
+            if job_id not in pending.announced:
+                self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - dead.died_ms))
+                pending.announced.add(job_id)
             self._client.run(release)
-            self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - dead.died_ms))
