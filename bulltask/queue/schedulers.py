@@ -7,27 +7,32 @@ from dataclasses import replace
 from datetime import UTC
 from typing import Final
 
+import uuid_utils
+
 from bulltask.errors import ConfigError
+from bulltask.jobs import codec
 from bulltask.jobs.codec import Json
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_scheduler_id
+from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.context import QueueContext
 from bulltask.schedules.repeat import Repeat, Rule, Scheduler, iteration_options
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts.add import write_queue_meta
+from bulltask.transport.scripts.add import RepeatedJob, add_repeated_job, write_queue_meta
 from bulltask.transport.scripts.schedule import (
     Iteration,
     add_job_scheduler,
     get_job_scheduler,
     list_schedulers,
     read_scheduler,
+    read_stored_scheduler,
     scan_schedulers,
 )
 
-__all__ = ["SchedulersBase", "all_rows", "list_all", "put"]
+__all__ = ["SchedulersBase", "all_rows", "list_all", "put", "run_now"]
 
 _PER_ROUND_TRIP: Final = 1_000
 _UNSUPPORTED_OPTIONS: Final = {
@@ -65,6 +70,20 @@ def put(
     )
     job_id, _ = yield from execute(call)
     return job_id
+
+
+def run_now(keys: QueueKeys, scheduler_id: str, now_ms: int) -> Operation[StoredJob | None]:
+    """Add a job with a scheduler's name, data and options, beside its iterations; ``None`` without the scheduler."""
+    stored = yield from execute(read_stored_scheduler(keys, scheduler_id, 0))
+    if stored is None:
+        return None
+    scheduler, job_id = stored.scheduler, str(uuid_utils.uuid7())
+    job = RepeatedJob(None, job_id, scheduler.name, stored.data, scheduler.opts)
+    yield from execute(add_repeated_job(keys, job, now_ms))
+    fields = {"name": job.name, "opts": codec.encode(dict(job.options)).decode(), "timestamp": str(now_ms)}
+    fields["priority"] = str(job.options.get("priority", 0))
+    flat = [part.encode() for pair in fields.items() for part in pair]
+    return StoredJob.from_hash(keys.queue, job_id, [*flat, b"data", stored.data])
 
 
 def list_all(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Operation[list[Scheduler]]:

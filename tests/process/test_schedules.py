@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
 
 from bulltask.lua import loader
 from bulltask.queue.sync.schedulers import JobSchedulers
+from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.support.streams import server_ms
 from tests.support.worker import Worker
@@ -300,6 +302,19 @@ def test_a_worker_restores_the_schedule_of_a_server_that_was_emptied(
     harness.redis.zrem(harness.keys.delayed, manual.next_job_id)
     worker.wait_for_line("Missing jobs of schedules added again", schedulers=["manual"])
     assert harness.redis.zscore(harness.keys.delayed, manual.next_job_id)
+
+
+def test_a_schedule_is_stored_again_when_redis_restarts_without_its_data(
+    harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
+) -> None:
+    server = server_factory(appendonly=False)
+    harness = harness_on(server.url)
+    worker = harness.worker(ONE_ENTRY)  # its next regular check is a minute away
+    worker.wait_for_line("Schedule updated", added=["often"])
+    worker.wait_for_line("Child started")
+    server.kill()
+    server.restart()
+    worker.wait_for_line("Schedule updated", count=2, timeout=30, added=["often"])
 
 
 def test_one_job_of_a_schedule_waits_for_a_worker_that_knows_its_task(

@@ -330,3 +330,24 @@ def test_scheduler_ids_may_have_any_characters(schedulers: JobSchedulers) -> Non
         assert not_none(schedulers.upsert(name, every=60, start=FAR)).id == name
         assert not_none(schedulers.get(name)).id == name
     assert schedulers.count() == 5
+
+
+@pytest.mark.every_topology
+def test_run_now_adds_a_job_beside_the_iterations(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = not_none(
+        schedulers.upsert(
+            "nightly", cron="0 3 * * *", name="report", data={"n": 1.5}, options={"attempts": 5, "priority": 2}
+        )
+    )
+    job = schedulers.run_now("nightly")
+    assert job is not None
+    stored = jobs.get_job(job.id)
+    assert stored is not None
+    assert stored.stored == job.stored
+    assert (stored.name, stored.data, stored.priority, stored.scheduler_id) == ("report", {"n": 1.5}, 2, None)
+    assert stored.opts["attempts"] == 5
+    assert "repeat" not in stored.opts
+    assert stored.get_state() == "prioritized"
+    assert schedulers.list() == [scheduler]
+    assert jobs.get_job_state(scheduler.next_job_id) == "delayed"
+    assert schedulers.run_now("unknown") is None

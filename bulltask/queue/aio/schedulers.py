@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from bulltask.jobs.codec import Json
+from bulltask.jobs.names import check_reference
 from bulltask.queue.add_options import AddOptions
+from bulltask.queue.aio.job import AsyncJob
 from bulltask.queue.checked import checked
-from bulltask.queue.schedulers import SchedulersBase, list_all
+from bulltask.queue.schedulers import SchedulersBase, list_all, run_now
 from bulltask.schedules.repeat import Rule, Scheduler
 from bulltask.transport.scripts.schedule import count_schedulers, get_job_scheduler, remove_job_scheduler
 
@@ -67,6 +69,20 @@ class AsyncJobSchedulers(SchedulersBase):
             asc: Begin with the scheduler whose job is due next; otherwise, end with it.
         """
         return await self._context.arun(list_all(self._context.keys, start, end, asc=asc))
+
+    async def run_now(self, scheduler_id: str) -> AsyncJob | None:
+        """Add a job with the scheduler's name, data and options that runs now; its iterations run at their times.
+
+        The job does not belong to the scheduler. :meth:`AsyncJob.promote` of the next iteration would move that
+        iteration instead: it would not run at its time.
+
+        Returns:
+            The job; ``None`` if there is no scheduler with this id.
+        """
+        await self._context.aconnect()
+        operation = run_now(self._context.keys, check_reference(scheduler_id), self._context.now_ms())
+        stored = await self._context.arun(operation)
+        return None if stored is None else AsyncJob(self._context, stored)
 
     async def remove(self, scheduler_id: str) -> bool:
         """Remove a scheduler and its next iteration; false if it does not exist. A waiting or running job stays."""

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from bulltask.jobs.codec import Json
+from bulltask.jobs.names import check_reference
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.checked import checked
-from bulltask.queue.schedulers import SchedulersBase, list_all
+from bulltask.queue.schedulers import SchedulersBase, list_all, run_now
+from bulltask.queue.sync.job import Job
 from bulltask.schedules.repeat import Rule, Scheduler
 from bulltask.transport.scripts.schedule import count_schedulers, get_job_scheduler, remove_job_scheduler
 
@@ -68,6 +70,20 @@ class JobSchedulers(SchedulersBase):
             asc: Begin with the scheduler whose job is due next; otherwise, end with it.
         """
         return self._context.run(list_all(self._context.keys, start, end, asc=asc))
+
+    def run_now(self, scheduler_id: str) -> Job | None:
+        """Add a job with the scheduler's name, data and options that runs now; its iterations run at their times.
+
+        The job does not belong to the scheduler. :meth:`Job.promote` of the next iteration would move that
+        iteration instead: it would not run at its time.
+
+        Returns:
+            The job; ``None`` if there is no scheduler with this id.
+        """
+        self._context.connect()
+        operation = run_now(self._context.keys, check_reference(scheduler_id), self._context.now_ms())
+        stored = self._context.run(operation)
+        return None if stored is None else Job(self._context, stored)
 
     def remove(self, scheduler_id: str) -> bool:
         """Remove a scheduler and its next iteration; false if it does not exist. A waiting or running job stays."""

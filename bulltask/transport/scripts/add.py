@@ -49,15 +49,15 @@ SendStatus = Literal["added", "duplicate"]
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """The next iteration of a repeatable job, which BullMQ had before job schedulers.
+    """A job whose stored options are known: of a repeatable job, which BullMQ had before job schedulers, or of none.
 
     Attributes:
-        key: The key of the repeatable job, a member of the queue's ``repeat`` set.
+        key: The key of the repeatable job, a member of the queue's ``repeat`` set; ``None`` for no repeatable job.
         data: JSON.
         options: The options as they are stored.
     """
 
-    key: str
+    key: str | None
     id: str
     name: str
     data: bytes
