@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 from shop import app, build_report
 
@@ -72,18 +74,41 @@ async def report_result(job_id: UUID, bulltask_app: AppDep, wait: Annotated[floa
 
 @api.get("/reports/{job_id}/progress")
 async def report_progress(job_id: UUID, bulltask_app: AppDep) -> StreamingResponse:
-    """Send the job's progress while it runs, as server-sent events."""
+    """Send the job's progress, and then ``done`` or ``failed``, as server-sent events."""
+    if (await bulltask_app.result(str(job_id)).asnapshot()).state is JobState.UNKNOWN:
+        raise HTTPException(404, NOT_FOUND)
     return StreamingResponse(progress(str(job_id), bulltask_app), media_type="text/event-stream")
 
 
 async def progress(job_id: str, bulltask_app: App) -> AsyncIterator[str]:
+    """Yield the current progress, then each change, then the outcome: a client may connect at any time, and again."""
     async with bulltask_app.aevents("reports") as events:  # opened first, so that no event is missed
         snapshot = await bulltask_app.result(job_id, "reports").asnapshot()
-        if snapshot.state.finished or snapshot.state is JobState.UNKNOWN:
-            return
-        async for event in events:
-            match event:
-                case Progress(job_id=found, data=percent) if found == job_id:
-                    yield f"data: {percent}\n\n"
-                case Completed(job_id=found) | Failed(job_id=found) if found == job_id:
-                    return
+        if snapshot.progress is not None:
+            yield server_sent(snapshot.progress)
+        if snapshot.state is JobState.FAILED:
+            yield server_sent(snapshot.failed_reason, "failed")
+        elif snapshot.state.finished or snapshot.state is JobState.UNKNOWN:
+            yield server_sent(None, "done")
+        else:
+            async for event in events:
+                match event:
+                    case Progress(job_id=found, data=percent) if found == job_id:
+                        yield server_sent(percent)
+                    case Completed(job_id=found) if found == job_id:
+                        yield server_sent(None, "done")
+                        return
+                    case Failed(job_id=found, failed_reason=reason) if found == job_id:
+                        yield server_sent(reason, "failed")
+                        return
+
+
+def server_sent(data: object, name: str = "message") -> str:
+    """Return a server-sent event; JSON has no line breaks, which would end it."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
+@api.get("/", include_in_schema=False)
+async def page() -> FileResponse:
+    """Return a page that orders a report, and shows its progress."""
+    return FileResponse(Path(__file__).with_name("page.html"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import importlib
 import os
@@ -180,13 +181,44 @@ async def test_the_fastapi_handlers_send_a_job_and_return_its_state_result_or_er
     assert (await web.get(status)).json() == {"state": "completed", "attempts_made": 1, "error": None}
 
 
-async def test_the_fastapi_example_streams_the_progress_of_a_job(
+async def test_the_fastapi_example_streams_the_progress_and_the_outcome_of_a_job(
     web: httpx.AsyncClient, servers: dict[str, str]
 ) -> None:
-    status = (await web.post("/reports", json={"year": 2025})).json()["status"]
+    good, bad = [(await web.post("/reports", json={"year": year})).json()["status"] for year in (2025, 1999)]
+    ends = {
+        good: "event: message\ndata: 100\n\nevent: done\ndata: null\n\n",
+        bad: 'event: failed\ndata: "there are no accounts for 1999"\n\n',
+    }
     with running("fastapi", "bulltask worker -A shop", servers):
-        assert (await web.get(f"{status}/progress")).text == "data: 25\n\ndata: 50\n\ndata: 75\n\ndata: 100\n\n"
-    assert (await web.get(f"{status}/progress")).text == ""
+        streams = await asyncio.gather(*(web.get(f"{status}/progress") for status in ends))
+    steps = "".join(f"event: message\ndata: {percent}\n\n" for percent in (25, 50, 75))
+    assert [stream.text for stream in streams] == [steps + ends[good], ends[bad]]
+    # A client that connects later, or again, has the last progress and the outcome, and need not connect once more.
+    assert {status: (await web.get(f"{status}/progress")).text for status in ends} == ends
+    assert (await web.get(f"/reports/{uuid4()}/progress")).status_code == 404
+
+
+async def test_a_progress_stream_that_is_cancelled_closes_its_connection(
+    web: httpx.AsyncClient, redis_client: redis.Redis
+) -> None:
+    # As when the client disconnects, or uvicorn's --timeout-graceful-shutdown ends open streams.
+    api: Any = importlib.import_module("api")
+    sent = (await web.post("/reports", json={"year": 2025})).json()["id"]
+
+    def readers() -> int:
+        return sum("xread" in client["cmd"] for client in cast("list[Any]", redis_client.client_list()))
+
+    async def read() -> None:
+        async for _ in api.progress(sent, api.app):
+            pass
+
+    stream = asyncio.create_task(read())
+    await asyncio.to_thread(wait_until, lambda: readers() == 1)
+    stream.cancel()
+    await asyncio.wait([stream])
+    assert stream.cancelled()
+    await asyncio.to_thread(wait_until, lambda: readers() == 0)
+    await api.app.aclose()
 
 
 async def test_the_fastapi_example_closes_its_connections_when_the_server_stops(
