@@ -101,7 +101,7 @@ class Config:
     convert_untyped: bool
     always_eager: bool
     eager_propagates: bool
-    task_unknown: str
+    incompatible_timeout_ms: int | None
     imports: tuple[str, ...]
     include: tuple[str, ...]
     result_expires_ms: int | None

@@ -185,12 +185,12 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "Raise a failed job's exception in eager mode, instead of storing it in the result.",
         ),
         _S(
-            "task_unknown",
-            "task_unknown",
-            choice("reschedule", "fail"),
-            "reschedule",
-            "What happens to a job whose task is not registered in the worker. reschedule: it is delayed, so "
-            "that another worker can run it; fail: it fails.",
+            "incompatible_timeout",
+            "incompatible_timeout_ms",
+            optional(duration()),
+            86_400,
+            "How long a job waits for another worker if those that acquire it cannot run it, because they do not have "
+            "its task, key or serializer, or its arguments do not match; then it fails. 0: at once; none: no limit.",
         ),
         _S(
             "imports",

@@ -71,7 +71,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from bulltask.errors.interrupts import (
     Ignore,
@@ -148,6 +148,7 @@ __all__ = [
     "TransientError",
     "WaitForChildren",
     "did_you_mean",
+    "incompatible",
 ]
 
 
@@ -158,6 +159,15 @@ class BulltaskError(Exception):
         if not args and self.__doc__:
             args = (self.__doc__.strip().splitlines()[0],)
         super().__init__(*args)
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def incompatible(error: E) -> E:
+    """Mark a :class:`DecodeError` or :class:`InvalidJobError`: another worker may be able to run the job."""
+    error.is_incompatible = True  # type: ignore[attr-defined]
+    return error
 
 
 HIDDEN_VALUES = "the value is hidden, because the app encrypts payloads"
@@ -185,7 +195,14 @@ class EncodeError(BulltaskError, TypeError):
 
 
 class DecodeError(BulltaskError, ValueError):
-    """Stored data is malformed, or does not have the expected type."""
+    """Stored data is malformed, or does not have the expected type.
+
+    Attributes:
+        is_incompatible: Whether another worker may be able to read it, which has a key, setting or code that this
+            process does not have.
+    """
+
+    is_incompatible = False
 
 
 class PayloadTooLargeError(BulltaskError, ValueError):
@@ -427,7 +444,13 @@ class JobExpiredError(PermanentError, TaskRevokedError):
 
 
 class InvalidJobError(PermanentError):
-    """The job cannot run: its arguments or stored fields are invalid."""
+    """The job cannot run: its arguments or stored fields are invalid.
+
+    Attributes:
+        is_incompatible: Whether another worker may be able to run it, such as one with a newer version of the app.
+    """
+
+    is_incompatible = False
 
 
 class MaxRetriesExceededError(PermanentError):

@@ -13,56 +13,61 @@ listeners (``app.on(…)``) run in the children, and receive subclasses of :clas
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Final
+
 from bulltask.events.bus import Bus, Event, Listener, OnError
-from bulltask.events.children import (
-    ChildClosing,
-    ChildEvent,
-    ChildLimitReached,
-    ChildReady,
-    EventLoopStopped,
-    JobCompleted,
-    JobFailed,
-    JobReleased,
-    JobRescheduled,
-    JobRetried,
-    JobStarted,
-    JobThrottled,
-    JobWaitsForChildren,
-    LockLost,
-    MalformedJobFailed,
-    RedisDisconnected,
-    RedisErrorReply,
-    RedisReconnected,
-    RedisReconnecting,
-    RedisRecovered,
-    SchedulingFailed,
-    StacksDumped,
-    TaskNotRegistered,
-)
-from bulltask.events.supervisor import (
-    CancelRequested,
-    ChildDied,
-    ChildExited,
-    ChildKilled,
-    ChildStarted,
-    ConcurrencyChanged,
-    CrashLimitReached,
-    HeartbeatFailed,
-    HeartbeatSucceeded,
-    JobRecovered,
-    JobRevoked,
-    JobStalled,
-    RunningJobLostLock,
-    ServiceFailed,
-    SignalIgnored,
-    StalledCheckSkipped,
-    WorkerPaused,
-    WorkerRestarting,
-    WorkerResumed,
-    WorkerStarted,
-    WorkerStopped,
-    WorkerStopping,
-)
+
+if TYPE_CHECKING:
+    from bulltask.events.children import (
+        ChildClosing,
+        ChildEvent,
+        ChildLimitReached,
+        ChildReady,
+        EventLoopStopped,
+        JobCompleted,
+        JobFailed,
+        JobIncompatible,
+        JobReleased,
+        JobRescheduled,
+        JobRetried,
+        JobStarted,
+        JobThrottled,
+        JobWaitsForChildren,
+        LockLost,
+        MalformedJobFailed,
+        RedisDisconnected,
+        RedisErrorReply,
+        RedisReconnected,
+        RedisReconnecting,
+        RedisRecovered,
+        SchedulingFailed,
+        StacksDumped,
+    )
+    from bulltask.events.supervisor import (
+        CancelRequested,
+        ChildDied,
+        ChildExited,
+        ChildKilled,
+        ChildStarted,
+        ConcurrencyChanged,
+        CrashLimitReached,
+        HeartbeatFailed,
+        HeartbeatSucceeded,
+        JobRecovered,
+        JobRevoked,
+        JobStalled,
+        RunningJobLostLock,
+        ServiceFailed,
+        SignalIgnored,
+        StalledCheckSkipped,
+        WorkerPaused,
+        WorkerRestarting,
+        WorkerResumed,
+        WorkerStarted,
+        WorkerStopped,
+        WorkerStopping,
+    )
 
 __all__ = [
     "Bus",
@@ -83,6 +88,7 @@ __all__ = [
     "HeartbeatSucceeded",
     "JobCompleted",
     "JobFailed",
+    "JobIncompatible",
     "JobRecovered",
     "JobReleased",
     "JobRescheduled",
@@ -107,7 +113,6 @@ __all__ = [
     "SignalIgnored",
     "StacksDumped",
     "StalledCheckSkipped",
-    "TaskNotRegistered",
     "WorkerPaused",
     "WorkerRestarting",
     "WorkerResumed",
@@ -115,3 +120,15 @@ __all__ = [
     "WorkerStopped",
     "WorkerStopping",
 ]
+
+_LAZY: Final = ("bulltask.events.children", "bulltask.events.supervisor")
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import the events on first use, because programs that only send jobs do not need them."""
+        for module in _LAZY if name in __all__ else ():
+            if (value := getattr(importlib.import_module(module), name, None)) is not None:
+                globals()[name] = value  # not looked up again
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ __all__ = [
     "EventLoopStopped",
     "JobCompleted",
     "JobFailed",
+    "JobIncompatible",
     "JobReleased",
     "JobRescheduled",
     "JobRetried",
@@ -29,7 +30,6 @@ __all__ = [
     "RedisRecovered",
     "SchedulingFailed",
     "StacksDumped",
-    "TaskNotRegistered",
 ]
 
 
@@ -143,15 +143,16 @@ class JobWaitsForChildren(ChildEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskNotRegistered(ChildEvent):
-    """A job whose task is not registered in the worker's app was rescheduled.
+class JobIncompatible(ChildEvent):
+    """This worker cannot run a job, which waits for a worker that can: the job is delayed.
 
-    With ``task_unknown="fail"`` the job fails, and the event is ``JobFailed``.
+    After ``incompatible_timeout`` the job fails, and the event is ``JobFailed``.
     """
 
     job_id: str
     queue: str
-    name: str
+    task: str
+    reason: str
     delay_ms: int
 
 

@@ -25,13 +25,26 @@ from bulltask.jobs.stored_options import BULLTASK_KEY, StoredOptions, read_optio
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.value_class import value_class
 
-__all__ = ["MAX_PRIORITY", "RELEASES_FIELD", "JobOptions", "JobRef", "NewJob", "ParentLink", "Progress", "RunningJob"]
+__all__ = [
+    "INCOMPATIBLE_FIELD",
+    "MAX_PRIORITY",
+    "RELEASES_FIELD",
+    "JobOptions",
+    "JobRef",
+    "NewJob",
+    "ParentLink",
+    "Progress",
+    "RunningJob",
+]
 
 MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every version of BullMQ accepts (5.62: 2^21, 6.x: one less)."""
 
 RELEASES_FIELD: Final = "bulltask:releases"
 """The field of a job's hash with :attr:`RunningJob.releases`; BullMQ ignores it."""
+
+INCOMPATIBLE_FIELD: Final = "bulltask:incompatible"
+"""The field of a job's hash with the time since when no worker could run it; BullMQ ignores it."""
 
 _REPLACEMENT: Final = REPLACEMENT_FIELD.encode()
 _CHECKPOINT: Final = CHECKPOINT_FIELD.encode()

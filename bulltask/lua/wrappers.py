@@ -16,9 +16,11 @@ from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 __all__ = [
     "add_once",
     "collect_batch",
+    "delay_incompatible",
     "fetch_ahead",
     "fetch_now",
     "outcome_scripts",
+    "promote_incompatible",
     "release_unstarted",
     "retry_failed",
     "with_delay",
@@ -61,6 +63,26 @@ def collect_batch() -> Script:
 
 
 @cache
+def delay_incompatible() -> Script:
+    """Return ``delayIncompatible`` with ``moveToDelayed``, which it calls as ``move(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    """
+    return _combine(bulltask_script("delayIncompatible"), official_script("moveToDelayed"), b"move")
+
+
+@cache
+def promote_incompatible() -> Script:
+    """Return ``promoteIncompatible`` with ``promote``, which it calls as ``promote(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    """
+    return _combine(bulltask_script("promoteIncompatible"), official_script("promote"), b"promote")
+
+
+@cache
 def fetch_ahead() -> Script:
     """Return ``fetchAhead`` with BullMQ's ``moveToActive`` and its guard, which it calls as ``fetch(KEYS, ARGV)``.
 
@@ -94,6 +116,7 @@ def outcome_scripts() -> Mapping[str, Script]:
     moves = [
         *requested,
         *map(with_fields, requested),
+        delay_incompatible(),
         with_guard("moveToFinished", "promotionGuard"),
         with_guard("retryJob", "promotionGuard"),
         with_finish("finishFanOut"),

@@ -260,7 +260,7 @@ class MetricsListener:
         )
         bus.subscribe(events.JobRetried, lambda e: block.attempt(e.queue, RETRIED, e.duration_ms))
         # The job never ran, so it has no duration. This event replaces JobRetried.
-        bus.subscribe(events.TaskNotRegistered, lambda e: block.add(e.queue, RETRIED))
+        bus.subscribe(events.JobIncompatible, lambda e: block.add(e.queue, RETRIED))
         bus.subscribe(events.CrashLimitReached, lambda e: block.add(e.queue, CRASHED))
         bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))

@@ -51,7 +51,7 @@ class LogListener:
             (logging.INFO, events.JobReleased, self._released),
             (logging.INFO, events.JobRescheduled, self._rescheduled),
             (logging.INFO, events.JobWaitsForChildren, self._waits_for_children),
-            (logging.WARNING, events.TaskNotRegistered, self._not_registered),
+            (logging.WARNING, events.JobIncompatible, self._incompatible),
             (logging.ERROR, events.SchedulingFailed, self._not_scheduled),
             (logging.WARNING, events.LockLost, self._lock_lost),
             (logging.WARNING, events.JobStalled, self._stalled),
@@ -120,14 +120,15 @@ class LogListener:
     def _waits_for_children(self, event: events.JobWaitsForChildren) -> None:
         self._log.info("Job waiting for child jobs", job_id=event.job_id, queue=event.queue, task=event.task)
 
-    def _not_registered(self, event: events.TaskNotRegistered) -> None:
+    def _incompatible(self, event: events.JobIncompatible) -> None:
         self._log.warning(
-            "Task not registered",
+            "Job incompatible",
             job_id=event.job_id,
             queue=event.queue,
-            task=event.name,
+            task=event.task,
+            reason=event.reason,
             delay=seconds(event.delay_ms),
-            hint="Import the task's module in this app, or send its jobs to a separate queue",
+            hint="It waits for a worker that can run it: deploy one, or send such jobs to a separate queue",
         )
 
     def _not_scheduled(self, event: events.SchedulingFailed) -> None:

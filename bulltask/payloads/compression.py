@@ -6,7 +6,7 @@ import zlib
 from types import ModuleType
 
 from bulltask.config.payload_settings import ZLIB, ZSTD, check_compression
-from bulltask.errors import DecodeError
+from bulltask.errors import DecodeError, MissingExtraError, incompatible
 
 __all__ = ["compress", "decompress"]
 
@@ -27,12 +27,14 @@ def decompress(data: bytes, name: str, limit: int, what: str) -> bytes:
         what: Name of the data in messages.
 
     Raises:
-        DecodeError: The data is malformed or too large, or its compression method is unknown.
-        MissingExtraError: zstd is not installed.
+        DecodeError: The data is malformed or too large, or its compression method is unknown or not installed.
     """
     if name not in {ZLIB, ZSTD}:
-        raise DecodeError(f"{what} is compressed with {name!r:.40}, which bulltask does not support")
-    found = _from_zlib(data, limit) if name == ZLIB else _from_zstd(data, limit, what)
+        raise incompatible(DecodeError(f"{what} is compressed with {name!r:.40}, which bulltask does not support"))
+    try:
+        found = _from_zlib(data, limit) if name == ZLIB else _from_zstd(data, limit, what)
+    except MissingExtraError as exc:
+        raise incompatible(DecodeError(f"{what} cannot be decompressed: {exc}")) from None
     if found is None:
         raise DecodeError(f"{what} is not valid {name} data")
     if len(found) > limit:

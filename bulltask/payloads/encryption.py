@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from bulltask.config.secret_keys import SecretKey
-from bulltask.errors import DecodeError
+from bulltask.errors import DecodeError, incompatible
 from bulltask.payloads.envelope import Envelope, PayloadContext
 
 if TYPE_CHECKING:
@@ -36,10 +36,8 @@ def decrypt(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKe
         return envelope
     key = next((key for key in keys if key.id == envelope.encryption_key), None)
     if key is None:
-        raise DecodeError(
-            f"{what} is encrypted with key {envelope.encryption_key!r:.80}: add this key to payload_encryption_keys "
-            f"for queue {context.queue}"
-        )
+        problem = f"{what} is encrypted with key {envelope.encryption_key!r:.80}"
+        raise incompatible(DecodeError(f"{problem}: add this key to payload_encryption_keys for queue {context.queue}"))
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - see _cipher()
 
     try:

@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from bulltask.errors import DecodeError
+from bulltask.errors import DecodeError, incompatible
 from bulltask.jobs import codec
 
 __all__ = ["ENVELOPE_KEY", "ENVELOPE_START", "Envelope", "PayloadContext", "describe", "is_envelope"]
@@ -85,7 +85,8 @@ class Envelope:
         if not isinstance(fields, dict):
             raise DecodeError(f"{what} is not a payload envelope")
         if (version := fields.get("v")) != VERSION:
-            raise DecodeError(f"{what} has version {version!r:.40} of the payload envelope; update bulltask to read it")
+            problem = f"{what} has version {version!r:.40} of the payload envelope; update bulltask to read it"
+            raise incompatible(DecodeError(problem))
         texts = [fields.get(name, "") for name in ("ser", "body", "zip", "key", "sig", "enc", "iv")]
         if not all(isinstance(text, str) for text in texts):
             raise DecodeError(f"{what} has a malformed payload envelope: its fields must be strings")

@@ -11,7 +11,7 @@ from bulltask.config.config import Config
 from bulltask.config.payload_settings import CLOUDPICKLE, JSON
 from bulltask.config.rate_limits import EVERY_QUEUE
 from bulltask.config.secret_keys import SecretKey
-from bulltask.errors import HIDDEN_VALUES, BulltaskError, DecodeError, EncodeError, PayloadTooLargeError
+from bulltask.errors import HIDDEN_VALUES, BulltaskError, DecodeError, EncodeError, PayloadTooLargeError, incompatible
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef, NewJob, RunningJob
 from bulltask.jobs.names import address_of, bullmq_name, name_in_app
@@ -151,6 +151,8 @@ class PayloadCodec:
             if isinstance(exc, PayloadTooLargeError) or (isinstance(exc, BulltaskError) and HIDDEN_VALUES in str(exc)):
                 raise
             error = kind(f"{what}: {type(exc).__name__} ({HIDDEN_VALUES})")
+            if getattr(exc, "is_incompatible", False):
+                incompatible(error)
         raise error  # not in the handler: the error with the value would be its context
 
     def _dump(self, value: Any, context: PayloadContext, form: PayloadFormat, what: str) -> bytes:
@@ -301,10 +303,8 @@ class PayloadCodec:
     def _load(self, envelope: Envelope, context: PayloadContext, accepted: Sequence[str], what: str) -> Loaded:
         if envelope.serializer not in accepted:
             setting = "accept_content" if context.purpose == "arguments" else "result_accept_content or accept_content"
-            raise DecodeError(
-                f"{what} is serialized with {envelope.serializer!r:.40}, which this app does not accept; if the sender "
-                f"is yours, add it to {setting}"
-            )
+            problem = f"{what} is serialized with {envelope.serializer!r:.40}, which this app does not accept"
+            raise incompatible(DecodeError(f"{problem}; if the sender is yours, add it to {setting}"))
         envelope = decrypt(envelope, context, self._encryption_keys(self._name_in_app(context.queue)), what)
         is_pickled = envelope.serializer == CLOUDPICKLE
         if is_pickled:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bulltask.errors import DecodeError, EncodeError
+from bulltask.errors import DecodeError, EncodeError, incompatible
 
 __all__ = ["dump", "load"]
 
@@ -39,4 +39,6 @@ def load(data: bytes, what: str) -> Any:
     try:
         return cloudpickle.loads(data)
     except (Exception, SystemExit) as exc:
-        raise DecodeError(f"{what} cannot be unpickled: {type(exc).__name__}: {exc}") from exc
+        error = DecodeError(f"{what} cannot be unpickled: {type(exc).__name__}: {exc}")
+        # A module or class does not exist in this version of the app.
+        raise incompatible(error) if isinstance(exc, ImportError | AttributeError) else error from exc

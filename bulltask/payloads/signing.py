@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bulltask.config.secret_keys import SecretKey
-from bulltask.errors import DecodeError
+from bulltask.errors import DecodeError, incompatible
 from bulltask.payloads.envelope import Envelope, PayloadContext
 
 __all__ = ["sign", "verify"]
@@ -29,10 +29,8 @@ def verify(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKey
         raise DecodeError(f"{what} is pickled but not signed, so it was not loaded: send it with bulltask")
     key = next((key for key in keys if key.id == envelope.signing_key), None)
     if key is None:
-        raise DecodeError(
-            f"{what} is signed with key {envelope.signing_key!r:.80}, so it was not loaded: add this key to "
-            "payload_signing_keys if the sender is yours"
-        )
+        problem = f"{what} is signed with key {envelope.signing_key!r:.80}, so it was not loaded"
+        raise incompatible(DecodeError(f"{problem}: add this key to payload_signing_keys if the sender is yours"))
     if not hmac.compare_digest(_signature(envelope, context, key), envelope.signature):
         raise DecodeError(
             f"{what} has an invalid signature, so it was not loaded: it was changed, copied from another task, queue "

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from bulltask.errors import InvalidJobError
+from bulltask.errors import InvalidJobError, incompatible
 
 __all__ = ["Arguments", "check_args", "check_items", "check_kwargs"]
 
@@ -156,7 +156,7 @@ class Arguments:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise InvalidJobError(f"the job's data does not match {self._task}{self._signature}: {exc}") from None
+            raise self._mismatch(exc) from None
         return args, kwargs
 
     def _split(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -189,7 +189,8 @@ class Arguments:
         """Return the default of a parameter that is missing from the data, although a later parameter is present."""
         default = self._signature.parameters[name].default
         if default is _Kind.empty:
-            raise InvalidJobError(
-                f"the job's data does not match {self._task}{self._signature}: missing a required argument: {name!r}"
-            )
+            raise self._mismatch(f"missing a required argument: {name!r}")
         return default
+
+    def _mismatch(self, problem: object) -> InvalidJobError:
+        return incompatible(InvalidJobError(f"the job's data does not match {self._task}{self._signature}: {problem}"))

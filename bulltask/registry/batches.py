@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 
 from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.errors import ConfigError, InvalidJobError, PermanentError, Retry
+from bulltask.errors import ConfigError, InvalidJobError, PermanentError, Retry, incompatible
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.option_values import expiry_ms
 from bulltask.registry.request import Request
@@ -227,9 +227,8 @@ def from_wire(data: Any, task: str) -> tuple[Any]:
     if not isinstance(data, list):
         return (data,)
     if len(data) != 1:
-        raise InvalidJobError(
-            f"the job's data does not match batch task {task}: expected one argument, not {len(data)}"
-        )
+        problem = f"the job's data does not match batch task {task}: expected one argument, not {len(data)}"
+        raise incompatible(InvalidJobError(problem))
     return (data[0],)
 
 

@@ -28,15 +28,16 @@ def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[An
     def starmap(task: str, items: Iterable[Any]) -> list[Any]:
         called = find(task)
         pickles = called.options.result_form(sender().config).is_pickled
-        return [_call(called, item, pickles=pickles) for item in items]
+        # All arguments are read first: if this worker cannot read one, another worker may make all the calls.
+        bound = [called.unbind_json(item) for item in items]
+        return [_call(called, *arguments, pickles=pickles) for arguments in bound]
 
     functions: dict[str, Callable[..., Any]] = {FAN_OUT: fan_out, STARMAP: starmap}
     options = TaskOptions(rate_limit=0)  # task_default_rate_limit is for the user's tasks
     return {name: Task(function, name, options, sender, bind=False) for name, function in functions.items()}
 
 
-def _call(task: AnyTask[Any, Any], data: Any, *, pickles: bool) -> Any:
-    args, kwargs = task.unbind_json(data)
+def _call(task: AnyTask[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, pickles: bool) -> Any:
     result = task.direct(args, kwargs)
     if task.is_async:
         result = asyncio.run(result)

@@ -8,9 +8,12 @@ from bulltask.registry.checkpoints import CheckpointStore
 
 __all__ = ["JobClient", "JobCommand"]
 
-JobCommand = Literal["progress", "log", "data", "children_values", "pending_children", "child_failure"]
+JobCommand = Literal[
+    "progress", "log", "data", "children_values", "pending_children", "child_failure", "incompatible_since"
+]
 """Commands on a job. The first three store progress, append a log line, and replace the data. The others read the
-results of child jobs, the number of pending ones, and the reason why one has failed."""
+results of child jobs, the number of pending ones, the reason why one has failed, and since when no worker could run the
+job."""
 
 
 class JobClient(CheckpointStore, Protocol):

@@ -107,7 +107,7 @@ NOT_AVAILABLE: Final[Mapping[str, str]] = {
     "task_internal_error": "an unexpected error of bulltask ends the child, and its job runs again",
     "task_rejected": _LISTENER.format("MalformedJobFailed"),
     "task_sent": "use after_task_publish",
-    "task_unknown": _LISTENER.format("TaskNotRegistered"),
+    "task_unknown": _LISTENER.format("JobIncompatible"),
     "trace": "use task_prerun and task_postrun",
     "user_preload_options": "an app cannot add options to bulltask's commands",
 }

@@ -186,7 +186,7 @@ class InlineRun:
 
     def _is_unregistered(self, job: RunningJob) -> bool:
         unknown = self._app.tasks.get(job.name) is None and not job.malformed
-        return unknown and self._app.config.task_unknown == "reschedule"
+        return unknown and self._app.config.incompatible_timeout_ms != 0
 
     def _write(self, acquired: AcquiredJob, outcome: Outcome) -> Outcome:
         settler = self._runner.settler

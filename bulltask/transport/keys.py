@@ -56,6 +56,7 @@ class QueueKeys:
         "events",
         "failed",
         "id",
+        "incompatible",
         "limiter",
         "lock_expiries",
         "marked_stalled",
@@ -107,6 +108,7 @@ class QueueKeys:
         # unknown keys with it.
         self.bulltask_base = f"{_BULLTASK_ROOT}:{name}:" if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}:{name}:"
         self.revoked = f"{self.bulltask_base}revoked"
+        self.incompatible = f"{self.bulltask_base}incompatible"  # ids of waiting jobs, by when they are due
         self.lock_expiries = f"{self.bulltask_base}lock-expiries"  # when locks expire, by job id
         self.probe = f"{self.bulltask_base}probe"  # never exists
         self.replicated = f"{self.bulltask_base}replicated"  # exists for a millisecond

@@ -7,6 +7,7 @@ from typing import Final
 
 from bulltask.errors import BrokerError
 from bulltask.jobs import codec
+from bulltask.jobs.job import INCOMPATIBLE_FIELD
 from bulltask.jobs.states import JobState
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
@@ -16,7 +17,7 @@ from bulltask.transport.scripts.queue import ClientRow, list_clients, worker_que
 
 __all__ = ["describe_unfinished"]
 
-_FIELDS: Final = ("name", "failedReason", "pb", "ats")
+_FIELDS: Final = ("name", "failedReason", "pb", "ats", "atm", INCOMPATIBLE_FIELD)
 _MAX_TEXT: Final = 300
 _MAX_QUEUES: Final = 5
 
@@ -36,7 +37,7 @@ def describe_unfinished(keys: QueueKeys, job_id: str, url: str) -> Operation[str
         command("HEXISTS", keys.meta, "paused"),
         read_log,
     ]
-    name, reason, worker, starts = (codec.decode_text(value)[:_MAX_TEXT] for value in fields)
+    name, reason, worker, starts, attempts, incompatible = (codec.decode_text(value)[:_MAX_TEXT] for value in fields)
     if state.finished or state is JobState.UNKNOWN:
         return ""
     match state:
@@ -44,6 +45,8 @@ def describe_unfinished(keys: QueueKeys, job_id: str, url: str) -> Operation[str
             why = f" on worker {worker}" if worker else ""
         case JobState.WAITING_CHILDREN:
             why = ": its child jobs have not finished"
+        case _ if incompatible.startswith(f"{attempts or 0}:"):
+            why = f", because no worker could run it: {reason}"
         case _ if reason:
             why = f", because an attempt failed: {reason}"
         case _ if starts and lines:  # a worker has acquired it, and could not run it

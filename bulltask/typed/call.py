@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from bulltask.errors import HIDDEN_VALUES, ConfigError, DecodeError, EncodeError, InvalidJobError
+from bulltask.errors import HIDDEN_VALUES, ConfigError, DecodeError, EncodeError, InvalidJobError, incompatible
 from bulltask.typed.build import ANYTHING, NoConverter, converter_of
 from bulltask.typed.containers import Array, Object, or_none
 from bulltask.typed.converter import Converter, Mismatch
@@ -175,7 +175,8 @@ class CallConversion:
             name: _convert(self._item_of(name), "decode", value, (name,), problems) for name, value in kwargs.items()
         }
         if problems:
-            raise InvalidJobError(f"the job's data does not match task {self.task}: {self._text(problems)}")
+            problem = f"the job's data does not match task {self.task}: {self._text(problems)}"
+            raise incompatible(InvalidJobError(problem))
         return tuple(decoded_args), decoded_kwargs
 
     def _item_of(self, name: str) -> Converter | None:

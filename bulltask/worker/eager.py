@@ -34,8 +34,8 @@ from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
     Outcome,
-    RescheduledByWorkerOutcome,
     RetriedOutcome,
+    WorkerOutcome,
 )
 from bulltask.worker.child.settle import options_after_retry
 from bulltask.worker.eager_results import EagerResults
@@ -161,9 +161,6 @@ class _JobRun:
             started_ms = mono_ms()
             attempt = self._runner.begin(self._job)
             outcome = (yield self._runner, [attempt])[0] if isinstance(attempt, Attempt) else attempt
-            if isinstance(outcome, RescheduledByWorkerOutcome):
-                reason = f"task {self._job.name!r} is not registered in app {self._app.name!r}"
-                outcome = FailedOutcome(reason, "", "permanent")
             self.outcome = outcome
             acquired = AcquiredJob(self._runner.slots[0], 0, self._keys, self._job, 0)
             if self._finish(outcome):
@@ -183,7 +180,7 @@ class _JobRun:
     def _finish(self, outcome: Outcome) -> bool:
         """Store the outcome and return true, or prepare the next attempt."""
         job = self._job
-        if not isinstance(outcome, RescheduledByWorkerOutcome) and outcome.checkpoint is not None:
+        if not isinstance(outcome, WorkerOutcome) and outcome.checkpoint is not None:
             job = replace(job, checkpoint=outcome.checkpoint)
         match outcome:
             case CompletedOutcome():
@@ -238,6 +235,8 @@ class _JobRun:
                 return self._results.failure(failed)
             case "log":
                 pass  # no dashboard can show it
+            case "incompatible_since":
+                pass  # no other worker can run it
         return None
 
     async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:

@@ -69,7 +69,7 @@ class InProcessRunner:
         retirement = Retirement(no_limits, block, 0, self.bus, os.getpid())
         threads = TaskThreads(0)
         self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads, worker_id=_WORKER_ID)
-        self._runner.is_eager = is_eager
+        self._runner.is_eager, self._runner.waits_for_other_workers = is_eager, False
         self.settler = Settler(app.config, app.broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:

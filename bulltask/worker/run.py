@@ -49,6 +49,7 @@ from bulltask.worker.supervisor.canceller import Canceller
 from bulltask.worker.supervisor.child_pool import ChildPool
 from bulltask.worker.supervisor.completion import BurstCheck, MaxJobsCheck
 from bulltask.worker.supervisor.heartbeat import Heartbeat
+from bulltask.worker.supervisor.incompatible_jobs import IncompatibleJobs
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
 from bulltask.worker.supervisor.loop import SIGNAL_PATIENCE_MS, Supervisor
 from bulltask.worker.supervisor.memory_check import MemoryCheck
@@ -264,6 +265,7 @@ class _Assembly:
             self.named_connections,
             *self.primary_check,
             beat,
+            IncompatibleJobs(keys, list(self.app.tasks), client, backoff, self.logger),
             *self._helpers(),
             *self._sizing(pool),
             *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below

@@ -31,7 +31,7 @@ SETTINGS: Final = {
     "stalled_interval": 1,
     "lock_duration": 5,
     "run_retry_delay": 0.2,
-    "task_unknown": "fail",
+    "incompatible_timeout": 0,
     "log_level": "warning",
 }
 MAX_SHARE_OF_A_CORE: Final = 0.3

@@ -68,7 +68,7 @@ def test_star_parameters_receive_the_remaining_arguments(mail: InteropQueue) -> 
 
 
 def test_data_that_does_not_match_the_task_fails_without_a_retry(mail: InteropQueue) -> None:
-    mail.worker()
+    mail.worker(incompatible_timeout=0)
     misfits = [({}, "'x'"), ({"x": 1, "z": 2}, "'z'"), ([1, 2, 3], "too many"), ({"x": 1, "X": 1}, "'X'")]
     for data, expected in misfits:
         job = mail.add("add", data, attempts=5)
@@ -282,7 +282,7 @@ def test_a_node_job_whose_id_has_colons_runs(mail: InteropQueue) -> None:
 def test_a_job_with_an_unknown_task_is_rescheduled_for_another_worker(mail: InteropQueue) -> None:
     worker = mail.worker()
     job = mail.add("only-in-node", {"to": "x"}, attempts=1)
-    worker.wait_for_line("Task not registered", count=2)
+    worker.wait_for_line("Job incompatible", count=2)
     seen = mail.node_job(job)
     assert seen["state"] == "delayed"
     (line,) = seen["logs"]  # once, even though it is released several times
@@ -293,8 +293,8 @@ def test_a_job_with_an_unknown_task_is_rescheduled_for_another_worker(mail: Inte
     assert mail.node_job(job)["attemptsMade"] == 1, "a job that another worker runs keeps its attempts"
 
 
-def test_a_job_with_an_unknown_task_fails_if_task_unknown_is_fail(mail: InteropQueue) -> None:
-    mail.worker(task_unknown="fail")
+def test_a_job_with_an_unknown_task_fails_without_a_timeout_for_incompatible_jobs(mail: InteropQueue) -> None:
+    mail.worker(incompatible_timeout=0)
     with pytest.raises(NodeError, match="task 'only-in-node' is not registered"):
         mail.node_result(mail.add("only-in-node", {}, attempts=3))
 

@@ -167,7 +167,13 @@ def test_node_calls_python_with_the_client_and_a_renamed_argument_is_a_compile_e
 
     source = (project / "now/shop.py").read_text().partition('app = App("shop")')[2]
     imports = "from tests.support.typed_tasks import register\n"
-    harness.worker(imports + source, children=1, options=["-Q", "default,payments"], environ=ENVIRONMENT)
+    harness.worker(
+        imports + source,
+        children=1,
+        options=["-Q", "default,payments"],
+        environ=ENVIRONMENT,
+        settings={"incompatible_timeout": 0},
+    )
     port = harness.url.rpartition(":")[2].partition("/")[0]
     run = subprocess.run(
         ["node", "now/program.js", port, ENCRYPTION_KEY],

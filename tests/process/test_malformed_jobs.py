@@ -77,7 +77,7 @@ def test_every_malformed_job_fails_with_a_reason_and_every_valid_job_completes(
     raw = client_of(harness.url)
     raw.hset(harness.keys.meta, "opts.maxLenEvents", 1_000_000)
     malformed, good = fill(raw, harness.keys, rng)
-    settings = {"stalled_interval": 1, "task_unknown": "fail", "lock_duration": 5, "log_level": "warning"}
+    settings = {"stalled_interval": 1, "incompatible_timeout": 0, "lock_duration": 5, "log_level": "warning"}
     worker = harness.worker(TASKS, children=2, settings=settings)
     outcomes = Outcomes(raw, harness.keys)
     wait_until(lambda: not outcomes.unfinished(), 60, "the outcomes of all jobs")

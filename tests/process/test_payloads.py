@@ -178,6 +178,7 @@ def test_no_error_of_an_encrypted_queue_shows_a_value(harness: WorkerHarness) ->
     worker = harness.worker(
         f"from bulltask import BatchJob\n{MISMATCHES}",
         environ={"PYTHONPATH": str(ROOT), "BULLTASK_PAYLOAD_ENCRYPTION_KEYS": json.dumps(keys)},
+        settings={"incompatible_timeout": 0.5},  # in the reasons of incompatible jobs, too
     )
     app = harness.sender(payload_encryption_keys=keys)
     queue = app.queue("default")

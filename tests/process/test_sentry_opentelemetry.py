@@ -98,7 +98,9 @@ def test_a_worker_reports_failed_jobs_to_sentry_and_continues_the_trace(
     harness: WorkerHarness, sentry: SentryServer
 ) -> None:
     lines = SENTRY.replace("traces_sample_rate=0.1", FAST)
-    worker = harness.worker(lines + TASKS, children=1, environ={"SENTRY_DSN": sentry.url})
+    worker = harness.worker(
+        lines + TASKS, children=1, environ={"SENTRY_DSN": sentry.url}, settings={"incompatible_timeout": 0}
+    )
     trace_id = "ab" * 16
     headers = {"sentry-trace": f"{trace_id}-{'cd' * 8}-1", "baggage": ""}
     sync = harness.app.send_task("fails", kwargs={"x": 1}, headers=headers)

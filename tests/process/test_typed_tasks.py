@@ -27,7 +27,7 @@ ORDER = Order(
 @pytest.fixture
 def tasks(harness: WorkerHarness) -> Any:
     register(harness.app)
-    harness.worker(SOURCE, children=1, environ={"PYTHONPATH": str(ROOT)})
+    harness.worker(SOURCE, children=1, environ={"PYTHONPATH": str(ROOT)}, settings={"incompatible_timeout": 0})
     return harness.app.tasks
 
 

@@ -28,12 +28,12 @@ def test_a_job_of_an_unknown_task_is_rescheduled_until_a_worker_has_the_task(
     for number in (1, 2):
         entry = harness.wait_for_event("delayed", job, number)
         delays_ms.append(int(entry["delay"]) - entry.ms)
-    lines = old.wait_for_line("Task not registered", count=2)
-    with pytest.raises(ResultTimeoutError, match="is delayed, because task 'new' is not registered in the worker"):
+    lines = old.wait_for_line("Job incompatible", count=2)
+    with pytest.raises(ResultTimeoutError, match="is delayed, because no worker could run it: task 'new' is not registered"):
         job.get(timeout=0.5)
     assert old.stop() == 0
     assert harness.field(job, "atm") in {None, "0"}, "the attempt does not count"
-    assert harness.field(job, "failedReason") is None
+    assert harness.field(job, "failedReason") == "task 'new' is not registered in app 'tested'"
 
     due_ms = int(harness.wait_for_event("delayed", job, 2)["delay"])
     harness.worker(NEW, children=1).wait_for_line("Child started")
@@ -60,7 +60,7 @@ def test_jobs_of_known_tasks_run_while_jobs_of_unknown_tasks_are_rescheduled(har
         harness.wait_for_event("delayed", job)
 
 
-def test_a_job_of_an_unknown_task_fails_if_task_unknown_is_fail(harness: WorkerHarness) -> None:
-    harness.worker(children=1, settings={"task_unknown": "fail"})
+def test_a_job_of_an_unknown_task_fails_without_a_timeout_for_incompatible_jobs(harness: WorkerHarness) -> None:
+    harness.worker(children=1, settings={"incompatible_timeout": 0})
     job = harness.app.send_task("new", kwargs={"x": 1})
     assert "'new'" in harness.wait_for_event("failed", job)["failedReason"]

@@ -146,7 +146,7 @@ def test_a_queue_with_jobs_for_other_workers_is_left_alone(app: App, worker: Inl
 
 
 def test_a_job_of_an_unknown_task_fails_if_the_app_says_so(broker_url: str, app: App) -> None:
-    with use_server(app, broker_url, task_unknown="fail"), InlineWorker(app) as strict:
+    with use_server(app, broker_url, incompatible_timeout=0), InlineWorker(app) as strict:
         app.send_task("unknown")
         with pytest.raises(PermanentError, match="'unknown' is not registered"):
             strict.run_jobs()

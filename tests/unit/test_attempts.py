@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from bulltask import App
+from bulltask.errors import InvalidJobError, incompatible
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.worker.child import attempt as module
@@ -19,8 +20,8 @@ from bulltask.worker.child.cancellation import TaskExecution
 from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
+    IncompatibleOutcome,
     Outcome,
-    RescheduledByWorkerOutcome,
     RetriedOutcome,
 )
 from bulltask.worker.child.thread_tasks import TaskThreads
@@ -78,10 +79,11 @@ def cancellation() -> Cancellation:
     return Cancellation()
 
 
-def attempts(app: App, cancellation: Cancellation) -> AttemptRunner:
+def attempts(app: App, cancellation: Cancellation, stored: str = "") -> AttemptRunner:
     nothing: Any = None
+    client: Any = SimpleNamespace(send=lambda _command: stored)
     retirement: Any = SimpleNamespace(check_memory=lambda: None)
-    return AttemptRunner(app, lambda _: nothing, nothing, cast("Any", cancellation), retirement, TaskThreads(0))
+    return AttemptRunner(app, lambda _: client, nothing, cast("Any", cancellation), retirement, TaskThreads(0))
 
 
 def job(name: str = "double", data: Any = None, *, started: int = 1, **opts: Any) -> RunningJob:
@@ -96,8 +98,8 @@ def job(name: str = "double", data: Any = None, *, started: int = 1, **opts: Any
     return RunningJob.from_hash("mail", "7", flat)
 
 
-def begin(app: App, cancellation: Cancellation, acquired: RunningJob) -> Attempt | Outcome:
-    return attempts(app, cancellation).begin(acquired)
+def begin(app: App, cancellation: Cancellation, acquired: RunningJob, stored: str = "") -> Attempt | Outcome:
+    return attempts(app, cancellation, stored).begin(acquired)
 
 
 def run(
@@ -149,13 +151,66 @@ def test_a_job_that_was_started_too_many_times_fails(
     assert isinstance(begin(app, cancellation, job(started=started)), Attempt) == runs
 
 
+DAY_MS = 86_400_000
+
+
 @pytest.mark.parametrize(
-    ("started", "pause_ms"), [(0, 1_000), (1, 1_000), (2, 2_000), (6, 32_000), (7, 60_000), (99, 60_000)]
+    ("stored", "delay_ms", "since_ms"),
+    [
+        ("", 1_000, NOW_MS),
+        (f"0:{NOW_MS - 1_000}", 2_000, NOW_MS - 1_000),
+        (f"0:{NOW_MS - 31_000}", 32_000, NOW_MS - 31_000),
+        (f"0:{NOW_MS - DAY_MS + 1}", 60_000, NOW_MS - DAY_MS + 1),
+        (f"0:{NOW_MS + 5_000}", 1_000, NOW_MS + 5_000),  # the server's clock was set back
+        (f"1:{NOW_MS - 31_000}", 1_000, NOW_MS),  # before an attempt in a worker that could run the job
+        ("0:soon", 1_000, NOW_MS),
+    ],
 )
-def test_a_job_of_an_unknown_task_waits_longer_each_time(
-    app: App, cancellation: Cancellation, started: int, pause_ms: int
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("triple", {"number": 4}, "task 'triple' is not registered in app 'tested'"),
+        ("double", {}, "missing a required argument: 'number'"),
+        ("double", {"number": 4, "more": 1}, "got an unexpected keyword argument 'more'"),
+    ],
+)
+def test_an_incompatible_job_waits_longer_each_time(
+    app: App,
+    cancellation: Cancellation,
+    *,
+    name: str,
+    data: Any,
+    reason: str,
+    stored: str,
+    delay_ms: int,
+    since_ms: int,
 ) -> None:
-    assert begin(app, cancellation, job("triple", started=started)) == RescheduledByWorkerOutcome(pause_ms)
+    outcome = begin(app, cancellation, job(name, data), stored)
+    assert isinstance(outcome, IncompatibleOutcome)
+    assert (outcome.delay_ms, outcome.since) == (delay_ms, f"0:{since_ms}")
+    assert outcome.is_first == (since_ms == NOW_MS)
+    assert outcome.reason.endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "waited_ms", "fails"),
+    [(0, 0, True), (10, 9_999, False), (10, 10_000, True), (None, 10 * DAY_MS, False)],
+)
+def test_an_incompatible_job_fails_after_the_timeout(
+    app: App, cancellation: Cancellation, timeout: int | None, waited_ms: int, fails: bool
+) -> None:
+    app.conf.incompatible_timeout = timeout
+    outcome = begin(app, cancellation, job("triple"), f"0:{NOW_MS - waited_ms}")
+    assert isinstance(outcome, FailedOutcome if fails else IncompatibleOutcome)
+    assert outcome.reason.startswith("task 'triple' is not registered in app 'tested'")
+
+
+def test_an_exception_of_the_task_is_not_taken_for_an_incompatible_job(app: App, cancellation: Cancellation) -> None:
+    @app.task(name="reads")
+    def reads() -> None:
+        raise incompatible(InvalidJobError("this job runs in no worker"))
+
+    assert isinstance(run(app, cancellation, job("reads", {})), FailedOutcome)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/reference/queues.md": {},
     "docs/how-to/rate-limits.md": {"call_service": FakeLibrary("call_service")},
     "docs/how-to/revoking.md": {},
+    "docs/how-to/rolling-deploys.md": {},
     "docs/how-to/schedules.md": {},
     "docs/how-to/serializers.md": {},
     "docs/how-to/typed-arguments.md": {},

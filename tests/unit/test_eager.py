@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, Context, JobState, PermanentError, chain, chord, group
-from bulltask.errors import BulltaskError, EncodeError, JobNotFoundError, TaskError
+from bulltask.errors import BulltaskError, EncodeError, InvalidJobError, JobNotFoundError, TaskError
 from bulltask.events import JobCompleted, JobFailed, JobRetried
 from bulltask.group_result import GroupResult
 
@@ -254,7 +254,7 @@ def test_a_job_id_runs_once(app: App) -> None:
 
 
 def test_a_task_that_is_not_registered_fails(app: App) -> None:
-    with pytest.raises(TaskError, match="'unknown' is not registered in app 'tested'"):
+    with pytest.raises(InvalidJobError, match="'unknown' is not registered in app 'tested'"):
         app.send_task("unknown").get()
 
 

@@ -20,7 +20,7 @@ FIELDS = {
     "JobReleased": "job_id queue task reason",
     "JobRescheduled": "job_id queue task delay_ms",
     "JobWaitsForChildren": "job_id queue task",
-    "TaskNotRegistered": "job_id queue name delay_ms",
+    "JobIncompatible": "job_id queue task reason delay_ms",
     "MalformedJobFailed": "job_id queue reason",
     "LockLost": "job_id queue task",
     "SchedulingFailed": "job_id queue scheduler error delay_ms",

@@ -35,7 +35,7 @@ EVENTS: list[events.Event] = [
     events.JobReleased("1", "mail", "mail.send", "shutdown"),
     events.JobRescheduled("1", "mail", "mail.send", 2000),
     events.JobWaitsForChildren("1", "mail", "mail.send"),
-    events.TaskNotRegistered("1", "mail", "mail.sned", 5000),
+    events.JobIncompatible("1", "mail", "mail.sned", "task 'mail.sned' is not registered", 5000),
     events.SchedulingFailed("1", "mail", "nightly", "cron pattern 'x' must have 5 fields", 2000),
     events.MalformedJobFailed("1", "mail", "field opts is not valid JSON"),
     events.LockLost("1", "mail", "mail.send"),

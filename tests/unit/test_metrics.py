@@ -94,7 +94,7 @@ def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
     memory = MetricsMemory(["mail"], 2)
     bus = attach_listener(memory, 0)
     bus.emit(events.CrashLimitReached("1", "mail", 3, "SIGSEGV"))
-    bus.emit(events.TaskNotRegistered("1", "mail", "t", 5000))
+    bus.emit(events.JobIncompatible("1", "mail", "t", "no", 5000))
     total = memory.totals()["mail"]
     assert (total.failed, total.retried, total.durations.buckets[-1]) == (1, 1, 0)
 

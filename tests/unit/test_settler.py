@@ -19,6 +19,7 @@ from bulltask.worker.child.outcomes import (
     AcquiredJob,
     CompletedOutcome,
     FailedOutcome,
+    IncompatibleOutcome,
     Outcome,
     ReleasedOutcome,
     RescheduledByTaskOutcome,
@@ -68,7 +69,8 @@ def acquired() -> AcquiredJob:
         (FailedOutcome("no", "", "permanent", malformed=True), "failMalformed:moveToFinished"),
         (RetriedOutcome(0, "no", "", "transient"), "retryJob"),
         (RetriedOutcome(5, "no", "", "transient"), "moveToDelayed"),
-        (RescheduledByWorkerOutcome(5), "moveToDelayed"),
+        (RescheduledByWorkerOutcome(5, "no"), "moveToDelayed"),
+        (IncompatibleOutcome(5, "no", "0:1", is_first=True), "delayIncompatible:moveToDelayed"),
         (RescheduledByTaskOutcome(5, checkpoint="{}"), "moveWithFields:moveToDelayed"),
         (RescheduledByTaskOutcome(100), "moveToDelayed"),
         (ReleasedOutcome(), "moveWithFields:moveJobFromActiveToWait"),
@@ -105,12 +107,16 @@ def test_an_outcomes_event_counts_the_attempt_that_ended(
 
 
 @pytest.mark.parametrize(
-    ("reason", "starts", "is_logged"), [("", 1, True), ("", 2, False), ("its lock was lost", 1, False)]
+    ("outcome", "is_logged"),
+    [
+        (IncompatibleOutcome(5, "task 'send' is not registered", "0:1", is_first=True), True),
+        (IncompatibleOutcome(5, "task 'send' is not registered", "0:1", is_first=False), False),
+        (RescheduledByWorkerOutcome(5, "its lock was lost"), False),
+    ],
 )
-def test_the_log_of_a_job_says_once_that_its_task_is_not_registered(
-    settler: Settler, reason: str, starts: int, is_logged: bool
+def test_the_log_of_a_job_says_once_that_it_waits_for_another_worker(
+    settler: Settler, outcome: Outcome, is_logged: bool
 ) -> None:
-    job = replace(acquired().job, attempts_started=starts)
-    call = settler.after_settle(replace(acquired(), job=job), RescheduledByWorkerOutcome(5, reason))
+    call = settler.after_settle(acquired(), outcome)
     assert (call is not None) is is_logged
     assert call is None or any("task 'send' is not registered" in str(arg) for arg in call.args)

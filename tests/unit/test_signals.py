@@ -139,7 +139,7 @@ def test_a_coroutine_function_is_rejected_as_a_receiver() -> None:
 
 
 def test_celerys_other_signals_raise_an_error_that_says_what_to_use() -> None:
-    with pytest.raises(ImportError, match=r"cannot import Celery's signal 'task_unknown' .*: use @app.on\(TaskN"):
+    with pytest.raises(ImportError, match=r"cannot import Celery's signal 'task_unknown' .*: use @app.on\(JobI"):
         from bulltask.signals import task_unknown  # noqa: F401, PLC0415
     with pytest.raises(AttributeError, match=r"no attribute 'task_recieved'$"):
         _ = signals.task_recieved

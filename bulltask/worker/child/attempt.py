@@ -19,12 +19,22 @@ from typing import Any, Final
 from bulltask.app import App
 from bulltask.clock import mono_ms, to_ms
 from bulltask.config.rate_limits import TaskRate
-from bulltask.errors import BrokerError, BulltaskError, Ignore, InvalidJobError, JobExpiredError, PermanentError
+from bulltask.errors import (
+    BrokerError,
+    BulltaskError,
+    Ignore,
+    InvalidJobError,
+    JobExpiredError,
+    PermanentError,
+    TaskNotRegisteredError,
+    incompatible,
+)
 from bulltask.group_result import GroupResult
 from bulltask.jobs.checkpoint import Checkpoint
 from bulltask.jobs.child_results import Replacement
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import RunningJob
+from bulltask.jobs.names import STARMAP
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import exit_if_forked
 from bulltask.registry.batches import BatchJob, ErrorOrResult
@@ -37,6 +47,7 @@ from bulltask.registry.running import LazyContext, enter_attempt
 from bulltask.registry.signature import Signature
 from bulltask.registry.task import AnyTask
 from bulltask.result import AsyncResult
+from bulltask.transport.scripts.incompatible import MAX_DELAY_MS
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task
 from bulltask.worker.child.ignored import outcome_of_ignored
@@ -44,9 +55,9 @@ from bulltask.worker.child.job_payloads import JobArguments, JobPayloads
 from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
+    IncompatibleOutcome,
     Outcome,
     ReleasedOutcome,
-    RescheduledByWorkerOutcome,
     RetriedOutcome,
     WaitingForChildrenOutcome,
     requested_outcome,
@@ -61,8 +72,7 @@ from bulltask.worker.slot import Deadlines, Slot
 
 __all__ = ["Attempt", "AttemptRunner"]
 
-_MIN_PAUSE_MS: Final = 1_000
-_MAX_PAUSE_MS: Final = 60_000
+_MIN_DELAY_MS: Final = 1_000
 _FAILED_CHILD_JOB: Final = re.compile(r"child (?P<key>.+) failed", re.DOTALL)
 """BullMQ's reason for a parent job that failed because of a child job."""
 _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
@@ -109,6 +119,7 @@ class AttemptRunner:
         hooks: The hooks around attempts.
         is_stopping: Returns whether checkpointed tasks should end between two items.
         is_eager: Whether jobs run in the process that has sent them, for ``request.is_eager``.
+        waits_for_other_workers: Whether a job that this worker cannot run is delayed, so that another one can take it.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a child, which main.py connects
@@ -126,7 +137,7 @@ class AttemptRunner:
         self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
         self._threads, self._worker_id, self._payloads = threads, worker_id, JobPayloads(app)
         self.is_stopping: Callable[[], bool] = lambda: False
-        self.is_eager = False
+        self.is_eager, self.waits_for_other_workers = False, True
         self._task_limits: dict[str, TimeLimits] = {}
         self._task_rates: dict[str, TaskRate | None] = {}
         self.hooks = RunHooks(app)
@@ -138,8 +149,10 @@ class AttemptRunner:
         task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
         try:
             self._check(job)
-            if task is None or job.replacement:
-                return self._outcome_of_replacement(job) if job.replacement else self._not_registered_outcome(job)
+            if job.replacement:
+                return self._outcome_of_replacement(job)
+            if task is None:
+                raise self._not_registered(job.name)  # noqa: TRY301 - handled like a problem with the arguments
             arguments, context = self._arguments(job, task)
         except BrokerError:
             return ReleasedOutcome()  # the results of its child jobs could not be read; the job is next in its queue
@@ -149,7 +162,7 @@ class AttemptRunner:
             original = exc.original if isinstance(exc.original, Exception) else None
             return FailedOutcome(exc.reason, exc.trace, "permanent", original, failed_job=failed_job, error=error)
         except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
-            return self._outcome_of_error(as_permanent(exc), job, task)
+            return self._outcome_before_start(as_permanent(exc), job, task)
         return Attempt(job, task, arguments, self._limits(job, task), context, self._rate(task))
 
     @property
@@ -328,13 +341,33 @@ class AttemptRunner:
             self._task_rates[task.name] = task.options.rate(self._config)
         return self._task_rates[task.name]
 
-    def _not_registered_outcome(self, job: RunningJob) -> Outcome:
-        if self._config.task_unknown == "fail":
-            raise InvalidJobError(
-                f"task {job.name!r} is not registered in app {self._app.name!r} (task_unknown='fail')"
-            )
-        pause_ms = _MIN_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
-        return RescheduledByWorkerOutcome(min(pause_ms, _MAX_PAUSE_MS))
+    def _not_registered(self, task: str) -> InvalidJobError:
+        return incompatible(InvalidJobError(f"task {task!r} is not registered in app {self._app.name!r}"))
+
+    def _outcome_before_start(self, error: PermanentError, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
+        """Return the outcome of a job that this worker cannot run: it waits for another worker, or it fails.
+
+        The delay is as long as the job has been waiting, so it doubles each time, up to a minute.
+        """
+        limit_ms = self._config.incompatible_timeout_ms
+        may_wait = limit_ms != 0 and self.waits_for_other_workers
+        if not (may_wait and isinstance(error, InvalidJobError) and error.is_incompatible):
+            return self._outcome_of_error(error, job, task)
+        try:
+            stored = self._job_client(job).send("incompatible_since")
+        except BrokerError:
+            return ReleasedOutcome()
+        now_ms = self._app.now_ms()
+        # After an attempt, in a worker that could run the job, the time starts again.
+        attempts_made, _, since = str(stored).partition(":")
+        is_first = attempts_made != str(job.attempts_made) or not since.isdecimal()
+        since_ms = now_ms if is_first else int(since)
+        waited_ms = max(0, now_ms - since_ms)
+        if limit_ms is not None and waited_ms >= limit_ms:
+            for_s = f"no worker could run it for {limit_ms / 1000:,g} s, see incompatible_timeout"
+            return self._outcome_of_error(InvalidJobError(f"{error} ({for_s})"), job, task)
+        delay_ms = min(waited_ms + _MIN_DELAY_MS, MAX_DELAY_MS)
+        return IncompatibleOutcome(delay_ms, str(error), f"{job.attempts_made}:{since_ms}", is_first)
 
     def _context(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments) -> Context:
         client, checkpoints = self._job_client(job), None
@@ -403,9 +436,19 @@ class AttemptRunner:
             reported = None if made is None else made.reported
             outcome = outcome_of_ignored(reported, functools.partial(self._encode_result, attempt))
         else:
-            outcome = requested_outcome(raised) or self._outcome_of_error(raised, attempt.job, attempt.task)
+            outcome = requested_outcome(raised) or self._outcome_of_exception(raised, attempt)
         checkpoints = None if attempt.context is None else attempt.context.checkpoints
         return outcome if checkpoints is None else with_checkpoint(outcome, checkpoints)
+
+    def _outcome_of_exception(self, exc: BaseException, attempt: Attempt) -> Outcome:
+        job, task = attempt.job, attempt.task
+        if task.name == STARMAP:  # it looks up its task, and reads the arguments of all calls, before the first call
+            if isinstance(exc, TaskNotRegisteredError):
+                name = attempt.arguments.kwargs.get("task", "")
+                return self._outcome_before_start(self._not_registered(name), job, task)
+            if isinstance(exc, InvalidJobError) and exc.is_incompatible:
+                return self._outcome_before_start(exc, job, task)
+        return self._outcome_of_error(exc, job, task)
 
     def _outcome_of_error(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = decide_retry(exc, job, task, self._app)

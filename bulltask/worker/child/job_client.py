@@ -20,6 +20,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import AnyAsyncClient
 from bulltask.transport.scripts.checkpoint import store_checkpoint
 from bulltask.transport.scripts.flow import child_failure, children_values
+from bulltask.transport.scripts.incompatible import incompatible_since
 from bulltask.transport.scripts.job import add_log, update_data, update_progress
 
 __all__ = ["RedisJobClient"]
@@ -77,7 +78,7 @@ class RedisJobClient:
         roots, replacement = plan_replacement(canvas, self._config, ref, origin, retries=retries)
         return roots, command("HSET", self._keys.job(self._job.id), REPLACEMENT_FIELD, replacement.to_json())
 
-    def _call(self, name: JobCommand, value: Any) -> Call[Any]:
+    def _call(self, name: JobCommand, value: Any) -> Call[Any]:  # noqa: PLR0911 - one for each command
         keys, job = self._keys, self._job
         match name:
             case "progress":
@@ -91,5 +92,7 @@ class RedisJobClient:
                 return children_values(keys, job.id)
             case "pending_children":
                 return command("SCARD", keys.dependencies(job.id), parse_reply=int)
+            case "incompatible_since":
+                return incompatible_since(keys, job.id)
             case "child_failure":
                 return child_failure(value, keys.prefix, hash_tag=self._config.queue_hash_tag)

@@ -20,6 +20,7 @@ __all__ = [
     "AcquiredJob",
     "CompletedOutcome",
     "FailedOutcome",
+    "IncompatibleOutcome",
     "Outcome",
     "RateLimitedOutcome",
     "ReleasedOutcome",
@@ -28,6 +29,7 @@ __all__ = [
     "RescheduledByWorkerOutcome",
     "RetriedOutcome",
     "WaitingForChildrenOutcome",
+    "WorkerOutcome",
     "checkpoint_fields",
     "release_reason",
     "request_fields",
@@ -146,11 +148,31 @@ class RescheduledByWorkerOutcome:
     """The worker cannot run the job right now; it is due again after ``delay_ms``. The attempt does not count.
 
     Attributes:
-        reason: Why the next iteration of its job scheduler could not be added; ``""`` if its task is not registered.
+        reason: Why the next iteration of its job scheduler could not be added.
     """
 
     delay_ms: int
-    reason: str = ""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncompatibleOutcome:
+    """The worker cannot run the job, but another may; it is due again after ``delay_ms``. The attempt does not count.
+
+    Attributes:
+        reason: Why the worker cannot run it.
+        since: What is stored in the job: since when no worker could run it.
+        is_first: Whether this is the first such worker.
+    """
+
+    delay_ms: int
+    reason: str
+    since: str
+    is_first: bool
+
+    def __post_init__(self) -> None:
+        reason = truncate_reason(self.reason).encode("utf-8", "replace").decode()
+        object.__setattr__(self, "reason", reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +212,9 @@ class WaitingForChildrenOutcome(_WithCheckpoint):
 
 
 RequestedOutcome = RescheduledByTaskOutcome | ReleasedOutcome | RateLimitedOutcome | WaitingForChildrenOutcome
-Outcome = CompletedOutcome | FailedOutcome | RetriedOutcome | RescheduledByWorkerOutcome | RequestedOutcome
+WorkerOutcome = RescheduledByWorkerOutcome | IncompatibleOutcome
+"""Outcomes of jobs that have not run."""
+Outcome = CompletedOutcome | FailedOutcome | RetriedOutcome | WorkerOutcome | RequestedOutcome
 
 
 def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | None:
@@ -223,7 +247,7 @@ def release_reason(outcome: ReleasedOutcome | RateLimitedOutcome) -> str:
 
 def with_checkpoint(outcome: Outcome, checkpoints: Checkpoints) -> Outcome:
     """Return the outcome with the checkpoint that is stored in the same step."""
-    if isinstance(outcome, RescheduledByWorkerOutcome):
+    if isinstance(outcome, WorkerOutcome):
         return outcome
     last = checkpoints.last(completed=isinstance(outcome, CompletedOutcome))
     return outcome if last is None else replace(outcome, checkpoint=last)

@@ -17,7 +17,7 @@ import bulltask
 from bulltask.app import App
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
-from bulltask.errors import DecodeError, InvalidJobError, PermanentError, Reject, Retry, TaskCancelled
+from bulltask.errors import DecodeError, InvalidJobError, PermanentError, Reject, Retry, TaskCancelled, incompatible
 from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
@@ -78,7 +78,8 @@ def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], 
 def as_permanent(exc: Exception) -> PermanentError:
     """Return the permanent error for a job that cannot be started, because a retry would not help."""
     if isinstance(exc, DecodeError):
-        return InvalidJobError(str(exc))
+        error = InvalidJobError(str(exc))
+        return incompatible(error) if exc.is_incompatible else error
     return exc if isinstance(exc, PermanentError) else InvalidJobError(f"{type(exc).__name__}: {exc}")
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import Any
 
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
@@ -14,9 +14,9 @@ from bulltask.events import (
     Bus,
     EventLoopStopped,
     JobCompleted,
+    JobIncompatible,
     LockLost,
     SchedulingFailed,
-    TaskNotRegistered,
 )
 from bulltask.jobs import codec
 from bulltask.jobs.child_results import NO_RESULTS
@@ -31,6 +31,7 @@ from bulltask.transport.call import Call
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.canvas import finish_with_errbacks, with_dependents
 from bulltask.transport.scripts.checkpoint import move_with_fields
+from bulltask.transport.scripts.incompatible import delay_incompatible
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
     FinishOptions,
@@ -50,6 +51,7 @@ from bulltask.worker.child.outcomes import (
     AcquiredJob,
     CompletedOutcome,
     FailedOutcome,
+    IncompatibleOutcome,
     Outcome,
     RateLimitedOutcome,
     ReleasedOutcome,
@@ -65,11 +67,6 @@ from bulltask.worker.child.run_hooks import RunHooks
 from bulltask.worker.errback_jobs import errback_jobs
 
 __all__ = ["Settler", "options_after_retry"]
-
-_NOT_REGISTERED: Final = (
-    "task {!r} is not registered in the worker that acquired this job; the job is rescheduled until it is acquired by "
-    "a worker in which the task is registered (set task_unknown='fail' to fail such jobs instead)"
-)
 
 
 class Settler:
@@ -128,8 +125,11 @@ class Settler:
             case RetriedOutcome():
                 fields = _retry_fields(job, outcome)
                 return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
-            case RescheduledByWorkerOutcome():
-                return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
+            case RescheduledByWorkerOutcome() | IncompatibleOutcome():
+                move = move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
+                if isinstance(outcome, IncompatibleOutcome):
+                    move = delay_incompatible(keys, job.id, move, outcome.reason, outcome.since)
+                return move
             case _:
                 return _requested_call(acquired, outcome, now_ms)
 
@@ -172,13 +172,13 @@ class Settler:
 
         * BullMQ 5.72 and newer defer a duplicate while the owner of its deduplication id is running
           (``keepLastIfActive``). BullMQ 5.62's script does not add it afterwards, so this call does.
-        * A line is added to the log of a job whose task is unknown, because dashboards show the job only as delayed.
+        * A line is added to the log of a job that this worker cannot run, because dashboards show it only as delayed.
         """
         job = acquired.job
-        if isinstance(outcome, RescheduledByWorkerOutcome):
-            if outcome.reason or job.attempts_started > 1:
+        if isinstance(outcome, IncompatibleOutcome):
+            if not outcome.is_first:
                 return None
-            line = _NOT_REGISTERED.format(job.name)
+            line = f"{outcome.reason}; the job waits for a worker that can run it"
             return add_log(acquired.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
         if not job.opts.deduplication_id or not isinstance(outcome, CompletedOutcome | FailedOutcome):
             return None
@@ -212,10 +212,10 @@ class Settler:
                 self._bus.emit(failed_event(job, outcome, duration_ms))
             case RetriedOutcome():
                 self._bus.emit(retried_event(job, outcome, duration_ms))
-            case RescheduledByWorkerOutcome() if outcome.reason:
-                self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
             case RescheduledByWorkerOutcome():
-                self._bus.emit(TaskNotRegistered(job.id, job.queue, job.name, outcome.delay_ms))
+                self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
+            case IncompatibleOutcome():
+                self._bus.emit(JobIncompatible(job.id, job.queue, job.name, outcome.reason, outcome.delay_ms))
             case None:
                 self._bus.emit(LockLost(job.id, job.queue, job.name))
             case _:
