@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast
 
 from bulltask import embedded
 from bulltask.categories import Categorizer
@@ -23,14 +23,6 @@ from bulltask.hooks.sending import SendHooks
 from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.job import NewJob
 from bulltask.ports import EagerRunner, OutboxRelay, ResultReader
-from bulltask.queue.add_options import AddOptions
-from bulltask.queue.aio.events import AsyncQueueEvents
-from bulltask.queue.aio.flow import AsyncFlowProducer
-from bulltask.queue.aio.queue import AsyncQueue
-from bulltask.queue.context import QueueContext
-from bulltask.queue.sync.events import QueueEvents
-from bulltask.queue.sync.flow import FlowProducer
-from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
 from bulltask.registry.ancestry import origin_of_jobs_sent_by, sent_by
 from bulltask.registry.builtins import builtin_tasks
@@ -58,6 +50,16 @@ from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST
+
+if TYPE_CHECKING:  # imported on first use, because most programs only send jobs of tasks
+    from bulltask.queue.add_options import AddOptions
+    from bulltask.queue.aio.events import AsyncQueueEvents
+    from bulltask.queue.aio.flow import AsyncFlowProducer
+    from bulltask.queue.aio.queue import AsyncQueue
+    from bulltask.queue.context import QueueContext
+    from bulltask.queue.sync.events import QueueEvents
+    from bulltask.queue.sync.flow import FlowProducer
+    from bulltask.queue.sync.queue import Queue
 
 __all__ = ["App", "Celery"]
 
@@ -232,18 +234,31 @@ class App(
             name: The queue's name, without braces or prefix.
             default_job_options: Default options for jobs added through this queue.
         """
-        return Queue(name, context=QueueContext(name, lambda: self.broker, default_job_options))
+        from bulltask.queue.sync.queue import Queue  # noqa: PLC0415 - see TYPE_CHECKING above
+
+        return Queue(name, context=self._queue_context(name, default_job_options))
 
     def aqueue(self, name: str, *, default_job_options: AddOptions | None = None) -> AsyncQueue:
         """:meth:`queue` for asyncio; no ``await`` needed."""
-        return AsyncQueue(name, context=QueueContext(name, lambda: self.broker, default_job_options))
+        from bulltask.queue.aio.queue import AsyncQueue  # noqa: PLC0415 - see TYPE_CHECKING above
+
+        return AsyncQueue(name, context=self._queue_context(name, default_job_options))
+
+    def _queue_context(self, name: str, default_job_options: AddOptions | None) -> QueueContext:
+        from bulltask.queue.context import QueueContext  # noqa: PLC0415 - see TYPE_CHECKING above
+
+        return QueueContext(name, lambda: self.broker, default_job_options)
 
     def flows(self) -> FlowProducer:
         """Return a flow producer; a flow is a tree of jobs in which a parent runs after its child jobs."""
+        from bulltask.queue.sync.flow import FlowProducer  # noqa: PLC0415 - see TYPE_CHECKING above
+
         return FlowProducer(broker=lambda: self.broker)
 
     def aflows(self) -> AsyncFlowProducer:
         """:meth:`flows` for asyncio; no ``await`` needed."""
+        from bulltask.queue.aio.flow import AsyncFlowProducer  # noqa: PLC0415 - see TYPE_CHECKING above
+
         return AsyncFlowProducer(broker=lambda: self.broker)
 
     def events(self, queue: str, *, start: str = NEWEST) -> QueueEvents:
@@ -253,10 +268,14 @@ class App(
             queue: The queue's name, without braces or prefix.
             start: Position to start at: ``NEWEST``, ``"0"`` for the oldest stored event, or an event's id.
         """
+        from bulltask.queue.sync.events import QueueEvents  # noqa: PLC0415 - see TYPE_CHECKING above
+
         return QueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def aevents(self, queue: str, *, start: str = NEWEST) -> AsyncQueueEvents:
         """:meth:`events` for asyncio; call it in the event loop that will read the events."""
+        from bulltask.queue.aio.events import AsyncQueueEvents  # noqa: PLC0415 - see TYPE_CHECKING above
+
         return AsyncQueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def build_job(

@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 from bulltask.errors import ConfigError
-from bulltask.events import ChildEvent
 from bulltask.events.bus import Bus, Event, Listener
 from bulltask.process import exit_if_forked
 
@@ -32,6 +31,8 @@ class Listeners:
             ConfigError: ``kind`` is not an event class, or children do not emit it; ``listener`` is not callable, or is
                 a coroutine function; or the child is already running.
         """
+        from bulltask.events import ChildEvent  # noqa: PLC0415 - see bulltask.events.__getattr__
+
         if not isinstance(kind, type) or not issubclass(kind, Event):
             raise ConfigError(f"a listener needs a class of bulltask.events such as JobFailed, not {kind!r:.200}")
         if not issubclass(kind, ChildEvent) and not issubclass(ChildEvent, kind):

@@ -48,6 +48,13 @@ def test_importing_errors_does_not_import_a_redis_client() -> None:
     }  # fmt: skip
 
 
+def test_a_program_that_sends_jobs_of_tasks_imports_no_queues_and_no_events() -> None:
+    modules = imported_modules("from bulltask import App; task = App('shop').task(name='add')(lambda x: x); task.s(1)")
+    assert "bulltask.transport.broker" in modules
+    unused = {"bulltask.queue.events", "bulltask.queue.aio.queue", "bulltask.events.children", "bulltask.worker"}
+    assert not modules & unused
+
+
 @pytest.mark.slow
 def test_spark_executors_import_no_app_and_no_queue() -> None:
     modules = imported_modules(f"import {DATA_SOURCE}")
