@@ -12,12 +12,12 @@ from bulltask.jobs.states import JobState
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
-from bulltask.transport.scripts.job import get_logs, get_state, job_fields
+from bulltask.transport.scripts.job import get_state, job_fields
 from bulltask.transport.scripts.queue import ClientRow, list_clients, worker_queues
 
 __all__ = ["describe_unfinished"]
 
-_FIELDS: Final = ("name", "failedReason", "pb", "ats", "atm", INCOMPATIBLE_FIELD)
+_FIELDS: Final = ("name", "failedReason", "pb", "atm", INCOMPATIBLE_FIELD)
 _MAX_TEXT: Final = 300
 _MAX_QUEUES: Final = 5
 
@@ -30,14 +30,12 @@ def describe_unfinished(keys: QueueKeys, job_id: str, url: str) -> Operation[str
         job_id: The job's id.
         url: The server's URL without its password: a worker may be connected to another server.
     """
-    read_log = get_logs(keys, job_id, 0, 0, asc=False)[0]
-    state, fields, is_paused, lines = yield [
+    state, fields, is_paused = yield [
         get_state(keys, job_id),
         job_fields(keys, job_id, _FIELDS),
         command("HEXISTS", keys.meta, "paused"),
-        read_log,
     ]
-    name, reason, worker, starts, attempts, incompatible = (codec.decode_text(value)[:_MAX_TEXT] for value in fields)
+    name, reason, worker, attempts, incompatible = (codec.decode_text(value)[:_MAX_TEXT] for value in fields)
     if state.finished or state is JobState.UNKNOWN:
         return ""
     match state:
@@ -49,8 +47,6 @@ def describe_unfinished(keys: QueueKeys, job_id: str, url: str) -> Operation[str
             why = f", because no worker could run it: {reason}"
         case _ if reason:
             why = f", because an attempt failed: {reason}"
-        case _ if starts and lines:  # a worker has acquired it, and could not run it
-            why = f", because {lines[0][:_MAX_TEXT]}"
         case _ if is_paused:
             why = ", because the queue is paused"
         case _:
