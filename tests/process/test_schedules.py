@@ -322,7 +322,7 @@ def test_one_job_of_a_schedule_waits_for_a_worker_that_knows_its_task(
 ) -> None:
     schedulers.upsert("early", every=0.1, name="later")
     worker = harness.worker(children=1)
-    worker.wait_for_line("Task not registered", count=2)
+    worker.wait_for_line("Job incompatible", count=2)
     assert [harness.redis.zcard(harness.keys.delayed), harness.redis.llen(harness.keys.wait)] == [1, 0]
     worker.stop()
     harness.worker('@app.task(name="later")\ndef later():\n    record("start", job="-")', children=1)

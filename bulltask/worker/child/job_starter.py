@@ -12,7 +12,7 @@ from bulltask.transport.operation import run_sync
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RescheduledByWorkerOutcome
+from bulltask.worker.child.outcomes import AcquiredJob, IncompatibleOutcome, Outcome, RescheduledByWorkerOutcome
 from bulltask.worker.child.retirement import Retirement
 
 __all__ = ["IterationAdder", "JobStarter"]
@@ -106,7 +106,7 @@ class JobStarter:
             # Before the job's data is decoded, because decoding may crash the child.
             self._async.wait_until_running(at_most=acquired.max_concurrent)
         attempt = self._runner.begin(acquired.job)
-        # If no task takes the job, it waits, and its schedule with it: otherwise, one job a period would wait for ever.
-        if acquired.job.is_repeated and not isinstance(attempt, RescheduledByWorkerOutcome):
+        # If no worker can run the job, it waits, and its schedule with it: otherwise, one job a period would wait.
+        if acquired.job.is_repeated and not isinstance(attempt, IncompatibleOutcome):
             return self._iteration_adder.add_next(acquired) or attempt
         return attempt
