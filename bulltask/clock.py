@@ -102,6 +102,9 @@ _CHANGE_MS: Final = 1_000
 """A smaller change is not reported."""
 
 
+_NEVER_MS: Final = -(1 << 62)
+
+
 class ServerClock:
     """The server's time, extrapolated with the monotonic clock.
 
@@ -121,12 +124,12 @@ class ServerClock:
         self._offset_ms: float | None = None
         self._error_ms = 0.0
         self._slow_readings = 0
-        self._synced_at_ms = 0
+        self._synced_at_ms = _NEVER_MS
 
     @property
     def due(self) -> bool:
         """True if the clock was set too long ago (the server's may have changed), or is uncertain."""
-        return self._offset_ms is None or self.is_uncertain or mono_ms() - self._synced_at_ms >= self.resync_ms
+        return mono_ms() - self._synced_at_ms >= self.resync_ms
 
     @property
     def is_uncertain(self) -> bool:
@@ -154,7 +157,7 @@ class ServerClock:
             self._offset_ms = offset_ms
             self._error_ms = error_ms
         self._slow_readings = self._slow_readings + 1 if is_slow else 0
-        self._synced_at_ms = mono_ms()
+        self._synced_at_ms = _NEVER_MS if self.is_uncertain else mono_ms()
 
     def now_ms(self) -> int:
         """Return the server's time in epoch milliseconds (this machine's before the first reply)."""

@@ -33,6 +33,7 @@ __all__ = [
     "link_to_parent",
     "stored_options",
     "text_chars",
+    "unchecked_bytes",
 ]
 
 
@@ -208,8 +209,15 @@ def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -
     if isinstance(size_limit, int) and len(data) > size_limit:
         raise PayloadTooLargeError(f"{what}: {len(data):,} bytes of JSON exceed the job's size_limit of {size_limit:,}")
     # The options are encoded only if that can matter, because encoding takes longer than everything else in a send.
-    if limit is not None and len(data) + _MAX_OTHER_BYTES + _MAX_ESCAPE_BYTES * text_chars(options) > limit:
+    if limit is not None and len(data) > unchecked_bytes(options, limit):
         check_together(data, options.to_wire(0), limit, what)
+
+
+def unchecked_bytes(options: JobOptions, limit: int | None) -> int:
+    """Return up to how many bytes of data need no :func:`check_size`."""
+    if "sizeLimit" in options.more:
+        return -1
+    return MAX_SAFE_INTEGER if limit is None else limit - _MAX_OTHER_BYTES - _MAX_ESCAPE_BYTES * text_chars(options)
 
 
 def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: str) -> None:

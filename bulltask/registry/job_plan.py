@@ -16,7 +16,7 @@ from bulltask.errors import ConfigError
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobOptions, NewJob, ParentLink
 from bulltask.jobs.names import FAN_OUT, STARMAP, check_job_id, check_job_name, check_queue_name
-from bulltask.jobs.options import check_priority, check_size, link_to_parent, stored_options
+from bulltask.jobs.options import check_priority, check_size, link_to_parent, stored_options, unchecked_bytes
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.payloads.payload_codec import PayloadCodec, PayloadFormat
 from bulltask.registry.call_options import CallOptions
@@ -37,6 +37,8 @@ class JobPlan:
 
     Attributes:
         max_payload: Maximum size of data and options in bytes, ``None`` for no limit.
+        unchecked_bytes: Up to how many bytes of data are below all limits.
+        what: Name of the arguments in messages.
         payloads: Writes the data; ``None``: it is plain JSON.
         form: How the data is written.
         convert: Converts values without a type hint that JSON does not support; ``None``: they are refused.
@@ -48,6 +50,8 @@ class JobPlan:
     parent: ParentLink | None
     timestamp_ms: int | None
     max_payload: int | None
+    unchecked_bytes: int
+    what: str
     payloads: PayloadCodec | None
     form: PayloadFormat
     convert: Callable[[Any], Any] | None = None
@@ -63,12 +67,12 @@ class JobPlan:
             EncodeError, PayloadTooLargeError, InvalidNameError: The serializer does not support the arguments; they are
                 too large; or the id is invalid.
         """
-        what = f"the arguments of task {self.name}"
         if self.payloads is None:
-            encoded = codec.encode(data, what=what, limit=self.max_payload, convert=self.convert)
+            encoded = codec.encode(data, what=self.what, limit=self.max_payload, convert=self.convert)
         else:
-            encoded = self.payloads.dump_arguments(data, self.queue, self.name, self.form, what)
-        check_size(encoded, self.options, self.max_payload, what)
+            encoded = self.payloads.dump_arguments(data, self.queue, self.name, self.form, self.what)
+        if len(encoded) > self.unchecked_bytes:
+            check_size(encoded, self.options, self.max_payload, self.what)
         new_id = str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id)
         return NewJob(
             self.queue,
@@ -134,6 +138,8 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
         parent=parent,
         timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
         max_payload=config.max_payload,
+        unchecked_bytes=unchecked_bytes(options, config.max_payload),
+        what=f"the arguments of task {name}",
         payloads=None if form is None else PayloadCodec(config),
         form=form or PayloadFormat(),
         convert=config.convert,

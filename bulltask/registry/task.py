@@ -100,17 +100,20 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
                 large. Nothing was sent.
             BrokerError: Redis could not be reached in time, despite retries, or returned an error.
         """
-        if self.is_overridden:
-            return self.apply_async(args, kwargs)
+        sender = self._sender()
+        if type(self).apply_async is not _APPLY_ASYNC or "apply_async" in self.__dict__ or sender.overrides_send_task:
+            return self.apply_async(args, kwargs)  # the same as is_overridden, but a call takes longer
         data = self.bind_json(args, kwargs)
-        return self._send_job(self._plan(data).job(data))
+        job = self._plan(sender, data).job(data)
+        return self._result(sender, job, sender.send([job])[0])
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """:meth:`delay` for asyncio: ``await add.adelay(1, 2)`` in an async web handler."""
         if self.is_overridden or self.replaces("aapply_async"):
             return await self.aapply_async(args, kwargs)
-        data = self.bind_json(args, kwargs)
-        return await self._asend_job(self._plan(data).job(data))
+        sender, data = self._sender(), self.bind_json(args, kwargs)
+        job = self._plan(sender, data).job(data)
+        return self._result(sender, job, (await sender.asend([job]))[0])
 
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R]]
@@ -148,8 +151,9 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             call: Signature[Any, R] = Signature(self, args, kwargs, options)
             call.has_passed_overrides = True
             return cast(AsyncResult[R], await self._sender().asend_canvas(call))
-        data = self.bind_json(args, kwargs, options.get("serializer"))
-        return await self._asend_job(self.build(data, CallOptions.of(options)))
+        sender = self._sender()
+        job = self.build(self.bind_json(args, kwargs, options.get("serializer")), CallOptions.of(options))
+        return self._result(sender, job, (await sender.asend([job]))[0])
 
     def apply(
         self,
@@ -206,7 +210,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         if self.is_overridden:
             app: Any = sender
             return cast(list[AsyncResult[R]], app.send_many([Signature(self, args) for args in calls]))
-        jobs = [self._plan(data).job(data) for data in (self.bind_json(args, {}) for args in calls)]
+        jobs = [self._plan(sender, data).job(data) for data in (self.bind_json(args, {}) for args in calls)]
         return self._results(sender, jobs, sender.send(jobs))
 
     def map_dataframe(self, df: FrameT, columns: Any = None, **map_options: Any) -> FrameT:
@@ -333,13 +337,14 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         config = self._sender().config  # before the options, because task_annotations apply when it is first read
         return build_job(self.name, data, self.options, call, config)
 
-    def _plan(self, data: Mapping[str, Any]) -> JobPlan:
+    def _plan(self, sender: Sender, data: Mapping[str, Any]) -> JobPlan:
         """Return the plan for a call without options, cached because building it is half the work of a send.
 
         Args:
+            sender: The app that sends it.
             data: The arguments. The plan depends on them only if ``task_routes`` has a function.
         """
-        config = self._sender().config
+        config = sender.config
         if self._default_plan is None or self._default_plan[0] is not config:  # a shared task may have another app now
             plan = plan_job(self.name, self.options, CallOptions(), config, data)
             if config.routes is not None and config.routes.calls_functions:
@@ -347,13 +352,12 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             self._default_plan = config, plan
         return self._default_plan[1]
 
-    def _send_job(self, job: NewJob) -> AsyncResult[R]:
-        sender = self._sender()
-        return self._results(sender, [job], sender.send([job]))[0]
-
-    async def _asend_job(self, job: NewJob) -> AsyncResult[R]:
-        sender = self._sender()
-        return self._results(sender, [job], await sender.asend([job]))[0]
+    def _result(self, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[R]:
+        """Return the handle of a job that was sent, and is stored under ``job_id``."""
+        result = AsyncResult(job_id, job.queue, sender.results, sender.now_ms(), self.result_decoder)
+        if self.options.ignore_result if (ignored := job.options.ignore_result) is None else ignored:
+            result.mark_ignored()
+        return result
 
     def _results(self, sender: Sender, jobs: Sequence[NewJob], ids: Sequence[str]) -> list[AsyncResult[R]]:
         reader, sent_ms, decode = sender.results, sender.now_ms(), self.result_decoder

@@ -258,8 +258,8 @@ class RetryBudget:
 
     def __init__(self, config: Config, jobs: Sequence[NewJob]) -> None:
         self._config, self._jobs, self._failed, self._never_connected = config, jobs, 0, True
-        limit_ms = config.publish_timeout_ms
-        self._deadline_ms = None if limit_ms is None else mono_ms() + limit_ms
+        self._limit_ms = config.publish_timeout_ms
+        self._deadline_ms = None if self._limit_ms is None else mono_ms() + self._limit_ms
 
     def next_deadline_ms(self) -> int | None:
         """Return the deadline of the attempt that starts now (``mono_ms``), ``None`` for no limit.
@@ -269,7 +269,8 @@ class RetryBudget:
         """
         if self._deadline_ms is None or self._failed == self._config.publish_retries:
             return self._deadline_ms
-        return self._deadline_ms - (self._deadline_ms - mono_ms()) // 2
+        remaining_ms = self._limit_ms if not self._failed and self._limit_ms else self._deadline_ms - mono_ms()
+        return self._deadline_ms - remaining_ms // 2
 
     def pause_ms(self, exc: BrokerError) -> int:
         """Return how long to wait after an attempt that failed with ``exc``.

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import msgpack
 import pytest
 
 from bulltask.config.config import Settings
 from bulltask.events import Bus, Event, JobFailed, JobRetried
 from bulltask.jobs.job import RunningJob
+from bulltask.jobs.retention import KEEP_ALL
 from bulltask.jobs.states import REVOKED
+from bulltask.jobs.stored_options import StoredOptions
+from bulltask.lua.loader import bulltask_script
 from bulltask.lua.wrappers import outcome_scripts
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts.packed_options import pack_finish
 from bulltask.worker.child.outcomes import (
     AcquiredJob,
     CompletedOutcome,
@@ -91,6 +97,31 @@ def test_a_job_does_not_finish_before_it_was_acquired(settler: Settler) -> None:
     job = replace(acquired().job, processed_on_ms=1_004)
     call = settler.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
     assert call.argv[1] == 1_004, "the clock of this process says 1,000"
+
+
+def test_a_busy_child_removes_old_jobs_every_few_milliseconds() -> None:
+    now_ms, day = 1_000, {"age": 86_400}
+
+    def keep(queue: str = "mail", **option: int) -> Any:
+        stored = StoredOptions({"removeOnComplete": option or day})
+        job = replace(acquired().job, queue=queue, opts=stored)
+        call = child.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
+        return msgpack.unpackb(call.argv[7])["keepJobs"]
+
+    child = Settler(CONFIG, cast(Any, SimpleNamespace(now_ms=lambda: now_ms)), Bus(), "worker")
+    assert [keep(), keep(), keep("other"), keep("other")] == [day, KEEP_ALL, day, KEEP_ALL]
+    assert keep(age=60, count=5) == {"age": 60, "count": 5}
+    now_ms += 4
+    assert keep() == KEEP_ALL
+    now_ms += 1
+    assert [keep(), keep()] == [day, KEEP_ALL]
+
+
+def test_the_guard_recognizes_options_that_keep_all_jobs() -> None:
+    packed = pack_finish("token", 30_000, "worker", None, None, tuple(KEEP_ALL.items()), 3)
+    escaped = rb"\168keepJobs\129\165count\255"
+    assert escaped in bulltask_script("retentionGuard").source
+    assert re.sub(rb"\\(\d+)", lambda match: bytes([int(match[1])]), escaped) in packed
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@
   `keepJobs.count`, which blocks Redis for seconds if many have expired since a job last finished. If there are more
   than a hundred, this script passes a greater age or count to BullMQ's script, so that it removes only the oldest
   hundred. The next jobs that finish remove the others. (BullMQ 5.67 and newer remove a thousand; a child of bulltask may
-  finish 32 jobs in one round trip, though.)
+  finish 32 jobs in one round trip, though.) The check is left out if the options keep all jobs, as most calls of a busy
+  child do (bulltask.worker.child.settle).
 
   A failed job that a parent job still waits for is not removed: BullMQ's script would run the parent, without its
   result. It is moved to the end of `failed` instead, as if it had failed now.
@@ -24,6 +25,7 @@
   event    those of moveToFinished
 ]]
 local max_removed = 100
+local keep_all = "\168keepJobs\129\165count\255"  -- {"keepJobs": {"count": -1}} in msgpack
 local args, official_keys = ARGV, KEYS
 local finished = official_keys[11]
 local options, is_changed = nil, false
@@ -56,7 +58,10 @@ if ARGV[5] == "failed" then
     end
   end
 end
-local last = redis.call("ZRANGE", finished, max_removed - 1, max_removed - 1, "WITHSCORES")[2]
+local last
+if not string.find(ARGV[8], keep_all, 1, true) then
+  last = redis.call("ZRANGE", finished, max_removed - 1, max_removed - 1, "WITHSCORES")[2]
+end
 if last then
   options = options or cmsgpack.unpack(ARGV[8])
   local keep = options["keepJobs"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
 
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
@@ -24,6 +24,7 @@ from bulltask.jobs.errbacks import FAILED_JOB_FIELD
 from bulltask.jobs.failures import ERROR_FIELD
 from bulltask.jobs.job import RELEASES_FIELD, RunningJob
 from bulltask.jobs.names import FAN_OUT
+from bulltask.jobs.retention import KEEP_ALL
 from bulltask.jobs.states import REVOKED
 from bulltask.jobs.stored_options import BULLTASK_KEY, StoredOptions
 from bulltask.process import exit_if_forked
@@ -68,6 +69,9 @@ from bulltask.worker.errback_jobs import errback_jobs
 
 __all__ = ["Settler", "options_after_retry"]
 
+_REMOVAL_INTERVAL_MS: Final = 5
+"""One call removes up to 100 jobs, so this is at least as many as a child can complete in that time."""
+
 
 class Settler:
     """Builds the script call for an outcome, and emits its event.
@@ -97,6 +101,7 @@ class Settler:
     ) -> None:
         self._config, self._clock, self._bus, self._rate_limited = config, clock, bus, rate_limited
         self._hooks, self.failed_writes = hooks, FailedWriteHandler(config)
+        self._next_removals_ms: dict[str, int] = {}
         self._fetch_options, self._pid = FetchOptionsCache(config, worker_id), os.getpid()
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
@@ -112,7 +117,7 @@ class Settler:
         now_ms = max(self._clock.now_ms(), job.processed_on_ms)
         match outcome:
             case CompletedOutcome():
-                keep = job.keep("removeOnComplete", self._config.keep_completed)
+                keep = self._keep_completed(job, now_ms)
                 finish = FinishOptions(True, outcome.value, keep, job.opts.attempts, checkpoint_fields(outcome))
                 options, fetch = self._fetch_options.get(keys, token), fetch_next and job.name != FAN_OUT
                 call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
@@ -132,6 +137,19 @@ class Settler:
                 return move
             case _:
                 return _requested_call(acquired, outcome, now_ms)
+
+    def _keep_completed(self, job: RunningJob, now_ms: int) -> Mapping[str, int]:
+        """Return which completed jobs are kept; an age is applied only every few milliseconds.
+
+        Otherwise, BullMQ's script would look for old jobs once per job, which takes a tenth of its time.
+        """
+        keep = job.keep("removeOnComplete", self._config.keep_completed)
+        if "age" not in keep or "count" in keep:
+            return keep
+        if now_ms < self._next_removals_ms.get(job.queue, 0):
+            return KEEP_ALL
+        self._next_removals_ms[job.queue] = now_ms + _REMOVAL_INTERVAL_MS
+        return keep
 
     def _failed_call(self, acquired: AcquiredJob, outcome: FailedOutcome, fetch_next: bool, now_ms: int) -> Call[Any]:
         keys, job, token, revoked = acquired.keys, acquired.job, acquired.slot.token, outcome.category == REVOKED
