@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+from click.testing import CliRunner
+from redis.cluster import RedisCluster
 
+from bulltask.cli.main import main
+from bulltask.errors import TaskRevokedError
 from bulltask.testing.server import RedisServer
 from bulltask.transport.grants import role_grants
 from bulltask.worker.exit_codes import ExitCode
@@ -18,6 +24,28 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 SECRET = "s3cr3t/with:odd@characters"
+SOURCE = """
+app.conf.beat_schedule = {"tick": {"task": "quick", "schedule": 0.1}}
+
+@app.task(name="fails", max_retries=1, retry_backoff=0.01, autoretry_for=(OSError,))
+def fails():
+    raise OSError("no")
+
+@app.task(name="waits")
+async def waits():
+    return 1
+
+@app.task(name="limited", rate_limit="50/s")
+def limited():
+    pass
+
+@app.task(bind=True, name="iterates", checkpoint=True, checkpoint_interval=0)
+def iterates(self):
+    self.update_state(meta={"progress": 1})
+    self.log("a line")
+    for number in self.iterate(range(3)):
+        pass
+"""
 
 
 @pytest.fixture
@@ -116,3 +144,35 @@ def test_a_user_with_the_documented_permissions_can_run_a_worker(
     assert {line["event"] for line in worker.warnings()} == {"Job retried", "Job failed"}
     assert [entry["object"] for entry in harness.redis.acl_log() if entry["username"] == "worker"] == []
     assert worker.stop() == 0
+
+
+@pytest.mark.every_topology
+def test_a_worker_of_one_queue_runs_with_the_permissions_that_acl_prints_for_it(harness: WorkerHarness) -> None:
+    name = f"worker-{secrets.token_hex(4)}"
+    printed = CliRunner().invoke(main, ["acl", "worker", "--queue", "default", "--user", name, "-b", harness.url])
+    command = printed.stdout.replace(">PASSWORD", ">secret").split()
+    nodes: Any = {"target_nodes": RedisCluster.ALL_NODES} if isinstance(harness.redis, RedisCluster) else {}
+    harness.redis.execute_command(*command, **nodes)
+    settings = {"broker_url": harness.url.replace("://", f"://{name}:secret@"), "stalled_interval": 1}
+    worker = harness.worker(SOURCE, options=["-Q", "default"], settings=settings)
+    worker.wait_for_line("Worker started")
+    names = ["quick", "waits", "limited", "limited", "iterates"]
+    jobs = [harness.app.send_task(name) for name in names] + [harness.app.send_task("quick", countdown=0.5)]
+    for job in jobs:
+        job.get(timeout=60)
+    with pytest.raises(OSError, match="no"):
+        harness.app.send_task("fails").get(timeout=60)
+    held = harness.hold()
+    harness.wait_for_start(held)
+    held.revoke(terminate=True)
+    with pytest.raises(TaskRevokedError):
+        held.get(timeout=60)
+    harness.journal.wait_for(4, what="start")  # two of them from the schedule
+    assert worker.stop() == 0
+    logs = harness.redis.execute_command("ACL LOG", **nodes)
+    log = [entry for node in (logs.values() if nodes else [logs]) for entry in node]
+    harness.redis.execute_command("ACL DELUSER", name, **nodes)
+    denied = {entry["object"] for entry in log if entry["username"] == name}
+    # The worker looks for jobs that were sent without the hash tag, if it may.
+    assert {key for key in denied if not key.startswith("bull:default:")} == set()
+    assert {line["event"] for line in worker.warnings()} <= {"Job retried", "Job failed", "Job revoked"}
