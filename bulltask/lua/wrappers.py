@@ -117,13 +117,16 @@ def outcome_scripts() -> Mapping[str, Script]:
         *requested,
         *map(with_fields, requested),
         delay_incompatible(),
-        with_guard("moveToFinished", "promotionGuard"),
         with_guard("retryJob", "promotionGuard"),
-        with_finish("finishFanOut"),
-        with_errbacks(),
     ]
-    for name in ("failMalformed", "finishRevoked"):
-        moves += [with_finish(name), with_finish(name, fan_out=True)]
+    failures = [
+        with_guard("moveToFinished", "promotionGuard"),
+        with_finish("finishFanOut"),
+        with_finish("failMalformed"),
+        with_finish("failMalformed", fan_out=True),
+    ]
+    moves += [*failures, *map(with_errbacks, failures)]
+    moves += [with_finish("finishRevoked"), with_finish("finishRevoked", fan_out=True)]
     return {script.sha: script for move in moves for script in (move, with_wakeup(move))}
 
 
@@ -163,15 +166,15 @@ def with_finish(name: str, *, fan_out: bool = False) -> Script:
 
 
 @cache
-def with_errbacks() -> Script:
-    """Return ``finishWithErrbacks`` with BullMQ's ``moveToFinished`` and the scripts that add a job without a parent.
+def with_errbacks(finish: Script) -> Script:
+    """Return ``finishWithErrbacks`` with a script that fails a job, and the scripts that add a job without a parent.
 
     It calls them as ``finish``, ``add_standard``, ``add_delayed`` and ``add_prioritized``, each with ``(KEYS, ARGV)``.
 
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    script = with_finish("finishWithErrbacks")
+    script = _combine(bulltask_script("finishWithErrbacks"), finish, b"finish")
     for kind in ("Standard", "Delayed", "Prioritized"):
         add = replace(official_script(f"add{kind}Job"), key_count=0)
         script = _combine(script, add, f"add_{kind.lower()}".encode())

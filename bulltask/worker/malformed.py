@@ -8,17 +8,28 @@ from bulltask.errors import BrokerError, BulltaskError, JobError
 from bulltask.events import Bus, MalformedJobFailed
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.retention import KEEP_ALL
+from bulltask.jobs.states import REVOKED
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.move import fail_malformed, malformed_finish, move_to_finished
 
-__all__ = ["MalformedJobHandler", "parent_waits"]
+__all__ = ["MalformedJobHandler", "parent_waits", "with_parent_waits"]
 
 
 def parent_waits(job: RunningJob, exc: BulltaskError) -> str:
     """Return the part of a job's reason that says that its parent is not informed, because of ``exc``."""
     return f"its parent {job.parent_key} still waits for it: {exc}; then retry this job"
+
+
+def with_parent_waits(reason: str, trace: str, waits: str) -> tuple[str, str]:
+    """Return a failure's reason and trace with the result of :func:`parent_waits`, which may be empty.
+
+    By its reason, clients recognize a revoked job.
+    """
+    if not waits:
+        return reason, trace
+    return (reason, f"{trace}{waits}\n") if reason == REVOKED else (f"{reason} ({waits})", trace)
 
 
 class MalformedJobHandler:

@@ -10,9 +10,9 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from bulltask import App
+from bulltask import App, chain
 from bulltask.cli.main import main
-from bulltask.errors import BrokerAuthError
+from bulltask.errors import BrokerAuthError, TaskRevokedError
 from bulltask.queue import FlowJob, FlowProducer
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
@@ -30,6 +30,11 @@ def completes():
 async def acompletes():
     return 1
 
+@app.task(bind=True, name="awaits")
+async def awaits(self):
+    record("start", job=self.request.id)
+    await asyncio.Event().wait()
+
 @app.task(name="fails")
 def fails():
     raise ValueError("no")
@@ -45,6 +50,10 @@ def dies():
 @app.task(name="late", time_limit=0.2)
 def late():
     signal.pause()
+
+@app.task(name="errback")
+def errback(job_id):
+    record("errback", job=job_id)
 """
 REASONS = {
     "completes": "the job's outcome could not be stored, and its parent {parent} still waits for it: ",
@@ -94,7 +103,7 @@ def test_a_child_job_whose_parent_is_forbidden_fails_with_a_reason_and_can_be_re
     server = server_factory()
     harness = harness_on(server.url)
     settings = {"broker_url": limit(server, harness.redis), "max_crashes": 1}
-    worker = harness.worker("import os, signal\n" + TASKS, children=2, settings=settings)
+    worker = harness.worker("import asyncio, os, signal\n" + TASKS, children=2, settings=settings)
     nodes: dict[str, Any] = {}
     with FlowProducer(server.url) as flows:
         for name in REASONS:
@@ -119,4 +128,33 @@ def test_a_child_job_whose_parent_is_forbidden_fails_with_a_reason_and_can_be_re
     completed.retry()
     parent = nodes["completes"].job.id
     wait_until(lambda: parent in harness.redis.lrange(parents.wait, 0, -1), 30, "the parent")
+    assert worker.stop() == 0
+
+
+def test_error_callbacks_run_and_a_revoked_job_is_revoked_if_the_parent_is_forbidden(
+    harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
+) -> None:
+    server = server_factory()
+    harness = harness_on(server.url)
+    settings = {"broker_url": limit(server, harness.redis), "max_crashes": 1}
+    worker = harness.worker("import asyncio, os, signal\n" + TASKS, children=4, settings=settings)
+    jobs = {}
+    call = harness.app.signature
+    for name in (*REASONS, "hold", "awaits"):
+        step = call(name, kwargs={"gate": "gate"} if name == "hold" else {}, max_retries=0).on_error(call("errback"))
+        parent = chain(step, call("quick", queue="other", immutable=True)).apply_async()
+        jobs[name] = parent.parent.id
+    for name in ("hold", "awaits"):
+        result = harness.app.AsyncResult(jobs[name])
+        harness.wait_for_start(result, timeout=20)
+        result.revoke(terminate=True)
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=30)
+        stack = str(harness.redis.hget(harness.keys.job(result.id), "stacktrace"))
+        assert "still waits for it: " in stack
+    called = {jobs[name] for name in REASONS}
+    entries = harness.journal.wait_for(len(called), what="errback")
+    assert {entry["job"] for entry in entries} == called
+    wait_until(lambda: harness.redis.zcard(harness.keys.completed) == len(called), 30, "the error callbacks")
+    assert harness.redis.lrange(harness.keys.active, 0, -1) == []
     assert worker.stop() == 0

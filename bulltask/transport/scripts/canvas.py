@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
@@ -16,16 +17,19 @@ from bulltask.transport.scripts.add import AddedJob
 
 __all__ = ["finish_with_errbacks", "has_dependents", "with_dependents"]
 
+R = TypeVar("R")
 
-def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[AddedJob]) -> Call[Fetched]:
+
+def finish_with_errbacks(finish: Call[R], jobs: Sequence[AddedJob]) -> Call[R]:
     """bulltask's ``finishWithErrbacks``: fail a job and add its error callbacks atomically.
 
     Args:
-        finish: The call of ``moveToFinished``; it must not fetch the next job.
+        finish: The call of ``moveToFinished`` or ``failMalformed``; it must not fetch the next job.
         jobs: The jobs.
     """
     added = to_msgpack([list(job) for job in jobs])
-    return script_call(wrappers.with_errbacks(), finish.keys, (added, *finish.argv), finish.parse_reply)
+    assert finish.script is not None
+    return script_call(wrappers.with_errbacks(finish.script), finish.keys, (added, *finish.argv), finish.parse_reply)
 
 
 def with_dependents(

@@ -33,7 +33,7 @@ from bulltask.worker.child.outcomes import (
     RetriedOutcome,
     WaitingForChildrenOutcome,
 )
-from bulltask.worker.malformed import parent_waits
+from bulltask.worker.malformed import parent_waits, with_parent_waits
 
 __all__ = ["BackoffStep", "FailedWriteHandler", "OutcomeWriteSteps", "WriteStep"]
 
@@ -169,7 +169,8 @@ class FailedWriteHandler:
         if isinstance(outcome, FailedOutcome):
             if not script_stopped or outcome.malformed:
                 return None
-            return replace(outcome, reason=outcome.reason + (forbidden and f" ({forbidden})"), malformed=True)
+            reason, trace = with_parent_waits(outcome.reason, outcome.trace, forbidden)
+            return replace(outcome, reason=reason, trace=trace, malformed=True)
         reason = _reason(acquired.job.id, outcome, exc)
         if forbidden:
             reason = f"the job's outcome could not be stored, and {forbidden}"

@@ -164,17 +164,16 @@ class Settler:
         finish = FinishOptions(False, fields[1].encode(), keep, job.attempts - job.opts.retries_before, fields)
         # In these cases, the script cannot fetch the next job.
         errbacks = []
-        if not (revoked or outcome.malformed):
+        if not revoked:
             errbacks = errback_jobs(job, outcome.reason, outcome.trace, self._config, now_ms, outcome.failed_job)
         fetch = fetch_next and not (revoked or outcome.malformed or errbacks or job.name == FAN_OUT)
         options = self._fetch_options.get(keys, token)
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
         call = with_dependents(keys, job, call, None, now_ms)
-        if outcome.malformed:
-            return fail_malformed(keys, call, token)
-        if revoked:
+        failure: Call[Any] = fail_malformed(keys, call, token) if outcome.malformed else call
+        if revoked and not outcome.malformed:
             return finish_revoked(keys, call)
-        return finish_with_errbacks(call, errbacks) if errbacks else call
+        return finish_with_errbacks(failure, errbacks) if errbacks else failure
 
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
         """Return the call that rate-limits the job's queue; make it before the job is released.

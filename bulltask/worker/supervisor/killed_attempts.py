@@ -27,7 +27,7 @@ from bulltask.transport.scripts.move import (
     retry_job,
 )
 from bulltask.worker.errback_jobs import errback_jobs
-from bulltask.worker.malformed import parent_waits
+from bulltask.worker.malformed import parent_waits, with_parent_waits
 from bulltask.worker.slot import UNKNOWN_ATTEMPT, SlotView
 from bulltask.worker.states import CancelReason
 
@@ -120,21 +120,22 @@ class FailureRecorder:
         """Fail a job, given as an object or by its id, that is locked with ``token``."""
         if isinstance(job, str):
             job = self._read(keys, job)
-        now_ms = self._clock.now_ms()
+        now_ms, revoked = self._clock.now_ms(), reason == REVOKED
         call = self._failure(keys, token, job, reason, trace, now_ms)
+        errbacks = [] if revoked or job.malformed else errback_jobs(job, reason, trace, self._config, now_ms)
         try:
             if job.malformed:
                 self._client.run(fail_malformed(keys, call, token))
-            elif reason == REVOKED:
+            elif revoked:
                 self._client.run(finish_revoked(keys, call))
             else:
-                errbacks = errback_jobs(job, reason, trace, self._config, now_ms)
                 self._client.run(finish_with_errbacks(call, errbacks) if errbacks else call)
         except BrokerAuthError as exc:
             if not exc.in_script or not job.parent_key:
                 raise
-            reason = f"{reason} ({parent_waits(job, exc)})"
-            self._client.run(fail_malformed(keys, self._failure(keys, token, job, reason, trace, now_ms), token))
+            reason, trace = with_parent_waits(reason, trace, parent_waits(job, exc))
+            failure = fail_malformed(keys, self._failure(keys, token, job, reason, trace, now_ms), token)
+            self._client.run(finish_with_errbacks(failure, errbacks) if errbacks else failure)
         if job.deduplication_id:  # BullMQ 5.72 and newer may defer a duplicate until this job has finished
             self._client.run(add_deferred_duplicate(keys, job.deduplication_id, job.id, now_ms))
 
