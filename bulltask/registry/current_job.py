@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import logging
-from contextvars import ContextVar
+import threading
+from collections.abc import Callable
+from contextvars import Context, ContextVar
+from typing import Any, Final
 
 from bulltask.jobs.job import RunningJob
 
-__all__ = ["current_job", "enter_job", "get_logger", "get_task_logger", "share_with_structlog"]
+__all__ = [
+    "current_job",
+    "enter_job",
+    "get_logger",
+    "get_task_logger",
+    "in_started_thread",
+    "share_with_structlog",
+    "share_with_threads",
+]
+
+_OWN_THREADS: Final = "bulltask"  # such as the thread of the event loop
 
 _current: ContextVar[RunningJob | None] = ContextVar("bulltask_job", default=None)
 # structlog's merge_contextvars reads every context variable whose name has this prefix (STRUCTLOG_KEY_PREFIX).
@@ -19,9 +32,28 @@ _shared_with_structlog = False
 def current_job() -> RunningJob | None:
     """Return the job that this code runs for, ``None`` outside a job.
 
-    It is a context variable: ``asyncio.to_thread`` and asyncio tasks inherit it, a ``threading.Thread`` does not.
+    It is a context variable: ``asyncio.to_thread`` and asyncio tasks inherit it. A ``threading.Thread`` does not, but
+    while a sync task is the only one that its process is running, the thread's code belongs to that job.
     """
-    return _current.get()
+    job = _current.get()
+    return in_started_thread(_current) if job is None else job
+
+
+_only_context: Callable[[], Context | None] | None = None
+
+
+def share_with_threads(context: Callable[[], Context | None]) -> None:
+    """Let threads without a context find the job of the only task that is running; ``context`` returns its context."""
+    global _only_context  # noqa: PLW0603 - a child has one set of running tasks
+    _only_context = context
+
+
+def in_started_thread(variable: ContextVar[Any]) -> Any:
+    """Return a variable's value in the only task that is running, if this thread has none of its own."""
+    context = None if _only_context is None else _only_context()
+    if context is None or threading.current_thread().name.startswith(_OWN_THREADS):
+        return None
+    return context.get(variable)
 
 
 def enter_job(job: RunningJob) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bulltask.jobs.job import RunningJob
 from bulltask.registry.context import Context
-from bulltask.registry.current_job import enter_job
+from bulltask.registry.current_job import enter_job, in_started_thread
 
 __all__ = ["LazyContext", "current_context", "current_task", "enter_attempt", "enter_context", "running_task"]
 
@@ -67,7 +67,8 @@ def running_task() -> Any:
 
 
 def _running_context() -> Context | None:
-    context = _current.get()
+    if (context := _current.get()) is None:
+        context = in_started_thread(_current)
     return context.get() if isinstance(context, LazyContext) else context
 
 
@@ -104,5 +105,6 @@ current_task: _CurrentTask = cast(Any, _CurrentTask)()
 """The running task, for functions that a task calls. It has the attributes of ``self`` in a bound task. Outside a task,
 it is false and equals ``None``.
 
-It is a context variable: ``asyncio.to_thread`` and asyncio tasks inherit it, a ``threading.Thread`` does not. A task
-that another task calls directly does not change it."""
+It is a context variable, which ``asyncio.to_thread`` and asyncio tasks inherit. Other threads that a sync task starts
+see it while that task is the only one that its process is running. A task that another task calls directly does not
+change it."""

@@ -16,6 +16,7 @@ __all__ = ["ControlPage"]
 
 # Indexes of the page's 64-bit words.
 _PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _PRIMARY = range(7)
+_STOPPING = 2
 
 
 class ControlPage:
@@ -37,12 +38,22 @@ class ControlPage:
 
     @property
     def paused(self) -> bool:
-        """True while children must not acquire jobs; running jobs continue."""
+        """True while children must not acquire jobs, also if the worker stops; running jobs continue."""
         return bool(self._words[_PAUSED])
 
     @paused.setter
     def paused(self, paused: bool) -> None:
-        self._words[_PAUSED] = paused
+        if not self.stopping:
+            self._words[_PAUSED] = paused
+
+    @property
+    def stopping(self) -> bool:
+        """True once the worker stops. A child whose task has replaced the handler of SIGTERM learns it only here."""
+        return self._words[_PAUSED] == _STOPPING
+
+    def stop(self) -> None:
+        """Let no child acquire a job any more."""
+        self._words[_PAUSED] = _STOPPING
 
     @property
     def finishing(self) -> bool:

@@ -112,3 +112,59 @@ def test_an_apps_own_structlog_configuration_gets_the_job_from_merge_contextvars
     texts = (line for line in worker.text if "own configuration" in line)
     lines: dict[str, Any] = {line["task"]: line for line in map(json.loads, texts)}
     assert {name: line["job_id"] for name, line in lines.items()} == {name: job.id for name, job in jobs.items()}
+
+
+THREADS = """
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from bulltask import current_task, get_task_logger
+
+logger = get_task_logger(__name__)
+executor = ThreadPoolExecutor(1)
+
+
+def work(gate):
+    wait_at(gate) if gate else None
+    logger.info("from a started thread", extra={"current": current_task.request.id if current_task else None})
+
+
+@app.task(name="starts")
+def starts():
+    thread = threading.Thread(target=work, args=("",))
+    thread.start()
+    thread.join()
+    executor.submit(work, "").result()
+
+
+@app.task(name="leaves")
+def leaves():
+    threading.Thread(target=work, args=("left",)).start()
+
+
+@app.task(name="sleeps")
+async def sleeps():
+    import asyncio
+    record("start", job=current_task.request.id)
+    await asyncio.to_thread(wait_at, "async")
+"""
+
+
+def test_code_in_a_thread_that_a_task_has_started_belongs_to_its_job(harness: WorkerHarness) -> None:
+    worker = harness.worker(THREADS, children=1)
+    for _ in range(2):  # the executor's thread is the same
+        job = harness.app.send_task("starts")
+        job.get(timeout=60)
+        lines = worker.wait_for_line("from a started thread", count=2, job_id=job.id, task="starts")
+        assert [line["current"] for line in lines] == [job.id, job.id]
+    harness.app.send_task("leaves").get(timeout=60)
+    harness.open_gate("left")
+    (line,) = worker.wait_for_line("from a started thread", current=None)
+    assert "job_id" not in line, "no task is running"
+    beside = harness.app.send_task("sleeps")
+    harness.wait_for_start(beside)
+    harness.app.send_task("starts").get(timeout=60)
+    assert len(worker.wait_for_line("from a started thread", count=3, current=None)) == 3, "two tasks are running"
+    harness.open_gate("async")
+    assert beside.get(timeout=60) is None

@@ -92,7 +92,7 @@ def test_running_jobs_are_released_at_the_shutdown_timeout(harness: WorkerHarnes
     took_s = time.monotonic() - stopped
     harness.report(exit_after_s=round(took_s, 3), grace_s=GRACE_S)
     assert GRACE_S <= took_s <= GRACE_S + scale_to_load(2)  # the job itself would not finish
-    assert worker.logged("Job released", job_id=job.id)
+    assert worker.logged("Job released", job_id=job.id, task="hold")
     assert_released(harness, job)
 
 
@@ -247,3 +247,29 @@ def test_a_stop_takes_at_most_a_second_more_than_the_shutdown_timeout_without_re
         harness.report(exit_after_s=round(took_s, 3))
         assert took_s <= scale_to_load(GRACE_S + 1)
         os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("handler", ["lambda *_: None", "signal.SIG_IGN"])
+def test_a_task_that_replaces_the_sigterm_handler_does_not_delay_the_shutdown(
+    harness: WorkerHarness, handler: str
+) -> None:
+    source = f"""
+        import signal
+
+        @app.task(bind=True, name="replaces")
+        def replaces(self):
+            signal.signal(signal.SIGTERM, {handler})
+            record("start", job=self.request.id)
+            wait_at("gate")
+    """
+    worker = harness.worker(source, children=1, settings={"shutdown_timeout": 30})
+    harness.wait_for_start(harness.app.send_task("replaces"))
+    next_job = harness.app.send_task("quick")
+    worker.send(signal.SIGTERM)
+    worker.wait_for_line("Worker stopping", mode="warm")
+    started = time.monotonic()
+    harness.open_gate()
+    assert worker.wait() == 0
+    assert time.monotonic() - started < 25
+    assert not worker.logged("Child killed")
+    assert harness.redis.lrange(harness.keys.wait, 0, -1) == [next_job.id]

@@ -45,6 +45,8 @@ class FakeSlot:
 class Cancellation:
     """A cancellation that records its arguments."""
 
+    runs_async = False
+
     def __init__(self) -> None:
         self.deadlines: list[Deadlines] = []
         self.executions: list[TaskExecution] = []

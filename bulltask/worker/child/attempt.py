@@ -140,6 +140,7 @@ class AttemptRunner:
         self.is_eager, self.waits_for_other_workers = False, True
         self._task_limits: dict[str, TimeLimits] = {}
         self._task_rates: dict[str, TaskRate | None] = {}
+        self._main_context: contextvars.Context | None = None
         self.hooks = RunHooks(app)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
@@ -175,6 +176,10 @@ class AttemptRunner:
         """Passes cancel requests to running tasks."""
         return self._cancellation
 
+    def only_context(self) -> contextvars.Context | None:
+        """Return the context of the sync task on the main thread; ``None`` if there is none, or other tasks, too."""
+        return None if self._cancellation.runs_async else self._main_context
+
     def runs_off_main_thread(self, attempt: Attempt, slot: Slot) -> bool:
         """Return whether :meth:`acall` must run the attempt, not :meth:`call`; reserve a thread if it needs one."""
         if attempt.task.is_async:
@@ -200,7 +205,10 @@ class AttemptRunner:
             function = self._spark.wrap(attempt.job, slot.token, function, attempt.context)
         execution = self._start_execution(attempt, slot, alone=True)
         function = functools.partial(variables.run, function, *attempt.arguments.args, **attempt.arguments.kwargs)
-        outcome = self.outcome(attempt, *self.execute(execution, function), context)
+        self._main_context = variables
+        ended = self.execute(execution, function)
+        self._main_context = None
+        outcome = self.outcome(attempt, *ended, context)
         if type(outcome) is RetriedOutcome and (moved := _in_other_queue(attempt, outcome)) is not None:
             with suppress(BulltaskError):  # otherwise, the job is retried in its own queue
                 self._job_client(attempt.job).replace(moved, retries=attempt.job.attempts_made + 1)

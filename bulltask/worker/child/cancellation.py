@@ -168,6 +168,11 @@ class Cancellation:
         slot.set_deadlines(deadlines)
         self._block.has_deadlines = True
 
+    @property
+    def runs_async(self) -> bool:
+        """Whether tasks are running on the event loop, or in threads."""
+        return bool(self._async)
+
     # ---- sync tasks: the main thread ----
 
     def enter(self, execution: TaskExecution) -> None:

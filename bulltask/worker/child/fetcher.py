@@ -95,7 +95,7 @@ class JobFetcher:
 
         A child that has acquired its last job (``worker_max_tasks_per_child``) is only closing, and finishes that job.
         """
-        return self._stop_requested and not self._control.finishing
+        return (self._stop_requested or self._control.stopping) and not self._control.finishing
 
     @property
     def may_collect(self) -> bool:
@@ -116,6 +116,9 @@ class JobFetcher:
         while not self.closing:
             if not self.may_acquire:
                 self.free_slot(slot)
+                if self._control.stopping:
+                    self.close()
+                    break
                 self._wakeup_pipe.wait(_PERMIT_MS if self._control.exhausted else _PAUSE_MS)  # a signal ends it
                 continue
             slot.reserve(mono_ms())

@@ -19,7 +19,7 @@ from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.process import die_with_parent, exit_child, unblock_signals
-from bulltask.registry.current_job import current_job
+from bulltask.registry.current_job import current_job, share_with_threads
 from bulltask.registry.job_client import JobClient
 from bulltask.task_waits import warn_in_tasks
 from bulltask.transport.scripts.move import renew_lock
@@ -162,6 +162,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     threads = TaskThreads(config.threads)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
     runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads, worker_id=plan.worker_id)
+    share_with_threads(runner.only_context)
     runner.is_stopping = lambda: fetcher.stops_checkpointed_tasks
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited, runner.hooks)
     backoff, concurrency = ReconnectBackoff(bus, config), concurrency_of(app)

@@ -116,7 +116,8 @@ class ChildPool:
     @property
     def is_paused(self) -> bool:
         """Whether the children acquire no jobs until the worker is resumed."""
-        return self._slots.control.paused
+        control = self._slots.control
+        return control.paused and not control.stopping
 
     def free_slots(self, per_child: int) -> int | None:
         """Return how many more jobs the children that wait for jobs can run; ``None`` while a child is starting.
@@ -245,6 +246,7 @@ class ChildPool:
             finishing: Checkpointed tasks also run to completion, instead of ending between two items.
         """
         self._slots.control.finishing = finishing
+        self._slots.control.stop()
         for child in self._children.values():
             _request_stop(child)
 

@@ -10,12 +10,14 @@ from typing import Final
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, JobError
+from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, BulltaskError, JobError
 from bulltask.events import Bus, CrashLimitReached, JobRecovered, JobReleased, JobRevoked
+from bulltask.jobs import codec
 from bulltask.jobs.states import REVOKED
 from bulltask.transport.call import Call, command
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.move import (
     count_crash,
     find_by_token,
@@ -254,8 +256,11 @@ class Recovery:
             self._client.run(command("ZADD", keys.marker, 0, "0"))
 
     def _release(self, keys: QueueKeys, job_id: str, release: Call[None], reason: str) -> None:
-        self._client.run(release)
-        self._bus.emit(JobReleased(job_id, keys.queue, "", reason))
+        released, names = self._client.try_many([release, job_fields(keys, job_id, ["name"])])
+        if isinstance(released, BulltaskError):
+            raise released
+        task = codec.decode_text(names[0]) if isinstance(names, list) else ""
+        self._bus.emit(JobReleased(job_id, keys.queue, task, reason))
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
         dead, max_crashes = pending.dead, self._config.max_crashes
