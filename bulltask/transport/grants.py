@@ -10,7 +10,7 @@ from typing import Final
 
 from bulltask.lua import loader
 from bulltask.lua.loader import Script
-from bulltask.transport.keys import QueueKeys, beat_queues, saved_group, schedule_versions
+from bulltask.transport.keys import QueueKeys, beat_queues, queue_consumers, saved_group, schedule_versions
 
 __all__ = ["CLUSTER", "ROLES", "Grants", "key_patterns", "metrics_commands", "role_grants", "worker_commands"]
 
@@ -62,6 +62,8 @@ reader is not permitted to run them; scripts call them only if there is somethin
 _CALLED: Final = re.compile(rb"""\b(?:r|redis\.p?|server\.p?)?call\s*\(\s*["'](\w+)["']""")
 _IN_VARIABLE: Final = re.compile(rb"""["']([LR]PUSH|Z(?:REV)?RAN(?:K|GE)|SCARD|SSCAN|HLEN|HSCAN)["']""")
 """Names of commands that scripts choose before the call."""
+_APP_KEYS: Final = (saved_group, beat_queues, schedule_versions, queue_consumers)
+"""Functions that return the names of keys that belong to no queue."""
 _GLOB: Final = re.compile(r"([*?\[\]\\])")
 _SPACE: Final = re.compile(r"[ \t\n\v\f\r]")
 
@@ -99,7 +101,7 @@ def key_patterns(prefix: str, queues: Sequence[QueueKeys] = ()) -> list[str]:
         own = [f"{_literal(prefix)}:*", "bulltask:*" if prefix == "bull" else f"bulltask:{_literal(prefix)}:*"]
     if prefix == "bull" and not queues:
         return own
-    return [*own, *(key(_literal(prefix), "*") for key in (saved_group, beat_queues, schedule_versions))]
+    return [*own, *(key(_literal(prefix), "*") for key in _APP_KEYS)]
 
 
 def role_grants(roles: Iterable[str]) -> Grants:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-__all__ = ["BullKeys", "QueueKeys", "beat_queues", "guard_key", "saved_group", "schedule_versions"]
+__all__ = ["BullKeys", "QueueKeys", "beat_queues", "guard_key", "queue_consumers", "saved_group", "schedule_versions"]
 
 _BULLTASK_ROOT: Final = "bulltask"
 
@@ -18,6 +18,11 @@ def beat_queues(prefix: str, app: str) -> str:
 def schedule_versions(prefix: str, app: str) -> str:
     """Return the key of a hash: the workers of an app, and the version of its schedule that each of them runs."""
     return f"{_BULLTASK_ROOT}:schedule-versions:{prefix}:{app}"
+
+
+def queue_consumers(prefix: str, app: str) -> str:
+    """Return the key of a hash: the workers of an app with their queues, and when each queue last had a worker."""
+    return f"{_BULLTASK_ROOT}:queue-consumers:{prefix}:{app}"
 
 
 def saved_group(prefix: str, group_id: str) -> str:

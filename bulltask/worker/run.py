@@ -56,6 +56,7 @@ from bulltask.worker.supervisor.memory_check import MemoryCheck
 from bulltask.worker.supervisor.named_connections import SUPERVISOR_TIMEOUT_MS, NamedConnections
 from bulltask.worker.supervisor.primary_check import PrimaryCheck
 from bulltask.worker.supervisor.process_spec import ProcessSpec
+from bulltask.worker.supervisor.queue_check import QueueCheck
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.revocation_check import RevocationCheck
 from bulltask.worker.supervisor.services import Service, Ticker
@@ -247,9 +248,8 @@ class _Assembly:
                 "Failed jobs are removed after a week, and the oldest beyond 100,000 of a queue",
                 hint="Set remove_on_fail to false to keep them all, as BullMQ does, or to {'age': seconds, 'count': n}",
             )
-        beat_worker = BeatWorker(self.worker_id, self.queues, self._program())
-        self.beat = beat = Beat(self.app, self.entries, client, backoff, self.logger, beat_worker)
-        bus.subscribe(RedisReconnected, beat.check_now)
+        self.beat = beat = self._create_beat()
+        queue_check = QueueCheck(self.app, self.queues, self.worker_id, client, backoff, self.logger)
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
         revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
@@ -266,6 +266,7 @@ class _Assembly:
             *self.primary_check,
             beat,
             IncompatibleJobs(keys, list(self.app.tasks), client, backoff, self.logger),
+            queue_check,
             *self._helpers(),
             *self._sizing(pool),
             *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below
@@ -277,8 +278,15 @@ class _Assembly:
         code = supervisor.run()
         self.limits.end_calls_in(SIGNAL_PATIENCE_MS)
         beat.leave()
+        queue_check.leave()
         self.end_by_ms = supervisor.end_by_ms
         return code, supervisor.restarting
+
+    def _create_beat(self) -> Beat:
+        worker = BeatWorker(self.worker_id, self.queues, self._program())
+        beat = Beat(self.app, self.entries, self.client, self.backoff, self.logger, worker)
+        self.bus.subscribe(RedisReconnected, beat.check_now)
+        return beat
 
     def _program(self) -> str:
         """Return what identifies the program of an app without a name: machine, directory and import path."""

@@ -47,7 +47,15 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
     },
     "supervisor": {
         "connects and starts": {*CONNECTING, "INFO", "MULTI", "DISCARD", "HSETNX", "HGET", "LLEN", "ZCARD", "SMEMBERS"}
-        | {"SET", "ZSCAN", "scheduleVersion", "HDEL"},  # checks the schedules, once a minute, and leaves
+        | {
+            "SET",
+            "ZSCAN",
+            "scheduleVersion",
+            "HSET",
+            "HGETALL",
+            "PEXPIRE",
+            "HDEL",
+        },  # checks the schedules, once a minute, and leaves
         "renews locks": {"renewLocks", "findByToken"},
         "recovers the jobs of a dead child": {
             "countCrash",

@@ -43,6 +43,25 @@ def test_a_job_added_to_an_empty_queue_runs_soon_while_another_queue_is_long(har
 
 
 @pytest.mark.every_topology
+def test_a_worker_reports_jobs_that_were_left_in_a_renamed_queue(harness: WorkerHarness) -> None:
+    old = [harness.worker(children=1, options=["-Q", "emails,reports,empty"]) for _ in range(2)]
+    for worker in old:
+        worker.wait_for_line("Child started")
+    harness.app.send_task("quick", queue="emails", countdown=3600)
+    harness.app.send_task("quick", queue="reports", countdown=3600)
+    old[0].stop()
+    beside = harness.worker(children=1, options=["-Q", "mail"])  # the other worker still consumes the queue
+    beside.wait_for_line("Child started")
+    assert beside.warnings() == []
+    old[1].stop()
+    new = harness.worker(children=1, options=["-Q", "mail,reports"])
+    line = new.wait_for_line("No worker consumes a queue that contains jobs")[0]
+    assert (line["queue"], line["jobs"]) == ("emails", 1)
+    new.wait_for_line("Child started")
+    assert len(new.warnings()) == 1
+
+
+@pytest.mark.every_topology
 def test_a_job_in_any_queue_wakes_an_idle_worker(harness: WorkerHarness) -> None:
     harness.worker(children=1, options=["-Q", "a,b,c"], settings={"drain_delay": 30})
     harness.wait_until_idle(1, queue="a")

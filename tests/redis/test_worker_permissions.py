@@ -20,6 +20,7 @@ from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.preflight import Preflight
+from bulltask.worker.supervisor.queue_check import QueueCheck
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]
 
@@ -98,7 +99,9 @@ def test_the_commands_are_read_from_the_scripts() -> None:
     } >= grants._NOT_FOR_WORKERS | grants._READERS | grants._SENDERS
 
 
-def test_the_keys_of_another_prefix_suffice_for_its_schedules(broker_url: str, acl: Any) -> None:
+def test_the_keys_of_another_prefix_suffice_for_its_schedules_and_queues(
+    broker_url: str, redis_client: redis.Redis, acl: Any
+) -> None:
     acl(*role_grants(["worker"]).rules("shop"))
     schedule = {"nightly": {"task": "work", "schedule": 3600}}
     app = App("shop", broker_url.replace("://", "://worker:secret@"), prefix="shop", beat_schedule=schedule)
@@ -107,6 +110,8 @@ def test_the_keys_of_another_prefix_suffice_for_its_schedules(broker_url: str, a
         backoff = ReconnectBackoff(Bus(), app.config)
         beat = Beat(app, read_entries(app), client, backoff, structlog.get_logger())
         beat.tick(0, 0)
+        QueueCheck(app, ["default"], "w", client, backoff, structlog.get_logger()).tick(0, 0)
+    assert redis_client.hlen("bulltask:queue-consumers:shop:shop") == 2
     assert not backoff.is_active
     assert [scheduler.id for scheduler in App("reader", broker_url, prefix="shop").queue("default").schedulers.list()]
     app.close()
