@@ -13,7 +13,7 @@ from bulltask.config.config import Config
 from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.job import JobRef, NewJob
 from bulltask.jobs.states import JobState, Revocation
-from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredCall
+from bulltask.jobs.stored_job import Finished, StoredCall, StoredSnapshot
 from bulltask.payloads.payload_codec import PayloadCodec
 
 __all__ = ["DataFrameMapper", "EagerRunner", "OutboxRelay", "ResultReader", "Sender"]
@@ -27,11 +27,11 @@ class ResultReader(Protocol):
         """Reads results and exceptions from their stored form."""
         ...
 
-    def snapshot(self, ref: JobRef) -> JobSnapshot:
+    def snapshot(self, ref: JobRef) -> StoredSnapshot:
         """Return the job's current state and outcome."""
         ...
 
-    async def asnapshot(self, ref: JobRef) -> JobSnapshot:
+    async def asnapshot(self, ref: JobRef) -> StoredSnapshot:
         """:meth:`snapshot` for asyncio."""
         ...
 

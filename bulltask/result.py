@@ -28,7 +28,7 @@ from bulltask.jobs.failures import REASON_CHARS, arguments_for, reason_of
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.names import check_reference
 from bulltask.jobs.states import REVOKED, JobState, Revocation
-from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredSnapshot
 from bulltask.ports import ResultReader
 from bulltask.result_details import ResultDetails
 from bulltask.states import FAILURE
@@ -250,12 +250,17 @@ class AsyncResult(ResultDetails, Generic[R]):
         return [[self.id, None if self.parent is None else self.parent.as_tuple()], None]
 
     def snapshot(self) -> JobSnapshot:
-        """Return the job's state, progress, result, failure reason and tracebacks, in one round trip."""
-        return self.reader.snapshot(self.ref)
+        """Return the job's state, progress, result, failure reason and tracebacks, in one round trip.
+
+        Raises:
+            DecodeError: As for :meth:`get`, if the job has completed.
+            BrokerError: Redis could not be reached.
+        """
+        return self._shown(self.reader.snapshot(self.ref))
 
     async def asnapshot(self) -> JobSnapshot:
         """:meth:`snapshot` for asyncio."""
-        return await self.reader.asnapshot(self.ref)
+        return self._shown(await self.reader.asnapshot(self.ref))
 
     @property
     def state(self) -> JobState:
@@ -263,7 +268,7 @@ class AsyncResult(ResultDetails, Generic[R]):
 
         It also equals Celery's names, ``result.state == "SUCCESS"``: see :class:`bulltask.JobState`.
         """
-        return self.snapshot().state
+        return self.reader.snapshot(self.ref).state
 
     @property
     def status(self) -> str:
@@ -272,7 +277,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         While the job runs, it is the state that its task has set with ``update_state``. A job that does not exist is
         ``PENDING``.
         """
-        return self.snapshot().celery_state
+        return self.reader.snapshot(self.ref).celery_state
 
     def ready(self) -> bool:
         """Return whether the job has completed or failed."""
@@ -292,7 +297,7 @@ class AsyncResult(ResultDetails, Generic[R]):
     @property
     def progress(self) -> codec.Json:
         """The last progress that the task reported with ``update_progress``, ``None`` before the first."""
-        return self.snapshot().progress
+        return self.reader.snapshot(self.ref).progress
 
     @property
     def info(self) -> Any:
@@ -301,7 +306,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         A completed job has the return value. A job that failed or waits for a retry has the exception. For any other
         job, it is the ``meta`` of ``update_state``, or the progress.
         """
-        snapshot = self.snapshot()
+        snapshot = self.reader.snapshot(self.ref)
         if snapshot.state is JobState.COMPLETED:
             return self._value(Finished(True, snapshot.returnvalue or "null"))
         if snapshot.state is JobState.FAILED or snapshot.waits_for_retry:
@@ -314,10 +319,14 @@ class AsyncResult(ResultDetails, Generic[R]):
     @property
     def traceback(self) -> str | None:
         """The traceback of the last failed attempt, ``None`` if none was stored."""
-        traces = self.snapshot().stacktrace
+        traces = self.reader.snapshot(self.ref).stacktrace
         return traces[-1] if traces else None
 
-    def _outcome(self, finished: Finished, snapshot: JobSnapshot | None, *, propagate: bool) -> R:
+    def _shown(self, stored: StoredSnapshot) -> JobSnapshot:
+        is_completed = stored.state is JobState.COMPLETED
+        return stored.with_value(self._value(Finished(True, stored.returnvalue or "null")) if is_completed else None)
+
+    def _outcome(self, finished: Finished, snapshot: StoredSnapshot | None, *, propagate: bool) -> R:
         if snapshot is None:
             return self._value(finished)
         failure: Any = self._failure(finished.text, snapshot)
@@ -330,7 +339,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         value: R = loaded.value
         return value if self._decode is None or loaded.is_pickled else self._decode(value)
 
-    def _failure(self, reason: str, snapshot: JobSnapshot) -> Exception:
+    def _failure(self, reason: str, snapshot: StoredSnapshot) -> Exception:
         trace = snapshot.stacktrace[-1] if snapshot.stacktrace else ""
         stored = self.reader.payloads.load_error(self.ref, snapshot.error) if snapshot.error else None
         original = _pickled(stored, snapshot) or _rebuild(reason, trace, arguments_for(reason, stored))
@@ -359,7 +368,7 @@ def _timeout_ms(timeout: Duration | None) -> int | None:
     return None if timeout is None else to_ms(timeout, "timeout")
 
 
-def _pickled(stored: object, snapshot: JobSnapshot) -> Exception | None:
+def _pickled(stored: object, snapshot: StoredSnapshot) -> Exception | None:
     """Return the task's exception if it was pickled and belongs to the last failure."""
     if not isinstance(stored, Exception) or isinstance(stored, _AMBIGUOUS):
         return None

@@ -1,4 +1,4 @@
-"""A warning for tasks that wait for the results of other jobs.
+"""Warnings for tasks that wait for the results of other jobs, and for coroutines that block their event loop.
 
 Meanwhile, such a task occupies a slot of its worker. If all running jobs do so, no slot is left for the jobs that they
 wait for. Celery raises ``RuntimeError`` instead. bulltask does not, because waiting is safe if another worker runs the
@@ -7,6 +7,8 @@ other job.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -79,7 +81,9 @@ def warn_in_tasks(running_task: Callable[[], str]) -> None:
 
 def warn_about_wait(ref: JobRef) -> None:
     """Warn, once per task, if a task is about to wait for this job's result and has not turned off the warning."""
-    task = "" if _running_task is None or _allowed.get() else _running_task()
+    if _allowed.get():
+        return
+    task = "" if _running_task is None else _running_task()
     if task and task not in _warned:
         _warned.add(task)
         warn_user(
@@ -88,3 +92,19 @@ def warn_about_wait(ref: JobRef) -> None:
             "as a.s() | b.s(), or `await result` in an async task. If other workers run those jobs, in a "
             "separate queue, get(disable_sync_subtasks=False) or allow_join_result() turns off this warning"
         )
+    elif not task and _is_in_coroutine():
+        warn_user(
+            f"get() blocks the event loop while it waits for the result of job {ref.id} in queue {ref.queue}: nothing "
+            "else runs on it. Use `await result`, or `await result.aget(timeout=…)`"
+        )
+
+
+def _is_in_coroutine() -> bool:
+    """Return whether an ``async def`` function has made this call; notebooks run each of their cells in one."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None or "ipykernel" in sys.modules:  # noqa: SLF001 - as in get_running_loop()
+        return False
+    frame = sys._getframe(1)  # noqa: SLF001
+    while frame.f_back is not None and not frame.f_code.co_flags & inspect.CO_COROUTINE:
+        frame = frame.f_back
+    return frame.f_back is not None

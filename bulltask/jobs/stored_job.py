@@ -11,7 +11,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.numbers import field_number
 from bulltask.jobs.states import REVOKED, JobState
 
-__all__ = ["Finished", "JobSnapshot", "StoredCall", "StoredJob"]
+__all__ = ["Finished", "JobSnapshot", "StoredCall", "StoredJob", "StoredSnapshot"]
 
 _EXPIRED: Final = f"{JobExpiredError.__module__}.{JobExpiredError.__qualname__}"
 _NOT_STARTED: Final = (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED)
@@ -134,16 +134,16 @@ class JobSnapshot:
     """A job's state and outcome at one moment; ``state`` is ``UNKNOWN`` if the job does not exist.
 
     Attributes:
-        error: The stored form of the exception, ``""`` if only its message is stored.
+        returnvalue: The return value of a completed job, as from ``get()``.
+        failed_reason: Why its last attempt failed, ``""`` if none has.
     """
 
     state: JobState
-    returnvalue: str | None
+    returnvalue: Any
     failed_reason: str
     stacktrace: tuple[str, ...]
     progress: codec.Json
     attempts_made: int
-    error: str = ""
 
     @property
     def waits_for_retry(self) -> bool:
@@ -173,6 +173,22 @@ class JobSnapshot:
         if self.state is JobState.COMPLETED:
             return "SUCCESS"
         return "RETRY" if self.waits_for_retry else "PENDING"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot(JobSnapshot):
+    """A snapshot as it is stored: the return value is JSON text.
+
+    Attributes:
+        error: The stored form of the exception, ``""`` if only its message is stored.
+    """
+
+    returnvalue: str | None
+    error: str = ""
+
+    def with_value(self, value: object) -> JobSnapshot:
+        """Return the snapshot that users see, with this return value."""
+        return JobSnapshot(self.state, value, self.failed_reason, self.stacktrace, self.progress, self.attempts_made)
 
 
 def _text(raw: Mapping[bytes, bytes], name: bytes) -> str | None:

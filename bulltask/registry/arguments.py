@@ -102,7 +102,7 @@ class Arguments:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise TypeError(f"{self._task}() {exc}") from None
+            raise TypeError(f"{self._task}() {self._explained(exc, kwargs)}") from None
         data = dict(bound.arguments)
         if self._var_args in data:
             data[self._var_args] = list(data[self._var_args])
@@ -156,8 +156,15 @@ class Arguments:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise self._mismatch(exc) from None
+            raise self._mismatch(self._explained(exc, kwargs)) from None
         return args, kwargs
+
+    def _explained(self, exc: TypeError, kwargs: Mapping[str, Any]) -> str:
+        """Return Python's message; about a missing argument, it does not say which names are wrong."""
+        unknown = [] if self._var_kwargs else [repr(name) for name in kwargs if name not in self._names]
+        if unknown and "missing" in str(exc):
+            return f"{exc}, and got an unexpected keyword argument {', '.join(unknown)}"
+        return str(exc)
 
     def _split(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if data is None:

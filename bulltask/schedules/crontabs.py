@@ -10,10 +10,20 @@ from typing import Final, NamedTuple
 
 from bulltask.errors import ConfigError
 from bulltask.schedules.cron import Cron
+from bulltask.user_warnings import warn_user
 
 __all__ = ["crontab"]
 
 FieldValue = int | str | Iterable[int]
+
+
+class _Omitted(str):
+    """``"*"`` as the default of a field, which ``"*"`` in a call is not."""
+
+    __slots__ = ()
+
+
+_OMITTED: Final = _Omitted("*")
 
 _MONTHS: Final = tuple(name.lower() for name in calendar.month_name)
 _WEEKDAYS: Final = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
@@ -39,8 +49,9 @@ class crontab:
     ``"sunday"``, ``"3-59/5"``) or an iterable of numbers.
 
     Args:
-        minute: 0 to 59.
-        hour: 0 to 23.
+        minute: 0 to 59. Omitting it next to a field that is restricted causes a warning, because ``crontab(hour=3)``
+            runs 60 times a night.
+        hour: 0 to 23; the same applies.
         day_of_week: 0 (Sunday) to 6, or names; 7 is Sunday too.
         day_of_month: 1 to 31.
         month_of_year: 1 to 12, or names.
@@ -59,8 +70,8 @@ class crontab:
 
     def __init__(  # noqa: PLR0913 - the order is that of Celery 5
         self,
-        minute: FieldValue = "*",
-        hour: FieldValue = "*",
+        minute: FieldValue = _OMITTED,
+        hour: FieldValue = _OMITTED,
         day_of_week: FieldValue = "*",
         day_of_month: FieldValue = "*",
         month_of_year: FieldValue = "*",
@@ -77,6 +88,7 @@ class crontab:
         by_date, by_weekday = _text(days, 1, 31), _text(weekdays, 0, 6)
         if by_date != "*" and by_weekday != "*":
             by_date, by_weekday = _nth_weekday(days, weekdays)
+        _check_omitted(minute, hour, hours, by_date != "*" or by_weekday != "*" or len(months) < 12)
         self.pattern = f"{_text(minutes, 0, 59)} {_text(hours, 0, 23)} {by_date} {_text(months, 1, 12)} {by_weekday}"
         """The cron pattern of five fields."""
 
@@ -115,6 +127,21 @@ class crontab:
 
     def __repr__(self) -> str:
         return f"<crontab {self.pattern}>"
+
+
+def _check_omitted(minute: FieldValue, hour: FieldValue, hours: frozenset[int], days_restricted: bool) -> None:
+    """Warn about a smaller field that was probably forgotten: ``crontab(hour=3)`` runs 60 times a night."""
+    if minute is _OMITTED and (len(hours) < 24 or days_restricted):
+        when = "hour" if len(hours) < 24 else "day"
+        warn_user(
+            f"crontab without minute runs every minute of each {when} that matches: pass minute=0 to run at the full "
+            "hour, or minute='*' if you want every minute"
+        )
+    elif hour is _OMITTED and days_restricted:
+        warn_user(
+            "crontab without hour runs every hour of each day that matches: pass hour=0 to run once, at midnight, or "
+            "hour='*' if you want every hour"
+        )
 
 
 def _nth_weekday(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bulltask.errors import ResultTimeoutError
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState
-from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.jobs.stored_job import Finished, StoredSnapshot
 from bulltask.transport.results import Results
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class InlineResults(Results):
                 return _outcome(snapshot)
         return await super().await_finished(ref, timeout_ms, _FIRST_MS)
 
-    def _check(self, ref: JobRef, snapshot: JobSnapshot, timeout_ms: int | None) -> None:
+    def _check(self, ref: JobRef, snapshot: StoredSnapshot, timeout_ms: int | None) -> None:
         if not _may_run(snapshot.state):
             return
         within = "" if timeout_ms is None else f" within {timeout_ms / 1000:g} s of the test's clock"
@@ -96,7 +96,7 @@ class InlineResults(Results):
         )
 
 
-def _check_finished(ref: JobRef, snapshot: JobSnapshot) -> None:
+def _check_finished(ref: JobRef, snapshot: StoredSnapshot) -> None:
     if not snapshot.state.finished and snapshot.state is not JobState.UNKNOWN:
         raise ResultTimeoutError(
             f"job {ref.id} in queue {ref.queue} is {snapshot.state}, and this test has no worker that could run it: "
@@ -110,7 +110,7 @@ def _may_run(state: JobState) -> bool:
     return not state.finished and state not in {JobState.ACTIVE, JobState.UNKNOWN}
 
 
-def _outcome(snapshot: JobSnapshot) -> Finished:
+def _outcome(snapshot: StoredSnapshot) -> Finished:
     if snapshot.state is JobState.COMPLETED:
         return Finished(True, snapshot.returnvalue or "null")
     return Finished(False, snapshot.failed_reason)

@@ -22,7 +22,7 @@ from bulltask.errors import (
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState, Revocation
-from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredCall
+from bulltask.jobs.stored_job import Finished, StoredCall, StoredSnapshot
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.task_waits import warn_about_wait
 from bulltask.transport.call import command
@@ -100,13 +100,13 @@ class Results:
         )
         self._revocation = revocation
 
-    def snapshot(self, ref: JobRef) -> JobSnapshot:
+    def snapshot(self, ref: JobRef) -> StoredSnapshot:
         """Read the job's current state, in one round trip."""
         keys = self._keys(ref.queue)
         state, fields = self._pool.run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
         return snapshot(state, fields)
 
-    async def asnapshot(self, ref: JobRef) -> JobSnapshot:
+    async def asnapshot(self, ref: JobRef) -> StoredSnapshot:
         """:meth:`snapshot` for asyncio."""
         keys = self._keys(ref.queue)
         state, fields = await self._async_client().run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])

@@ -15,11 +15,12 @@ from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_scheduler_id
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.registry.arguments import check_args, check_kwargs
+from bulltask.registry.call_options import CallOptions
 from bulltask.registry.task import AnyTask
 from bulltask.schedules.crontabs import crontab
 from bulltask.schedules.repeat import Repeat
 
-__all__ = ["BeatEntry", "read_entries"]
+__all__ = ["BeatEntry", "entry_problems", "read_entries", "unregistered_tasks"]
 
 _KEYS: Final = ("task", "schedule", "args", "kwargs", "options", "relative")
 _INVALID_OPTIONS: Final = ("countdown", "eta", "job_id", "timestamp", "deduplication", "parent")
@@ -61,19 +62,46 @@ def read_entries(app: App) -> list[BeatEntry] | None:
     return [_parse_entry(app, name, entry) for name, entry in {**(schedule or {}), **app.periodic_tasks}.items()]
 
 
+def entry_problems(app: App) -> list[str]:
+    """Return what is wrong with the entries of ``beat_schedule``, without freezing the app's settings.
+
+    An entry may still be invalid together with other settings: :func:`read_entries`.
+    """
+    schedule, problems = app.conf.beat_schedule, []
+    for name, entry in (schedule or {}).items():
+        try:
+            _check_entry(name, entry)
+            _parse_rule(entry, app.conf.timezone or "UTC")
+            task, args, kwargs, options = _parse_call(entry)
+            CallOptions.of(options)
+            if (registered := app.tasks.get(task)) is not None:
+                registered.arguments.bind(args, kwargs)
+        except (BulltaskError, TypeError, ValueError) as exc:
+            problems.append(f"beat_schedule[{name!r}]: {exc}")
+    return problems
+
+
+def unregistered_tasks(app: App) -> dict[str, str]:
+    """Return the entries of ``beat_schedule`` whose task the app does not have, with the task's name."""
+    entries = (app.conf.beat_schedule or {}).items()
+    names = {name: _task_name(entry.get("task")) for name, entry in entries if isinstance(entry, Mapping)}
+    return {name: task for name, task in names.items() if isinstance(task, str) and app.tasks.get(task) is None}
+
+
 def _parse_entry(app: App, name: str, entry: object) -> BeatEntry:
     try:
-        check_scheduler_id(name)
-        if not isinstance(entry, Mapping):
-            raise ConfigError(f"an entry must be a dictionary, not {entry!r}")
-        _check_keys(entry)
-        rule, job = _parse_rule(entry, app.config.timezone), _build_job(app, entry)
+        _check_entry(name, entry)
+        assert isinstance(entry, Mapping)
+        rule, job = _parse_rule(entry, app.config.timezone), app.build_job(*_parse_call(entry))
         return BeatEntry(name, rule, job, PayloadCodec(app.config).fingerprint(job))
     except (BulltaskError, TypeError, ValueError) as exc:
         raise ConfigError(f"beat_schedule[{name!r}]: {exc}") from exc
 
 
-def _check_keys(entry: Mapping[Any, Any]) -> None:
+def _check_entry(name: str, entry: object) -> None:
+    check_scheduler_id(name)
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"an entry must be a dictionary, not {entry!r}")
     for key in entry:
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key!r}{did_you_mean(str(key), _KEYS)}")
@@ -96,9 +124,14 @@ def _parse_rule(entry: Mapping[str, Any], timezone: str) -> Repeat:
     raise ConfigError(f"schedule must be crontab(…), a timedelta, seconds or a cron pattern, not {schedule!r}")
 
 
-def _build_job(app: App, entry: Mapping[str, Any]) -> NewJob:
+def _task_name(task: object) -> object:
+    return task.name if isinstance(task, AnyTask) else task
+
+
+def _parse_call(entry: Mapping[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any], Mapping[str, Any]]:
+    """Return the task's name, the arguments and the options."""
     task, options = entry["task"], entry.get("options") or {}
-    name = task.name if isinstance(task, AnyTask) else task
+    name = _task_name(task)
     if not isinstance(name, str):
         raise ConfigError(f"task must be the name of a task, not {task!r}")
     if not isinstance(options, Mapping):
@@ -106,6 +139,4 @@ def _build_job(app: App, entry: Mapping[str, Any]) -> NewJob:
     for option in _INVALID_OPTIONS:
         if options.get(option) is not None:
             raise ConfigError(f"the option {option} cannot be used for scheduled jobs")
-    return app.build_job(
-        name, tuple(check_args(entry.get("args"), name)), dict(check_kwargs(entry.get("kwargs"), name)), options
-    )
+    return name, tuple(check_args(entry.get("args"), name)), dict(check_kwargs(entry.get("kwargs"), name)), options

@@ -13,7 +13,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.states import JobState, Revocation
-from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredCall
+from bulltask.jobs.stored_job import Finished, StoredCall, StoredSnapshot
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.worker.child.outcomes import FailedOutcome
 
@@ -22,12 +22,12 @@ __all__ = ["EagerResults"]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    snapshot: JobSnapshot
+    snapshot: StoredSnapshot
     call: StoredCall
     failed_job: FailedJob | None = None
 
 
-_UNKNOWN = JobSnapshot(JobState.UNKNOWN, None, "", (), None, 0)
+_UNKNOWN = StoredSnapshot(JobState.UNKNOWN, None, "", (), None, 0)
 
 
 class EagerResults:
@@ -95,12 +95,12 @@ class EagerResults:
 
     # ---- ports.ResultReader ----
 
-    def snapshot(self, ref: JobRef) -> JobSnapshot:
+    def snapshot(self, ref: JobRef) -> StoredSnapshot:
         """Return the job's state and outcome."""
         entry = self._entries.get(ref)
         return _UNKNOWN if entry is None else entry.snapshot
 
-    async def asnapshot(self, ref: JobRef) -> JobSnapshot:
+    async def asnapshot(self, ref: JobRef) -> StoredSnapshot:
         """:meth:`snapshot` for asyncio."""
         return self.snapshot(ref)
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 import pytest
+from django.core.checks import registry as checks
 from django.core.management import call_command
 from django.test import override_settings
 
-from bulltask import App, AsyncResult, ConfigError
+from bulltask import App, AsyncResult, ConfigError, crontab
 from bulltask.cli import main as cli
 from bulltask.contrib import django as package
-from bulltask.contrib.django.project import project_app
+from bulltask.contrib.django import project
+from bulltask.contrib.django.project import check_schedule, project_app
 from bulltask.errors import AppNotFoundError
 from bulltask.registry import current
 from bulltask.registry.discovery import find_app
@@ -50,6 +52,45 @@ def test_the_app_has_the_settings_of_bulltask_and_celery(new: Any) -> None:
 def test_invalid_settings_raise(new: Any, given: Any) -> None:
     with pytest.raises(ConfigError):
         new(BULLTASK=given)
+
+
+def test_the_system_checks_report_a_wrong_schedule(new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [check for check in checks.registry.get_checks() if check is check_schedule] == [check_schedule]
+    entries: dict[str, Any] = {
+        "good": {"task": "half", "schedule": crontab(minute=0, hour=3), "args": (4,)},
+        "misspelt": {"task": "half", "shedule": 30},  # codespell:ignore shedule
+        "interval": {"task": "half", "schedule": "every day", "args": (4,)},
+        "arguments": {"task": "half", "schedule": 30, "args": (1, 2)},
+        "option": {"task": "half", "schedule": 30, "args": (4,), "options": {"prio": 1}},
+        "unknown": {"task": "haIf", "schedule": 30},
+        "text": "half",
+    }
+    app = new(BULLTASK={"beat_schedule": entries})
+    app.task(name="half")(lambda x: x / 2)
+    monkeypatch.setattr(project, "project_app", lambda: app)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
+    found = [(message.id, message.msg.partition(": ")[0], message.msg) for message in check_schedule()]
+    assert [(kind, entry) for kind, entry, _ in found] == [
+        *(
+            ("bulltask.E002", f"beat_schedule[{name!r}]")
+            for name in ("misspelt", "interval", "arguments", "option", "text")
+        ),
+        ("bulltask.W001", "beat_schedule['unknown']"),
+    ]
+    assert "unknown key 'shedule'; did you mean 'schedule'?" in found[0][2]  # codespell:ignore shedule
+    app.conf.task_max_retries = 4  # the check has not frozen the settings
+
+
+def test_the_system_checks_report_modules_with_tasks_that_cannot_be_imported(
+    new: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"task": "half", "schedule": 30}
+    app = new(BULLTASK={"beat_schedule": {"a": entry}, "include": ["no_such_module_xyz"]})
+    monkeypatch.setattr(project, "project_app", lambda: app)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
+    assert [(message.id, "no_such_module_xyz" in message.msg) for message in check_schedule()] == [
+        ("bulltask.E003", True)
+    ]
 
 
 def test_bulltask_app_names_the_app(new: Any) -> None:

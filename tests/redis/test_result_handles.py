@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
 
 from bulltask import App, AsyncResult, ConfigError, Context, GroupResult, JobState, group
-from bulltask.errors import DecodeError
+from bulltask.errors import DecodeError, ResultTimeoutError
+from bulltask.task_waits import allow_join_result
 from bulltask.testing import InlineWorker, use_server
 
 pytestmark = pytest.mark.redis
@@ -57,6 +63,51 @@ def test_states_have_celerys_names_too(app: App, worker: InlineWorker) -> None:
     handles.append(walk.delay())
     handles[-1].revoke()
     assert handles[-1].status == "REVOKED"
+
+
+async def test_a_snapshot_has_the_return_value_and_nothing_that_only_bulltask_reads(
+    app: App, worker: InlineWorker
+) -> None:
+    @app.task(name="half", autoretry_for=())
+    def half(x: int) -> timedelta:
+        return timedelta(seconds=4 // x)
+
+    good, bad, waiting = half.delay(2), half.delay(0), half.apply_async((1,), countdown=60)
+    await worker.arun_jobs(propagate=False)
+    for snapshots in (
+        [result.snapshot() for result in (good, bad, waiting)],
+        [await result.asnapshot() for result in (good, bad, waiting)],
+    ):
+        assert [each.returnvalue for each in snapshots] == [timedelta(seconds=2), None, None]
+        assert "by zero" in snapshots[1].failed_reason
+        assert asdict(snapshots[1]).keys() == {
+            "state",
+            "returnvalue",
+            "failed_reason",
+            "stacktrace",
+            "progress",
+            "attempts_made",
+        }
+
+
+async def test_a_coroutine_that_blocks_its_event_loop_for_a_result_is_warned(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = app.send_task("never")
+
+    def wait() -> None:
+        with pytest.raises(ResultTimeoutError):
+            result.get(timeout=0.001)
+
+    with pytest.warns(UserWarning, match=r"get\(\) blocks the event loop .*job .* in queue default.*await result"):
+        wait()
+    with pytest.raises(ResultTimeoutError):
+        await result.aget(timeout=0.001)
+    await asyncio.to_thread(wait)
+    with allow_join_result():
+        wait()
+    monkeypatch.setitem(sys.modules, "ipykernel", Mock())
+    wait()  # a cell of a notebook
 
 
 def test_an_async_task_sets_its_state_too(app: App, worker: InlineWorker) -> None:

@@ -471,7 +471,7 @@ def task_classes() -> None:
 def setup_periodic_tasks(sender: App, **kwargs: Any) -> None:
     assert_type(sender.add_periodic_task(10.0, add.s(1), name="every 10", expires=5), str)
     sender.add_periodic_task(timedelta(minutes=1), add, [1, 2])
-    sender.add_periodic_task(crontab(hour=7), send.si("a@example.org", subject="x"))
+    sender.add_periodic_task(crontab(hour=7, minute=0), send.si("a@example.org", subject="x"))
     sender.add_periodic_task(schedule(30), send.si("a@example.org", subject="x"))
 
 

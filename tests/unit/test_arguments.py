@@ -196,6 +196,11 @@ def test_a_call_with_wrong_arguments_raises_pythons_error_message() -> None:
         arguments(send).bind(("a",), {"cc": "b"})
     with pytest.raises(TypeError, match=r"^t\(\) missing a required argument: 'to'$"):
         arguments(send).bind((), {})
+    misspelt = "missing a required argument: 'to', and got an unexpected keyword argument 'too', 'cc'$"
+    with pytest.raises(TypeError, match=misspelt):
+        arguments(send).bind((), {"subject": "s", "too": "ann", "cc": "bob"})
+    with pytest.raises(InvalidJobError, match=misspelt):
+        arguments(send).unbind({"subject": "s", "too": "ann", "cc": "bob"})
 
 
 def test_the_context_of_a_bound_task_is_not_an_argument() -> None:

@@ -46,6 +46,32 @@ def test_celerys_crontab_fields_become_a_cron_pattern(fields: dict[str, Any], pa
     Cron.parse(pattern)
 
 
+@pytest.mark.parametrize(
+    ("fields", "unit", "advice"),
+    [
+        ({"hour": 3}, "minute of each hour", "minute=0"),
+        ({"hour": "*/2"}, "minute of each hour", "minute=0"),
+        ({"day_of_week": "sunday"}, "minute of each day", "minute=0"),
+        ({"day_of_month": 1, "hour": "*"}, "minute of each day", "minute=0"),
+        ({"month_of_year": 6}, "minute of each day", "minute=0"),
+        ({"day_of_month": 1, "minute": 30}, "hour of each day", "hour=0"),
+        ({"day_of_week": 1, "minute": 0}, "hour of each day", "hour=0"),
+    ],
+)
+def test_a_forgotten_field_causes_a_warning(fields: dict[str, Any], unit: str, advice: str) -> None:
+    with pytest.warns(UserWarning, match=f"runs every {unit} that matches: pass {advice} ") as caught:
+        crontab(**fields)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"minute": "*", "hour": 3}, {"minute": "*", "hour": "*", "day_of_week": 1}, {"minute": 5}, {"hour": "*"}, {}],
+)
+def test_a_field_that_was_not_forgotten_causes_no_warning(fields: dict[str, Any]) -> None:
+    crontab(**fields)
+
+
 def test_the_fields_can_be_positional() -> None:
     assert crontab(30, 9).pattern == "30 9 * * *"
     assert crontab(30, 9, "mon", "*", 6).pattern == "30 9 * 6 1"

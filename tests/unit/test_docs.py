@@ -129,6 +129,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
         )
     },
     "docs/how-to/coming-from-celery.md": {"download": FakeLibrary("download")},
+    "docs/how-to/coming-from-huey-django-q.md": {},
     "docs/reference/configuration.md": {},
     "docs/how-to/django.md": {},
     "docs/how-to/embedded-server.md": {"App": App},
@@ -295,6 +296,16 @@ def test_the_readmes_programs_are_as_short_as_documented() -> None:
 
 def test_the_readme_has_at_most_1300_words() -> None:
     assert len(README.read_text().split()) <= 1300
+
+
+def test_pages_that_install_an_extra_say_that_bulltask_is_not_on_pypi_yet() -> None:
+    """The first such command of a page fails unless bulltask was installed from a clone."""
+    texts = {page.name: page.read_text() for page in PAGES}
+    assert [
+        name
+        for name, text in texts.items()
+        if "pip install" in text and "bulltask[" in text and "not on PyPI yet" not in text.replace("\n", " ")
+    ] == []
 
 
 def test_pages_install_the_tested_version_of_bullmq() -> None:

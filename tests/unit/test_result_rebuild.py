@@ -28,7 +28,7 @@ from bulltask.errors import (
 from bulltask.jobs.failures import REASON_CHARS, reason_of
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState, Revocation
-from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.jobs.stored_job import Finished, StoredSnapshot
 from bulltask.payloads.payload_codec import PayloadCodec
 from bulltask.result import AsyncResult, RemoteTraceback, _rebuild
 from bulltask.worker.child.retry_decision import trace_of
@@ -45,10 +45,10 @@ class FailedJobReader:
     def payloads(self) -> PayloadCodec:
         return PayloadCodec(Settings({}, {}).freeze())
 
-    def snapshot(self, ref: JobRef) -> JobSnapshot:
-        return JobSnapshot(JobState.FAILED, None, self.reason, self.traces, progress=None, attempts_made=1)
+    def snapshot(self, ref: JobRef) -> StoredSnapshot:
+        return StoredSnapshot(JobState.FAILED, None, self.reason, self.traces, progress=None, attempts_made=1)
 
-    async def asnapshot(self, ref: JobRef) -> JobSnapshot:
+    async def asnapshot(self, ref: JobRef) -> StoredSnapshot:
         return self.snapshot(ref)
 
     def call(self, ref: JobRef) -> None: ...

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.core import checks
 
-from bulltask.contrib.django.project import project_app
+from bulltask.contrib.django.project import check_schedule, project_app
 
 __all__ = ["BulltaskConfig"]
 
@@ -18,3 +19,4 @@ class BulltaskConfig(AppConfig):  # type: ignore[misc]
     def ready(self) -> None:
         """Create or import the project's app, so that ``@shared_task`` finds it in every process."""
         project_app()
+        checks.register(check_schedule)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from django.conf import settings
+from django.core import checks
 
 from bulltask.app import App
+from bulltask.config.parsers import parse_names
 from bulltask.contrib.django.tasks_api import package, task_backends
 from bulltask.embedded import import_directory
 from bulltask.errors import ConfigError
 from bulltask.registry.current import current_sender
 from bulltask.registry.discovery import find_app
+from bulltask.worker.beat_entries import entry_problems, unregistered_tasks
 
-__all__ = ["project_app"]
+__all__ = ["check_schedule", "project_app"]
 
 
 @functools.cache
@@ -37,6 +41,30 @@ def project_app() -> App:
     app = find_app(spec, App) if spec else _existing_app() or _new_app()
     app.autodiscover_tasks(_create_task_backends)
     return app
+
+
+def check_schedule(**_kwargs: object) -> list[checks.CheckMessage]:
+    """Check ``beat_schedule``, as a worker does when it starts: one of Django's system checks."""
+    app = project_app()
+    if not app.conf.beat_schedule or not os.environ.get("DJANGO_SETTINGS_MODULE"):  # as for the import of tasks
+        return []
+    try:
+        # Not load_tasks(), which runs these checks, and prepares the process for running tasks.
+        app.import_modules([*parse_names(app.conf.imports, "imports"), *parse_names(app.conf.include, "include")])
+        if urlconf := getattr(settings, "ROOT_URLCONF", None):
+            import_module(urlconf)  # tasks may be defined in the modules of views, too
+    except Exception as exc:  # noqa: BLE001 - any error in the project's modules
+        text = f"the modules with tasks cannot be imported: {type(exc).__name__}: {exc}"
+        return [checks.Error(text, id="bulltask.E003")]
+    problems: list[checks.CheckMessage] = [checks.Error(text, id="bulltask.E002") for text in entry_problems(app)]
+    return problems + [
+        checks.Warning(
+            f"beat_schedule[{entry!r}]: the task {task!r} is not registered",
+            hint="Check the task's name, or import its module: its jobs wait until a worker has the task.",
+            id="bulltask.W001",
+        )
+        for entry, task in unregistered_tasks(app).items()
+    ]
 
 
 def _existing_app() -> App | None:

@@ -12,7 +12,7 @@ from bulltask.jobs.failures import ERROR_FIELD
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.numbers import counter
 from bulltask.jobs.states import REVOKED, JobState, Revocation
-from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredJob
+from bulltask.jobs.stored_job import Finished, StoredJob, StoredSnapshot
 from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, as_is, command, script_call
 from bulltask.transport.keys import QueueKeys
@@ -243,10 +243,10 @@ def read_fields(keys: QueueKeys, job_id: str) -> Call[list[bytes | None]]:
     return command("HMGET", keys.job(job_id), *_FIELDS)
 
 
-def snapshot(state: JobState, fields: Sequence[bytes | None]) -> JobSnapshot:
+def snapshot(state: JobState, fields: Sequence[bytes | None]) -> StoredSnapshot:
     """Combine the results of :func:`get_state` and :func:`read_fields`."""
     returnvalue, reason, stacktrace, progress, attempts_made, error = fields
-    return JobSnapshot(
+    return StoredSnapshot(
         state=state,
         returnvalue=None if returnvalue is None else codec.decode_text(returnvalue),
         failed_reason=codec.decode_text(reason),
