@@ -70,13 +70,13 @@ class CrashLimitReached(Event):
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested(Event):
-    """A cancel request was sent for a running job; ``JobFailed``, ``JobRetried`` or ``JobCompleted`` follows."""
+    """A cancel request was sent for a running job; the event of its outcome follows, such as ``JobFailed``."""
 
     job_id: str
     index: int
     """The child's index in the pool."""
     reason: str
-    """``"soft_limit"``, ``"hard_limit"`` or ``"revoked"``."""
+    """``"soft_limit"``, ``"hard_limit"``, ``"revoked"``, or ``"shutdown"``: the worker will soon kill its children."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +163,15 @@ class ChildDied(Event):
 class ChildKilled(Event):
     """The supervisor killed a child; the child is replaced.
 
-    Either an attempt did not respond to a cancel request, or the child exceeded the hard memory limit.
+    An attempt did not respond to a cancel request, the child exceeded the hard memory limit, or its ``atexit``
+    functions and threads did not end.
     """
 
     index: int
     pid: int
     reason: str
-    """Why an attempt was cancelled, ``"hard_limit"`` or ``"revoked"``; or ``"hard_memory_limit"``."""
+    """Why an attempt was cancelled, ``"hard_limit"`` or ``"revoked"``; or ``"hard_memory_limit"`` or
+    ``"exit_timeout"``."""
     jobs: int
     """Number of its jobs."""
 

@@ -34,6 +34,12 @@ MEMORY_HINT = (
     "exceeds the limit on its own fails after max_crashes. Raise the limit, or reduce the task's memory use"
 )
 
+_KILL_HINTS = {
+    "hard_memory_limit": MEMORY_HINT,
+    "exit_timeout": "Its jobs had ended, but a thread or an atexit function had not: a thread that need not end should "
+    "be a daemon",
+}
+
 
 class ProcessLines:
     """Writes the lines of :class:`~bulltask.observe.log_listener.LogListener` that are not about a job's outcome.
@@ -160,7 +166,7 @@ class ProcessLines:
             pid=event.pid,
             reason=event.reason,
             jobs=event.jobs,
-            hint=MEMORY_HINT if event.reason == "hard_memory_limit" else CANCEL_HINT,
+            hint=_KILL_HINTS.get(event.reason, CANCEL_HINT),
         )
 
     def _child_exited(self, event: events.ChildExited) -> None:

@@ -42,6 +42,11 @@ class HelperProcess(ABC):
         self._close_inherited, self._logger = close_inherited, logger
         self._pid: int | None = None
 
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 if it is not running."""
+        return self._pid or 0
+
     def tick(self, now_ms: int, missed: int, /) -> None:  # noqa: ARG002 - a service's arguments
         """Start another process if this one has died; also reaps it."""
         if self._pid is not None and (code := self._exit_code(os.WNOHANG)) is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bulltask.app import App
 from bulltask.config.rate_limits import EVERY_QUEUE
@@ -32,10 +33,14 @@ from bulltask.worker.beat import Beat, BeatWorker
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.capacity import jobs_per_child, slots_per_child
+from bulltask.worker.child.exit_handlers import forget_inherited
+from bulltask.worker.child.inherited_executors import find_executors, renew_executors
 from bulltask.worker.child.main import ChildPlan, child_bus, run_child
 from bulltask.worker.child.spark_tasks import missing_dependencies
 from bulltask.worker.child.spawned import SpawnSpec
+from bulltask.worker.descendants import Descendants
 from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.guard_process import GuardProcess
 from bulltask.worker.helper_process import HelperProcess
 from bulltask.worker.hook_process import HookProcess, WorkerInfo
 from bulltask.worker.metrics_process import MetricsProcess
@@ -160,10 +165,14 @@ class _Assembly:
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
         self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.children) + 2
         self.slots = Slots(self.max_children, slots_per_child(app), self.slots_fd)
+        self.guard = GuardProcess(
+            self.worker_id, self.slots_fd, self.slots.children, self._close_inherited, self.logger
+        )
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
         self.exporter = self._exporter()
         self.end_by_ms: int | None = None
+        self.executors: Sequence[Any] = ()
         self.primary_check = self._primary_check()  # before the first connection, which would use a thread otherwise
 
     def run(self) -> ExitCode:
@@ -232,7 +241,8 @@ class _Assembly:
 
     def _supervise(self) -> tuple[ExitCode, bool]:
         config, bus, backoff, keys, client = self.config, self.bus, self.backoff, self.keys, self.client
-        pool = ChildPool(self.slots, self._launcher(), StackCollector(bus), bus, config.children)
+        launcher = self._launcher()
+        pool = ChildPool(self.slots, launcher, StackCollector(bus), bus, config.children, self._descendants())
         recovery = Recovery(keys, client, self.broker.clock, config, bus, backoff)
         heartbeat = Heartbeat(keys, pool.views, client, config, bus, backoff)
         stalled_check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
@@ -300,7 +310,7 @@ class _Assembly:
         return self.limits.client(self.broker.worker_client(name, timeout_ms=SUPERVISOR_TIMEOUT_MS))
 
     def _helpers(self) -> list[HelperProcess]:
-        return [self.outbox_process, self.hook_process, *([] if self.exporter is None else [self.exporter])]
+        return [self.outbox_process, self.hook_process, self.guard, *([] if self.exporter is None else [self.exporter])]
 
     def _primary_check(self) -> list[Service]:
         endpoint = self.broker.endpoint
@@ -378,7 +388,12 @@ class _Assembly:
                     hint=f"Raise the limit: {effect}",
                 )
 
+    def _descendants(self) -> Descendants:
+        self.guard.start()
+        return Descendants(self.worker_id, lambda: [helper.pid for helper in self._helpers()])
+
     def _launcher(self) -> Launcher:
+        self.executors = find_executors()
         spawn = None if self.app_spec is None or self.slots_fd is None else SpawnLauncher(self._write_spawn_spec)
         return choose_launcher(self.config.start_method, ForkLauncher(self._run_child), spawn, self.logger.warning)
 
@@ -393,6 +408,8 @@ class _Assembly:
             bus=lambda: child_bus(self.logger, self.memory, index, self.queues, self.app),
             close_inherited=self._close_inherited,
         )
+        forget_inherited()
+        renew_executors(self.executors)
         run_child(plan, parent_pid)
 
     def _write_spawn_spec(self, index: int) -> tuple[int, tuple[int, ...]]:

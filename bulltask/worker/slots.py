@@ -35,7 +35,7 @@ STACKS_NAME: Final = "bulltask-stacks"
 LONG_MS: Final = 10
 """A job that takes longer than this must not delay those that its child has prefetched."""
 
-_CHILD_BYTES: Final = 64
+_CHILD_BYTES: Final = 128
 
 # Indexes of the 64-bit words at the start of a child's block.
 (
@@ -47,7 +47,8 @@ _CHILD_BYTES: Final = 64
     _RETIRE_REASON,
     _PREFETCHES,
     _RUNNING_SINCE,
-) = range(8)
+    _PID,
+) = range(9)
 
 
 class ChildBlock:
@@ -152,6 +153,15 @@ class ChildBlock:
             start = _CHILD_BYTES + index * SLOT_BYTES + TOKEN_AT
             token = str(uuid4()).encode()
             self._memory[start : start + len(token)] = token
+
+    @property
+    def pid(self) -> int:
+        """The child's process id; 0 if there is no child."""
+        return self._words[_PID]
+
+    @pid.setter
+    def pid(self, pid: int) -> None:
+        self._words[_PID] = pid
 
     @property
     def running_since_ms(self) -> int:

@@ -154,7 +154,7 @@ def test_a_multiprocessing_process_that_a_task_terminates_exits(
     assert job.get(timeout=60) == -signal.SIGTERM
 
 
-def test_a_process_that_outlives_its_child_does_not_keep_the_childs_connection(
+def test_a_process_of_a_dead_child_ends_and_does_not_keep_the_childs_connection(
     harness: WorkerHarness, copies: Callable[[int], list[int]]
 ) -> None:
     harness.worker(OWN_PROCESSES, children=1, settings={"drain_delay": 60})
@@ -164,4 +164,4 @@ def test_a_process_that_outlives_its_child_does_not_keep_the_childs_connection(
     before = harness.idle_connections()
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: not before & harness.idle_connections(), 10.0, "the end of the dead child's connection")
-    os.kill(copies(1)[0], 0)
+    wait_until_exited(copies(1)[0])

@@ -146,9 +146,10 @@ class Worker:
 
     @property
     def children(self) -> list[int]:
-        """The process ids of the running children, oldest first."""
+        """The process ids of the running children, oldest first, without the guard, which has a session of its own."""
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-        return sorted(pid for pid in pids if parent_of(pid) == self.pid)
+        session = os.getsid(self.pid) if parent_of(self.pid) else 0
+        return sorted(pid for pid in pids if parent_of(pid) == self.pid and os.getsid(pid) == session)
 
     def wait_for_line(self, event: str, count: int = 1, timeout: float = 60.0, **fields: Any) -> list[dict[str, Any]]:
         """Wait until ``count`` lines for this event, with these fields, have been logged; return the first ``count``.

@@ -30,6 +30,7 @@ from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.cancellation import Cancellation, uninterrupted
 from bulltask.worker.child.capacity import batches_of, concurrency_of, loop_tasks, unprefetched_tasks
+from bulltask.worker.child.exit_handlers import run_exit_handlers
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.job_client import RedisJobClient
@@ -45,6 +46,7 @@ from bulltask.worker.child.sync_loop import SyncLoop
 from bulltask.worker.child.sync_writer import OutcomeWriter
 from bulltask.worker.child.thread_tasks import TaskThreads
 from bulltask.worker.control_page import ControlPage
+from bulltask.worker.descendants import lead_group, mark_programs
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slots import ChildBlock
 from bulltask.worker.states import ProcessState
@@ -86,6 +88,8 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
     code: int = ExitCode.BOOT_FAILED
     try:
         _reset_signals(parent_pid)
+        lead_group()
+        mark_programs(plan.worker_id)
         plan.close_inherited()
         loader.all_scripts()  # a spawned child reads the files; a fork has inherited the scripts
         warn_in_tasks(_running_task)
@@ -97,6 +101,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         loop.run()
         bus.emit(ChildClosing(plan.index, os.getpid()))
         plan.block.run_state = ProcessState.CLOSED
+        run_exit_handlers()
         code = ExitCode.OK
     except BaseException:  # noqa: BLE001 - a fork must never return into the supervisor's code
         traceback.print_exc()

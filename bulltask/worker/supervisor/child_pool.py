@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.events import Bus, ChildDied, ChildExited, ChildKilled, ChildStarted
+from bulltask.worker.descendants import Descendants
 from bulltask.worker.slot import Slot, SlotView
 from bulltask.worker.slots import ChildBlock, Slots
 from bulltask.worker.states import HAS_JOB, CancelReason, ProcessState, RetireReason, SlotState
@@ -24,6 +25,10 @@ __all__ = ["ChildBootError", "ChildPool"]
 HARD_MEMORY_LIMIT: Final = "hard_memory_limit"
 _MIN_LIFETIME_MS: Final = 1_000
 _MAX_BOOT_FAILURES: Final = 5
+_END_MS: Final = 5_000
+"""How long a dead child's jobs wait until its processes have ended. A killed process that is still there after that is
+in the kernel, and will run no more of its own code."""
+EXIT_TIMEOUT: Final = "exit_timeout"
 _UNSTARTED: Final = {SlotState.PREFETCHED, SlotState.RELEASING, SlotState.RELEASED}
 
 
@@ -40,6 +45,8 @@ class _Child:
     stop_requested: bool = False
     killed_attempts: dict[str, KilledAttempt] = field(default_factory=dict)
     exceeded_memory: str = ""
+    dead_since_ms: int | None = None
+    status: int | None = None
 
     @property
     def is_leaving(self) -> bool:
@@ -59,11 +66,26 @@ class ChildPool:
         stacks: Collects the children's stacks.
         bus: Receives an event for every start and exit.
         target: The initial number of children; the shared memory has room for more.
+        descendants: The processes that the children start; ``None`` to leave them alone.
+
+    Attributes:
+        interrupt_at_ms: When the attempts that are still running are cancelled, because the worker will soon kill the
+            children (monotonic time); ``None`` for never.
     """
 
-    def __init__(self, slots: Slots, launch: Launcher, stacks: StackCollector, bus: Bus, target: int) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        launch: Launcher,
+        stacks: StackCollector,
+        bus: Bus,
+        target: int,
+        descendants: Descendants | None = None,
+    ) -> None:
         self._slots, self._launch, self._bus, self._target = slots, launch, bus, target
+        self._descendants = descendants
         self.stacks = stacks
+        self.interrupt_at_ms: int | None = None
         self._children: dict[int, _Child] = {}
         self._slots_by_token: dict[str, tuple[int, Slot]] = {}
         self._delayed_until_ms: list[int] = []
@@ -224,20 +246,26 @@ class ChildPool:
         return min((until - now_ms for until in self._delayed_until_ms), default=None)
 
     def reap(self) -> list[JobsOfDeadChild]:
-        """Collect dead children; return the jobs of each.
+        """Collect dead children whose processes have ended, too; return the jobs of each.
+
+        Until then, their jobs keep their locks, because those processes may still be working on them.
 
         Raises:
             ChildBootError: Several children in a row died before they could acquire a job.
         """
-        dead = []
-        for index, child in list(self._children.items()):
-            try:
-                pid, status = os.waitpid(child.pid, os.WNOHANG)
-            except ChildProcessError:
-                pid, status = child.pid, 0
-            if pid:
-                dead.append(self._remove_dead(index, child, status))
-        return dead
+        pids = {child.pid for child in self._children.values()}
+        orphans = [] if self._descendants is None else self._descendants.find(pids)
+        dead = [(index, child) for index, child in self._children.items() if _has_exited(child)]
+        if self._descendants is not None and not dead:
+            self._descendants.note(orphans, pids)
+        return [self._remove_dead(index, child, _reap(child)) for index, child in dead if self._end(child, pids)]
+
+    def _end(self, child: _Child, pids: Collection[int]) -> bool:
+        """End the processes of a dead child; return whether it can be reaped."""
+        child.dead_since_ms = child.dead_since_ms or mono_ms()
+        if self._descendants is None or self._descendants.end(child.pid, pids):
+            return True
+        return mono_ms() - child.dead_since_ms >= _END_MS
 
     def close(self, *, finishing: bool = False) -> None:
         """Ask every child to stop once its jobs are settled (warm shutdown).
@@ -271,6 +299,7 @@ class ChildPool:
         block.reset()
         pid = self._launch(index)
         child = self._children[index] = _Child(pid, mono_ms(), block, block.slots())
+        block.pid = pid
         self._slots_by_token.update({slot.token: (index, slot) for slot in child.slots})
         self._bus.emit(ChildStarted(index, pid))
 
@@ -279,13 +308,16 @@ class ChildPool:
         for slot in child.slots:
             del self._slots_by_token[slot.token]
         block, exit_reason = self._slots.children[index], child.exceeded_memory or _exit_reason(status)
+        block.pid = 0
         views = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in views)
         running = frozenset(view.token for view in views if view.state is SlotState.ACTIVE)
         # Other slots still contain the id of their previous job, which another worker may have acquired.
         with_job = [view for view in views if view.job_id and view.state in HAS_JOB]
         jobs = tuple((view.queue_index, view.token, view.job_id) for view in with_job)
-        exited = status == 0 and block.run_state is ProcessState.CLOSED  # a task that calls os._exit(0) is a crash
+        has_timed_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+        # A task that calls os._exit(0) is a crash.
+        exited = (status == 0 or has_timed_out) and block.run_state is ProcessState.CLOSED
         killed_attempts = {
             view.token: killed
             for view in views
@@ -296,6 +328,8 @@ class ChildPool:
             self._bus.emit(ChildKilled(index, child.pid, cancel_reason, len(tokens)))
         elif child.exceeded_memory and not exited:
             self._bus.emit(ChildKilled(index, child.pid, HARD_MEMORY_LIMIT, len(tokens)))
+        elif exited and has_timed_out:
+            self._bus.emit(ChildKilled(index, child.pid, EXIT_TIMEOUT, len(tokens)))
         elif exited and not child.stop_requested:
             reason = block.retire_reason
             self._bus.emit(ChildExited(index, child.pid, reason.name.lower() if reason else "signal"))
@@ -336,6 +370,22 @@ def _cancelled(view: SlotView) -> KilledAttempt | None:
     """
     fails = view.state is SlotState.ACTIVE and view.cancel_reason in {CancelReason.HARD_LIMIT, CancelReason.REVOKED}
     return KilledAttempt.of(view) if fails else None
+
+
+def _has_exited(child: _Child) -> bool:
+    """Return whether a child has exited, without reaping it, so that no other process gets its pid."""
+    try:
+        if hasattr(os, "waitid"):
+            return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        pid, status = os.waitpid(child.pid, os.WNOHANG)  # macOS with Python 3.12 and older
+        child.status = status if pid else child.status
+    except ChildProcessError:
+        child.status = child.status or 0
+    return child.status is not None
+
+
+def _reap(child: _Child) -> int:
+    return os.waitpid(child.pid, 0)[1] if child.status is None else child.status
 
 
 def _exit_reason(status: int) -> str:

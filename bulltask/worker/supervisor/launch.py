@@ -77,19 +77,20 @@ def choose_launcher(
     """Return the function that starts children.
 
     Args:
-        method: ``fork``, ``spawn``, or ``auto``: fork unless this process has other threads when a child starts. A fork
-            copies only the calling thread, but also the locks that other threads hold, which are never released.
+        method: ``fork``, ``spawn``, or ``auto``: fork unless this process has other threads, now or when a child
+            starts. A fork copies only the calling thread, but also the locks that other threads hold, which are never
+            released.
         fork: Starts a child with a fork.
         spawn: Spawns a child; ``None`` if the app was not given with ``-A``.
         warn: Logs a warning, once, if ``auto`` cannot fork safely.
     """
     if method == "fork" or (method == "spawn" and spawn is not None):
         return fork if method == "fork" or spawn is None else spawn
-    warned = False
+    warned, threads_now = False, thread_count()  # a fork of any process ends the threads of OpenBLAS
 
     def start(index: int) -> int:
         nonlocal warned
-        threads = thread_count()
+        threads = max(threads_now, thread_count())
         if threads <= 1 and method == "auto":
             return fork(index)
         if not warned:
