@@ -38,6 +38,7 @@ SETTINGS: Final = {
     "max_started_attempts": "max_started_attempts",
     "paused": "worker_paused",
     "shutdown_timeout": "shutdown_timeout",
+    "shutdown_notice": "shutdown_notice",
     "soft_time_limit": "task_soft_time_limit",
     "time_limit": "task_time_limit",
     "limiter": "limiter",
@@ -147,6 +148,11 @@ SETTINGS: Final = {
     "--shutdown-timeout",
     type=float,
     help="How many seconds a warm shutdown waits for running jobs before it releases them (default: 30).",
+)
+@click.option(
+    "--shutdown-notice",
+    type=float,
+    help="Interrupt tasks this many seconds before the end of that time, so that they can clean up (default: 5).",
 )
 @click.option(
     "--soft-time-limit",

@@ -130,6 +130,7 @@ class Config:
     disable_rate_limits: bool
     paused: bool
     shutdown_timeout_ms: int
+    shutdown_notice_ms: int
     worker_name: str
     limits: Limits | None
     metrics_max_data_points: int | None

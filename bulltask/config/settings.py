@@ -323,6 +323,15 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "jobs are released. Set it to more than your longest job takes.",
         ),
         _S(
+            "shutdown_notice",
+            "shutdown_notice_ms",
+            duration(),
+            5,
+            "How long before the end of shutdown_timeout running tasks are interrupted, so that they can clean up: "
+            "WorkerShutdown is raised, and async tasks are cancelled. If it is not less than shutdown_timeout, half of "
+            "that; 0: never.",
+        ),
+        _S(
             "worker_name",
             "worker_name",
             worker_name,

@@ -59,7 +59,8 @@
     ├── Reject                   fail the job without a retry, or release it
     ├── WaitForChildren          run the job again when its child jobs have finished
     ├── SoftTimeLimitExceeded    the task exceeded its ``soft_time_limit``
-    └── TaskCancelled            the job was revoked while it was running
+    ├── TaskCancelled            the job was revoked while it was running
+    └── WorkerShutdown           the worker is stopping, and is about to kill the task (a ``ReleaseJob``)
 
 Names of exceptions end in ``Error``; those of interrupts do not. ``TimeLimitExceeded`` has the same name as in Celery.
 
@@ -84,6 +85,7 @@ from bulltask.errors.interrupts import (
     SoftTimeLimitExceeded,
     TaskCancelled,
     WaitForChildren,
+    WorkerShutdown,
 )
 from bulltask.errors.suggestions import did_you_mean
 
@@ -147,6 +149,7 @@ __all__ = [
     "TimeLimitExceeded",
     "TransientError",
     "WaitForChildren",
+    "WorkerShutdown",
     "did_you_mean",
     "incompatible",
 ]

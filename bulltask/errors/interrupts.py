@@ -19,6 +19,7 @@ __all__ = [
     "SoftTimeLimitExceeded",
     "TaskCancelled",
     "WaitForChildren",
+    "WorkerShutdown",
 ]
 
 
@@ -172,3 +173,20 @@ class TaskCancelled(Interrupt):
     The job fails with "revoked", even if the task catches the exception and returns. An async task is cancelled
     instead (``asyncio.CancelledError``).
     """
+
+
+class WorkerShutdown(ReleaseJob):
+    """Raised inside a running sync task shortly before its worker kills it, so that the task can clean up.
+
+    The setting ``shutdown_notice`` is the time that is left. The job is then next in its queue, and the attempt does
+    not count. If the task catches the exception and returns, its value is the job's result.
+
+    An async task is cancelled instead (``asyncio.CancelledError``).
+
+    Args:
+        reason: Why, for the worker's log.
+    """
+
+    def __init__(self, reason: str = "its worker is stopping") -> None:
+        super().__init__(reason)
+        self.args = (reason,)

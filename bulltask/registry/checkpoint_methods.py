@@ -83,7 +83,7 @@ class CheckpointMethods:
         Raises:
             ConfigError: The task has no ``checkpoint=True``, or uses :meth:`iterate`.
             EncodeError: The value is not plain JSON.
-            ReleaseJob: The worker is stopping (a ``BaseException``, which ``except Exception`` does not catch).
+            WorkerShutdown: The worker is stopping (a ``BaseException``, which ``except Exception`` does not catch).
             LockMismatchError, JobNotFoundError: Another worker has the job, or it was removed.
         """
         checkpoints = self._checkpoints_without_loop()

@@ -36,7 +36,7 @@ class CheckpointedItems(Generic[T]):
 
         Raises:
             TypeError: The items need ``async for``.
-            ReleaseJob: The worker is stopping.
+            WorkerShutdown: The worker is stopping.
         """
         checkpoints = self._checkpoints
         if checkpoints.is_async:
@@ -57,7 +57,7 @@ class CheckpointedItems(Generic[T]):
         """Return an asynchronous iterator over the items that are left.
 
         Raises:
-            ReleaseJob: The worker is stopping.
+            WorkerShutdown: The worker is stopping.
         """
         checkpoints = self._checkpoints
         for page in self._pages():

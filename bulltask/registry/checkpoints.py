@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerError, EncodeError, ReleaseJob
+from bulltask.errors import BrokerError, EncodeError, WorkerShutdown
 from bulltask.jobs import codec
 from bulltask.jobs.checkpoint import NO_CHECKPOINT, Checkpoint
 
@@ -107,10 +107,10 @@ class Checkpoints:
         """End the attempt between two items if the worker is stopping.
 
         Raises:
-            ReleaseJob: It is stopping.
+            WorkerShutdown: It is stopping.
         """
         if self._is_stopping():
-            raise ReleaseJob(_STOPPING)
+            raise WorkerShutdown(_STOPPING)
 
     def advance(self, cursor: Any, *, done: bool = False) -> bool:
         """Record that an item has finished; return whether it is time to store the checkpoint."""

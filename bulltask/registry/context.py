@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, Unpack, cast, overload
@@ -54,6 +54,15 @@ class JobMethods:
     @property
     def _context(self) -> Context:
         raise NotImplementedError
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the task should end soon: its worker is stopping, or its child process is being replaced.
+
+        A task that does not end is interrupted ``shutdown_notice`` seconds before ``shutdown_timeout`` is over. False
+        if the task was called directly, and in a worker that lets its last jobs finish (``--burst``, ``--max-jobs``).
+        """
+        return self._context.is_stopping()
 
     def update_progress(self, progress: codec.Json) -> None:
         """Store the job's progress, which Redis publishes as an event (BullMQ's ``updateProgress``).
@@ -410,6 +419,7 @@ class Context(JobMethods, CheckpointMethods):
         payloads: Reads results and writes arguments; ``None`` if the task was called directly.
         form: How the job's data was written.
         task: The task.
+        is_stopping: Returns whether the worker is stopping.
         has_reported: Whether the task has called :meth:`update_progress`.
         reported: State and meta of its last :meth:`update_state`, ``None`` before the first.
         retry_at_end: The retry that the task has requested with ``throw=False``.
@@ -425,6 +435,7 @@ class Context(JobMethods, CheckpointMethods):
     payloads: PayloadCodec | None
     form: PayloadFormat
     task: Any
+    is_stopping: Callable[[], bool]
 
     def __init__(  # noqa: PLR0913 - the parts of an attempt, which attempt.py connects
         self,
@@ -436,6 +447,7 @@ class Context(JobMethods, CheckpointMethods):
         form: PayloadFormat = PLAIN,
         *,
         task: Any = None,
+        is_stopping: Callable[[], bool] = bool,
     ) -> None:
         # Without __setattr__, which sets attributes of the task.
         vars(self).update(
@@ -451,6 +463,7 @@ class Context(JobMethods, CheckpointMethods):
             payloads=payloads,
             form=form,
             task=task,
+            is_stopping=is_stopping,
         )
 
     if not TYPE_CHECKING:  # type checkers would accept any name

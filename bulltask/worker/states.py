@@ -40,8 +40,9 @@ class CancelReason(IntEnum):
 
     NONE = 0
     SOFT_LIMIT = 1  # the task can clean up, and may even continue
-    HARD_LIMIT = 2
-    REVOKED = 3
+    SHUTDOWN = 2  # the worker is about to kill its children
+    HARD_LIMIT = 3
+    REVOKED = 4
 
 
 class RetireReason(IntEnum):

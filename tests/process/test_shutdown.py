@@ -84,7 +84,8 @@ def test_term_waits_for_running_jobs_and_acquires_no_more(harness: WorkerHarness
 
 @pytest.mark.every_topology
 def test_running_jobs_are_released_at_the_shutdown_timeout(harness: WorkerHarness) -> None:
-    worker = harness.worker(children=1, settings={"shutdown_timeout": GRACE_S, "max_crashes": 1})
+    settings = {"shutdown_timeout": GRACE_S, "shutdown_notice": 0, "max_crashes": 1}
+    worker = harness.worker(children=1, settings=settings)
     job = harness.hold()
     harness.wait_for_start(job)
     stopped = time.monotonic()
@@ -94,6 +95,91 @@ def test_running_jobs_are_released_at_the_shutdown_timeout(harness: WorkerHarnes
     assert GRACE_S <= took_s <= GRACE_S + scale_to_load(2)  # the job itself would not finish
     assert worker.logged("Job released", job_id=job.id, task="hold")
     assert_released(harness, job)
+
+
+INTERRUPTED = """
+import asyncio
+import threading
+
+
+@app.task(bind=True, name="sync")
+def sync(self, gate, returns=False):
+    record("start", job=self.request.id)
+    try:
+        for _ in range(100_000):  # in a thread, the exception is raised between two waits
+            journal().blpop("nothing", 0.05)
+    except Exception:
+        record("swallowed")
+    except BaseException as exc:
+        if returns:
+            return gate
+        raise
+    finally:
+        record("cleaned", job=self.request.id)
+
+
+@app.task(bind=True, name="asynchronous")
+async def asynchronous(self, gate, returns=False):
+    record("start", job=self.request.id)
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        if returns:
+            return gate
+        raise
+    finally:
+        await asyncio.sleep(0)
+        record("cleaned", job=self.request.id)
+
+
+@app.task(batch=3, name="batch")
+def batch(jobs):
+    try:
+        sync.function(jobs[0], "gate")
+    finally:
+        for job in jobs[1:]:
+            record("cleaned", job=job.request.id)
+
+
+@app.task(bind=True, name="polite")
+def polite(self, gate):
+    record("start", job=self.request.id, stopping=str(self.stopping))
+    while not self.stopping:
+        journal().blpop("nothing", 0.05)
+    return gate
+"""
+SOON = {"shutdown_timeout": 60, "shutdown_notice": 59.9, "max_crashes": 1, "max_releases": 1}
+
+
+@pytest.mark.parametrize("task", ["sync", "sync in a thread", "asynchronous", "batch"])
+def test_running_tasks_can_clean_up_before_they_are_released(harness: WorkerHarness, task: str) -> None:
+    name, _, threads = task.partition(" ")
+    pool = {"worker_pool": "threads"} if threads else {}
+    jobs = [harness.app.send_task(name, kwargs={"gate": "gate"}) for _ in range(2 if name == "batch" else 1)]
+    for count in (1, 2):  # the second time, max_releases would be reached
+        worker = harness.worker(INTERRUPTED, children=1, settings={**SOON, **pool})
+        harness.journal.wait_for(count, what="start")
+        assert worker.stop() == 0
+        assert {line["mode"] for line in worker.logged("Worker stopping")} == {"warm"}, "no child was killed"
+        for job in jobs:
+            reason = worker.wait_for_line("Job released", job_id=job.id)[0]["reason"]
+            assert reason == "its worker is stopping"
+            assert harness.journal.wait_for(count, what="cleaned", job=job.id)
+            assert harness.field(job, "atm") in {None, "0"}, "the attempt does not count"
+        assert harness.redis.llen(harness.keys.wait) == len(jobs)
+        assert not harness.journal.all(what="swallowed")
+
+
+@pytest.mark.parametrize("task", ["sync", "asynchronous", "polite"])
+def test_a_task_that_ends_before_its_worker_completes_its_job(harness: WorkerHarness, task: str) -> None:
+    settings = SOON if task != "polite" else {"shutdown_timeout": 60}
+    worker = harness.worker(INTERRUPTED, children=1, settings=settings)
+    returns = {} if task == "polite" else {"returns": True}
+    job = harness.app.send_task(task, kwargs={"gate": "gate", **returns})
+    assert harness.wait_for_start(job).fields.get("stopping", "False") == "False"
+    assert worker.stop() == 0
+    assert job.get(timeout=60) == "gate"
+    assert harness.start_count(job) == 1
 
 
 def test_a_released_prioritized_job_is_acquired_by_an_idle_worker_immediately(harness: WorkerHarness) -> None:

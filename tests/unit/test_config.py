@@ -171,6 +171,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "disable_rate_limits": False,
         "paused": False,
         "shutdown_timeout_ms": 30_000,
+        "shutdown_notice_ms": 5_000,
         "worker_name": "",
         "limits": None,
         "keep_completed": None,

@@ -142,7 +142,10 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     | {name: type(name, (Exception,), {}) for name in ("InsufficientFunds", "Throttled", "Overloaded")},
     "docs/how-to/flows.md": {"parts_of": FakeLibrary("parts_of")},
     "docs/explanation/scaling.md": {},
-    "docs/explanation/guarantees.md": {"bank": FakeLibrary("bank"), "unsent": []},
+    "docs/explanation/guarantees.md": {
+        **{name: FakeLibrary(name) for name in ("bank", "connect", "process")},
+        "unsent": [],
+    },
     "docs/how-to/interop-node.md": {},
     "docs/how-to/managed-redis.md": {},
     "docs/how-to/migrating-from-bull.md": {},

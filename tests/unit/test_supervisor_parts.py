@@ -199,7 +199,7 @@ def test_the_supervisor_waits_for_the_earliest_delayed_start(monkeypatch: pytest
 
 def test_the_states_in_shared_memory_have_different_numbers() -> None:
     assert [*map(int, SlotState)] == [*range(10)]
-    assert [*map(int, CancelReason)] == [*range(4)]
+    assert [*map(int, CancelReason)] == [*range(5)]
     assert [*map(int, ProcessState)] == [*range(5)]
 
 
@@ -268,6 +268,7 @@ def test_an_unacknowledged_request_is_sent_again_after_increasing_delays(monkeyp
         request_cancel=lambda _token, attempt, reason: slot.request_cancel(attempt, reason),
         index_of=lambda _: 0,
         notify=lambda _: notified.append(clock.ms),
+        interrupt_at_ms=None,
     )
     monkeypatch.setattr(canceller, "mono_ms", lambda: clock.ms)
     cancelling = canceller.Canceller(pool, Bus())

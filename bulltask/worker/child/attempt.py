@@ -117,7 +117,7 @@ class AttemptRunner:
 
     Attributes:
         hooks: The hooks around attempts.
-        is_stopping: Returns whether checkpointed tasks should end between two items.
+        is_stopping: Returns whether tasks should end soon, checkpointed ones between two items.
         is_eager: Whether jobs run in the process that has sent them, for ``request.is_eager``.
         waits_for_other_workers: Whether a job that this worker cannot run is delayed, so that another one can take it.
     """
@@ -383,7 +383,16 @@ class AttemptRunner:
             interval_ms = to_ms(task.options.checkpoint_interval)
             checkpoints = Checkpoints(job.checkpoint, job.id, job.attempts_started, interval_ms, client)
         request, payloads = self._request(job, task, arguments.args, arguments.kwargs), self._payloads.codec
-        return Context(request, client, task.conversion, checkpoints, payloads, arguments.form, task=task)
+        return Context(
+            request,
+            client,
+            task.conversion,
+            checkpoints,
+            payloads,
+            arguments.form,
+            task=task,
+            is_stopping=self.is_stopping,
+        )
 
     def _lazy_context(self, attempt: Attempt) -> LazyContext:
         create = functools.partial(self._context, attempt.job, attempt.task, attempt.arguments)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bulltask.errors import Interrupt, SoftTimeLimitExceeded, TaskCancelled
+from bulltask.errors import Interrupt, SoftTimeLimitExceeded, TaskCancelled, WorkerShutdown
 from bulltask.registry.batches import BatchJob, ErrorOrResult, split_outcome
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.asyncio_tasks import end_code
@@ -89,7 +89,7 @@ def _only_this_job(job: BatchJob[Any]) -> Iterator[None]:
     """If a hook raises an interrupt, end only this job, unless the supervisor requested the interrupt."""
     try:
         yield
-    except (SoftTimeLimitExceeded, TaskCancelled):
+    except (SoftTimeLimitExceeded, TaskCancelled, WorkerShutdown):
         raise
     except Interrupt as exc:
         job.fail(exc)

@@ -22,13 +22,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled
+from bulltask.errors import Interrupt, SoftTimeLimitExceeded, TaskCancelled, WorkerShutdown
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.loop_timers import LoopTimer
 from bulltask.process import exit_if_forked
@@ -39,6 +39,11 @@ from bulltask.worker.states import CancelReason
 
 __all__ = ["Cancellation", "TaskExecution", "call_task", "uninterrupted"]
 
+_RAISED: Final = (SoftTimeLimitExceeded, TaskCancelled, WorkerShutdown)
+_IN_THREADS: Final[Mapping[CancelReason, type[Interrupt]]] = {
+    CancelReason.SOFT_LIMIT: SoftTimeLimitExceeded,
+    CancelReason.SHUTDOWN: WorkerShutdown,
+}
 _POLL_S: Final = 0.25
 """The event loop polls for requests at this interval, because no signal handler runs while a sync task runs C code."""
 
@@ -118,8 +123,8 @@ class TaskExecution:
     def resolve(self, raised: BaseException | None) -> BaseException | None:
         """Return the exception that ends the attempt; ``None`` if the task's return value is its result.
 
-        A task may handle a soft limit and continue. After a hard limit or a revocation the attempt fails, even if the
-        task returns.
+        A task may handle a soft limit or a shutdown and continue. After a hard limit or a revocation the attempt fails,
+        even if the task returns.
 
         Args:
             raised: The exception that the task raised, ``None`` if it has returned.
@@ -132,6 +137,8 @@ class TaskExecution:
             # In a thread, Python raises the exception without a message.
             case CancelReason.SOFT_LIMIT if isinstance(raised, asyncio.CancelledError | SoftTimeLimitExceeded):
                 exc = self.limits.soft_exceeded(self.task)
+            case CancelReason.SHUTDOWN if isinstance(raised, asyncio.CancelledError | WorkerShutdown):
+                exc = WorkerShutdown()
             case _:
                 return raised
         # The traceback shows where the task was interrupted.
@@ -185,6 +192,7 @@ class Cancellation:
         Raises:
             SoftTimeLimitExceeded: The execution has exceeded its soft limit.
             TaskCancelled: The job was revoked.
+            WorkerShutdown: The worker is about to kill this child.
         """
         execution = self._sync
         if execution is None:
@@ -199,6 +207,8 @@ class Cancellation:
             self._cancel_spark()
         if reason is CancelReason.REVOKED:
             raise TaskCancelled("revoked")
+        if reason is CancelReason.SHUTDOWN:
+            raise WorkerShutdown
         raise execution.limits.soft_exceeded(execution.task)
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
@@ -213,7 +223,7 @@ class Cancellation:
 
         def hook(unraisable: sys.UnraisableHookArgs) -> None:
             execution = self._sync
-            if execution is not None and isinstance(unraisable.exc_value, SoftTimeLimitExceeded | TaskCancelled):
+            if execution is not None and isinstance(unraisable.exc_value, _RAISED):
                 execution.acknowledged = CancelReason.NONE
                 execution.slot.acknowledge(False)
             previous_hook(unraisable)
@@ -246,13 +256,15 @@ class Cancellation:
         for task, execution in tuple(self._async.items()):
             reason = execution.take(execution.requested)
             if reason is not CancelReason.NONE and execution.call is not None:
-                execution.call.interrupt(SoftTimeLimitExceeded if reason is CancelReason.SOFT_LIMIT else TaskCancelled)
+                execution.call.interrupt(_IN_THREADS.get(reason, TaskCancelled))
                 continue
             match reason:
                 case CancelReason.NONE:
                     pass
                 case CancelReason.REVOKED:
                     asyncio.Task.cancel(task, "revoked")
+                case CancelReason.SHUTDOWN:
+                    asyncio.Task.cancel(task, WorkerShutdown().reason)
                 case CancelReason.HARD_LIMIT:
                     asyncio.Task.cancel(task, str(execution.limits.hard_exceeded(execution.task)))
                 case CancelReason.SOFT_LIMIT:

@@ -6,7 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bulltask.clock import to_ms
-from bulltask.errors import ConfigError, RateLimitQueue, Reject, ReleaseJob, RescheduleJob, Retry, WaitForChildren
+from bulltask.errors import (
+    ConfigError,
+    RateLimitQueue,
+    Reject,
+    ReleaseJob,
+    RescheduleJob,
+    Retry,
+    WaitForChildren,
+    WorkerShutdown,
+)
 from bulltask.jobs.checkpoint import CHECKPOINT_FIELD
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.failures import truncate_reason
@@ -188,9 +197,11 @@ class ReleasedOutcome(_WithCheckpoint):
 
     Attributes:
         reason: Why, for the log.
+        by_task: Whether ``max_releases`` limits this release.
     """
 
     reason: str = _BY_TASK
+    by_task: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +239,8 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | 
                 return RescheduledByTaskOutcome(to_ms(exc.delay, "RescheduleJob's delay"))
             except ConfigError as error:
                 return FailedOutcome(str(error), "", "permanent")
+        case WorkerShutdown():
+            return ReleasedOutcome(exc.reason, by_task=False)
         case ReleaseJob() | Reject(requeue=True):
             return ReleasedOutcome(exc.reason if isinstance(exc, ReleaseJob) else _BY_TASK)
         case RateLimitQueue():
@@ -269,7 +282,7 @@ def request_fields(job: RunningJob, outcome: RequestedOutcome) -> list[str]:
         case RateLimitedOutcome():
             is_immediate = outcome.limit_ms < _IMMEDIATE_MS
         case _:  # a job that waits for its child jobs, but has no pending ones, is released
-            is_immediate = isinstance(outcome, ReleasedOutcome)
+            is_immediate = isinstance(outcome, ReleasedOutcome) and outcome.by_task
     fields = [] if outcome.checkpoint is None else [CHECKPOINT_FIELD, outcome.checkpoint]
     releases = job.releases + 1 if is_immediate and not fields else 0
     return fields if releases == job.releases else [*fields, RELEASES_FIELD, str(releases)]

@@ -82,7 +82,7 @@ class Canceller:
         kill_now = reason is CancelReason.HARD_LIMIT and not current.deadlines.is_async
         grace_ms = 0 if kill_now else GRACE_MS
         self._requests[current.token] = CancelRequest(
-            current.attempt, None if reason is CancelReason.SOFT_LIMIT else mono_ms() + grace_ms
+            current.attempt, mono_ms() + grace_ms if reason >= CancelReason.HARD_LIMIT else None
         )
         self._bus.emit(CancelRequested(current.job_id, self._pool.index_of(current.token), reason.name.lower()))
         self._enforce(current.token)
@@ -96,8 +96,14 @@ class Canceller:
             self.cancel(view, CancelReason.REVOKED)
         return running
 
-    def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Resend requests that have not been acknowledged, and kill children whose attempt has not ended in time."""
+    def tick(self, now_ms: int, _missed: int, /) -> None:
+        """Resend requests that have not been acknowledged, and kill children whose attempt has not ended in time.
+
+        Shortly before the worker kills its children, cancel all attempts.
+        """
+        if self._pool.interrupt_at_ms is not None and now_ms >= self._pool.interrupt_at_ms:
+            for view in tuple(self._pool.views()):
+                self.cancel(view, CancelReason.SHUTDOWN)
         for token in tuple(self._requests):
             self._enforce(token)
 

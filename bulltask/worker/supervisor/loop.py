@@ -117,6 +117,7 @@ class Supervisor:
         if self._state is ProcessState.RUN:
             self._start_shutdown(reason, finishing=True)
             self._finishing, self._kill_at_ms, self.end_by_ms = True, None, None
+            self._pool.interrupt_at_ms = None
             self._limit_calls()
 
     def cold_shutdown(self) -> None:
@@ -182,6 +183,9 @@ class Supervisor:
         started_ms = mono_ms() if finishing or not self._signalled_ms else self._signalled_ms
         self._kill_at_ms = started_ms + self._config.shutdown_timeout_ms
         self.end_by_ms = self._kill_at_ms + _AFTER_KILL_MS
+        notice_ms, timeout_ms = self._config.shutdown_notice_ms, self._config.shutdown_timeout_ms
+        if notice_ms:
+            self._pool.interrupt_at_ms = self._kill_at_ms - (notice_ms if notice_ms < timeout_ms else timeout_ms // 2)
 
     def _kill(self) -> None:
         if self._state is ProcessState.TERMINATE:
