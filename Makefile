@@ -297,7 +297,7 @@ $(VENV)/django-6/installed.stamp: tests/django/requirements-6.txt | $(BIN)/pytho
 	for p in $(NEW_PYTHONS); do \
 		$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && \
 		exec $$p -m venv --without-pip $(@D); \
-	done
+	done; true
 	$(if $(CI),test -x $(@D)/bin/python)
 	if test -x $(@D)/bin/python; then $(call install,$(@D),--no-deps -r $<) && \
 		$(BIN)/pip --python $(@D)/bin/python download -q --no-deps --no-binary django -d $(@D) \

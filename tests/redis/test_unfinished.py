@@ -13,7 +13,7 @@ import redis
 from bulltask import App, AsyncResult, group
 from bulltask.errors import ResultTimeoutError
 from bulltask.testing import RedisServer
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import Call, command
 from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
 
 pytestmark = pytest.mark.redis
@@ -23,13 +23,16 @@ WAIT_S = 0.5
 
 
 @pytest.fixture
-def connect_worker(broker_url: str) -> Iterator[Connect]:
+def connect_worker(app: App) -> Iterator[Connect]:
     """Open connections with the names of workers, by which BullMQ recognizes them."""
     with ExitStack() as stack:
 
         def connect(queue: str) -> None:
-            client = stack.enter_context(redis.Redis.from_url(broker_url, single_connection_client=True))
-            client.client_setname(QueueKeys("bull", f"{{{queue}}}", queue).client_name("worker@host"))
+            keys = app.broker.keys(queue)
+            client = app.broker.client(keys.client_name("worker@host"))
+            stack.callback(client.close)
+            client.connect()
+            client.run(command("EXISTS", keys.probe))  # in a cluster, on the node that has the queue
 
         yield connect
 
@@ -49,15 +52,13 @@ def acquired(app: App, _: Connect) -> AsyncResult[Any]:
 
 
 def retried(app: App, connect: Connect) -> AsyncResult[Any]:
-    sent = acquired(app, connect)
-    with app.broker.pool.client() as client:
-        key = app.broker.keys("default")
-        client.connect()
-    raw = redis.Redis.from_url(app.broker.endpoint.url.get_secret_value())
-    raw.hset(key.job(sent.id), mapping={"failedReason": "no route to bank", "atm": 1})
-    raw.lrem(key.active, 0, sent.id)
-    raw.zadd(key.delayed, {sent.id: 2**60})
-    raw.close()
+    sent, keys = acquired(app, connect), app.broker.keys("default")
+    calls: list[Call[Any]] = [
+        command("HSET", keys.job(sent.id), "failedReason", "no route to bank", "atm", 1),
+        command("LREM", keys.active, 0, sent.id),
+        command("ZADD", keys.delayed, 2**60, sent.id),
+    ]
+    app.broker.pool.run_many(calls)
     return sent
 
 
@@ -77,7 +78,7 @@ def served(queue: str) -> Callable[[App, Connect], AsyncResult[Any]]:
 CASES: dict[str, tuple[Callable[[App, Connect], AsyncResult[Any]], str]] = {
     "no worker": (
         lambda app, _: app.send_task("shop.add"),
-        r"'shop\.add', and it is waiting, because no worker is connected to this queue at redis://\S+/\d+\. Start one "
+        r"'shop\.add', and it is waiting, because no worker is connected to this queue at redis\S*://\S+\. Start one "
         r"with `bulltask worker -A APP -Q default`, with the same broker_url\.",
     ),
     "another queue": (served("mail"), r"no worker is connected to this queue at \S+, only to mail\. Start one"),
