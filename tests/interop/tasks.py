@@ -22,7 +22,7 @@ def register(app: App) -> None:
     """Register the functions of this module as tasks of ``app``, by their names."""
     for function in (echo, aecho, add, spread, fail, huge, spin):
         app.task(name=function.__name__)(function)
-    for bound in (busy, fail_until, report, areport, record, arecord):
+    for bound in (busy, fail_until, move, report, areport, record, arecord):
         app.task(bind=True, name=bound.__name__)(bound)
     app.task(name="lengths", batch=10, batch_wait=0.2)(lengths)
     app.task(name="limited", soft_time_limit=0.3)(limited)
@@ -85,6 +85,15 @@ def busy(self: Context, duration: float) -> int:
     if self.request.attempts_started == 1:
         self.rate_limit(duration)
     return self.request.attempts_started
+
+
+def move(self: Context, queue: str, *, fails: bool = False) -> str:
+    """Move the job to a queue; there, return or raise its name."""
+    if self.request.queue != queue:
+        self.retry(queue=queue, countdown=0)
+    if fails:
+        raise PermanentError(queue)
+    return queue
 
 
 def report(self: Context, steps: list[Any]) -> int:

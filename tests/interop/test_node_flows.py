@@ -138,3 +138,33 @@ def test_a_retried_parent_with_a_failed_child_fails_for_nodes_reason(mail: Inter
     failed = mail.stream.wait_for(2, event="failed", jobId=parent)[-1]
     reason = f"Cannot complete job {parent} because it has at least one failed child. moveToFinished"
     assert failed["failedReason"] == reason
+
+
+@pytest.mark.parametrize("by", ["node", "bulltask"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_job_that_a_retry_moves_to_another_queue_waits_for_a_child_job_there(
+    mail: InteropQueue, by: str, *, fails: bool
+) -> None:
+    mail.listen()
+    mail.node.call("queue.pause", queue="{parts}")
+    mail.worker(queues=["mail", "parts"])
+    if by == "node":
+        job = mail.add("move", {"queue": "parts", "fails": fails}, attempts=3)
+    else:
+        job = mail.send("move", queue="parts", fails=fails).id
+    mail.wait_for_event("waiting-children", job)
+    assert mail.counts() == {"waiting-children": 1}
+    assert mail.job_call(job, "getState") == "waiting-children"
+    [child] = mail.node.call("flow.get", queue=mail.name, job=job)["children"]
+    moved = mail.node.call("queue.getJob", queue="{parts}", job=child["id"])
+    assert {"name": "move", "data": {"queue": "parts", "fails": fails}}.items() <= moved.items()
+    assert (moved["id"] == job, moved["parentKey"], moved["state"]) == (by == "bulltask", mail.keys.job(job), "waiting")
+    mail.node.call("queue.resume", queue="{parts}")
+    mail.wait_for_event(end := "failed" if fails else "completed", job)
+    names = [event["event"] for event in mail.node.events() if event["args"].get("jobId") == job]
+    assert names == ["added", "waiting", "active", "waiting-children", "waiting", "active", end]
+    seen, moved = mail.node_job(job), mail.node.call("queue.getJob", queue="{parts}", job=child["id"])
+    for one in (seen, moved):
+        assert (one["state"], one["returnvalue"], one["failedReason"]) == (
+            ("failed", None, "parts") if fails else ("completed", "parts", None)
+        )

@@ -506,6 +506,7 @@ def _in_other_queue(attempt: Attempt, outcome: RetriedOutcome) -> Signature[Any,
         options["expires"] = datetime.fromtimestamp((outcome.expires_ms or job.expires_ms or 0) / 1000, UTC)
     if "max_explicit_retries" not in job.opts.bulltask:  # the call or the task sets one limit for all retries
         options["max_retries"] = min(max(0, job.attempts - 1), UNLIMITED_RETRIES)
-    if not job.opts.retries_before and "jobId" not in job.opts:  # otherwise, the id may exist in that queue
+    has_unique_id = "jobId" not in job.opts and not job.id.isdecimal()  # not from a caller, or a queue's counter
+    if has_unique_id and not job.opts.retries_before:
         options["job_id"] = job.id
     return Signature(attempt.task, args, kwargs, options)
