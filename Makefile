@@ -63,11 +63,16 @@ $(VENV)/collected.stamp: $(VENV)/dev.stamp $(if $(PYTHONDONTWRITEBYTECODE),$(she
 # Directories without fast tests are not even collected: this saves a quarter of the time before the first test.
 SLOW_TESTS = tests/process tests/fuzz tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker
 
-test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, without Java, Node.js or workers; TESTS=tests/spark selects a directory
+# A worker runs jobs, is paused, loses children and releases their jobs: the quick tests of worker processes.
+QUICK_PROCESS_TESTS = $(addprefix tests/process/,test_worker_process.py test_concurrent_jobs.py test_dead_children.py)
+
+test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, without Java or Node.js, and some of workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --hypothesis-profile=quick \
 		-m "not (spark or process or interop or bench or slow)" $(addprefix --ignore ,$(SLOW_TESTS)) \
 		$(TESTS) $(ARGS)
+	$(if $(filter tests,$(TESTS)),$(if $(ARGS),,$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow" -k "not spawn" \
+		$(QUICK_PROCESS_TESTS)))
 
 TOPOLOGIES ?= cluster sentinel
 test-topologies: TESTS = tests/redis tests/process
@@ -242,9 +247,18 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(if $(CI),-$(PYTHON) -m venv $(VENV)/uv && $(VENV)/uv/bin/pip install -q uv)
 
+# Whether $(TESTS) contains all tests, a path with one of the words $(1), or one of the directories $(2) as a whole. What
+# no selected test needs is not installed.
+selects = $(strip $(filter . tests tests/ $(2) $(addsuffix /,$(2)),$(TESTS)) $(foreach word,$(1),$(findstring $(word),$(TESTS))))
+
 # Missing programs are reported, not installed. CI has all of them.
 .PHONY: externals
-externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(VENV)/django-6/installed.stamp $(CELERY) $(if $(CI),$(VENV)/connect/installed.stamp)
+externals: $(if $(call selects,interop mixed_versions fuzz test_docs test_examples,tests/unit tests/process),$(if $(shell command -v npm),$(NODE_CLIENT)))
+externals: $(if $(call selects,interop mixed_versions),$(OFFICIAL))
+externals: $(if $(call selects,tests/django),$(VENV)/django-6/installed.stamp)
+externals: $(if $(call selects,celery,tests/process),$(CELERY))
+externals: $(if $(call selects,spark),$(if $(CI),$(VENV)/connect/installed.stamp))
+externals:
 	@command -v npm >/dev/null || echo "make: no Node.js (18 or newer, with npm): the interop tests need it"
 	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests that start Redis need it (the others use the embedded Valkey)"
 	@command -v spin >/dev/null || echo "make: no spin: the tests that check the model of the worker protocol need it, and gcc"
@@ -253,7 +267,7 @@ externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(VENV)/djan
 
 # With a CDS archive of Spark's classes (Java's class data sharing), each JVM of the tests takes 6 CPU seconds less.
 .PHONY: cds-archive
-cds-archive: $(if $(wildcard tests/spark),$(if $(shell command -v java),$(VENV)/spark-cds-archive/created.stamp))
+cds-archive: $(if $(call selects,spark lake),$(if $(shell command -v java),$(VENV)/spark-cds-archive/created.stamp))
 
 $(VENV)/spark-cds-archive/created.stamp: $(VENV)/dev.stamp
 	@echo "make: creating a CDS archive of Spark's classes for the tests: a minute, once"
