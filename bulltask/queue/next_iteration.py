@@ -6,7 +6,7 @@ If it is missing all the same, a supervisor adds it: :func:`restore_iterations`.
 from __future__ import annotations
 
 from datetime import tzinfo
-from typing import Final
+from typing import Any, Final
 
 from bulltask.errors import BulltaskError, JobError
 from bulltask.jobs.job import RunningJob
@@ -121,22 +121,25 @@ def restore_iterations(keys: QueueKeys, cursor: str, now_ms: int, zone: tzinfo) 
         elif not delayed:
             overdue.append(row)
     suspects |= dict.fromkeys(sorted(overdue, key=lambda row: -row[1])[:_MAX_OVERDUE], "stored")
-    restored: list[str] = []
-    for row, state in suspects.items():
-        stored = yield from execute(read_stored_scheduler(keys, *row))
-        call = None if stored is None else _restoring_call(keys, stored, state, now_ms, zone)
-        try:
-            if call is not None and (yield from execute(call))[0]:
-                restored.append(row[0])
-        except JobError:
-            continue  # its next times are taken by jobs that have run; the schedule can be restored later
-    return cursor, restored
+    if not suspects:
+        return cursor, []
+    stored: list[StoredScheduler | None] = yield [read_stored_scheduler(keys, *row) for row in suspects]
+    calls = [
+        call
+        for scheduler, state in zip(stored, suspects.values(), strict=True)
+        if scheduler is not None and (call := _restoring_call(keys, scheduler, state, now_ms, zone)) is not None
+    ]
+    restored = (yield calls) if calls else []
+    return cursor, [scheduler_id for scheduler_id in restored if scheduler_id]
 
 
 def _restoring_call(
     keys: QueueKeys, stored: StoredScheduler, state: str, now_ms: int, zone: tzinfo
-) -> Call[tuple[str, int]] | None:
-    """Return the call that adds a missing iteration; ``None`` if none follows, or if the scheduler is malformed."""
+) -> Call[str] | None:
+    """Return the call that adds a missing iteration, and returns the scheduler's id, ``""`` if nothing was missing.
+
+    ``None`` if no iteration follows, or if the scheduler is malformed.
+    """
     old, finished = stored.scheduler, state == "finished"
     rule = Repeat(
         pattern=old.pattern,
@@ -160,4 +163,12 @@ def _restoring_call(
     count = old.iterations + finished
     options = iteration_options(old.opts, {**rule.to_wire(), "count": count}, old.id, next_ms, now_ms)
     iteration = Iteration(next_ms, stored.data, options, missing_ms=old.next_ms)
-    return add_job_scheduler(keys, old.id, rule, (old.name, old.opts), iteration, now_ms)
+    call = add_job_scheduler(keys, old.id, rule, (old.name, old.opts), iteration, now_ms)
+
+    def parse_reply(reply: Any) -> str:
+        try:
+            return old.id if call.parse_reply(reply)[0] else ""
+        except JobError:
+            return ""  # the next times are taken by jobs that have run; the schedule can be restored later
+
+    return Call(call.args, parse_reply, call.script)

@@ -118,7 +118,8 @@ class Beat:
         self._app, self._entries, self._client, self._clock = app, entries, client, app.broker.clock
         self._backoff, self._logger, self._worker_id = backoff, logger, worker.id
         self._owner = (app.config.prefix, owner_of(app, worker.program))
-        self._version = hashlib.sha256("".join(sorted(f"{e.name} {e.digest}" for e in entries or ())).encode())
+        content = sorted(f"{entry.job.queue} {entry.name} {entry.digest}" for entry in entries or ())
+        self._version = hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
         self._consumed = {*worker.queues, *(entry.job.queue for entry in entries or ())}
         self._number = self._due_ms = 0
         self._forced = True
@@ -128,33 +129,39 @@ class Beat:
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
         """Check what is due; a large queue is checked in several ticks."""
-        if now_ms < self._due_ms:
+        if now_ms < self._due_ms and not self._cursors:
             return
         try:
-            if self._queues is None:
-                self._queues = self._queues_to_update()
-                self._cursors = dict.fromkeys(self._consumed, "")
-            for queue in sorted(self._queues):
-                self._update(queue, [entry for entry in self._entries or () if entry.job.queue == queue])
-                self._queues.discard(queue)
+            if now_ms >= self._due_ms:
+                self._update_schedule()
+                self._due_ms = now_ms + CHECK_MS
             self._restore_iterations()
         except _RETRYABLE as exc:
             if exc.node is None:  # otherwise, the other nodes of the cluster may be available
                 self._backoff.record_failure(exc)
             return
         self._backoff.reset()
-        if not self._cursors:
-            self._queues, self._forced, self._due_ms = None, False, now_ms + CHECK_MS
 
     def check_now(self, *_: object) -> None:
         """Check everything in the next tick, because Redis may have lost data, or its clock has gone back."""
         self._queues, self._forced, self._due_ms = None, True, 0
+        self._cursors.clear()
 
     def leave(self) -> None:
         """Record that this worker stops, so that the schedule of the remaining workers applies at once."""
         if self._number and not self._backoff.is_active:
             with suppress(BrokerError):
                 self._client.run(leave_schedule(*self._owner, self._worker_id))
+
+    def _update_schedule(self) -> None:
+        if self._queues is None:
+            self._queues = self._queues_to_update()
+        for queue in sorted(self._queues):
+            self._update(queue, [entry for entry in self._entries or () if entry.job.queue == queue])
+            self._queues.discard(queue)
+        if not self._cursors:  # otherwise, the last check of a queue with many schedulers is not over yet
+            self._cursors = dict.fromkeys(self._consumed, "0" if self._forced else "")
+        self._queues, self._forced = None, False
 
     def _queues_to_update(self) -> set[str]:
         """Return the queues whose schedulers may have to be changed: none if a newer version is in effect."""
@@ -165,7 +172,7 @@ class Beat:
                     queues=sorted(queues),
                 )
             return set()
-        version, now_ms = self._version.hexdigest()[:16], self._clock.now_ms()
+        version, now_ms = self._version, self._clock.now_ms()
         state = self._client.run(
             register_schedule_version(*self._owner, self._worker_id, version, self._number, now_ms)
         )
@@ -222,26 +229,34 @@ class Beat:
 
     def _restore_iterations(self) -> None:
         until_ms = mono_ms() + _RESTORE_MS
-        while self._cursors and (cursor_of := next(iter(self._cursors.items()))):
-            queue, cursor = cursor_of
-            keys = self._app.broker.keys(queue)
+        while self._cursors:
+            queue, cursor = next(iter(self._cursors.items()))
             try:
-                if cursor or self._forced or self._client.run(claim_check(keys)):
-                    zone = zone_of(self._app.config.timezone)
-                    operation = restore_iterations(keys, cursor or "0", self._clock.now_ms(), zone)
-                    cursor, restored = run_sync(self._client, operation)
-                    if restored:
-                        self._logger.warning("Missing jobs of schedules added again", queue=queue, schedulers=restored)
+                cursor = self._restore_page(queue, cursor)
             except _RETRYABLE:
                 raise
             except BulltaskError as exc:
                 self._warn_once("Schedules not checked", level="error", queue=queue, error=str(exc))
-                cursor = ""
+                cursor = "0"
             self._cursors[queue] = cursor
-            if cursor in {"", "0"}:
+            if cursor == "0":
                 del self._cursors[queue]
             if mono_ms() >= until_ms:
                 return
+
+    def _restore_page(self, queue: str, cursor: str) -> str:
+        """Add missing iterations of about a thousand schedulers; return the cursor of the next call, ``0`` at the end.
+
+        The cursor ``""`` means that another worker may check the queue.
+        """
+        keys = self._app.broker.keys(queue)
+        if cursor != "0" and not self._client.run(claim_check(keys, continued=bool(cursor))):
+            return "0"
+        operation = restore_iterations(keys, cursor or "0", self._clock.now_ms(), zone_of(self._app.config.timezone))
+        cursor, restored = run_sync(self._client, operation)
+        if restored:
+            self._logger.warning("Missing jobs of schedules added again", queue=queue, schedulers=restored)
+        return cursor
 
     def _warn_once(self, event: str, *, level: str = "warning", **fields: object) -> None:
         """Log a line, unless this worker has logged it before."""

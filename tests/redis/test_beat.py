@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import MagicMock
@@ -15,7 +16,8 @@ from bulltask.events import Bus
 from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
-from bulltask.worker.beat import Beat, Changes, reconcile
+from bulltask.transport.scripts.schedule import leave_schedule, register_schedule_version
+from bulltask.worker.beat import Beat, BeatWorker, Changes, reconcile
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
 
@@ -191,3 +193,82 @@ def test_a_schedule_continues_after_the_clock_has_gone_back_by_an_hour(
             assert run_sync(client, operation).changed == changed
             (scheduler,) = schedulers.list()
             assert scheduler.next_ms <= now_ms - min(0, earlier_ms) + 61_000
+
+
+def test_a_queue_with_many_schedulers_is_checked_in_several_ticks_while_the_worker_stays_registered(
+    broker_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulltask.worker.beat._RESTORE_MS", -1)
+    redis_client.zadd(KEYS.repeat, {f"user-{number}": number for number in range(2_500)})
+    app, logger = App("shop", broker_url, beat_schedule={"a": HOURLY}), MagicMock()
+    with app.broker.pool.client() as client:
+        client.connect()
+        backoff = ReconnectBackoff(Bus(), app.config)
+        beat = Beat(app, read_entries(app), client, backoff, logger, BeatWorker("w", [QUEUE]))
+        beat.tick(0, 0)
+        lost: Any = redis_client.zrange(KEYS.delayed, 0, 0)
+        redis_client.zrem(KEYS.delayed, *lost)
+        seen = []
+        for second in range(1, 70):
+            redis_client.hdel("bulltask:schedule-versions:bull:shop", "worker:w")
+            beat.tick(second * 1000, 0)
+            seen.append(bool(redis_client.hget("bulltask:schedule-versions:bull:shop", "worker:w")))
+        assert seen.count(True) == 1
+        beat.check_now()
+        for second in range(70, 80):
+            beat.tick(second * 1000, 0)
+    logger.warning.assert_called_with("Missing jobs of schedules added again", queue=QUEUE, schedulers=["a"])
+    assert redis_client.zrange(KEYS.delayed, 0, -1) == lost
+
+
+def test_an_entry_in_another_queue_is_another_version(broker_url: str, redis_client: redis.Redis) -> None:
+    other = {**HOURLY, "options": {"queue": "other"}}
+    apps = [App("shop", broker_url, beat_schedule={"a": entry}) for entry in (HOURLY, other)]
+    with apps[0].broker.pool.client() as client:
+        client.connect()
+        beats = [
+            Beat(app, read_entries(app), client, ReconnectBackoff(Bus(), app.config), MagicMock(), BeatWorker(name))
+            for app, name in zip(apps, ("old", "new"), strict=True)
+        ]
+        for beat in (*beats, beats[0]):
+            beat.check_now()
+            beat.tick(0, 0)
+    assert redis_client.zcard(KEYS.repeat) == 0
+    assert redis_client.zcard(QueueKeys("bull", "{other}", "other").repeat) == 1
+
+
+def test_old_workers_change_nothing_while_new_ones_run_whatever_restarts(
+    broker_url: str, redis_client: redis.Redis, rng: random.Random
+) -> None:
+    with App("shop", broker_url).broker.pool.client() as client:
+        client.connect()
+        for _ in range(20):
+            redis_client.delete("bulltask:schedule-versions:bull:shop")
+            now_ms, numbers = 1_000_000, dict[str, int]()  # of live workers
+
+            def register(worker: str, now_ms: int, numbers: dict[str, int]) -> str:
+                call = register_schedule_version("bull", "shop", worker, worker[:3], numbers.get(worker, 0), now_ms)
+                state = client.run(call)
+                numbers[worker] = state.number
+                assert set(state.workers) == {name for name in numbers if name[:3] == state.in_effect}
+                return state.in_effect
+
+            assert {register(worker, now_ms, numbers) for worker in ("old1", "old2")} == {"old"}
+            assert register("new1", now_ms, numbers) == "new"
+            for _ in range(40):
+                now_ms += 1_000
+                worker = rng.choice(["old1", "old2", "new1", "new2"])
+                if rng.random() < 0.4 and worker in numbers:
+                    client.run(leave_schedule("bull", "shop", worker))
+                    del numbers[worker]
+                else:
+                    in_effect = register(worker, now_ms, numbers)
+                    assert in_effect == ("new" if any(name.startswith("new") for name in numbers) else "old")
+            for worker in [name for name in numbers if name.startswith("old")]:
+                client.run(leave_schedule("bull", "shop", worker))
+                del numbers[worker]
+            assert register("new1", now_ms, numbers) == "new"
+            # The workers were killed: they count as dead after a while, and the deployment is rolled back.
+            assert register("old1", now_ms + 1_000, numbers) == "new"
+            numbers = {"old1": numbers["old1"]}
+            assert register("old1", now_ms + 200_000, numbers) == "old"

@@ -48,7 +48,9 @@ local known = tonumber(ARGV[3])
 numbers[version] = numbers[version] or (known > 0 and known) or highest + 1
 local newest = version
 for name in pairs(workers) do
-  if (numbers[name] or 0) > numbers[newest] then
+  local number = numbers[name] or 0
+  -- Two have the same number if one of them has been forgotten.
+  if number > numbers[newest] or (number == numbers[newest] and name > newest) then
     newest = name
   end
 end

@@ -275,17 +275,14 @@ def read_iteration(keys: QueueKeys, scheduler_id: str, next_ms: int) -> list[Cal
     ]
 
 
-def claim_check(keys: QueueKeys) -> Call[bool]:
-    """Return whether the caller must check the queue's schedulers, because no other worker has done so recently."""
-    return command(
-        "SET",
-        keys.schedulers_checked,
-        1,
-        "NX",
-        "PX",
-        CHECK_MS - _TOLERANCE_MS,
-        parse_reply=lambda reply: reply is not None,
-    )
+def claim_check(keys: QueueKeys, *, continued: bool = False) -> Call[bool]:
+    """Return whether the caller must check the queue's schedulers, because no other worker has done so recently.
+
+    With ``continued``, the caller is still checking them.
+    """
+    options = () if continued else ("NX",)
+    period_ms = CHECK_MS - _TOLERANCE_MS
+    return command("SET", keys.schedulers_checked, 1, *options, "PX", period_ms, parse_reply=bool)
 
 
 def count_schedulers(keys: QueueKeys) -> Call[int]:
