@@ -142,7 +142,7 @@ bench-compare: $(VENV)/dev.stamp  ## compare the speed with that of another comm
 bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask's speed relative to Celery or BullMQ's scripts is less than half of the recorded ratio
 	$(BIN)/python benchmarks/guard.py
 
-celery-suite: $(VENV)/dev.stamp $(CELERY_SUITE)  ## run Celery's integration tests and the examples of its user guide on bulltask; takes 5 minutes; ARGS="--celery" runs Celery
+celery-suite: $(VENV)/dev.stamp $(CELERY_SUITE)  ## run Celery's integration tests and the examples of its user guide on bulltask; takes 10 minutes; ARGS="--celery" runs Celery, ARGS="--release 5.6.3" other tests
 	@$(COMPILE)
 	$(BIN)/python -m tools.celery_suite $(ARGS)
 

@@ -169,7 +169,6 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     ("arguments are not logged", "task_repr_maxlevels"),
     ("a queue needs no declaration: it exists when it has a job", "task_create_missing_queues"),
     ("give the child task a priority when you send it", "task_inherit_parent_priority"),
-    ("if a member fails, the chord's error callback is called once", "task_allow_error_cb_on_chord_header"),
     ("revoked jobs are recorded in Redis, so a worker needs no file", "worker_state_db"),
     (
         "a completed job is not delivered again, and a job with the id of an existing job is not added",

@@ -74,6 +74,7 @@ class Config:
     max_logs: int | None
     default_queue: str
     canvas_queue: str | None
+    errbacks_in_chord_headers: bool
     task_serializer: str
     result_serializer: str
     accept_content: tuple[str, ...]
@@ -177,8 +178,9 @@ class Config:
         return None if limits is None else limits.get(queue, limits.get(EVERY_QUEUE))
 
 
-_SWITCHES: Final = ("task_always_eager", "task_eager_propagates")
-"""Settings that can be changed at any time."""
+_EAGER: Final = ("task_always_eager", "task_eager_propagates")
+_SWITCHES: Final = (*_EAGER, "task_allow_error_cb_on_chord_header")
+"""Settings that can be changed at any time, because they apply only to the process that sends."""
 
 
 class Settings:
@@ -186,7 +188,7 @@ class Settings:
 
     Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to send
     a job, or when a worker starts. A later change would apply to only some processes, because children are forks. Only
-    eager mode can be switched on and off at any time, as tests do.
+    eager mode can be switched on and off at any time, as tests do, and ``task_allow_error_cb_on_chord_header``.
 
     Raises:
         ConfigError: A setting of the app, the environment, pyproject.toml or the ``--config`` file is invalid.
@@ -343,7 +345,8 @@ class Settings:
         layer[setting] = value
         if self._frozen is not None:
             object.__setattr__(self, "_frozen", replace(self._frozen, **{SETTINGS[setting].field: parsed}))
-            self._when_switched()
+            if setting in _EAGER:
+                self._when_switched()
 
     def __setattr__(self, name: str, value: object) -> None:
         value = wrap_secrets({name: value})[name]

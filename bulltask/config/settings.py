@@ -71,6 +71,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "Node.js workers process that queue, because only bulltask workers can run these jobs.",
         ),
         _S(
+            "task_allow_error_cb_on_chord_header",
+            "errbacks_in_chord_headers",
+            flag,
+            False,
+            "Call the error callback of a chord for each member of its header that fails, too.",
+        ),
+        _S(
             "task_queues",
             "queues",
             queue_names,

@@ -118,7 +118,7 @@ def plan_replacement(
     if isinstance(canvas, Chain) and not canvas.steps:
         raise ConfigError("Cannot replace with an empty chain: pass a chain with at least one step")
     parent, base_id = Step(job.id, queue=job.queue), _new_id()
-    expansion = _Expansion()
+    expansion = _Expansion(errbacks_in_headers=config.errbacks_in_chord_headers)
     expanded = expansion.expand(canvas, _Target(parent, base_id, base_id))
     builder = _JobBuilder(config, sent_by)
     roots = builder.build([*parent.children, *expansion.roots])
@@ -140,7 +140,7 @@ def plan_canvas(canvas: Canvas[Any, Any], config: Config, sent_by: Mapping[str, 
         TypeError: The arguments of a call do not match its task.
         EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: A call cannot be stored.
     """
-    expansion = _Expansion()
+    expansion = _Expansion(errbacks_in_headers=config.errbacks_in_chord_headers)
     expanded = expansion.expand(canvas, _root_target())
     roots = _JobBuilder(config, sent_by).build(expansion.roots)
     _check_ids(roots)
@@ -148,9 +148,14 @@ def plan_canvas(canvas: Canvas[Any, Any], config: Config, sent_by: Mapping[str, 
 
 
 class _Expansion:
-    """Turns a canvas into steps, from its end to its beginning, because a job must know its parent."""
+    """Turns a canvas into steps, from its end to its beginning, because a job must know its parent.
 
-    def __init__(self) -> None:
+    Args:
+        errbacks_in_headers: Whether the members of a chord's header have the error callbacks of the chord.
+    """
+
+    def __init__(self, *, errbacks_in_headers: bool) -> None:
+        self._errbacks_in_headers = errbacks_in_headers
         self.roots: list[Step] = []
 
     def expand(self, canvas: Canvas[Any, Any], target: _Target) -> _Expanded:
@@ -193,6 +198,9 @@ class _Expansion:
         for part in reversed(others):
             fan_in = self._fan_in(entries)
             expanded = self.expand(part, _root_target() if fan_in is None else _before(fan_in))
+            if self._errbacks_in_headers and isinstance(canvas, Chord):
+                for step in leaves(expanded.result):
+                    step.errbacks += canvas.errbacks
             if fan_in is not None:
                 _deliver([fan_in], expanded.source)
             if fan_in is not None and fan_in.dependents:

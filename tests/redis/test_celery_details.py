@@ -141,6 +141,37 @@ def test_an_error_callback_of_a_chord_describes_the_body_if_a_member_fails(
     assert sorted(seen, key=str) == sorted([(*described, "no"), described[0]], key=str)
 
 
+def test_an_error_callback_of_a_chord_is_called_for_each_member_that_fails_if_the_setting_allows_it(
+    app: App, worker: InlineWorker
+) -> None:
+    seen: list[str] = []
+
+    @app.task(name="fails")
+    def fails(*_: Any) -> None:
+        raise ValueError("no")
+
+    @app.task(name="one")
+    def one(*_: Any) -> None: ...
+
+    @app.task(name="note")
+    def note(request: Any, error: str, traceback: str) -> None:
+        seen.append(request.task)
+
+    def called() -> list[str]:
+        seen.clear()
+        canvas = chord([fails.s(), one.s(), one.s() | fails.s(), chain(fails.s(), one.s())], one.s())
+        canvas.link_error(note.s())
+        canvas.delay()
+        worker.run_jobs(propagate=False)
+        return sorted(seen)
+
+    assert called() == ["one"]
+    app.conf.task_allow_error_cb_on_chord_header = True
+    assert called() == ["fails", "fails", "fails", "one"]
+    app.conf.task_allow_error_cb_on_chord_header = False
+    assert called() == ["one"]
+
+
 def test_stamps_are_among_the_headers_that_a_signal_shows(app: App, worker: InlineWorker) -> None:
     shown: list[Any] = []
 

@@ -142,6 +142,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "encryption_keys": {},
         "always_eager": False,
         "eager_propagates": False,
+        "errbacks_in_chord_headers": False,
         "incompatible_timeout_ms": 86_400_000,
         "imports": (),
         "include": (),

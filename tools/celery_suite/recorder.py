@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = float(os.environ.get("SUITE_TIMEOUT", "45"))
+SECONDS = float(os.environ.get("SUITE_TIMEOUT", "240"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
