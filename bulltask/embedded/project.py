@@ -28,6 +28,9 @@ _LIBRARIES: Final = tuple(
 )
 """The directories of bulltask, Python and installed packages, whose modules belong to no project."""
 
+_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
+"""Names of other directories with installed packages: the user's, and those of Debian."""
+
 
 def find_project(directory: Path | None = None) -> Path:
     """Return the root of the project that contains a directory: the nearest directory with one of the markers.
@@ -81,6 +84,8 @@ def import_directory(module: Mapping[str, Any]) -> Path | None:
     if not isinstance(file, str) or file.startswith(_LIBRARIES):
         return None
     path = Path(file).absolute()
+    if not path.suffix or not _PACKAGES.isdisjoint(path.parts):  # a program such as ~/.local/bin/bulltask; a package
+        return None
     depth = len(package.split(".")) if package else 0
     return path.parents[depth] if path.is_file() and depth < len(path.parents) else None
 

@@ -87,6 +87,8 @@ def test_every_directory_has_a_valid_server_name_of_its_own(name: str) -> None:
         ("shop/__init__.py", "shop", ""),
         ("src/shop/jobs/mail.py", "shop.jobs", "src"),
         ("missing.py", "", None),
+        ("lib/python3/dist-packages/shop/tasks.py", "shop", None),
+        (".local/bin/bulltask", "", None),
     ],
 )
 def test_the_directory_of_a_module_is_that_from_which_it_is_imported(
