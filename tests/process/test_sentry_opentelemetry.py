@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,3 +176,49 @@ def test_spans_of_opentelemetry_continue_the_trace(broker_url: str, monkeypatch:
     assert spans["process child"].status.is_ok is False
     assert [event.name for event in spans["process child"].events] == ["exception"]
     provider.shutdown()
+
+
+EXPORTER = """
+import os
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+def OTLPSpanExporter():
+    file = open(os.environ["SPANS"], "a")
+    return ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + os.linesep)
+"""
+TRACED = """
+@app.task(name="parent", bind=True)
+def parent(self):
+    for name in ("fails", "afails"):
+        app.send_task(name)
+
+@app.task(name="fails")
+def fails():
+    raise KeyError("broken")
+
+@app.task(name="afails")
+async def afails():
+    raise KeyError("broken")
+"""
+
+
+@pytest.mark.process
+def test_forked_children_send_their_spans(harness: WorkerHarness, tmp_path: Path) -> None:
+    lines = PROVIDER.replace("  # provider.add_span_processor", "\n    provider.add_span_processor")
+    assert lines != PROVIDER
+    worker = harness.worker(TRACING + EXPORTER + lines + TRACED, environ={"SPANS": str(tmp_path / "spans")})
+    trace_id, web = "ab" * 16, "cd" * 8
+    harness.app.send_task("parent", headers={"traceparent": f"00-{trace_id}-{web}-01"}).get(timeout=60)
+    harness.events.wait_for(2, event="failed")
+    assert worker.stop() == 0
+    spans = [json.loads(line) for line in (tmp_path / "spans").read_text().splitlines()]
+    by_name = {span["name"]: span for span in spans}
+    sent = [f"{what} {task}" for task in ("fails", "afails") for what in ("send", "process")]
+    assert sorted(span["name"] for span in spans) == sorted(["process parent", *sent])
+    assert {span["context"]["trace_id"] for span in spans} == {f"0x{trace_id}"}
+    parents = {name: span["parent_id"] for name, span in by_name.items()}
+    assert parents["process parent"] == f"0x{web}"
+    for task in ("fails", "afails"):
+        assert parents[f"send {task}"] == by_name["process parent"]["context"]["span_id"]
+        assert parents[f"process {task}"] == by_name[f"send {task}"]["context"]["span_id"]
+        assert by_name[f"process {task}"]["status"]["status_code"] == "ERROR"
