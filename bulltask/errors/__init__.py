@@ -380,10 +380,14 @@ class TaskError(BulltaskError):
         remote_traceback: The traceback of the last failed attempt as text, ``""`` if none was stored.
     """
 
+    _shows_traceback = True
+
     def __init__(self, reason: str, *, job_id: str = "", remote_traceback: str = "") -> None:
         self.reason, self.job_id, self.remote_traceback = reason, job_id, remote_traceback
         text = f"job {job_id}: {reason}" if job_id else reason
-        super().__init__(f"{text}\n\n{remote_traceback.rstrip()}" if remote_traceback else text)
+        super().__init__(
+            f"{text}\n\n{remote_traceback.rstrip()}" if remote_traceback and self._shows_traceback else text
+        )
 
 
 class TaskRejectedError(TaskError, Reject):
@@ -394,18 +398,13 @@ class TaskRejectedError(TaskError, Reject):
 
     reason: str
     requeue = False
-
-    def __init__(self, reason: str, *, job_id: str = "", remote_traceback: str = "") -> None:
-        super().__init__(reason, job_id=job_id)
-        self.remote_traceback = remote_traceback
+    _shows_traceback = False
 
 
 class TaskRevokedError(TaskError):
     """The job was revoked before it completed; raised by ``AsyncResult.get()``."""
 
-    def __init__(self, reason: str, *, job_id: str = "", remote_traceback: str = "") -> None:
-        super().__init__(reason, job_id=job_id)  # the traceback shows only where a running task was interrupted
-        self.remote_traceback = remote_traceback
+    _shows_traceback = False  # which shows only where a running task was interrupted
 
 
 class ResultTimeoutError(BulltaskError, TimeoutError):

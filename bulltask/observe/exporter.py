@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from bulltask.errors import ConfigError
-from bulltask.observe.http_deadline import LOCAL_HOSTS, RequestDeadline, host_of
+from bulltask.observe.http_requests import LOCAL_HOSTS, RequestDeadline, host_of
 from bulltask.process import die_with_parent
 
 if TYPE_CHECKING:

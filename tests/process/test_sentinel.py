@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -158,6 +158,11 @@ class Senders:
         asyncio.run(main())
 
 
+def wait_for_sends(sent: Sequence[AsyncResult[None]], what: str) -> None:
+    before = len(sent)
+    wait_until(lambda: len(sent) >= before + 100, 60.0, what)
+
+
 @contextmanager
 def sends_to_old_primary(sentinels: Sentinels) -> Iterator[Callable[[], list[float]]]:
     """Yield a function that returns when the old primary has added jobs, in ms after the first `+switch-master`."""
@@ -195,10 +200,9 @@ def test_a_planned_failover_ends_all_calls_to_the_old_primary(
         monkeypatch.setattr(sentinel_events, "_BEGINS", b"none of the events")
     app = App("shop", sentinels.url)
     with sends_to_old_primary(sentinels) as sends, Senders(app) as sent:
-        wait_until(lambda: len(sent) >= 100, 60.0, "jobs before the failover")
+        wait_for_sends(sent, "jobs before the failover")
         sentinels.fail_over()
-        before = len(sent)
-        wait_until(lambda: len(sent) >= before + 100, 60.0, "jobs after the failover")
+        wait_for_sends(sent, "jobs after the failover")
     assert max(sends()) < scale_to_load(200)
     stored = {job.id for job in app.queue("default").get_waiting()}
     lost = [job.id for job in sent if job.id not in stored]
@@ -212,11 +216,10 @@ def test_a_worker_loses_and_repeats_no_job_in_a_planned_failover(sentinels: Sent
     worker = harness.worker(children=3, settings={"lock_duration": 30})
     app = harness.sender()
     with sends_to_old_primary(sentinels) as sends, Senders(app) as sent:
-        wait_until(lambda: len(sent) >= 100, 60.0, "jobs before the failover")
+        wait_for_sends(sent, "jobs before the failover")
         harness.wait_for_start(sent[50])
         sentinels.fail_over()
-        before = len(sent)
-        wait_until(lambda: len(sent) >= before + 100, 60.0, "jobs after the failover")
+        wait_for_sends(sent, "jobs after the failover")
     assert max(sends()) < scale_to_load(200)
     for job in sent:
         job.get(timeout=60)
@@ -243,12 +246,11 @@ def test_an_idle_worker_leaves_the_old_primary_before_the_sentinels_make_it_a_re
 def test_no_job_that_was_sent_is_lost_when_a_suspended_primary_returns_after_the_failover(sentinels: Sentinels) -> None:
     app, old = App("shop", sentinels.url), sentinels.primary
     with Senders(app) as sent:
-        wait_until(lambda: len(sent) >= 100, 60.0, "jobs before the failover")
+        wait_for_sends(sent, "jobs before the failover")
         sentinels.stop_replying(old)
         sentinels.wait_for_failover(old)
         sentinels.resume(old)
-        before = len(sent)
-        wait_until(lambda: len(sent) >= before + 100, 60.0, "jobs after the failover")
+        wait_for_sends(sent, "jobs after the failover")
     stored = {job.id for job in app.queue("default").get_waiting()}
     assert [job.id for job in sent if job.id not in stored] == []
     app.queue("default").obliterate()
@@ -331,7 +333,7 @@ def test_no_replicated_job_is_lost_when_the_primary_is_killed_under_load(
     producer = threading.Thread(target=produce)
     producer.start()
     try:
-        wait_until(lambda: len(sent) >= 100, 60.0, "jobs before the failover")
+        wait_for_sends(sent, "jobs before the failover")
         old.kill()
         sentinels.wait_for_failover(old)
         promoted_ms, before = mono_ms(), len(sent)

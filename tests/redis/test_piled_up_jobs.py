@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from typing import Any
 from unittest.mock import patch
 
@@ -58,19 +58,23 @@ def sizes(redis_client: Any, keys: QueueKeys) -> dict[str, int]:
     }
 
 
-def largest_change(operation: Operation[Any], client: SyncClient, size: Callable[[], dict[str, int]]) -> int:
-    """Run an operation; return how many jobs the call that moved or removed the most of them has changed."""
-    largest, before = 0, size()
+def drive(operation: Operation[Any], client: SyncClient, inspect: Callable[[list[Any]], None]) -> Any:
+    """Run an operation, and inspect the replies of each round trip; return its result."""
     try:
         calls = next(operation)
         while True:
             replies = [client.run(call) for call in calls]
-            after = size()
-            largest = max(largest, *(abs(after[state] - before[state]) for state in after))
-            before = after
+            inspect(replies)
             calls = operation.send(replies)
-    except StopIteration:
-        return largest
+    except StopIteration as end:
+        return end.value
+
+
+def largest_change(operation: Operation[Any], client: SyncClient, size: Callable[[], dict[str, int]]) -> int:
+    """Run an operation; return how many jobs the round trip that moved or removed the most of them has changed."""
+    sizes = [size()]
+    drive(operation, client, lambda _: sizes.append(size()))
+    return max(abs(after[state] - before[state]) for before, after in pairwise(sizes) for state in after)
 
 
 @pytest.mark.parametrize("asc", [False, True])
@@ -98,18 +102,13 @@ def test_a_call_returns_a_bounded_number_of_ids_and_misses_none_if_jobs_leave(
 ) -> None:
     monkeypatch.setattr(read, "_IDS_PER_CALL", 50)
     pile_up(redis_client, keys, "wait", 101)
-    operation = read.get_job_ids(context, "wait", 0, -1, asc=True)
-    calls = next(operation)
-    found: list[str] = []
     lengths: list[int] = []
-    try:
-        while True:
-            (pages,) = replies = [client.run(call) for call in calls]
-            lengths += map(len, pages)
-            redis_client.rpop(keys.wait, 5)  # what workers do
-            calls = operation.send(replies)
-    except StopIteration as end:
-        found = end.value
+
+    def acquire_jobs(replies: list[Any]) -> None:
+        lengths.extend(map(len, replies[0]))
+        redis_client.rpop(keys.wait, 5)
+
+    found = drive(read.get_job_ids(context, "wait", 0, -1, asc=True), client, acquire_jobs)
     assert lengths == [50, 46]
     assert found == [f"j{number}" for number in range(6, 102)]
 
@@ -192,20 +191,16 @@ def test_no_reply_contains_all_of_thousands_of_schedulers(
         "list of repeatable jobs": repeatables.list_all(keys),
         "beat": reconcile(keys, [], app.name, context.now_ms()),
     }
-    operation, largest, result = operations[reader], 0, None
-    try:
-        calls = next(operation)
-        while True:
-            replies = [client.run(call) for call in calls]
-            for reply in replies:
-                rows = reply[1] if isinstance(reply, tuple) else reply
-                largest = max(largest, len(rows) if isinstance(rows, list) else 0)
-            calls = operation.send(replies)
-    except StopIteration as stop:
-        result = stop.value
+    lengths: list[int] = []
+
+    def inspect(replies: list[Any]) -> None:
+        rows = [reply[1] if isinstance(reply, tuple) else reply for reply in replies]
+        lengths.extend(len(row) for row in rows if isinstance(row, list))
+
+    result = drive(operations[reader], client, inspect)
     if reader == "list":
         assert [scheduler.id for scheduler in result] == redis_client.zrange(keys.repeat, 0, -1)
-    assert 0 < largest < COUNT / 2
+    assert 0 < max(lengths) < COUNT / 2
 
 
 @pytest.mark.parametrize("asc", [True, False])

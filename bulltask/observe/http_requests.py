@@ -1,4 +1,4 @@
-"""``RequestDeadline``: closes HTTP connections whose request does not arrive in time."""
+"""What the HTTP servers check in a request: when it has arrived, and the host that it is for."""
 
 from __future__ import annotations
 
