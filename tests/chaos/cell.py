@@ -213,7 +213,9 @@ class _CellRun:
         with self._app.queue(self._queue_name) as queue:
             self._wait_while(lambda: self._keep_running(worker) or not _has_ended(queue, jobs))
             for process in self._processes:
-                process.stop()  # after the jobs that it may still be running
+                process.send(signal.SIGTERM)  # it exits after the jobs that it may still be running
+                self._wait_while(lambda process=process: self._continue() or process.process.poll() is None)  # type: ignore[misc]
+                process.wait()
             return self._result(jobs, at_most, queue.get_job_counts())
 
     def close(self) -> None:
@@ -261,17 +263,23 @@ class _CellRun:
 
     def _keep_running(self, worker: Worker) -> bool:
         """Continue a stopped process, and replace a dead or stopped worker; return whether a process is stopped."""
-        fault, point = self._fault, self._cell.point
-        is_stopped = fault is not None and fault["fault"] == "SIGSTOP"
-        if fault is not None and is_stopped and time.monotonic() > fault["at"] + BUSY_S:
-            with suppress(ProcessLookupError):
-                os.kill(fault["pid"], signal.SIGCONT)
-            is_stopped = False
+        is_stopped, point = self._continue(), self._cell.point
         is_alone = is_stopped and point is not None and point.role == "supervisor"
         if not self._has_replaced and (is_alone or worker.process.poll() is not None):
             self._has_replaced = True
             self._start("supervisor")
         return is_stopped
+
+    def _continue(self) -> bool:
+        """Continue a stopped process after a while; return whether it is still stopped."""
+        fault = self._fault
+        if fault is None or fault["fault"] != "SIGSTOP":
+            return False
+        if time.monotonic() <= fault["at"] + BUSY_S:
+            return True
+        with suppress(ProcessLookupError):
+            os.kill(fault["pid"], signal.SIGCONT)
+        return False
 
     @property
     def _journal(self) -> list[dict[str, Any]]:
