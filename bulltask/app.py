@@ -120,6 +120,7 @@ class App(
         self.name, self.directory = name, embedded.calling_directory()
         broker_url, settings = secret_url(broker_url), wrap_secrets(settings)
         self.conf = Settings(constructor_settings(broker_url, settings))
+        self.conf.name_app(name)
         if (source := settings.get("config_source")) is not None:
             self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
         self._task_class = (

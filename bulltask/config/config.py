@@ -16,6 +16,7 @@ raises an error that suggests a similar one. For one of Celery's names, the erro
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -57,6 +58,8 @@ secret."""
 class Config:
     """The parsed, immutable settings of an app and its workers; :meth:`Settings.freeze` returns them."""
 
+    sender: str = ""
+    """The app and the host, which sent jobs name; not a setting."""
     broker_url: SecretUrl
     credentials: Credentials | None
     prefix: str
@@ -208,6 +211,7 @@ class Settings:
         for layer in ("_project", "_values", "_file", "_overrides"):
             object.__setattr__(self, layer, {})
         object.__setattr__(self, "_frozen", None)
+        object.__setattr__(self, "_app", "")
         object.__setattr__(self, "_when_frozen", [])
         object.__setattr__(self, "_when_switched", lambda: None)
         object.__setattr__(self, "_used", set())
@@ -283,6 +287,10 @@ class Settings:
         self._used.add(name)
         return SETTINGS[name].parse(getattr(self, name), name)
 
+    def name_app(self, name: str) -> None:
+        """Set the name of the app, which its jobs contain."""
+        object.__setattr__(self, "_app", name)
+
     def when_frozen(self, call: Callable[[Config], None]) -> None:
         """Register a function to call just before the settings are frozen; if it raises, they are not frozen."""
         self._when_frozen.append(call)
@@ -298,7 +306,7 @@ class Settings:
             given["broker_url"] = self._celery_url
         merged = {row.name: row.default for row in SETTINGS.values()} | _failover_defaults(given) | given
         parsed = {row.field: row.parse(merged[row.name], row.name) for row in SETTINGS.values()}
-        config = Config(**parsed)
+        config = Config(**parsed, sender=self._app and f"{self._app}@{socket.gethostname()}")
         if config.renew_ms >= config.lock_ms:
             raise ConfigError(
                 f"lock_renew_time ({config.renew_ms} ms) must be shorter than lock_duration ({config.lock_ms} ms), "
@@ -416,4 +424,4 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-assert {row.field for row in SETTINGS.values()} == {field.name for field in fields(Config)}
+assert {row.field for row in SETTINGS.values()} | {"sender"} == {field.name for field in fields(Config)}

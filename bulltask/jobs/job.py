@@ -49,7 +49,7 @@ INCOMPATIBLE_FIELD: Final = "bulltask:incompatible"
 _REPLACEMENT: Final = REPLACEMENT_FIELD.encode()
 _CHECKPOINT: Final = CHECKPOINT_FIELD.encode()
 _RELEASES: Final = RELEASES_FIELD.encode()
-_IF_ANY: Final = ("retries", "origin", "canvas")
+_IF_ANY: Final = ("retries", "sender", "origin", "canvas")
 _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 Progress = Json
 
@@ -82,6 +82,7 @@ class JobOptions:
         ignore_result: Whether the return value is not stored; ``None``: the task's option applies.
         max_explicit_retries: How many retries the task may request; ``None``: as many as ``attempts`` permits.
         retries: Retries before this job, if it continues a job of another queue.
+        sender: The app and the host that send the job, ``shop@web-1``; ``""`` if no app does.
         origin: The ids of the job whose task sent this one, and of its first ancestor; empty for most jobs.
         canvas: The job's place in a canvas, in its stored form; empty for most jobs.
         more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
@@ -103,6 +104,7 @@ class JobOptions:
     ignore_result: bool | None = None
     max_explicit_retries: int | None = None
     retries: int = 0
+    sender: str = ""
     origin: Mapping[str, str] = field(default_factory=dict)
     canvas: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
@@ -143,6 +145,7 @@ class JobOptions:
         """
         wire = {name: value for name, value in self.to_wire(0).items() if name not in _OF_ONE_JOB}
         options: dict[str, object] = {**self._bulltask_options(0), **bulltask_options}
+        options.pop("sender", None)  # workers on several hosts store the same scheduler
         if self.expires_in_ms is not None:
             # The duration counts from each job's scheduled time.
             options["ttl"] = options.pop("expires")

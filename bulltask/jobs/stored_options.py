@@ -84,6 +84,6 @@ def _parse(stored: bytes, job_id: str) -> StoredOptions:
     return StoredOptions(codec.decode_object(stored, what=f"field opts of job {job_id}"))
 
 
-@lru_cache(maxsize=200)
+@lru_cache(maxsize=1_000)
 def _parse_once(stored: bytes) -> StoredOptions:
     return _parse(stored, "")

@@ -186,6 +186,7 @@ def _job_options(name: str, options: Mapping[str, Any], stored: Mapping[str, obj
         expires_in_ms=None if expires is None or at else to_ms(expires, "expires"),
         expires_ms=to_epoch_ms(expires, "expires") if isinstance(expires, datetime) else None,
         time_limits=limits,
+        sender=config.sender,
         headers="" if not headers else codec.encode(headers, what=f"headers of job {name}").decode(),
         more=stored,
     )

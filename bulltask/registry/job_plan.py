@@ -127,6 +127,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
         expires_ms=expires_ms,
         time_limits=limits,
         ignore_result=call.ignore_result,
+        sender=config.sender,
         max_explicit_retries=None if call.max_retries is not None else task.max_explicit_retries(config),
         more=stored,
     )

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from bulltask.typed.containers import Array, FixedTuple, Object, Union, key_converter, or_none
 from bulltask.typed.converter import Converter
+from bulltask.typed.models_v1 import OldModel, is_old_model
 from bulltask.typed.records import NO_DEFAULT, Field, Record, TypedDictionary
 from bulltask.typed.scalars import Anything, LiteralValue, scalar
 
@@ -97,6 +98,8 @@ class _Builder:
             raise NoConverter(f"{exc}, so it cannot be converted to JSON") from None
         if kind in self._classes:
             return self._classes[kind]
+        if is_old_model(kind):
+            return OldModel(kind)
         if dataclasses.is_dataclass(kind):
             return self._record(kind)
         if issubclass(kind, dict) and hasattr(kind, "__required_keys__"):  # of typing or typing_extensions

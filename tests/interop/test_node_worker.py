@@ -228,4 +228,4 @@ def test_a_node_worker_keeps_and_ignores_options_that_only_bulltask_has(mail: In
     job = mail.send("echo", options={"expires": 0, "headers": {"trace": [1, {}]}}, value=1)
     assert job.get(timeout=60) == {"value": 1}, "a Node worker does not know expires"
     stored = mail.node_job(job.id)["opts"]["bulltask"]
-    assert stored.keys() == {"v", "expires", "headers"}
+    assert stored.keys() == {"v", "sender", "expires", "headers"}

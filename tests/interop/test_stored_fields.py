@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_stored_options_equal_those_of_a_node_job_plus_the_key_bulltask(
     pair: tuple[dict[str, str], dict[str, str]],
 ) -> None:
     from_bulltask, from_node = (json.loads(fields["opts"]) for fields in pair)
-    assert from_bulltask.pop("bulltask") == {"v": 1}
+    assert from_bulltask.pop("bulltask") == {"v": 1, "sender": f"sender@{socket.gethostname()}"}
     assert (from_bulltask.pop("jobId"), from_node.pop("jobId")) == ("bulltask", "node")
     assert from_bulltask == from_node
 
@@ -160,6 +161,8 @@ def test_a_finished_job_has_the_same_fields_after_both_workers(
 def stored(side: InteropQueue, job_id: str) -> dict[str, Any]:
     """Return the stored options of a job."""
     options: dict[str, Any] = json.loads(side.redis.hget(side.keys.job(job_id), "opts") or "null")
+    if options.get("bulltask"):
+        assert options["bulltask"].pop("sender").endswith(f"@{socket.gethostname()}")
     return options
 
 

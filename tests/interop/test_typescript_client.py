@@ -210,4 +210,5 @@ def assert_like_a_job_of_python(harness: WorkerHarness, directory: Path, job_id:
     keys = harness.keys_of("mail")
     nodes, pythons = (json.loads(harness.redis.hget(keys.job(id_), "opts")) for id_ in (job_id, own.id))  # type: ignore[arg-type]
     assert 0 <= pythons["bulltask"].pop("expires") - nodes["bulltask"].pop("expires") < 60_000
+    assert pythons["bulltask"].pop("sender").startswith("sender@")
     assert nodes == pythons

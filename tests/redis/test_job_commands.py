@@ -67,6 +67,7 @@ def test_show_prints_data_attempts_tracebacks_and_logs_from_redis(app: App, run:
     assert first == f"send {job_id}, queue mail"
     assert re.fullmatch(r"failed, [\d.]+ s ago \(from Redis\)", second)
     facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines if re.match(r"\w+\s{2,}", line))
+    assert facts["added"].endswith(f" by {app.name}@{socket.gethostname()}")
     assert facts["attempts"] == "2 of 2 made, 2 started"
     assert facts["data"] == '{"to": "ada"}'
     assert json.loads(facts["options"])["attempts"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -107,7 +108,7 @@ def test_a_plain_job_is_stored_in_wait_with_exactly_bullmqs_fields(app: App, red
     assert json.loads(fields["opts"]) == {
         "attempts": 3,
         "backoff": {"type": "exponential", "delay": 1000, "jitter": 0.2, "maxDelay": 3_600_000},
-        "bulltask": {"v": 1},
+        "bulltask": {"v": 1, "sender": f"{app.name}@{socket.gethostname()}"},
     }
     assert redis_client.lrange(KEYS.wait, 0, -1) == [result.id]
     assert events(redis_client) == [

@@ -79,6 +79,7 @@ CALL_ONLY: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def stored(redis_client: redis.Redis, job_id: str) -> dict[str, Any]:
     text: Any = redis_client.hget(f"bull:{{mail}}:{job_id}", "opts")
     opts: dict[str, Any] = json.loads(text)
+    opts["bulltask"].pop("sender", None)
     return opts
 
 

@@ -143,6 +143,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "always_eager": False,
         "eager_propagates": False,
         "errbacks_in_chord_headers": False,
+        "sender": "",
         "incompatible_timeout_ms": 86_400_000,
         "imports": (),
         "include": (),

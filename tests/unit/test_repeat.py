@@ -158,7 +158,7 @@ def test_a_malformed_scheduler_can_be_read() -> None:
 
 
 def test_each_iteration_expires_relative_to_its_time() -> None:
-    template = JobOptions(expires_in_ms=5000, headers='{"a":1}').to_template(beat="shop")
+    template = JobOptions(expires_in_ms=5000, headers='{"a":1}', sender="shop@web").to_template(beat="shop")
     assert template["bulltask"] == {"v": 1, "ttl": 5000, "headers": '{"a":1}', "beat": "shop"}
     assert "jobId" not in template
     assert job({"every": 1000}, delay=300, **template).expires_ms == NOON + 5300

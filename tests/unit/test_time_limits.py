@@ -27,7 +27,7 @@ def plain() -> None: ...
 def stored_options(**options: Any) -> dict[str, object]:
     stored = limited.s().set(**options).job().opts(0)[BULLTASK_KEY]
     assert isinstance(stored, dict)
-    return stored
+    return {name: value for name, value in stored.items() if name != "sender"}
 
 
 def stored_job(**fields: object) -> RunningJob:

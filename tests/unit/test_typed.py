@@ -577,6 +577,36 @@ def test_a_schema_lists_parameters_and_defaults_and_allows_no_others_without_kwa
     assert CallTypes(days, "t", skip_first=False).data_schema(definitions)["additionalProperties"] is False
 
 
+def test_models_of_pydantic_1_are_converted() -> None:
+    v1 = pytest.importorskip("pydantic.v1")
+
+    class Part(v1.BaseModel):  # type: ignore[misc,name-defined]
+        made: date
+        price: Decimal = v1.Field(alias="unitPrice", ge=0)
+
+    class Whole(v1.BaseModel):  # type: ignore[misc,name-defined]
+        parts: list[Part]
+
+    Whole.update_forward_refs(Part=Part)  # a local name
+    whole = Whole(parts=[Part(made=date(2026, 1, 2), unitPrice="1.5")])
+    stored = {"parts": [{"made": "2026-01-02", "unitPrice": 1.5}]}
+    converter = converter_of(Whole)
+    assert not converter.plain
+    assert (converter.encode(whole), converter.decode(stored)) == (stored, whole)
+    assert converter.encode(stored) == stored
+    assert converter_of(list[Whole] | None).decode([stored]) == [whole]
+    for wrong, problem in [
+        ({"parts": [{"made": "no", "unitPrice": -1}]}, r"parts\[0\].made: invalid date format; parts\[0\].unitPrice: "),
+        ({}, "parts: field required"),
+        (7, "Whole expected dict not int"),
+    ]:
+        with pytest.raises(Mismatch, match=problem):
+            converter.decode(wrong)
+    definitions = Definitions()
+    assert converter.schema(definitions) == {"$ref": "#/$defs/Whole"}
+    assert definitions.schemas["Whole"]["properties"]["parts"]["items"] == {"$ref": "#/$defs/Part"}
+
+
 def test_computed_fields_of_a_model_are_neither_written_nor_in_the_schema() -> None:
     class Square(pydantic.BaseModel, extra="forbid"):
         side: int

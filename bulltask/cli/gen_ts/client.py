@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from bulltask.app import App
@@ -260,7 +261,7 @@ def _stored(name: str, form: PayloadFormat, *, is_encrypted: bool) -> str:
 def _defaults(task: AnyTask[..., Any], app: App) -> dict[str, object]:
     """Return the default options of a task's jobs, with ``expiresIn`` instead of a time."""
     options = plan_of(task, app.config).options
-    wire: dict[str, Any] = options.to_wire(0)
+    wire: dict[str, Any] = replace(options, sender="").to_wire(0)
     if options.expires_in_ms is not None:
         wire["expiresIn"] = wire["bulltask"].pop("expires")
     return wire

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.cli.terminal import ago, as_table, duration_text, in_one_line, safe, stamp
+from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.payloads.envelope import describe, is_envelope
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _head(redis_job: FoundJob | None, history: JobHistory | None) -> tuple[str |
 def _redis_fields(redis_job: FoundJob) -> list[tuple[str, object]]:
     job = redis_job.job
     return [
-        ("added", stamp(redis_job.added_at)),
+        ("added", f"{stamp(redis_job.added_at)}{_sender(job.opts)}"),
         ("started", redis_job.started_at and f"{stamp(redis_job.started_at)} by {job.processed_by or 'a worker'}"),
         ("finished", redis_job.finished_at and stamp(redis_job.finished_at)),
         ("delay", job.delay_ms and duration_text(job.delay_ms / 1000)),
@@ -77,6 +78,13 @@ def _redis_fields(redis_job: FoundJob) -> list[tuple[str, object]]:
         ("parent", job.parent_key),
         ("scheduler", job.scheduler_id),
     ]
+
+
+def _sender(opts: Mapping[str, Any]) -> str:
+    """Return which app has sent the job, and from which host; ``""`` if none has."""
+    own = opts.get(BULLTASK_KEY)
+    sender = own.get("sender") if isinstance(own, dict) else None
+    return f" by {sender}" if isinstance(sender, str) else ""
 
 
 def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, object]]:
