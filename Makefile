@@ -110,6 +110,7 @@ docs: $(VENV)/docs.stamp  ## build the documentation in build/docs; fails on a d
 
 sync: $(VENV)/dev.stamp  ## generate bulltask/queue/sync from bulltask/queue/aio
 	$(BIN)/python tools/generate_sync.py
+	PYTHONPATH=. $(BIN)/python tools/generate_setting_types.py
 
 sbom: $(VENV)/dev.stamp $(RELEASE)  ## write the list of all components (CycloneDX) to build/bulltask.cdx.json
 	$(BIN)/python tools/sbom.py $(VENV)/release/bin/cyclonedx-py build/bulltask.cdx.json

@@ -52,6 +52,7 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST
 
 if TYPE_CHECKING:  # imported on first use, because most programs only send jobs of tasks
+    from bulltask.config.setting_types import AppOptions
     from bulltask.queue.add_options import AddOptions
     from bulltask.queue.aio.events import AsyncQueueEvents
     from bulltask.queue.aio.flow import AsyncFlowProducer
@@ -115,14 +116,16 @@ class App(
     task_cls: type[AnyTask[..., Any]] | str | None = None
     """For a subclass to set: the default of the argument ``task_cls``."""
 
-    def __init__(self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: object) -> None:
+    def __init__(
+        self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: Unpack[AppOptions]
+    ) -> None:
         super().__init__()
         self.name, self.directory = name, embedded.calling_directory()
-        broker_url, settings = secret_url(broker_url), wrap_secrets(settings)
+        broker_url, settings = secret_url(broker_url), cast("AppOptions", wrap_secrets(settings))
         self.conf = Settings(constructor_settings(broker_url, settings))
         self.conf.name_app(name)
         if (source := settings.get("config_source")) is not None:
-            self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
+            self.config_from_object(source, namespace=settings.get("namespace"))
         self._task_class = (
             cast("type[AnyTask[..., Any]] | str | None", settings.get("task_cls")) or self.task_cls or Task
         )

@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from bulltask.config.annotations import Annotations
 from bulltask.config.credentials import Credentials
@@ -38,6 +38,11 @@ from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.errors import ConfigError
 from bulltask.jobs.text_forms import to_plain
 from bulltask.jobs.time_limits import TimeLimits
+
+if TYPE_CHECKING:
+    from bulltask.config.setting_types import SettingOptions, SettingTypes
+else:
+    SettingTypes = object
 
 __all__ = ["CELERY_URL", "CONFIG_VARIABLE", "ENV_PREFIX", "FILE_VARIABLES", "Config", "Settings"]
 
@@ -186,7 +191,7 @@ _SWITCHES: Final = (*_EAGER, "task_allow_error_cb_on_chord_header")
 """Settings that can be changed at any time, because they apply only to the process that sends."""
 
 
-class Settings:
+class Settings(SettingTypes):
     """The mutable settings of an app, by their public names: ``app.conf.lock_duration = 60``.
 
     Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to send
@@ -205,6 +210,8 @@ class Settings:
     _frozen: Config | None
     _when_switched: Callable[[], None]
     _used: set[str]
+    _app: str
+    _when_frozen: list[Callable[[Config], None]]
 
     def __init__(self, given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
@@ -227,7 +234,7 @@ class Settings:
         for name, value in variables.items():
             self.override(name, value)
 
-    def update(self, *mappings: Mapping[str, object], **settings: object) -> None:
+    def update(self, *mappings: Mapping[str, object], **settings: Unpack[SettingOptions]) -> None:
         """Set several settings, from mappings or keywords.
 
         Raises:
@@ -235,7 +242,7 @@ class Settings:
                 frozen.
         """
         updates = wrap_secrets({**dict(pair for part in mappings for pair in part.items()), **settings})
-        mappings, settings = (), {}
+        del mappings, settings  # they may contain passwords, and an error can show local variables
         check_same_meaning({name: (name, value) for name, value in updates.items()})
         for name, value in updates.items():
             setattr(self, name, value)
@@ -356,16 +363,18 @@ class Settings:
             if setting in _EAGER:
                 self._when_switched()
 
-    def __setattr__(self, name: str, value: object) -> None:
-        value = wrap_secrets({name: value})[name]
-        self._set(self._values, name, value)
+    if not TYPE_CHECKING:  # type checkers know the settings' types, and would accept any name
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in SETTINGS:
-            raise AttributeError(explain(name))
-        if name == "broker_url" and self.is_url_from_celery:
-            return self._celery_url
-        return self._given().get(name, SETTINGS[name].default)
+        def __setattr__(self, name: str, value: object) -> None:
+            value = wrap_secrets({name: value})[name]
+            self._set(self._values, name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in SETTINGS:
+                raise AttributeError(explain(name))
+            if name == "broker_url" and self.is_url_from_celery:
+                return self._celery_url
+            return self._given().get(name, SETTINGS[name].default)
 
     def __getitem__(self, name: str) -> Any:
         if name not in SETTINGS:
@@ -388,7 +397,7 @@ class Settings:
         return f"<Settings {changed}>"
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *SETTINGS]
+        return ["update", *SETTINGS]  # for completion in a shell
 
 
 def _check_broker(config: Config) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from bulltask.app import App
+from bulltask.config.parsers import time_zone
 from bulltask.errors import BulltaskError, ConfigError, did_you_mean
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_scheduler_id
@@ -71,7 +72,7 @@ def entry_problems(app: App) -> list[str]:
     for name, entry in (schedule or {}).items():
         try:
             _check_entry(name, entry)
-            _parse_rule(entry, app.conf.timezone or "UTC")
+            _parse_rule(entry, time_zone(app.conf.timezone, "timezone"))
             task, args, kwargs, options = _parse_call(entry)
             CallOptions.of(options)
             if (registered := app.tasks.get(task)) is not None:

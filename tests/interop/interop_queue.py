@@ -62,7 +62,7 @@ class InteropQueue:
 
     def sender(self, **settings: object) -> App:
         """Create an app that sends to the queue, with the tasks of ``tasks.py``."""
-        merged = {"task_default_queue": QUEUE, "queue_hash_tag": self._hash_tag, **settings}
+        merged: dict[str, Any] = {"task_default_queue": QUEUE, "queue_hash_tag": self._hash_tag, **settings}
         self._apps.append(App("sender", self.url, **merged))
         register(self._apps[-1])
         return self._apps[-1]

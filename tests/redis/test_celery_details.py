@@ -38,7 +38,7 @@ class Refused(Exception):
 
 @pytest.fixture(params=["plain", "encrypted"])
 def app(request: pytest.FixtureRequest, broker_url: str) -> Iterator[App]:
-    settings = {"payload_encryption_keys": {"*": KEY}} if request.param == "encrypted" else {}
+    settings: dict[str, Any] = {"payload_encryption_keys": {"*": KEY}} if request.param == "encrypted" else {}
     app = App("details", "redis://unreachable.invalid:1", task_max_retries=0, **settings)
     with use_server(app, broker_url):
         yield app

@@ -16,7 +16,11 @@ from tests.support.redis_cluster import Cluster
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
-PATIENCE = {"broker_publish_retries": 100, "broker_publish_timeout": 60, "broker_reconnect_delay_max": 1}
+PATIENCE: dict[str, Any] = {
+    "broker_publish_retries": 100,
+    "broker_publish_timeout": 60,
+    "broker_reconnect_delay_max": 1,
+}
 
 
 def test_sends_wait_for_replicas_and_survive_with_their_results_the_death_of_a_node(failover_cluster: Cluster) -> None:

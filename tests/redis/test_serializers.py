@@ -24,8 +24,8 @@ from tests.support.payloads import ENCRYPTION_KEY, PICKLES, Refused, WritesFile
 pytestmark = pytest.mark.redis
 
 MakeWorker = Callable[..., tuple[App, InlineWorker]]
-PICKLING = {**PICKLES, "task_serializer": "cloudpickle", "result_serializer": "cloudpickle"}
-ENCRYPTED = {"payload_encryption_keys": {"*": ENCRYPTION_KEY}}
+PICKLING: dict[str, Any] = {**PICKLES, "task_serializer": "cloudpickle", "result_serializer": "cloudpickle"}
+ENCRYPTED: dict[str, Any] = {"payload_encryption_keys": {"*": ENCRYPTION_KEY}}
 
 
 @pytest.fixture

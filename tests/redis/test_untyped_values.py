@@ -49,7 +49,9 @@ VALUES: list[tuple[Any, Any]] = [
 
 @pytest.fixture(params=["plain", "compressed"])
 def app(request: pytest.FixtureRequest, broker_url: str) -> Iterator[App]:
-    settings = {"task_compression": "zlib", "compression_threshold": 1} if request.param == "compressed" else {}
+    settings: dict[str, Any] = (
+        {"task_compression": "zlib", "compression_threshold": 1} if request.param == "compressed" else {}
+    )
     app = App("untyped", "redis://unreachable.invalid:1", convert_untyped=True, **settings)
     with use_server(app, broker_url):
         yield app

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import redis
 
@@ -29,7 +29,7 @@ __all__ = ["LOCK_S", "PASSWORD", "Idle", "SoakEnvironment"]
 PASSWORD: Final = "soak"
 LOCK_S: Final = 4
 TIMEOUT_S: Final = 25.0
-SETTINGS: Final = {
+SETTINGS: Final[dict[str, Any]] = {
     "worker_concurrency": 2,
     "lock_duration": LOCK_S,
     "stalled_interval": LOCK_S,

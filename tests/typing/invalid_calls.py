@@ -200,6 +200,15 @@ def task_classes() -> None:
     app.task(base=Context)  # type: ignore[arg-type]
 
 
+def settings() -> None:
+    App("shop", lock_duraton=60)  # type: ignore[call-arg]
+    App("shop", lock_duration="a minute")  # type: ignore[arg-type]
+    app.conf.lock_duraton = 60  # type: ignore[attr-defined]
+    app.conf.lock_duration = "a minute"  # type: ignore[assignment]
+    app.conf.update(max_payload=None)  # type: ignore[arg-type]
+    repr(app.conf.no_such_setting)  # type: ignore[attr-defined]
+
+
 def periodic_tasks() -> None:
     app.add_periodic_task(10.0, "add")  # type: ignore[arg-type]
     app.add_periodic_task(10.0, add.s(1), expire=5)  # type: ignore[call-arg]

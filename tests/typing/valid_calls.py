@@ -502,3 +502,13 @@ def results_of_any_jobs() -> None:
     assert_type(results.get(timeout=5), list[int])
     assert_type(results[0], AsyncResult[int])
     ResultSet[Any]([add.delay(1), group(add.s(1, 2)).delay()]).revoke()
+
+
+def settings(given: dict[str, Any]) -> None:
+    App("shop", "redis://h", lock_duration=timedelta(minutes=1), task_routes={"a": "b"}, task_acks_late=True)
+    App("shop", broker="redis://h", backend="redis://h", config_source="shop.settings", **given)
+    app.conf.lock_duration, app.conf.timezone, app.conf.remove_on_fail = 60, "Europe/Berlin", {"age": 3600}
+    app.conf.update({"max_payload": 5}, broker_url="redis://h", worker_concurrency=4, worker_prefetch_multiplier=1)
+    app.conf.beat_schedule = {"a": {"task": "a", "schedule": 30.0}}
+    assert_type(app.conf.max_payload, int)
+    assert_type(app.conf.task_always_eager, bool)

@@ -10,7 +10,7 @@ from bulltask import App, ConfigError, crontab
 from bulltask.worker.beat_entries import BeatEntry, read_entries
 
 
-def app_with(entries: object, **settings: Any) -> App:
+def app_with(entries: Any, **settings: Any) -> App:
     app = App("shop", beat_schedule=entries, **settings)
 
     @app.task(name="clean", queue="night", priority=7)
@@ -142,6 +142,6 @@ def test_a_name_with_too_many_colons_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("value", ["x", [], 5, {1: {}}])
-def test_the_setting_must_be_a_dictionary(value: object) -> None:
+def test_the_setting_must_be_a_dictionary(value: Any) -> None:
     with pytest.raises(ConfigError, match="beat_schedule must be a dictionary of entries by name"):
         App("shop", beat_schedule=value)

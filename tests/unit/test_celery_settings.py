@@ -366,11 +366,11 @@ def test_the_constructor_accepts_celerys_arguments() -> None:
 
 def test_a_celery_argument_without_a_meaning_is_rejected_with_the_reason() -> None:
     with pytest.raises(TypeError, match="App has no argument 'strict_typing', unlike Celery: arguments are always"):
-        App("shop", strict_typing=False)
+        App("shop", strict_typing=False)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="App got broker_url twice"):
         App("shop", "redis://a", broker="redis://b")
     with pytest.raises(ConfigError, match="unknown setting 'brokr'"):
-        App("shop", brokr="redis://a")
+        App("shop", brokr="redis://a")  # type: ignore[call-arg]
 
 
 def test_settings_can_be_read_and_set_like_a_dictionary() -> None:

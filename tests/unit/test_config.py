@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bulltask import App
 from bulltask.config.config import Config, Settings
 from bulltask.config.settings import SETTINGS
 from bulltask.errors import ConfigError
 from bulltask.process import usable_cores
+from tools import generate_setting_types
 
 DURATIONS = [
     "redis_socket_connect_timeout",
@@ -305,6 +307,14 @@ def test_a_misspelled_choice_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"loglevel must be one of debug, .*, not 'warn'; did you mean 'warning'\?"):
         conf(loglevel="warn")
     assert config(loglevel="WARNING").log_level == "warning"
+
+
+def test_the_types_of_all_settings_are_up_to_date() -> None:
+    assert generate_setting_types.FILE.read_text() == generate_setting_types.text(), generate_setting_types.__doc__
+
+
+def test_a_shell_completes_the_settings_and_nothing_else() -> None:
+    assert sorted(dir(App("shop").conf)) == sorted(["update", *SETTINGS])
 
 
 def test_a_worker_name_must_be_a_valid_connection_name() -> None:

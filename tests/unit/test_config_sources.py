@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -106,7 +107,7 @@ def test_the_command_line_overrides_the_environment_the_file_the_app_and_pyproje
             "BULLTASK_MAX_CRASHES": "6",
         },
     )
-    found = (settings.max_crashes, settings.max_logs, settings.max_events, settings.prefix)
+    found: tuple[Any, ...] = (settings.max_crashes, settings.max_logs, settings.max_events, settings.prefix)
     assert found == ("6", 5, 400, "p")
     settings.override("max_crashes", 7)
     assert settings.freeze().max_crashes == 7
