@@ -468,7 +468,7 @@ class App(
         try:
             url = embedded.resolve_url(self.config.broker_url, self.directory)
         except BrokerUnavailableError:
-            if not (self.config.always_eager and embedded.is_under_test()):
+            if not (self.config.always_eager and embedded.is_under_test(self.config.broker_url)):
                 raise
             url = _NO_SERVER
         if self.config.always_eager:

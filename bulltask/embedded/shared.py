@@ -63,14 +63,15 @@ def resolve_url(broker_url: str | SecretUrl, directory: Path | None = None) -> S
         BrokerUnavailableError: As for `start_or_join`.
     """
     broker_url = SecretUrl(broker_url)
-    if is_under_test():
-        return url_in_tests(broker_url)
-    if not broker_url.scheme.startswith("embedded"):
-        return broker_url
     match = _URL.fullmatch(broker_url.get_secret_value())
-    if match is None:
+    if match is None and broker_url.scheme.startswith("embedded"):
         raise ConfigError(f"Invalid broker_url {broker_url}: use embedded://, embedded://NAME or embedded://NAME/DB")
-    data = DataDirectory.named(match["name"]) if match["name"] else DataDirectory.of_project(directory)
+    named = DataDirectory.named(match["name"]) if match is not None and match["name"] else None
+    if is_under_test(broker_url):
+        return url_in_tests(broker_url)
+    if match is None:
+        return broker_url
+    data = named or DataDirectory.of_project(directory)
     return SecretUrl(_start_or_join(data).removesuffix("0") + (match["db"] or "0"))
 
 

@@ -1,7 +1,8 @@
 """Tests send nothing to the development server: in a test process, apps use an empty server of that process.
 
-A process runs tests if Django's test environment is set up (by ``manage.py test`` or pytest-django), or if pytest's
-plugin has its setting ``bulltask_app``. Neither is imported here.
+This applies while Django's test environment is set up (by ``manage.py test`` or pytest-django), and while pytest runs
+with the plugin's setting ``bulltask_app``. Without the setting, pytest replaces only ``embedded://``, because another
+URL may be that of a server for tests. Neither is imported here.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _lock: Final = threading.Lock()
 _server: tuple[int, EmbeddedServer] | None = None
 
 
-def is_under_test() -> bool:
-    """Return whether this process runs tests."""
+def is_under_test(broker_url: SecretUrl) -> bool:
+    """Return whether this process runs tests, which must not use this server."""
     state = getattr(sys.modules.get(_DJANGO), "_TestState", None)  # setup_test_environment() saves the settings in it
-    return hasattr(state, "saved_data") or bool(getattr(sys.modules.get(_PLUGIN), "isolates_apps", False))
+    isolated: str | tuple[str, ...] = getattr(sys.modules.get(_PLUGIN), "isolated_urls", ())
+    return hasattr(state, "saved_data") or broker_url.scheme.startswith(isolated)
 
 
 def url_in_tests(broker_url: SecretUrl) -> SecretUrl:

@@ -27,8 +27,9 @@ __all__ = [
 ]
 
 
-isolates_apps = False
-"""Whether apps use a server of this process instead of their own (:mod:`bulltask.embedded.under_test`)."""
+isolated_urls: str | tuple[str, ...] = ()
+"""The beginning of the URLs instead of which apps use a server of this process; ``()`` for none
+(:mod:`bulltask.embedded.under_test`)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,15 +39,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker ``bulltask``, and keep the apps under test away from their own servers."""
-    global isolates_apps  # noqa: PLW0603 # bulltask.embedded reads it without importing this module
-    isolates_apps = bool(config.getini("bulltask_app"))
+    global isolated_urls  # noqa: PLW0603 # bulltask.embedded reads it without importing this module
+    isolated_urls = "" if config.getini("bulltask_app") else "embedded"
     config.addinivalue_line("markers", "bulltask(**settings): settings of the app in the fixture bulltask_app")
 
 
 def pytest_unconfigure() -> None:
     """Let apps use their own servers again, for a process that goes on."""
-    global isolates_apps  # noqa: PLW0603 # as above
-    isolates_apps = False
+    global isolated_urls  # noqa: PLW0603 # as above
+    isolated_urls = ()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.test.utils import setup_test_environment, teardown_test_environment
 
 from bulltask import App, BrokerUnavailableError, ResultTimeoutError, chain, group
+from bulltask.config.urls import SecretUrl
 from bulltask.contrib.django.project import project_app
 from bulltask.contrib.django.test import JobsMixin
 from bulltask.embedded import binary, is_under_test, server_of_tests, shared, under_test
@@ -43,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     setup_test_environment()
     yield ports
     teardown_test_environment()
-    assert not is_under_test()
+    assert not is_under_test(SecretUrl("redis://localhost"))
 
 
 @pytest.fixture

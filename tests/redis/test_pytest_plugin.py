@@ -94,10 +94,22 @@ def test_the_fixtures_work_in_a_suite_without_settings(tmp_path: Path) -> None:
                 bulltask_app.send_task("add")
                 bulltask_clock.advance(86_400)
                 assert_enqueued("add", count=1)
+
+            @pytest.mark.parametrize("url", ["embedded://", "redis://127.0.0.1:1"])
+            def test_without_a_fixture_no_job_reaches_the_development_server(url):
+                from bulltask import App, BrokerError
+
+                app = App("shop", url, broker_publish_timeout=0.1)
+                if url == "embedded://":
+                    with pytest.raises(TimeoutError, match="this test has no worker"):
+                        app.send_task("add").get()
+                else:
+                    with pytest.raises(BrokerError):  # it may be a server for tests
+                        app.send_task("add")
             """,
         )
     )
-    assert "5 passed" in output, output
+    assert "7 passed" in output, output
 
 
 @pytest.mark.slow
