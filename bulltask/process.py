@@ -20,6 +20,7 @@ if sys.platform != "win32":
 
 __all__ = [
     "BLOCKED_AT_START",
+    "CHILD_MARK",
     "anonymous_file",
     "die_with_parent",
     "exit_child",
@@ -33,6 +34,10 @@ __all__ = [
     "unblock_signals",
     "usable_cores",
 ]
+
+CHILD_MARK: Final = "BULLTASK_CHILD"
+"""The environment variable that names the child of a worker that has started a program; empty for a program with a
+session of its own that must outlive the child."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

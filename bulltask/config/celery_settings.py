@@ -175,7 +175,7 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
         "worker_deduplicate_successful_tasks",
     ),
     (
-        "a warm shutdown waits for shutdown_timeout, and then releases the running jobs",
+        "a warm shutdown interrupts tasks shutdown_notice before the end of shutdown_timeout, and releases their jobs",
         "worker_soft_shutdown_timeout worker_enable_soft_shutdown_on_idle",
     ),
 )

@@ -18,6 +18,7 @@ from bulltask.clock import mono_s
 from bulltask.embedded.binary import ServerBinary
 from bulltask.embedded.probe import HOST, send_command, server_info
 from bulltask.errors import BrokerUnavailableError
+from bulltask.process import CHILD_MARK
 
 if sys.platform != "win32":
     import fcntl
@@ -114,7 +115,8 @@ def server_environment() -> dict[str, str]:
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.tcache_count=" not in tunables:
         tunables = ":".join(filter(None, [tunables, "glibc.malloc.tcache_count=512"]))
-    return {**os.environ, "GLIBC_TUNABLES": tunables}
+    # If a task has started it, it may outlive the task's process.
+    return {**os.environ, "GLIBC_TUNABLES": tunables, CHILD_MARK: ""}
 
 
 def pick_port() -> int:

@@ -15,10 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from bulltask.process import CHILD_MARK
+
 __all__ = ["Descendants", "end_group", "end_marked", "lead_group", "mark_programs"]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
-_MARK: Final = "BULLTASK_CHILD"
 _TASKS: Final = Path("/proc/self/task")
 _HAS_PROC: Final = _TASKS.exists()
 
@@ -32,7 +33,7 @@ def lead_group() -> None:
 
 def mark_programs(worker_id: str) -> None:
     """Mark all programs that this child will start."""
-    os.environ[_MARK] = f"{worker_id}/{os.getpid()}"
+    os.environ[CHILD_MARK] = f"{worker_id}/{os.getpid()}"
 
 
 def end_group(pid: int) -> None:
@@ -51,7 +52,7 @@ def end_marked(worker_id: str, shared_fd: int) -> bool:
     found = False
     if not _HAS_PROC:
         return found
-    mark, memory = f"{_MARK}={worker_id}/".encode(), os.fstat(shared_fd)
+    mark, memory = f"{CHILD_MARK}={worker_id}/".encode(), os.fstat(shared_fd)
     for pid in (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()):
         if pid != os.getpid() and (_mark_of(pid).startswith(mark) or _has(pid, shared_fd, memory)):
             found = True
@@ -73,7 +74,7 @@ def _mark_of(pid: int) -> bytes:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return b""
-    return next((variable for variable in variables if variable.startswith(_MARK.encode())), b"")
+    return next((variable for variable in variables if variable.startswith(f"{CHILD_MARK}=".encode())), b"")
 
 
 class Descendants:
@@ -133,7 +134,10 @@ class Descendants:
             return False
         if group == child:
             return True
-        if (mark := _mark_of(pid)).startswith(f"{_MARK}={self._worker_id}/".encode()):
+        mark = _mark_of(pid)
+        if mark == f"{CHILD_MARK}=".encode():
+            return False
+        if mark.startswith(f"{CHILD_MARK}={self._worker_id}/".encode()):
             return mark.endswith(b"/%d" % child)
         if group == self._group and not os.isatty(0):
             return False  # of a process that the supervisor has started before

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult
-from tests.support.processes import wait_for_exit
+from tests.support.processes import has_exited, wait_for_exit
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
 
@@ -90,6 +90,7 @@ def asker():
 EXIT = """
 import atexit
 import os
+import subprocess
 import tempfile
 import threading
 import weakref
@@ -111,6 +112,11 @@ class Kept:
 def leaver():
     pid = executor.submit(os.getpid).result()
     record("process", started=pid)
+    for options in ({}, {"start_new_session": True}):
+        record("process", started=subprocess.Popen(["sleep", "100"], **options).pid)
+    free = {"start_new_session": True, "env": {**os.environ, "BULLTASK_CHILD": ""}}
+    no_output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    record("free", started=subprocess.Popen(["sleep", "100"], **free, **no_output).pid)
     threads.append(threading.Thread(target=lambda: (threading.main_thread().join(), record("thread ended"))))
     threads[0].start()
     atexit.register(record, "atexit", registered="in the task")
@@ -208,10 +214,12 @@ def test_a_child_that_exits_calls_its_own_exit_functions_and_leaves_no_process(
     for count in (1, 2):
         assert harness.app.send_task("leaver").get(timeout=60) is True, "the directory of the supervisor exists"
         worker.wait_for_line("Child exited", count=count)
+        assert all(map(has_exited, started(harness)))
     assert worker.stop() == 0
     assert worker.warnings() == []
-    for pid in started(harness):
-        wait_for_exit(pid)
+    for entry in harness.journal.all(what="free"):
+        assert not has_exited(int(entry["started"]))
+        os.kill(int(entry["started"]), signal.SIGKILL)
     by_what = {
         what: [int(entry["pid"]) for entry in harness.journal.all(what=what)] for what in ("thread ended", "finalized")
     }

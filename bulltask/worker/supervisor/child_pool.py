@@ -28,6 +28,8 @@ _MAX_BOOT_FAILURES: Final = 5
 _END_MS: Final = 5_000
 """How long a dead child's jobs wait until its processes have ended. A killed process that is still there after that is
 in the kernel, and will run no more of its own code."""
+_SEARCH_MS: Final = 1_000
+"""The interval at which the supervisor looks for orphans of living children. It costs 60 µs."""
 EXIT_TIMEOUT: Final = "exit_timeout"
 _UNSTARTED: Final = {SlotState.PREFETCHED, SlotState.RELEASING, SlotState.RELEASED}
 
@@ -83,7 +85,7 @@ class ChildPool:
         descendants: Descendants | None = None,
     ) -> None:
         self._slots, self._launch, self._bus, self._target = slots, launch, bus, target
-        self._descendants = descendants
+        self._descendants, self._searched_ms = descendants, 0
         self.stacks = stacks
         self.interrupt_at_ms: int | None = None
         self._children: dict[int, _Child] = {}
@@ -253,10 +255,11 @@ class ChildPool:
         Raises:
             ChildBootError: Several children in a row died before they could acquire a job.
         """
-        pids = {child.pid for child in self._children.values()}
-        orphans = [] if self._descendants is None else self._descendants.find(pids)
+        pids, orphans, now_ms = {child.pid for child in self._children.values()}, None, mono_ms()
+        if self._descendants is not None and now_ms - self._searched_ms >= _SEARCH_MS:
+            orphans, self._searched_ms = self._descendants.find(pids), now_ms
         dead = [(index, child) for index, child in self._children.items() if _has_exited(child)]
-        if self._descendants is not None and not dead:
+        if self._descendants is not None and orphans and not dead:
             self._descendants.note(orphans, pids)
         return [self._remove_dead(index, child, _reap(child)) for index, child in dead if self._end(child, pids)]
 
