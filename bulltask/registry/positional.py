@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Never, Protocol, TypeVar
 
-__all__ = ["Takes1", "Takes2", "Takes3", "TakesMany", "Unchecked"]
+__all__ = ["Takes1", "Takes1To2", "Takes1To3", "Takes2", "Takes2To3", "Takes3", "TakesMany", "Unchecked"]
 
 A_contra = TypeVar("A_contra", contravariant=True)
 B_contra = TypeVar("B_contra", contravariant=True)
@@ -37,6 +37,42 @@ class Takes3(Protocol[A_contra, B_contra, C_contra]):
 
     def delay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
         """Send a call."""
+        ...
+
+
+class Takes1To2(Protocol[A_contra, B_contra]):
+    """A task that can be called with one and with two positional arguments."""
+
+    def delay(self, first: A_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+    def adelay(self, first: A_contra, second: B_contra, /) -> Any:
+        """Send a call; this method and ``delay`` have the same parameters."""
+        ...
+
+
+class Takes1To3(Protocol[A_contra, B_contra, C_contra]):
+    """A task that can be called with one to three positional arguments."""
+
+    def delay(self, first: A_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+    def adelay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
+        """Send a call; this method and ``delay`` have the same parameters."""
+        ...
+
+
+class Takes2To3(Protocol[A_contra, B_contra, C_contra]):
+    """A task that can be called with two and with three positional arguments."""
+
+    def delay(self, first: A_contra, second: B_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+    def adelay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
+        """Send a call; this method and ``delay`` have the same parameters."""
         ...
 
 

@@ -26,7 +26,16 @@ from bulltask.registry.naming import source_location
 from bulltask.registry.on_commit_mixin import OnCommitMixin
 from bulltask.registry.option_types import CallKeywords
 from bulltask.registry.overrides import record_call, send_call, send_recorded
-from bulltask.registry.positional import Takes1, Takes2, Takes3, TakesMany, Unchecked
+from bulltask.registry.positional import (
+    Takes1,
+    Takes1To2,
+    Takes1To3,
+    Takes2,
+    Takes2To3,
+    Takes3,
+    TakesMany,
+    Unchecked,
+)
 from bulltask.registry.signature import Signature
 from bulltask.registry.task_class import TaskClass
 from bulltask.registry.task_options import TaskOptions
@@ -185,10 +194,16 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
     @overload
     def delay_many(
-        self: Takes3[A, B, C], calls: Iterable[tuple[A] | tuple[A, B] | tuple[A, B, C]]
+        self: Takes1To3[A, B, C], calls: Iterable[tuple[A] | tuple[A, B] | tuple[A, B, C]]
     ) -> list[AsyncResult[R]]: ...
     @overload
-    def delay_many(self: Takes2[A, B], calls: Iterable[tuple[A] | tuple[A, B]]) -> list[AsyncResult[R]]: ...
+    def delay_many(self: Takes2To3[A, B, C], calls: Iterable[tuple[A, B] | tuple[A, B, C]]) -> list[AsyncResult[R]]: ...
+    @overload
+    def delay_many(self: Takes3[A, B, C], calls: Iterable[tuple[A, B, C]]) -> list[AsyncResult[R]]: ...
+    @overload
+    def delay_many(self: Takes1To2[A, B], calls: Iterable[tuple[A] | tuple[A, B]]) -> list[AsyncResult[R]]: ...
+    @overload
+    def delay_many(self: Takes2[A, B], calls: Iterable[tuple[A, B]]) -> list[AsyncResult[R]]: ...
     @overload
     def delay_many(self: Takes1[A], calls: Iterable[Sequence[A]]) -> list[AsyncResult[R]]: ...
     @overload
@@ -258,10 +273,18 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
     @overload
     def starmap(
-        self: Takes3[A, B, C], items: Iterable[tuple[A] | tuple[A, B] | tuple[A, B, C]]
+        self: Takes1To3[A, B, C], items: Iterable[tuple[A] | tuple[A, B] | tuple[A, B, C]]
     ) -> Signature[Never, list[R]]: ...
     @overload
-    def starmap(self: Takes2[A, B], items: Iterable[tuple[A] | tuple[A, B]]) -> Signature[Never, list[R]]: ...
+    def starmap(
+        self: Takes2To3[A, B, C], items: Iterable[tuple[A, B] | tuple[A, B, C]]
+    ) -> Signature[Never, list[R]]: ...
+    @overload
+    def starmap(self: Takes3[A, B, C], items: Iterable[tuple[A, B, C]]) -> Signature[Never, list[R]]: ...
+    @overload
+    def starmap(self: Takes1To2[A, B], items: Iterable[tuple[A] | tuple[A, B]]) -> Signature[Never, list[R]]: ...
+    @overload
+    def starmap(self: Takes2[A, B], items: Iterable[tuple[A, B]]) -> Signature[Never, list[R]]: ...
     @overload
     def starmap(self: Takes1[A], items: Iterable[Sequence[A]]) -> Signature[Never, list[R]]: ...
     @overload
@@ -280,10 +303,18 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
     @overload
     def chunks(
-        self: Takes3[A, B, C], items: Iterable[tuple[A] | tuple[A, B] | tuple[A, B, C]], size: int
+        self: Takes1To3[A, B, C], items: Iterable[tuple[A] | tuple[A, B] | tuple[A, B, C]], size: int
     ) -> Group[Never, list[R]]: ...
     @overload
-    def chunks(self: Takes2[A, B], items: Iterable[tuple[A] | tuple[A, B]], size: int) -> Group[Never, list[R]]: ...
+    def chunks(
+        self: Takes2To3[A, B, C], items: Iterable[tuple[A, B] | tuple[A, B, C]], size: int
+    ) -> Group[Never, list[R]]: ...
+    @overload
+    def chunks(self: Takes3[A, B, C], items: Iterable[tuple[A, B, C]], size: int) -> Group[Never, list[R]]: ...
+    @overload
+    def chunks(self: Takes1To2[A, B], items: Iterable[tuple[A] | tuple[A, B]], size: int) -> Group[Never, list[R]]: ...
+    @overload
+    def chunks(self: Takes2[A, B], items: Iterable[tuple[A, B]], size: int) -> Group[Never, list[R]]: ...
     @overload
     def chunks(self: Takes1[A], items: Iterable[Sequence[A]], size: int) -> Group[Never, list[R]]: ...
     @overload

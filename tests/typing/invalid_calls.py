@@ -49,6 +49,11 @@ def upper(text: str, times: int = 1) -> str:
     return text.upper() * times
 
 
+@app.task
+def repeat(text: str, times: int) -> str:
+    return text * times
+
+
 @shared_task
 def shared(x: int) -> int:
     return x
@@ -66,6 +71,11 @@ def arguments() -> None:
     add.delay(1, 2, 3)  # type: ignore[call-arg]
     upper.delay_many([(1,)])  # type: ignore[list-item]
     upper.delay_many([("a", 1), ("b", "c")])  # type: ignore[list-item]
+    repeat.delay_many([("a",), ("b", 1)])  # type: ignore[list-item]
+    repeat.starmap([("a",), ("b", 1)])  # type: ignore[list-item]
+    repeat.chunks([("a", 1, 2)], 5)  # type: ignore[list-item]
+    report.delay_many([({"a": "b"},), ({}, "error", "trace")])  # type: ignore[list-item]
+    report.delay_many([({"a": "b"}, "error")])  # type: ignore[list-item]
     fetch.delay_many(["u", 1])  # type: ignore[list-item]
     add.delay(1, z=2)  # type: ignore[call-arg]
     add.s(x="1")  # type: ignore[call-overload]
