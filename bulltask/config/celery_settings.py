@@ -117,7 +117,7 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     (
         _LOG_FORMAT,
         "worker_hijack_root_logger worker_log_color worker_log_datefmt worker_log_format worker_task_log_datefmt "
-        "worker_task_log_format worker_redirect_stdouts worker_redirect_stdouts_level",
+        "worker_task_log_format",
     ),
     (
         _NO_PREFETCH,
@@ -295,7 +295,7 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     (
         _is(False),
         "task_store_eager_result task_ignore_result "
-        "task_inherit_parent_priority worker_hijack_root_logger worker_redirect_stdouts "
+        "task_inherit_parent_priority worker_hijack_root_logger "
         "worker_direct worker_cancel_long_running_tasks_on_connection_loss",
     ),
     (

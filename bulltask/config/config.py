@@ -148,6 +148,8 @@ class Config:
     metrics_port: int | None
     metrics_host: str
     log_level: str
+    redirect_stdouts: bool
+    redirect_stdouts_level: str
     timezone: str
     spark_master: str | None
     spark_conf: Mapping[str, str] | None = field(repr=False)  # may contain passwords and object-store keys

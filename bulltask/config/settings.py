@@ -391,6 +391,20 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "Address that the metrics port listens on. Set it to 0.0.0.0 if Prometheus runs on another machine.",
         ),
         _S("loglevel", "log_level", choice(*LOG_LEVELS), "info", "Minimum level of log lines."),
+        _S(
+            "worker_redirect_stdouts",
+            "redirect_stdouts",
+            flag,
+            False,
+            "Log what tasks print, with the job's id, instead of writing it to stdout or stderr.",
+        ),
+        _S(
+            "worker_redirect_stdouts_level",
+            "redirect_stdouts_level",
+            choice(*LOG_LEVELS),
+            "warning",
+            "The level of these lines.",
+        ),
         _S("timezone", "timezone", time_zone, "UTC", "Time zone of schedules without a `tz` option."),
         _S(
             "spark_master",

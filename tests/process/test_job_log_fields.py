@@ -168,3 +168,44 @@ def test_code_in_a_thread_that_a_task_has_started_belongs_to_its_job(harness: Wo
     assert len(worker.wait_for_line("from a started thread", count=3, current=None)) == 3, "two tasks are running"
     harness.open_gate("async")
     assert beside.get(timeout=60) is None
+
+
+PRINTS = """
+import subprocess
+import sys
+import traceback
+
+
+@app.task(name="prints")
+def prints():
+    print("two\\nlines")
+    print("an error", file=sys.stderr)
+    print("no newline", end="")
+    sys.stdout.flush()
+    subprocess.run(["echo", "from a program"], check=True)
+    subprocess.run(["echo", "to the stream"], stdout=sys.stdout, check=True)
+
+
+@app.task(name="aprints")
+async def aprints():
+    print("from async code")
+"""
+
+
+@pytest.mark.parametrize("source", ["", OWN_HANDLER])
+def test_what_a_task_prints_is_logged_with_its_job_if_it_is_redirected(harness: WorkerHarness, source: str) -> None:
+    settings = {"worker_redirect_stdouts": True, "worker_redirect_stdouts_level": "info"}
+    worker = harness.worker(f"{source}\n{PRINTS}", children=1, settings=settings)
+    job, other = harness.app.send_task("prints"), harness.app.send_task("aprints")
+    job.get(timeout=60)
+    other.get(timeout=60)
+    last = harness.app.send_task("prints")
+    last.get(timeout=60)
+    if not source:
+        for text in ("two", "lines", "an error", "no newline"):
+            assert worker.wait_for_line(text, job_id=job.id, task="prints")[0]["level"] == "info"
+        worker.wait_for_line("from async code", job_id=other.id, task="aprints")
+    worker.stop()
+    assert source or worker.logged("no newline", job_id=last.id)
+    for text in ("two", "an error", "from async code", "from a program", "to the stream"):
+        assert text in worker.log

@@ -184,6 +184,8 @@ def test_settings_have_the_documented_defaults() -> None:
         "metrics_port": None,
         "metrics_host": "127.0.0.1",
         "log_level": "info",
+        "redirect_stdouts": False,
+        "redirect_stdouts_level": "warning",
         "timezone": "UTC",
         "spark_master": None,
         "spark_conf": None,

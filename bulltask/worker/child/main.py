@@ -36,6 +36,7 @@ from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.job_starter import IterationAdder, JobStarter
 from bulltask.worker.child.next_job import NextJobs
+from bulltask.worker.child.output import redirect_output
 from bulltask.worker.child.prefetch_loop import PrefetchLoop
 from bulltask.worker.child.process_signals import attach_process_signals
 from bulltask.worker.child.retirement import Retirement
@@ -94,6 +95,8 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         loader.all_scripts()  # a spawned child reads the files; a fork has inherited the scripts
         warn_in_tasks(_running_task)
         bus = plan.bus()
+        if plan.app.config.redirect_stdouts:
+            redirect_output(plan.app.config.redirect_stdouts_level, bus)
         loop = _assemble(plan, bus, parent_pid)
         unblock_signals()
         bus.emit(ChildReady(plan.index, os.getpid()))
