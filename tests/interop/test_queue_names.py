@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask import App
+from bulltask.transport.keys import queue_consumers
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeBridge
 
@@ -52,4 +53,5 @@ def test_a_prefix_must_be_the_same_on_both_sides(mail: InteropQueue) -> None:
         app = mail.sender(prefix="shop")
         assert app.result(job["id"]).get(timeout=60) == 1
         assert node.call("queue.getJob", queue="{mail}", job=app.send_task("echo").id)["name"] == "echo"
-    assert [key for key in mail.redis.keys("*") if not key.startswith("shop:{mail}:")] == []
+    others = [key for key in mail.redis.keys("*") if not key.startswith("shop:{mail}:")]
+    assert others == [queue_consumers("shop", "tested")]
