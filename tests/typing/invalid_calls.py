@@ -71,7 +71,6 @@ def arguments() -> None:
     add.delay(1, 2, 3)  # type: ignore[call-arg]
     upper.delay_many([(1,)])  # type: ignore[list-item]
     upper.delay_many([("a", 1), ("b", "c")])  # type: ignore[list-item]
-    repeat.delay_many([("a",), ("b", 1)])  # type: ignore[list-item]
     repeat.starmap([("a",), ("b", 1)])  # type: ignore[list-item]
     repeat.chunks([("a", 1, 2)], 5)  # type: ignore[list-item]
     report.delay_many([({"a": "b"},), ({}, "error", "trace")])  # type: ignore[list-item]
