@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -65,6 +66,9 @@ class GuardProcess(HelperProcess):
             self.close_inherited()
 
     def _before_fork(self) -> None:
+        # As for a child: a collection in the supervisor would copy all pages, which this process would keep.
+        gc.collect()
+        gc.freeze()
         self.close_inherited()
         self._read_fd, self._write_fd = os.pipe()
         self._ready_pipe = os.pipe()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["find_executors", "renew_executors"]
@@ -29,11 +30,12 @@ def renew_executors(executors: Sequence[Any]) -> None:
     """Give the process pools their own pipes in this fork."""
     for pool in executors:
         base = sys.modules["concurrent.futures.process"].ProcessPoolExecutor
-        base.__init__(
-            pool,
-            pool._max_workers,  # noqa: SLF001 - they have no public names
-            pool._mp_context,  # noqa: SLF001
-            pool._initializer,  # noqa: SLF001
-            pool._initargs,  # noqa: SLF001
-            max_tasks_per_child=pool._max_tasks_per_child,  # noqa: SLF001
-        )
+        with suppress(AttributeError, TypeError):  # another Python must not keep a child from starting
+            base.__init__(
+                pool,
+                pool._max_workers,  # noqa: SLF001 - they have no public names
+                pool._mp_context,  # noqa: SLF001
+                pool._initializer,  # noqa: SLF001
+                pool._initargs,  # noqa: SLF001
+                max_tasks_per_child=pool._max_tasks_per_child,  # noqa: SLF001
+            )
