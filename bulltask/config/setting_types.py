@@ -98,6 +98,8 @@ class SettingTypes:
     metrics_port: int | None
     metrics_host: str
     loglevel: str
+    worker_redirect_stdouts: bool
+    worker_redirect_stdouts_level: str
     timezone: str | tzinfo | None
     spark_master: str | None
     spark_conf: str | Mapping[str, Any] | None
@@ -269,8 +271,6 @@ class SettingTypes:
     worker_pool_start_method: Any
     worker_prefetch_multiplier: Any
     worker_proc_alive_timeout: Any
-    worker_redirect_stdouts: Any
-    worker_redirect_stdouts_level: Any
     worker_send_task_events: Any
     worker_soft_shutdown_timeout: Any
     worker_state_db: Any
@@ -365,6 +365,8 @@ class AppSettings(TypedDict, total=False):
     metrics_port: int | None
     metrics_host: str
     loglevel: str
+    worker_redirect_stdouts: bool
+    worker_redirect_stdouts_level: str
     timezone: str | tzinfo | None
     spark_master: str | None
     spark_conf: str | Mapping[str, Any] | None
@@ -536,8 +538,6 @@ class AppSettings(TypedDict, total=False):
     worker_pool_start_method: Any
     worker_prefetch_multiplier: Any
     worker_proc_alive_timeout: Any
-    worker_redirect_stdouts: Any
-    worker_redirect_stdouts_level: Any
     worker_send_task_events: Any
     worker_soft_shutdown_timeout: Any
     worker_state_db: Any
