@@ -24,8 +24,9 @@ def table(results: dict[str, Any]) -> str:
         f"{results['jobs']:,} jobs. {results['lost'] or 'No'} jobs were lost. {results['repeated']:,} ran more than "
         "once, because a fault had interrupted their first attempt. Locks expired after "
         f"{results['lock_s']} s, and the interval of stalled checks was {results['stalled_s']} s. With the default "
-        "settings, both are 30 s, so the times after the death of a supervisor are longer."
-    )
+        "settings, both are 30 s, so the times after the death of a supervisor are longer. "
+        f"{results['note']}"
+    ).strip()
     columns = ["fault", "process", "faults", "jobs", "lost", "run more than once", "longest recovery"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}

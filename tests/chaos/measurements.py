@@ -39,6 +39,7 @@ def measurements(results: Sequence[Result], server: str, seed: int, repetitions:
         "cells": len({str(result.cell) for result in results}),
         "not_reached": len(results) - len(reached),
         **_counts(reached),
+        "note": "",  # about the run, for the page; to be edited in the file
         "rows": [
             {"fault": key[0], "process": key[1], "phase": key[2], **_counts(groups[key]), **_recovery(groups[key])}
             for key in order
