@@ -20,7 +20,6 @@ __all__ = [
     "fetch_ahead",
     "fetch_now",
     "outcome_scripts",
-    "promote_incompatible",
     "release_unstarted",
     "retry_failed",
     "with_delay",
@@ -70,16 +69,6 @@ def delay_incompatible() -> Script:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     return _combine(bulltask_script("delayIncompatible"), official_script("moveToDelayed"), b"move")
-
-
-@cache
-def promote_incompatible() -> Script:
-    """Return ``promoteIncompatible`` with ``promote``, which it calls as ``promote(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
-    """
-    return _combine(bulltask_script("promoteIncompatible"), official_script("promote"), b"promote")
 
 
 @cache

@@ -167,6 +167,11 @@ class QueueKeys:
         """A key that BullMQ 3 had in addition to ``wait``."""
         return f"{self.base}priority"
 
+    @property
+    def task_rates(self) -> str:
+        """The rate limits of tasks, and the workers that have stored them (bulltask's own hash, which expires)."""
+        return f"{self.bulltask_base}task-rates"
+
     def next_start(self, task: str) -> str:
         """When the next job of a task with a rate limit may start (bulltask's own key, which expires)."""
         return f"{self.bulltask_base}next-start:{task}"

@@ -62,6 +62,7 @@ from bulltask.worker.supervisor.named_connections import SUPERVISOR_TIMEOUT_MS, 
 from bulltask.worker.supervisor.primary_check import PrimaryCheck
 from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.queue_check import QueueCheck
+from bulltask.worker.supervisor.rate_limit_check import RateLimitCheck
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.revocation_check import RevocationCheck
 from bulltask.worker.supervisor.services import Service, Ticker
@@ -275,7 +276,8 @@ class _Assembly:
             self.named_connections,
             *self.primary_check,
             beat,
-            IncompatibleJobs(keys, list(self.app.tasks), client, backoff, self.logger),
+            IncompatibleJobs(keys, list(self.app.tasks), client, self.broker.clock, backoff, self.logger),
+            RateLimitCheck(self.app, keys, self.worker_id, client, backoff, self.logger),
             queue_check,
             *self._helpers(),
             *self._sizing(pool),

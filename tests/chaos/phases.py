@@ -41,6 +41,8 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
             "wakeNext:moveToFinished",
             "moveToDelayed",
             "wakeNext:moveToDelayed",
+            "delayIncompatible:moveToDelayed",
+            "wakeNext:delayIncompatible:moveToDelayed",
             "HMGET",  # was an outcome stored whose reply was lost?
         },
         "frees its slot": {"free the slot"},
@@ -49,6 +51,7 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
         "connects and starts": {*CONNECTING, "INFO", "MULTI", "DISCARD", "HSETNX", "HGET", "LLEN", "ZCARD", "SMEMBERS"}
         | {
             "SET",
+            "promoteIncompatible",
             "ZSCAN",
             "scheduleVersion",
             "HSET",

@@ -10,6 +10,7 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.lua import wrappers
+from bulltask.testing.wait import wait_until
 from tests.support.machine_load import scale_to_load
 from tests.support.worker_harness import WorkerHarness
 
@@ -86,3 +87,22 @@ def test_a_job_that_runs_again_after_a_crash_counts_against_the_limit_again(harn
     job.get(timeout=60)
     first_ms, second_ms = starts_ms(harness, [job])
     assert second_ms - first_ms > 900
+
+
+def test_a_worker_warns_if_another_one_has_another_limit_for_a_task(harness: WorkerHarness) -> None:
+    warning = "Another worker has another rate limit for a task"
+    first = harness.worker(TASKS, children=1)
+    first.wait_for_line("Child started")
+    wait_until(lambda: harness.redis.hlen(harness.keys.task_rates) == 3, 60, "stored limits")
+    same = harness.worker(TASKS, children=1)
+    other = harness.worker(TASKS.replace('rate_limit="1/s"', 'rate_limit="30/m"'), children=1)
+    (line,) = other.wait_for_line(warning)
+    assert (line["level"], line["task"], line["queue"], line["other"]) == ("warning", "slowly", "default", "1.01")
+    assert line["seconds_per_job"] == "2.02"
+    unlimited = harness.worker(TASKS.replace(', rate_limit="20/s"', ""), children=1)
+    assert {line["task"] for line in unlimited.wait_for_line(warning, count=2, seconds_per_job="none")} == {
+        "limited",
+        "alimited",
+    }
+    assert not same.logged(warning)
+    assert not first.logged(warning)

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from bulltask.jobs.job import INCOMPATIBLE_FIELD
-from bulltask.lua import wrappers
+from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import text
-from bulltask.transport.scripts.job import promote
 
 __all__ = ["MAX_DELAY_MS", "delay_incompatible", "incompatible_since", "promote_incompatible"]
 
@@ -45,7 +44,9 @@ def delay_incompatible(keys: QueueKeys, job_id: str, move: Call[None], reason: s
     )
 
 
-def promote_incompatible(keys: QueueKeys, tasks: Sequence[str], skipped: int) -> Call[tuple[int, int | None]]:
+def promote_incompatible(
+    keys: QueueKeys, tasks: Sequence[str], skipped: int, now_ms: int
+) -> Call[tuple[int, int | None]]:
     """bulltask's ``promoteIncompatible``: make jobs of these tasks due that wait for another worker.
 
     One call checks 500 jobs, after the first ``skipped``.
@@ -58,7 +59,9 @@ def promote_incompatible(keys: QueueKeys, tasks: Sequence[str], skipped: int) ->
         due, rest = int(reply[0]), int(reply[1])
         return due, None if rest < 0 else rest
 
-    script_keys = (keys.incompatible, *promote(keys, "").keys)
     return script_call(
-        wrappers.promote_incompatible(), script_keys, (keys.base, skipped, _CHECKED_PER_CALL, *tasks), parse_reply
+        loader.bulltask_script("promoteIncompatible"),
+        (keys.incompatible, keys.delayed, keys.marker, keys.meta),
+        (keys.base, now_ms, skipped, _CHECKED_PER_CALL, *tasks),
+        parse_reply,
     )

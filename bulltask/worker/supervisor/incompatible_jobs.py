@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from bulltask.clock import ServerClock
 from bulltask.errors import BrokerError, BulltaskError
 from bulltask.transport.client_types import SyncClient
 from bulltask.transport.keys import QueueKeys
@@ -29,6 +30,7 @@ class IncompatibleJobs:
         queues: The worker's queues.
         tasks: The names of its tasks.
         client: The supervisor's client.
+        clock: The server's time.
         backoff: The supervisor's backoff.
         logger: Receives a line for each queue that had such jobs.
     """
@@ -40,10 +42,11 @@ class IncompatibleJobs:
         queues: Sequence[QueueKeys],
         tasks: Sequence[str],
         client: SyncClient,
+        clock: ServerClock,
         backoff: ReconnectBackoff,
         logger: FilteringBoundLogger,
     ) -> None:
-        self._tasks, self._client, self._backoff, self._logger = tasks, client, backoff, logger
+        self._tasks, self._client, self._clock, self._backoff, self._logger = tasks, client, clock, backoff, logger
         self._pending: dict[str, tuple[QueueKeys, int]] = {keys.base: (keys, 0) for keys in queues}
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
@@ -52,7 +55,8 @@ class IncompatibleJobs:
             return
         pages = list(self._pending.values())[:_QUEUES_PER_TICK]
         try:
-            replies = self._client.try_many([promote_incompatible(keys, self._tasks, at) for keys, at in pages])
+            now_ms = self._clock.now_ms()
+            replies = self._client.try_many([promote_incompatible(keys, self._tasks, at, now_ms) for keys, at in pages])
         except BrokerError as exc:
             self._backoff.record_failure(exc)
             return
