@@ -184,7 +184,9 @@ class SentinelEvents:
             connection = None
         now_ms = mono_ms()
         if connection is None:
-            self._drop(address, now_ms + _FAILED_RETRY_MS)
+            # A process that hears no sentinel may be on the minority side of a network partition, with the old primary.
+            is_deaf = not (self._subscriptions or self._known.is_published)
+            self._drop(address, now_ms + (_RETRY_MS if is_deaf else _FAILED_RETRY_MS))
             return
         self._subscriptions[address] = _Subscription(connection, now_ms, now_ms)
         if closed != self._closed:

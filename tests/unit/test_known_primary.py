@@ -6,8 +6,11 @@ import os
 
 import pytest
 
-from bulltask.transport import known_primary
+from bulltask.errors import BrokerUnavailableError
+from bulltask.transport import known_primary, sentinel_events
+from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.known_primary import KnownPrimary, PrimaryState
+from bulltask.transport.sentinel_events import SentinelEvents
 
 SENTINELS = ("a", "b", "c")
 
@@ -104,3 +107,26 @@ def test_a_fork_of_the_process_that_reads_the_events_changes_nothing_for_others(
     monkeypatch.setattr(os, "getpid", lambda: -1)
     known.record(9)
     assert len(published) == count
+
+
+@pytest.mark.parametrize(("who", "seconds"), [("sender", 1), ("sender that hears another one", 10), ("supervisor", 10)])
+def test_a_program_that_hears_no_sentinel_tries_every_second_to_reach_one(
+    monkeypatch: pytest.MonkeyPatch, who: str, seconds: int
+) -> None:
+    endpoint = Endpoint("redis+sentinel://127.0.0.1:1,127.0.0.1:2/main", 100, 100)
+    known = endpoint.primary
+    assert known is not None
+    if who == "supervisor":  # it has one thread, which the attempts would delay
+        known.publish(lambda _: None)
+    events = SentinelEvents(endpoint, known, b"", lambda _, __: None)
+
+    def subscribed(address: object) -> object:
+        if who == "sender that hears another one" and address == endpoint.seeds[0]:
+            return object()
+        raise BrokerUnavailableError("down")
+
+    monkeypatch.setattr(events, "_subscribed", subscribed)
+    monkeypatch.setattr(sentinel_events, "mono_ms", lambda: 50_000)
+    for address in endpoint.seeds:
+        events._subscribe(address)
+    assert events._retry_ms[endpoint.seeds[1]] == 50_000 + seconds * 1_000
