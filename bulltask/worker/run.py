@@ -408,10 +408,8 @@ class _Assembly:
             block=self.slots.children[index],
             control=self.slots.control,
             bus=lambda: child_bus(self.logger, self.memory, index, self.queues, self.app),
-            close_inherited=self._close_inherited,
+            close_inherited=self._leave_supervisor,
         )
-        forget_inherited()
-        renew_executors(self.executors)
         run_child(plan, parent_pid)
 
     def _write_spawn_spec(self, index: int) -> tuple[int, tuple[int, ...]]:
@@ -433,6 +431,12 @@ class _Assembly:
         )
         shared = (spec.slots_fd, spec.metrics_fd, spec.parent_fd)
         return spec.write(), tuple(fd for fd in shared if fd is not None)
+
+    def _leave_supervisor(self) -> None:
+        """Part with what a forked child has inherited."""
+        forget_inherited()
+        renew_executors(self.executors)
+        self._close_inherited()
 
     def _close_inherited(self) -> None:
         """Close the supervisor's connections and pipes; a forked child calls this too."""
