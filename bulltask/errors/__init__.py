@@ -48,6 +48,7 @@
     │   ├── JobExpiredError          the job expired before a worker started it         (also a TaskRevokedError)
     │   ├── InvalidJobError          the job cannot run: wrong arguments, malformed fields
     │   └── MaxRetriesExceededError  raised by ``self.retry()`` if no retry is left
+    ├── EventLoopBlockedError    the task blocked other async tasks, which could not be cancelled
     └── TimeLimitExceeded        the task exceeded its ``time_limit``
 
     Interrupt (a BaseException, so that ``except Exception`` in a task does not catch it)
@@ -104,6 +105,7 @@ __all__ = [
     "DecodeError",
     "DuplicateTaskError",
     "EncodeError",
+    "EventLoopBlockedError",
     "EventsLostError",
     "FailedChildrenError",
     "Ignore",
@@ -468,3 +470,7 @@ class MaxRetriesExceededError(PermanentError):
 
 class TimeLimitExceeded(BulltaskError):
     """The task exceeded its time_limit and was stopped."""
+
+
+class EventLoopBlockedError(BulltaskError):
+    """The async task blocked the event loop that it shares with others, so that they could not be cancelled."""

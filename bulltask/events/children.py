@@ -11,6 +11,7 @@ __all__ = [
     "ChildEvent",
     "ChildLimitReached",
     "ChildReady",
+    "EventLoopMisused",
     "EventLoopStopped",
     "JobCompleted",
     "JobFailed",
@@ -224,12 +225,29 @@ class ChildLimitReached(ChildEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class EventLoopMisused(ChildEvent):
+    """The code of a job did something that affects the other async jobs of its child, or its end.
+
+    Attributes:
+        job_id, queue, task: The job; ``""`` if it is unknown.
+        problem: What the code did.
+        where: The file and the line, ``""`` if unknown.
+    """
+
+    job_id: str
+    queue: str
+    task: str
+    problem: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventLoopStopped(ChildEvent):
-    """A task has stopped the event loop that all async tasks of its child share; the child is replaced.
+    """Other code has stopped and closed the event loop that all async tasks of a child share; the child is replaced.
 
     Attributes:
         jobs: Ids of the child's async jobs.
-        error: The exception that ended the loop; ``""`` if a task has called ``loop.stop()``.
+        error: The exception that ended the loop, if any.
     """
 
     pid: int

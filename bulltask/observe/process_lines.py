@@ -63,6 +63,7 @@ class ProcessLines:
             (logging.DEBUG, events.ChildReady, self._child_ready),
             (logging.DEBUG, events.ChildClosing, self._child_closing),
             (logging.INFO, events.ChildLimitReached, self._child_limit_reached),
+            (logging.WARNING, events.EventLoopMisused, self._loop_misused),
             (logging.ERROR, events.EventLoopStopped, self._loop_stopped),
             (logging.WARNING, events.ChildDied, self._child_died),
             (logging.WARNING, events.ChildKilled, self._child_killed),
@@ -143,14 +144,25 @@ class ProcessLines:
             **memory,
         )
 
+    def _loop_misused(self, event: events.EventLoopMisused) -> None:
+        self._log.warning(
+            "Event loop misused",
+            job_id=event.job_id,
+            queue=event.queue,
+            task=event.task,
+            problem=shorten(event.problem, ERROR_CHARS),
+            where=event.where,
+            hint="All async jobs of a child share its event loop: docs/how-to/async-tasks.md",
+        )
+
     def _loop_stopped(self, event: events.EventLoopStopped) -> None:
         self._log.error(
             "Event loop stopped",
             pid=event.pid,
             jobs=event.jobs,
             error=shorten(event.error, ERROR_CHARS),
-            hint="A task stopped the event loop that the child's async tasks share. A new child starts, and the jobs "
-            "run again",
+            hint="The event loop that the child's async tasks share was closed. A new child starts, and the jobs run "
+            "again",
         )
 
     def _child_died(self, event: events.ChildDied) -> None:

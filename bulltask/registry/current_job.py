@@ -16,6 +16,7 @@ __all__ = [
     "get_logger",
     "get_task_logger",
     "in_started_thread",
+    "job_in",
     "share_with_structlog",
     "share_with_threads",
 ]
@@ -54,6 +55,11 @@ def in_started_thread(variable: ContextVar[Any]) -> Any:
     if context is None or threading.current_thread().name.startswith(_OWN_THREADS):
         return None
     return context.get(variable)
+
+
+def job_in(context: Context) -> RunningJob | None:
+    """Return the job that code in this context runs for."""
+    return context.get(_current)
 
 
 def enter_job(job: RunningJob) -> None:

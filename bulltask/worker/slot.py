@@ -53,7 +53,8 @@ SLOT_BYTES: Final = _ID_AT + ID_BYTES
     _WAITING,
     _OUTCOME_LENGTH,
     _ORDER,
-) = range(15)
+    _HOLDS_LOOP,
+) = range(16)
 
 _MAX_READS: Final = 5
 _REASON_BITS: Final = 3
@@ -101,6 +102,7 @@ class SlotView:
         deadlines: The deadlines of that attempt.
         cancel_reason: Why the supervisor is cancelling that attempt.
         acknowledged: Whether the child has passed the cancel request to the task.
+        holds_loop: Whether this attempt blocks the event loop of its child.
     """
 
     state: SlotState
@@ -112,6 +114,7 @@ class SlotView:
     deadlines: Deadlines = field(default=_NO_DEADLINES, compare=False)
     cancel_reason: CancelReason = field(default=CancelReason.NONE, compare=False)
     acknowledged: bool = field(default=False, compare=False)
+    holds_loop: bool = field(default=False, compare=False)
 
 
 class Slot:
@@ -184,6 +187,19 @@ class Slot:
     def acknowledge(self, acknowledged: bool = True) -> None:
         """Acknowledge the cancel request, or withdraw the acknowledgment, so that the request is sent again."""
         self._words[_ACKNOWLEDGED] = self._words[_CANCEL] if acknowledged else 0
+
+    def hold_loop(self, holds: bool) -> None:
+        """Record whether the current attempt blocks the event loop of its child."""
+        self._words[_HOLDS_LOOP] = self._words[_ATTEMPT] if holds else 0
+
+    def postpone(self, delay_ms: int) -> None:
+        """Postpone the deadlines of the current attempt. It gets a new number, so a cancel request is void."""
+        words = self._words
+        words[_SEQ] += 1
+        for deadline in (_SOFT_AT, _HARD_AT):
+            words[deadline] += delay_ms if words[deadline] else 0
+        words[_ATTEMPT] += 1
+        words[_SEQ] += 1
 
     @property
     def is_free(self) -> bool:
@@ -267,9 +283,8 @@ class Slot:
             if seq % 2 == 0 and words[_SEQ] == seq:
                 job_id = raw.decode("utf-8", "surrogateescape")
                 acknowledged = cancel_reason is not CancelReason.NONE and words[_ACKNOWLEDGED] == words[_CANCEL]
-                return SlotView(
-                    SlotState(state), self.token, queue, job_id, since, attempt, deadlines, cancel_reason, acknowledged
-                )
+                cancel = cancel_reason, acknowledged, words[_HOLDS_LOOP] == attempt
+                return SlotView(SlotState(state), self.token, queue, job_id, since, attempt, deadlines, *cancel)
         # The child was stopped or killed while it was writing, so only the token is certain.
         return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_ATTEMPT)
 

@@ -48,7 +48,9 @@ _CHILD_BYTES: Final = 128
     _PREFETCHES,
     _RUNNING_SINCE,
     _PID,
-) = range(9)
+    _LOOP_TURNED,
+    _LOOP_HELD,
+) = range(11)
 
 
 class ChildBlock:
@@ -171,6 +173,24 @@ class ChildBlock:
     @running_since_ms.setter
     def running_since_ms(self, since_ms: int) -> None:
         self._words[_RUNNING_SINCE] = since_ms
+
+    @property
+    def loop_turned_ms(self) -> int:
+        """When the child's event loop has last turned (monotonic time); 0 while no async job is running."""
+        return self._words[_LOOP_TURNED]
+
+    @loop_turned_ms.setter
+    def loop_turned_ms(self, turned_ms: int) -> None:
+        self._words[_LOOP_TURNED] = turned_ms
+
+    @property
+    def loop_held(self) -> bool:
+        """Whether the child knows what blocks its event loop: the job of the slot that holds it, or of none."""
+        return bool(self._words[_LOOP_HELD])
+
+    @loop_held.setter
+    def loop_held(self, held: bool) -> None:
+        self._words[_LOOP_HELD] = held
 
     def slots(self) -> list[Slot]:
         """Return the child's slots."""

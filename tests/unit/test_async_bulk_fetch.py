@@ -34,6 +34,7 @@ def test_a_delayed_job_of_another_task_that_has_just_become_due_is_released() ->
         take_slot=slots.pop,
         start=lambda acquired, _: started.append(acquired.job.name),
         return_slot=lambda _: None,
+        keeps_up=lambda **_: True,
     )
     next_jobs: Any = SimpleNamespace(may_follow=lambda _: True)
     further = AsyncBulkFetcher(fetcher, starter, SimpleNamespace(), loop, next_jobs)  # type: ignore[arg-type]

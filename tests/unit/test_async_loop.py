@@ -18,6 +18,7 @@ from bulltask.testing.wait import wait_until
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.async_loop import AsyncLoop
+from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, Outcome
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.slot import Slot
@@ -49,6 +50,7 @@ class Child:
         slots = Slots(1, 2)
         (block,) = slots.children
         block.reset()
+        self.cancellation = Cancellation(block, lambda: None, lambda: None)
         fake: Any = self
         self.loop = AsyncLoop(block, fake, settler, lambda: fake, fake, fake)
 

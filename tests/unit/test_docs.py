@@ -117,6 +117,7 @@ class FakeLibrary(types.ModuleType):
 SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "README.md": {},
     "docs/tutorial/first-steps.md": {},
+    "docs/how-to/async-tasks.md": {},
     "docs/how-to/batches.md": {},
     "docs/how-to/sentinel.md": {},
     "docs/how-to/cluster.md": {},

@@ -37,6 +37,7 @@ FIELDS = {
     "ChildReady": "index pid",
     "ChildClosing": "index pid",
     "ChildLimitReached": "index pid limit jobs running memory_kib",
+    "EventLoopMisused": "job_id queue task problem where",
     "EventLoopStopped": "pid jobs error",
     "ChildStarted": "index pid",
     "ChildDied": "index pid exit_reason jobs",

@@ -53,6 +53,7 @@ EVENTS: list[events.Event] = [
     events.ChildReady(0, 4711),
     events.ChildClosing(0, 4711),
     events.ChildLimitReached(0, 4711, "max_tasks_per_child", 100, 1, None),
+    events.EventLoopMisused("1", "mail", "mail.send", "called loop.stop()", "/app/tasks.py:12 in send"),
     events.EventLoopStopped(4711, ("1", "2"), "SystemExit: 1"),
     events.ChildDied(0, 4711, "SIGKILL", 1),
     events.ChildKilled(0, 4711, "hard_limit", 3),

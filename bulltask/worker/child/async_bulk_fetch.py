@@ -70,6 +70,8 @@ class AsyncBulkFetcher:
         self._previous = ""
 
     def _may_follow(self, first: AcquiredJob) -> bool:
+        if not self._async.keeps_up(wait=False):
+            return False
         return self._fetcher.may_collect and not first.max_concurrent and self._next_jobs.may_follow(first)
 
     def _start(self, first: AcquiredJob, slots: Sequence[Slot]) -> int:

@@ -190,6 +190,10 @@ class AttemptRunner:
         self._threads.reserve(slot)
         return True
 
+    def free_thread(self, slot: Slot) -> None:
+        """Free the thread that was reserved for a job that does not start."""
+        self._threads.free(slot)
+
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run a sync task.
 

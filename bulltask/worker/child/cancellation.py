@@ -22,16 +22,20 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from bulltask.clock import mono_ms
 from bulltask.errors import Interrupt, SoftTimeLimitExceeded, TaskCancelled, WorkerShutdown
-from bulltask.jobs.time_limits import TimeLimits
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.loop_timers import LoopTimer
 from bulltask.process import exit_if_forked
+from bulltask.worker.child.asyncio_tasks import JobTask
 from bulltask.worker.child.thread_tasks import InterruptibleCall
 from bulltask.worker.slot import Deadlines, Slot
 from bulltask.worker.slots import ChildBlock
@@ -77,6 +81,9 @@ def uninterrupted(action: Callable[[], None]) -> Callable[[int, FrameType | None
     return handle
 
 
+_LATE_MS: Final = 100
+"""A poll that is this late shows that the loop was blocked."""
+
 _TASK_CODE: Final[CodeType] = call_task.__code__
 _UNINTERRUPTED_CODE: Final[CodeType] = uninterrupted(lambda: None).__code__
 
@@ -93,6 +100,7 @@ class TaskExecution:
         call: The call, if the task runs in a separate thread.
         other_slots: The slots of the other jobs of a batch. Limits apply to the whole batch; during the call, none of
             its jobs can be cancelled alone.
+        is_postponed: Whether its deadlines were postponed because unknown code had blocked the event loop.
     """
 
     slot: Slot
@@ -101,6 +109,7 @@ class TaskExecution:
     acknowledged: CancelReason = CancelReason.NONE
     call: InterruptibleCall | None = None
     other_slots: tuple[Slot, ...] = ()
+    is_postponed: bool = False
 
     @property
     def requested(self) -> CancelReason:
@@ -152,6 +161,9 @@ class Cancellation:
         block: The child's block, in which the supervisor reads whether attempts have deadlines.
         cancel_spark: Cancels the Spark jobs that the sync task is waiting for.
         loop: Returns the child's event loop, ``None`` while there is none.
+
+    Attributes:
+        polling: Set while async jobs are running, so that the event loop polls for requests.
     """
 
     def __init__(
@@ -163,7 +175,9 @@ class Cancellation:
         self._block, self._cancel_spark, self._running_loop = block, cancel_spark, loop
         self._sync: TaskExecution | None = None
         self._async: dict[asyncio.Task[Any], TaskExecution] = {}
-        self._is_polling = False
+        self.polling = threading.Event()
+        self._turned_ms = 0
+        self._held_by: TaskExecution | None = None
 
     def install(self) -> None:
         """Handle cancel requests from now on."""
@@ -237,8 +251,9 @@ class Cancellation:
         task = asyncio.current_task()
         assert task is not None
         self._async[task] = execution
-        if not self._is_polling:
-            self._is_polling = True
+        if not self.polling.is_set():
+            self._turned_ms = self._block.loop_turned_ms = mono_ms()
+            self.polling.set()
             LoopTimer(_POLL_S, self._poll_again)
         return task
 
@@ -248,11 +263,48 @@ class Cancellation:
 
     def _poll_again(self) -> None:
         self._poll()
-        self._is_polling = bool(self._async)
-        if self._is_polling:
+        if self._async:
             LoopTimer(_POLL_S, self._poll_again)
+        else:
+            self.polling.clear()
+            self._block.loop_turned_ms = 0
+
+    def late_ms(self) -> int:
+        """Return for how long the event loop has not polled although it should have; 0 if it is not late."""
+        late_ms = mono_ms() - self._turned_ms - round(_POLL_S * 1000)
+        return late_ms if self.polling.is_set() and late_ms >= _LATE_MS else 0
+
+    def hold(self, job: RunningJob | None, task: asyncio.Task[Any] | None) -> None:
+        """Record that the code of this job, in its own asyncio task or in another one, is blocking the event loop."""
+        for one, execution in tuple(self._async.items()):
+            if one is task or (task is None and isinstance(one, JobTask) and one.jobs[0].job is job):
+                self._held_by = execution
+                execution.slot.hold_loop(True)
+        self._block.loop_held = True
+
+    def _turn(self) -> None:
+        """Record that the event loop turns. After a block, the other attempts get the lost time back."""
+        if not self.polling.is_set():
+            return
+        now_ms, late_ms = mono_ms(), self.late_ms()
+        lost_ms, held_by, self._held_by = now_ms - self._turned_ms, self._held_by, None
+        is_known, self._block.loop_held = self._block.loop_held, False
+        self._turned_ms = self._block.loop_turned_ms = now_ms
+        if held_by is not None:
+            held_by.slot.hold_loop(False)
+        if not late_ms or (not is_known and len(self._async) == 1):
+            return
+        for execution in self._async.values():
+            reason = execution.slot.cancel_reason
+            is_cancelled = execution.acknowledged or reason in {CancelReason.SHUTDOWN, CancelReason.REVOKED}
+            if execution is held_by or is_cancelled or execution.limits is NO_LIMITS or execution.is_postponed:
+                continue
+            execution.is_postponed = not is_known  # only once, because it may be this one that blocks the loop
+            for slot in (execution.slot, *execution.other_slots):
+                slot.postpone(lost_ms)
 
     def _poll(self) -> None:
+        self._turn()
         for task, execution in tuple(self._async.items()):
             reason = execution.take(execution.requested)
             if reason is not CancelReason.NONE and execution.call is not None:

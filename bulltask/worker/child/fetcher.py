@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -50,6 +50,9 @@ class JobFetcher:
         worker_id: Stored in each job as the worker that processes it.
         wakeup_pipe: Ends a wait early.
         control: The control page, which shows whether the worker is paused.
+
+    Attributes:
+        may_wait: Returns whether a job that the wait fetches could start.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class JobFetcher:
             broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire, self._skip_queue
         )
         self.closing = self._stop_requested = False
+        self.may_wait: Callable[[], bool] = lambda: True
 
     @property
     def may_acquire(self) -> bool:
@@ -112,14 +116,10 @@ class JobFetcher:
         self._queue_wait.interrupt()
 
     def acquire(self, slot: Slot) -> AcquiredJob | None:
-        """Wait for a job and acquire it into ``slot``; return ``None`` when the child is closing."""
+        """Wait for a job and acquire it into ``slot``; return ``None`` when the child is closing, or must not wait."""
         while not self.closing:
             if not self.may_acquire:
-                self.free_slot(slot)
-                if self._control.stopping:
-                    self.close()
-                    break
-                self._wakeup_pipe.wait(_PERMIT_MS if self._control.exhausted else _PAUSE_MS)  # a signal ends it
+                self._pause(slot)
                 continue
             slot.reserve(mono_ms())
             try:
@@ -131,6 +131,8 @@ class JobFetcher:
                 if acquired is not None:
                     return acquired
                 self.free_slot(slot)
+                if not self.may_wait():
+                    return None
                 if (acquired := self._wait(slot)) is not None:
                     return acquired
             except WaitInterrupted:
@@ -140,6 +142,14 @@ class JobFetcher:
                 self.back_off(exc)
         self.free_slot(slot)
         return None
+
+    def _pause(self, slot: Slot) -> None:
+        """Wait until jobs may be acquired, or close if the worker is stopping."""
+        self.free_slot(slot)
+        if self._control.stopping:
+            self.close()
+        else:
+            self._wakeup_pipe.wait(_PERMIT_MS if self._control.exhausted else _PAUSE_MS)  # a signal ends it
 
     def free_slot(self, slot: Slot) -> None:
         """Free the slot; keep it reserved if a call without a reply may have locked a job with its token."""

@@ -176,7 +176,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     backoff, concurrency = ReconnectBackoff(bus, config), concurrency_of(app)
     next_jobs = NextJobs(fetcher, runner, retirement, loop_tasks(app), config)
     async_loop = AsyncLoop(
-        plan.block, runner, settler, broker.async_client, backoff, wakeup_pipe, concurrency, next_jobs
+        plan.block, runner, settler, broker.async_client, backoff, wakeup_pipe, concurrency, next_jobs, broker.pool.run
     )
     _handle_stop_signals(fetcher)
     cancellation.install()

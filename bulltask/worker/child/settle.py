@@ -12,9 +12,11 @@ from bulltask.clock import ServerClock
 from bulltask.config.config import Config
 from bulltask.events import (
     Bus,
+    EventLoopMisused,
     EventLoopStopped,
     JobCompleted,
     JobIncompatible,
+    JobReleased,
     LockLost,
     SchedulingFailed,
 )
@@ -237,6 +239,16 @@ class Settler:
                 self._bus.emit(LockLost(job.id, job.queue, job.name))
             case _:
                 self._bus.emit(requested_event(job, outcome))
+
+    def emit_loop_misused(self, job: RunningJob | None, problem: str, where: str, raised: BaseException | None) -> None:
+        """Emit the event that a job's code affects others on the event loop; a process that it forked exits."""
+        exit_if_forked(self._pid, raised)
+        names = ("", "", "") if job is None else (job.id, job.queue, job.name)
+        self._bus.emit(EventLoopMisused(*names, problem, where))
+
+    def emit_released(self, job: RunningJob, reason: str) -> None:
+        """Emit the event of a job that is released although its task has not requested it."""
+        self._bus.emit(JobReleased(job.id, job.queue, job.name, reason))
 
     def emit_loop_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
         """Emit the event that the loop stopped while these jobs were running; a process that a task forked exits."""

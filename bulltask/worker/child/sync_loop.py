@@ -57,6 +57,7 @@ class SyncLoop:
 
     def run(self) -> None:
         """Work until the fetcher closes and every acquired job is settled."""
+        self._fetcher.may_wait = self._async.keeps_up
         while (slot := self._async.wait_for_slot(lambda: self._fetcher.closing)) is not None:
             acquired = self._fetcher.acquire(slot)
             while acquired is not None:

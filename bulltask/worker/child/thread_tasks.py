@@ -99,6 +99,10 @@ class TaskThreads:
         """Reserve a thread for the job in ``slot``; :meth:`run` frees it."""
         self._busy.add(slot)
 
+    def free(self, slot: Slot) -> None:
+        """Free the thread that was reserved for ``slot``, if any."""
+        self._busy.discard(slot)
+
     async def run(
         self, slot: Slot, started: Callable[[InterruptibleCall], None], function: Callable[..., Any], *args: Any
     ) -> tuple[BaseException | None, Any]:
@@ -114,4 +118,4 @@ class TaskThreads:
         try:
             return await get_running_loop().run_in_executor(self._executor, call.run)
         finally:
-            self._busy.discard(slot)
+            self.free(slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from bulltask.clock import mono_ms
@@ -32,12 +32,14 @@ class CancelRequest:
         kill_at_ms: When the child is killed if the attempt continues; ``None`` for never.
         notify_at_ms: When the signal is sent again unless the child acknowledges the request.
         pause_ms: The interval after that signal.
+        since_ms: When the request was made.
     """
 
     attempt: int
     kill_at_ms: int | None
     notify_at_ms: int = 0
     pause_ms: int = 100
+    since_ms: int = field(default_factory=mono_ms)
 
 
 class Canceller:
@@ -46,6 +48,9 @@ class Canceller:
     A signal makes the child read the request. It is sent again until the child acknowledges the request, because an
     attempt can be cancelled only in its task's code (:mod:`bulltask.worker.child.cancellation`). If the child is
     killed, its other jobs run again, and no crash is counted.
+
+    An async attempt cannot end while another one blocks the event loop. If the loop has not turned since the request,
+    the attempt that blocks it fails, and the one that was to be cancelled is released, unless its job was revoked.
 
     Args:
         pool: The children.
@@ -107,6 +112,23 @@ class Canceller:
         for token in tuple(self._requests):
             self._enforce(token)
 
+    def _kill(self, view: SlotView, request: CancelRequest) -> None:
+        found = self._pool.loop_blockers(view.token, request.since_ms) if view.deadlines.is_async else None
+        blocked_ms, blockers = found or (0, [view])
+        if blockers is None:  # C code that holds the GIL
+            overdue = self._pool.overdue_in_child(view.token, mono_ms())
+            blockers = [view] if len(overdue) <= 1 or view.cancel_reason is CancelReason.REVOKED else None
+        if blockers is None:
+            self._pool.kill_blocked(view.token, blocked_ms, is_crash=True)
+            return
+        if view.cancel_reason is CancelReason.REVOKED or view.token in {blocker.token for blocker in blockers}:
+            self._pool.kill_to_cancel(KilledAttempt.of(view))
+        for blocker in blockers:
+            if blocker.token != view.token:
+                self._pool.kill_to_cancel(KilledAttempt.of(blocker, blocked_ms))
+        if not blockers:
+            self._pool.kill_blocked(view.token, blocked_ms, is_crash=False)
+
     def _enforce(self, token: str) -> None:
         request, view = self._requests[token], self._pool.view(token)
         if view is None or view.attempt not in {request.attempt, UNKNOWN_ATTEMPT} or view.state is not SlotState.ACTIVE:
@@ -114,7 +136,7 @@ class Canceller:
         elif view.attempt == UNKNOWN_ATTEMPT:
             pass  # the slot is being written
         elif request.kill_at_ms is not None and mono_ms() >= request.kill_at_ms:
-            self._pool.kill_to_cancel(KilledAttempt.of(view))
+            self._kill(view, request)
             del self._requests[token]
         elif not view.acknowledged and mono_ms() >= request.notify_at_ms:
             self._pool.notify(token)

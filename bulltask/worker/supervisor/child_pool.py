@@ -23,6 +23,7 @@ from bulltask.worker.supervisor.stacks import StackCollector
 __all__ = ["ChildBootError", "ChildPool"]
 
 HARD_MEMORY_LIMIT: Final = "hard_memory_limit"
+BLOCKED_LOOP: Final = "blocked_loop"
 _MIN_LIFETIME_MS: Final = 1_000
 _MAX_BOOT_FAILURES: Final = 5
 _END_MS: Final = 5_000
@@ -49,6 +50,12 @@ class _Child:
     exceeded_memory: str = ""
     dead_since_ms: int | None = None
     status: int | None = None
+    loop_blocked: str = ""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the child was killed because its event loop was blocked, so that attempts could not be cancelled."""
+        return bool(self.loop_blocked) or any(attempt.blocked_ms for attempt in self.killed_attempts.values())
 
     @property
     def is_leaving(self) -> bool:
@@ -198,6 +205,11 @@ class ChildPool:
                     if slot.is_overdue(now_ms):
                         yield slot.read()
 
+    def overdue_in_child(self, token: str, now_ms: int) -> list[SlotView]:
+        """Return the overdue attempts in the child with this token."""
+        slots = self._children[self.index_of(token)].slots
+        return [slot.read() for slot in slots if slot.is_overdue(now_ms)]
+
     def view(self, token: str) -> SlotView | None:
         """Return the slot with this token; ``None`` if its child is dead."""
         entry = self._slots_by_token.get(token)
@@ -219,6 +231,33 @@ class ChildPool:
         """Kill the child to cancel an attempt."""
         child = self._children[self.index_of(killed_attempt.token)]
         child.killed_attempts[killed_attempt.token] = killed_attempt
+        _send(child.pid, signal.SIGKILL)
+
+    def loop_blockers(self, token: str, since_ms: int) -> tuple[int, Sequence[SlotView] | None] | None:
+        """Return what blocks the event loop of the child with this token; ``None`` if it has turned since ``since_ms``.
+
+        Returns:
+            For how long, and the attempt that blocks the loop, or none if it is code that no attempt runs; ``None`` for
+            the attempts if the child does not know.
+        """
+        child = self._children[self.index_of(token)]
+        turned_ms = child.block.loop_turned_ms
+        if not 0 < turned_ms < since_ms:
+            return None
+        if not child.block.loop_held:
+            return mono_ms() - turned_ms, None
+        views = [slot.read() for slot in child.slots]
+        return mono_ms() - turned_ms, [view for view in views if view.holds_loop and view.state is SlotState.ACTIVE]
+
+    def kill_blocked(self, token: str, blocked_ms: int, *, is_crash: bool) -> None:
+        """Kill a child whose event loop is blocked by something that belongs to no attempt, or by an unknown one.
+
+        Args:
+            is_crash: Count a crash of each of its jobs, because each may be the cause.
+        """
+        child = self._children[self.index_of(token)]
+        child.loop_blocked = f"its event loop was blocked for {blocked_ms / 1000:.1f} s"
+        child.stop_requested |= not is_crash
         _send(child.pid, signal.SIGKILL)
 
     def busy_children(self) -> list[tuple[int, int]]:
@@ -310,8 +349,9 @@ class ChildPool:
         del self._children[index]
         for slot in child.slots:
             del self._slots_by_token[slot.token]
-        block, exit_reason = self._slots.children[index], child.exceeded_memory or _exit_reason(status)
+        block = self._slots.children[index]
         block.pid = 0
+        exit_reason = child.exceeded_memory or child.loop_blocked or _exit_reason(status)
         views = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in views)
         running = frozenset(view.token for view in views if view.state is SlotState.ACTIVE)
@@ -324,20 +364,10 @@ class ChildPool:
         killed_attempts = {
             view.token: killed
             for view in views
-            if (killed := child.killed_attempts.get(view.token) or _cancelled(view)) and killed.may_match(view)
+            if (killed := child.killed_attempts.get(view.token) or _cancelled(view, blocked=child.is_blocked))
+            and killed.may_match(view)
         }
-        if child.killed_attempts:
-            cancel_reason = max(killed_attempt.reason for killed_attempt in child.killed_attempts.values()).name.lower()
-            self._bus.emit(ChildKilled(index, child.pid, cancel_reason, len(tokens)))
-        elif child.exceeded_memory and not exited:
-            self._bus.emit(ChildKilled(index, child.pid, HARD_MEMORY_LIMIT, len(tokens)))
-        elif exited and has_timed_out:
-            self._bus.emit(ChildKilled(index, child.pid, EXIT_TIMEOUT, len(tokens)))
-        elif exited and not child.stop_requested:
-            reason = block.retire_reason
-            self._bus.emit(ChildExited(index, child.pid, reason.name.lower() if reason else "signal"))
-        elif not child.stop_requested:
-            self._bus.emit(ChildDied(index, child.pid, exit_reason, len(tokens)))
+        self._emit_end(index, child, exit_reason, len(tokens), exited=exited, has_timed_out=has_timed_out)
         self._count_boot_failures(block, child)
         now_ms = mono_ms()
         # If a child lived for less than a second, its replacement starts when that second is over, so that a job that
@@ -349,6 +379,25 @@ class ChildPool:
         return JobsOfDeadChild(
             tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs, unstarted, outcomes
         )
+
+    def _emit_end(
+        self, index: int, child: _Child, exit_reason: str, jobs: int, *, exited: bool, has_timed_out: bool
+    ) -> None:
+        if child.killed_attempts:
+            killed = child.killed_attempts.values()
+            cancel_reason = BLOCKED_LOOP if child.is_blocked else max(attempt.reason for attempt in killed).name.lower()
+            self._bus.emit(ChildKilled(index, child.pid, cancel_reason, jobs))
+        elif child.loop_blocked and not exited:
+            self._bus.emit(ChildKilled(index, child.pid, BLOCKED_LOOP, jobs))
+        elif child.exceeded_memory and not exited:
+            self._bus.emit(ChildKilled(index, child.pid, HARD_MEMORY_LIMIT, jobs))
+        elif exited and has_timed_out:
+            self._bus.emit(ChildKilled(index, child.pid, EXIT_TIMEOUT, jobs))
+        elif exited and not child.stop_requested:
+            reason = child.block.retire_reason
+            self._bus.emit(ChildExited(index, child.pid, reason.name.lower() if reason else "signal"))
+        elif not child.stop_requested:
+            self._bus.emit(ChildDied(index, child.pid, exit_reason, jobs))
 
     def _count_boot_failures(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not ProcessState.INIT or child.stop_requested:
@@ -366,13 +415,14 @@ def _prefetched(slots: Sequence[Slot]) -> tuple[frozenset[str], dict[str, bytes]
     return unstarted, {slot.token: outcome for slot in ended if (outcome := slot.outcome)}
 
 
-def _cancelled(view: SlotView) -> KilledAttempt | None:
+def _cancelled(view: SlotView, *, blocked: bool) -> KilledAttempt | None:
     """Return the attempt in a dead child's slot if it was being cancelled, and so must not run again as after a crash.
 
-    The child died before the attempt had ended, and before it was killed for it.
+    The child died before the attempt had ended, and before it was killed for it. If its event loop was blocked, an
+    attempt that was to end at its limit could not end.
     """
-    fails = view.state is SlotState.ACTIVE and view.cancel_reason in {CancelReason.HARD_LIMIT, CancelReason.REVOKED}
-    return KilledAttempt.of(view) if fails else None
+    reasons = {CancelReason.REVOKED} if blocked else {CancelReason.HARD_LIMIT, CancelReason.REVOKED}
+    return KilledAttempt.of(view) if view.state is SlotState.ACTIVE and view.cancel_reason in reasons else None
 
 
 def _has_exited(child: _Child) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import BrokerAuthError, DecodeError, TaskCancelled
+from bulltask.errors import BrokerAuthError, DecodeError, EventLoopBlockedError, TaskCancelled
 from bulltask.events import Bus, JobFailed, JobRetried
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
@@ -44,6 +44,7 @@ class KilledAttempt:
         hard_ms: Its hard limit.
         will_retry: Whether the job is retried, if it has attempts left.
         since_ms: When the attempt started (monotonic time).
+        blocked_ms: How long it had blocked the event loop, so that others could not be cancelled; 0 if it had not.
     """
 
     token: str
@@ -53,15 +54,15 @@ class KilledAttempt:
     hard_ms: int
     will_retry: bool
     since_ms: int
+    blocked_ms: int = 0
 
     @classmethod
-    def of(cls, view: SlotView) -> KilledAttempt:
+    def of(cls, view: SlotView, blocked_ms: int = 0) -> KilledAttempt:
         """Return the slot's current attempt."""
         deadlines = view.deadlines
-        will_retry = deadlines.will_retry and view.cancel_reason is CancelReason.HARD_LIMIT
-        return cls(
-            view.token, view.attempt, view.job_id, view.cancel_reason, deadlines.hard_ms, will_retry, view.since_ms
-        )
+        reason, ids = view.cancel_reason, (view.token, view.attempt, view.job_id)
+        will_retry = deadlines.will_retry and reason is CancelReason.HARD_LIMIT and not blocked_ms
+        return cls(*ids, reason, deadlines.hard_ms, will_retry, view.since_ms, blocked_ms)
 
     def may_match(self, view: SlotView) -> bool:
         """Whether the dead child's slot may still contain this attempt, which may have ended just before the kill."""
@@ -94,7 +95,14 @@ class FailureRecorder:
         job = self._read(keys, job_id)
         exc: BaseException = TaskCancelled("revoked")
         category = reason = REVOKED
-        if killed_attempt.reason is not CancelReason.REVOKED:
+        if killed_attempt.blocked_ms:
+            seconds = killed_attempt.blocked_ms / 1000
+            exc = EventLoopBlockedError(
+                f"task {job.name or '?'} blocked the event loop of its child for {seconds:.1f} s, so that other jobs "
+                "could not be cancelled, and its child was killed"
+            )
+            category, reason = "permanent", str(exc)
+        elif killed_attempt.reason is not CancelReason.REVOKED:
             exc = TimeLimits(hard_ms=killed_attempt.hard_ms).hard_exceeded(job.name or "?", killed=True)
             category, reason = "transient", str(exc)
         # In the format of a Python traceback, from which a client can rebuild the exception.
