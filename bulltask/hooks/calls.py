@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import os
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -12,7 +14,7 @@ from bulltask.process import exit_if_forked
 from bulltask.signals.failures import report_failure
 from bulltask.signals.signal import Signal
 
-__all__ = ["MAY_END_ATTEMPT", "acall_hook", "call_hook", "send_signal"]
+__all__ = ["MAY_END_ATTEMPT", "acall_hook", "asend_signal", "call_hook", "send_signal"]
 
 MAY_END_ATTEMPT: Final = (Interrupt, asyncio.CancelledError)
 """Exceptions that end the attempt if a hook before the task raises them, or if a cancel request raises them there."""
@@ -57,12 +59,22 @@ def send_signal(signal: Signal, sender: Any, passes: tuple[type[BaseException], 
         named: The other arguments of the receivers.
     """
     for receiver in signal.receivers(sender):
+        if signal.is_async and inspect.iscoroutinefunction(receiver):
+            continue  # see asend_signal()
         pid, raised = os.getpid(), None
         try:
             receiver(signal=signal, sender=sender, **named)
         except BaseException as exc:  # noqa: BLE001 - see call_hook()
             raised = exc
         _handle(pid, receiver, signal.name, raised, passes)
+
+
+async def asend_signal(signal: Signal, sender: Any, **named: Any) -> None:
+    """:func:`send_signal` for the receivers that are coroutine functions."""
+    for receiver in signal.receivers(sender):
+        if inspect.iscoroutinefunction(receiver):
+            call = functools.partial(receiver, signal=signal, sender=sender, **named)
+            await acall_hook(functools.update_wrapper(call, receiver), signal.name)
 
 
 def _handle(

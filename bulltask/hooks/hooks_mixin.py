@@ -7,10 +7,12 @@ from typing import Any, TypeVar, overload
 
 from bulltask.events.bus import Event
 from bulltask.events.listeners import Listeners
+from bulltask.hooks.lifespan import Lifespan, LifespanFunction
 from bulltask.hooks.middleware import Middleware, MiddlewareList
 
 __all__ = ["HooksMixin"]
 
+L = TypeVar("L", bound=LifespanFunction)
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
 
@@ -22,6 +24,29 @@ class HooksMixin:
         super().__init__()
         self.listeners = Listeners()
         self.middleware = MiddlewareList()
+        self.lifespans = Lifespan()
+
+    def lifespan(self, function: L, /) -> L:
+        """Register what async tasks share, such as connection pools: a decorator for an async generator function.
+
+        Each child process enters it before its first job, on the event loop on which its async tasks run, and leaves it
+        after the last one. What it yields is :attr:`state`, and ``self.state`` in a bound task. If it raises an
+        exception before it yields, the child does not start.
+
+        Raises:
+            ConfigError: The app already has a lifespan, or the function has parameters.
+        """
+        self.lifespans.define(function)
+        return function
+
+    @property
+    def state(self) -> Any:
+        """What the :meth:`lifespan` has yielded in this process, ``None`` before; a test may set it."""
+        return self.lifespans.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.lifespans.state = state
 
     @overload
     def on(self, kind: type[E], /) -> Callable[[Callable[[E], R]], Callable[[E], R]]: ...

@@ -423,6 +423,7 @@ class Context(JobMethods, CheckpointMethods):
         has_reported: Whether the task has called :meth:`update_progress`.
         reported: State and meta of its last :meth:`update_state`, ``None`` before the first.
         retry_at_end: The retry that the task has requested with ``throw=False``.
+        state: What the app's lifespan has yielded, unless the task has an attribute of this name.
         gave_up: The last retry that was requested with an ``exc`` although none was left, and the traceback of ``exc``.
     """
 
@@ -436,6 +437,8 @@ class Context(JobMethods, CheckpointMethods):
     form: PayloadFormat
     task: Any
     is_stopping: Callable[[], bool]
+    if TYPE_CHECKING:
+        state: Any
 
     def __init__(  # noqa: PLR0913 - the parts of an attempt, which attempt.py connects
         self,
@@ -473,6 +476,8 @@ class Context(JobMethods, CheckpointMethods):
             task = vars(self).get("task")
             if task is None or name.startswith("__"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            if name == "state" and not hasattr(task, name):
+                return task.app.state
             return getattr(task, name)
 
         def __setattr__(self, name: str, value: Any) -> None:

@@ -80,11 +80,13 @@ is the worker id."""
 worker_shutdown: Final = Signal("worker_shutdown")
 """When all children have exited, in the worker's hook process. The sender has ``hostname`` and ``app``."""
 
-worker_process_init: Final = Signal("worker_process_init")
-"""In each child, before its first job. The sender is ``None``."""
+worker_process_init: Final = Signal("worker_process_init", is_async=True)
+"""In each child, before its first job. The sender is ``None``. Coroutine functions run on the event loop of async
+tasks."""
 
-worker_process_shutdown: Final = Signal("worker_process_shutdown")
-"""In each child that stops, after its last job: ``pid``, ``exitcode``. The sender is ``None``."""
+worker_process_shutdown: Final = Signal("worker_process_shutdown", is_async=True)
+"""In each child that stops, after its last job: ``pid``, ``exitcode``. The sender is ``None``. Coroutine functions run
+on the event loop of async tasks."""
 
 setup_logging: Final = Signal("setup_logging")
 """Instead of configuring logging, in the worker's supervisor and in spawned children: ``loglevel``, ``logfile``,

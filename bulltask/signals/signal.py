@@ -56,10 +56,11 @@ class Signal:
     Args:
         name: Its name in log lines.
         receiver_flag: The group that records whether it has receivers.
+        is_async: Whether its receivers may be coroutine functions, which only a worker awaits.
     """
 
-    def __init__(self, name: str, receiver_flag: ReceiverFlag | None = None) -> None:
-        self.name = name
+    def __init__(self, name: str, receiver_flag: ReceiverFlag | None = None, *, is_async: bool = False) -> None:
+        self.name, self.is_async = name, is_async
         self._receiver_flag, self._lock = receiver_flag or ReceiverFlag(), threading.RLock()
         self._connections: tuple[_Connection, ...] = ()
 
@@ -83,7 +84,8 @@ class Signal:
         """Call ``receiver`` whenever the signal is sent; a decorator, with and without arguments.
 
         Args:
-            receiver: A plain function or method that accepts any keyword arguments.
+            receiver: A plain function or method that accepts any keyword arguments; for ``worker_process_init`` and
+                ``worker_process_shutdown``, also a coroutine function.
             sender: Call it only for this sender. For a task or its name: only for this task.
             weak: Keep only a weak reference, so that the receiver disappears with the last other reference. A lambda or
                 a nested function needs ``weak=False``.
@@ -98,7 +100,7 @@ class Signal:
         """
 
         def add(function: F) -> F:
-            _check(function, self.name)
+            _check(function, self.name, is_async=self.is_async)
             key = _key(function) if dispatch_uid is None else dispatch_uid
             with self._lock:
                 if not any(same.key == key and same.sender == sender for same in self._connections):
@@ -182,11 +184,11 @@ def _key(receiver: Receiver | None) -> Hashable:
     return id(receiver)
 
 
-def _check(receiver: object, signal: str) -> None:
+def _check(receiver: object, signal: str, *, is_async: bool) -> None:
     if not callable(receiver):
         raise ConfigError(f"a receiver of {signal} must be a function, not {receiver!r}")
     name = getattr(receiver, "__qualname__", repr(receiver))
-    if inspect.iscoroutinefunction(receiver):
+    if inspect.iscoroutinefunction(receiver) and not is_async:
         raise ConfigError(
             f"{name}, a receiver of {signal}, must be a plain function, because it is not awaited. Send a job instead, "
             "or use the async methods of bulltask.Middleware"

@@ -174,7 +174,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
 """Names that the snippets of a page may use without a definition."""
 
 
-FAKE_MODULES = ("azure", "azure.identity", "developer_toolkit_elasticache")
+FAKE_MODULES = ("asyncpg", "azure", "azure.identity", "developer_toolkit_elasticache")
 """Packages that snippets import, but that are not installed."""
 
 

@@ -8,11 +8,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from bulltask.clock import mono_ms, mono_s
 from bulltask.errors import BrokerError, JobError
+from bulltask.hooks.lifespan import Lifespan
 from bulltask.jobs.job import RunningJob
 from bulltask.process import exit_child
 from bulltask.registry.current_job import current_job
@@ -28,6 +30,7 @@ from bulltask.worker.child.batch_runner import BatchRunner
 from bulltask.worker.child.loop_watch import LoopWatch
 from bulltask.worker.child.next_job import NextJobs
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RetriedOutcome
+from bulltask.worker.child.process_signals import LoopHooks
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slot import Slot
@@ -90,7 +93,7 @@ class AsyncLoop:
         self._tasks: dict[Slot, JobTask] = {}  # asyncio keeps only weak references to tasks; by their first slot
         self._own_tasks: set[asyncio.Task[None]] = set()  # asyncio keeps only weak references to tasks
         self._idle: list[asyncio.Future[_Work]] = []
-        self._run = run
+        self._run, self._hooks = run, LoopHooks(Lifespan())
         self._reported: tuple[RunningJob | None, str] | None = None
         # By id: jobs that have not started yet, and those whose last call fetches the next job. Who removes one, the
         # event loop or a thread that releases them while the loop is blocked, decides what becomes of it.
@@ -104,6 +107,25 @@ class AsyncLoop:
         self._writer, self._next_jobs = AsyncOutcomeWriter(settler, self.client, backoff), next_jobs
         self._unstarted: list[AcquiredJob] = []
         self._is_awaited = False
+
+    def open(self, hooks: LoopHooks) -> None:
+        """Run what comes before the first job on the event loop.
+
+        Raises:
+            Exception: The lifespan's exception, so that the child does not start.
+        """
+        if not hooks.exist:
+            return
+        self._hooks, opened = hooks, Future[None]()
+
+        def record(raised: BaseException | None) -> None:
+            if raised is None:
+                opened.set_result(None)
+            else:
+                opened.set_exception(raised)
+
+        self._start_thread().call_soon_threadsafe(self._do, hooks.open, record)
+        opened.result()
 
     def wait_for_slot(self, closing: Callable[[], bool]) -> Slot | None:
         """Wait for a free slot; return ``None`` once the child is closing."""
@@ -435,6 +457,7 @@ class AsyncLoop:
     async def _end_loop(self) -> None:
         """End what jobs have left running, and stop the loop."""
         loop = asyncio.get_running_loop()
+        await self._hooks.close()
         left = {task for task in asyncio.all_tasks() if not isinstance(task, JobTask | OwnTask)}
         left = {task for task in left if not task.get_name().startswith("bulltask-")}
         made_by: dict[tuple[str, str], list[asyncio.Task[Any]]] = {}

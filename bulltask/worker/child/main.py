@@ -38,7 +38,7 @@ from bulltask.worker.child.job_starter import IterationAdder, JobStarter
 from bulltask.worker.child.next_job import NextJobs
 from bulltask.worker.child.output import redirect_output
 from bulltask.worker.child.prefetch_loop import PrefetchLoop
-from bulltask.worker.child.process_signals import attach_process_signals
+from bulltask.worker.child.process_signals import LoopHooks, attach_process_signals
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
@@ -99,6 +99,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
             redirect_output(plan.app.config.redirect_stdouts_level, bus)
         loop = _assemble(plan, bus, parent_pid)
         unblock_signals()
+        loop.open(LoopHooks(plan.app.lifespans))
         bus.emit(ChildReady(plan.index, os.getpid()))
         plan.block.run_state = ProcessState.RUN
         loop.run()

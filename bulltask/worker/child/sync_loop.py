@@ -14,6 +14,7 @@ from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.job_starter import JobStarter
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome
 from bulltask.worker.child.prefetch_loop import PrefetchLoop
+from bulltask.worker.child.process_signals import LoopHooks
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.sync_writer import OutcomeWriter
 
@@ -54,6 +55,10 @@ class SyncLoop:
         self._async, self._retirement = async_loop, retirement
         self._collector, self._batches = collector, collector.batches
         self._prefetch, self._bulk_fetcher = prefetch, bulk_fetcher
+
+    def open(self, hooks: LoopHooks) -> None:
+        """Run what comes before the first job on the event loop; raises what prevents the child from starting."""
+        self._async.open(hooks)
 
     def run(self) -> None:
         """Work until the fetcher closes and every acquired job is settled."""
