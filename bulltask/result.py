@@ -24,7 +24,7 @@ from bulltask.errors import (
     TaskRevokedError,
 )
 from bulltask.jobs import codec
-from bulltask.jobs.failures import REASON_CHARS, arguments_for, reason_of
+from bulltask.jobs.failures import GROUP, REASON_CHARS, arguments_for, reason_of
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.names import check_reference
 from bulltask.jobs.states import REVOKED, JobState, Revocation
@@ -342,7 +342,8 @@ class AsyncResult(ResultDetails, Generic[R]):
     def _failure(self, reason: str, snapshot: StoredSnapshot) -> Exception:
         trace = snapshot.stacktrace[-1] if snapshot.stacktrace else ""
         stored = self.reader.payloads.load_error(self.ref, snapshot.error) if snapshot.error else None
-        original = _pickled(stored, snapshot) or _rebuild(reason, trace, arguments_for(reason, stored))
+        args = arguments_for(reason, stored)
+        original = _pickled(stored, snapshot) or self._group(args) or _rebuild(reason, trace, args)
         if original is None:
             kind = TaskRevokedError if reason == REVOKED else TaskError
             kind = TaskRejectedError if _class_name(reason, trace) == _REJECT else kind
@@ -351,6 +352,24 @@ class AsyncResult(ResultDetails, Generic[R]):
             original = JobExpiredError(reason, job_id=self.id, remote_traceback=trace)
         original.__cause__ = RemoteTraceback(trace)
         return original
+
+    def _group(self, stored: Sequence[object], depth: int = _MAX_NESTING) -> ExceptionGroup[Exception] | None:
+        """Rebuild an exception group, for ``except*``; ``None`` if something else was stored."""
+        match stored:
+            case [str(kind), str(message), [_, *_] as members] if kind == GROUP and depth:
+                pass
+            case _:
+                return None
+        exceptions: list[Exception] = []
+        for member in members:
+            match member:
+                case [str(kind), str(reason), list(args)]:
+                    group = self._group(member, depth - 1)
+                    exc = group or _instance(_loaded_class(kind), reason, tuple(args) if kind != GROUP else ())
+                    exceptions.append(exc or TaskError(reason, job_id=self.id, remote_traceback=""))
+                case _:
+                    return None
+        return ExceptionGroup(message, exceptions) if exceptions else None
 
     def __repr__(self) -> str:
         return f"<AsyncResult {self.id} of queue {self.queue}>"
@@ -384,7 +403,10 @@ def _rebuild(reason: str, trace: str, stored: tuple[object, ...] = ()) -> Except
     loaded, be an ``Exception``, and have exactly that name. None of its code runs except ``__str__``.
     (CVE-2021-23727: Celery called any name that it found.)
     """
-    kind = _loaded_class(_class_name(reason, trace))
+    return _instance(_loaded_class(_class_name(reason, trace)), reason, stored)
+
+
+def _instance(kind: type[Exception] | None, reason: str, stored: tuple[object, ...]) -> Exception | None:
     if kind is None:
         return None
     if stored and (exc := _without_init(kind, stored)) is not None:

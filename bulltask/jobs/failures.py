@@ -14,6 +14,7 @@ from bulltask.jobs import codec
 __all__ = [
     "ARGUMENTS_CHARS",
     "ERROR_FIELD",
+    "GROUP",
     "REASON_CHARS",
     "TRACES_CHARS",
     "TRACE_CHARS",
@@ -41,7 +42,11 @@ exception's arguments, if its message is not its only one; BullMQ ignores it."""
 ARGUMENTS_CHARS: Final = 2_000
 """Maximum length of the stored arguments of an exception; longer ones are not stored."""
 
+GROUP: Final = "bulltask:group"
+"""Stored instead of the first argument of an ``ExceptionGroup``; its message and its exceptions follow."""
+
 _REPR_CHARS: Final = 200
+_MAX_GROUPS: Final = 5
 
 _ELLIPSIS: Final = "\n…\n"
 
@@ -54,12 +59,17 @@ def reason_of(exc: BaseException) -> str:
         return type(exc).__name__
 
 
-def storable_arguments(exc: Exception) -> list[object]:
+def storable_arguments(exc: BaseException) -> list[object]:
     """Return the arguments of an exception in a form that JSON can represent; ``[]`` if its message is enough.
+
+    For an exception group, the arguments are :data:`GROUP`, its message, and its exceptions, each with the name of its
+    class, its message and its arguments.
 
     The first item is the checksum of the message, because another client may run the job again, and does not remove the
     arguments. An argument that JSON cannot represent is replaced with its ``repr()``, as in Celery.
     """
+    if isinstance(exc, ExceptionGroup):
+        return _storable_group(exc)
     args = exc.args
     if len(args) < 2 and (not args or isinstance(args[0], str)):
         return []
@@ -73,6 +83,27 @@ def storable_arguments(exc: Exception) -> list[object]:
             size = len(text)
         room -= size
     return stored if room >= 0 else []
+
+
+def _storable_group(group: ExceptionGroup[Exception]) -> list[object]:
+    stored: list[object] = [_checksum(reason_of(group)), GROUP, group.message, _members(group, _MAX_GROUPS)]
+    try:
+        return stored if len(codec.encode(stored)) <= REASON_CHARS else []
+    except (BulltaskError, ValueError):
+        return []
+
+
+def _members(group: BaseExceptionGroup[BaseException], depth: int) -> list[object]:
+    members: list[object] = []
+    for each in group.exceptions:
+        if isinstance(each, ExceptionGroup) and depth:
+            members.append([GROUP, each.message, _members(each, depth - 1)])
+        else:
+            kind = type(each)
+            name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+            args = [] if isinstance(each, BaseExceptionGroup) else storable_arguments(each)[1:]
+            members.append([name, reason_of(each), args])
+    return members
 
 
 def arguments_for(reason: str, stored: object) -> tuple[object, ...]:

@@ -86,6 +86,11 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         if function is None:  # super().__init__() in the class of a user
             return
         CallBinding.__init__(self, function, name, options or TaskOptions(), sender, bind=bind)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"task {name!r} is a generator function, whose values a worker would not store: return a list, or send "
+                "a job for each value"
+            )
         self.is_async, self.has_base = inspect.iscoroutinefunction(function), has_base
         self.options.check_function(name, is_async=self.is_async, bind=bind)
         self._default_plan: tuple[Config, JobPlan] | None = None

@@ -64,7 +64,7 @@ from bulltask.worker.child.outcomes import (
     with_checkpoint,
 )
 from bulltask.worker.child.retirement import Retirement
-from bulltask.worker.child.retry_decision import as_permanent, decide_retry, is_retried
+from bulltask.worker.child.retry_decision import as_permanent, decide_retry, interrupt_in, is_retried
 from bulltask.worker.child.run_hooks import HookedRun, RunHooks
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.thread_tasks import InterruptibleCall, TaskThreads
@@ -451,6 +451,8 @@ class AttemptRunner:
         made = None if context is None else context.created
         if made is not None:
             raised = made.ended_by(raised)
+        if raised is not None:
+            raised = interrupt_in(raised) or raised
         if raised is None:
             outcome: Outcome = self._encode_result(attempt, result)
         elif isinstance(raised, Ignore):

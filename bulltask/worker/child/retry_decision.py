@@ -17,7 +17,16 @@ import bulltask
 from bulltask.app import App
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
-from bulltask.errors import DecodeError, InvalidJobError, PermanentError, Reject, Retry, TaskCancelled, incompatible
+from bulltask.errors import (
+    DecodeError,
+    Interrupt,
+    InvalidJobError,
+    PermanentError,
+    Reject,
+    Retry,
+    TaskCancelled,
+    incompatible,
+)
 from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
@@ -25,7 +34,7 @@ from bulltask.registry.explicit_retries import max_attempts, no_retries_left
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.outcomes import FailedOutcome, RetriedOutcome
 
-__all__ = ["as_permanent", "decide_retry", "is_retried", "trace_of"]
+__all__ = ["as_permanent", "decide_retry", "interrupt_in", "is_retried", "leaves_of", "trace_of"]
 
 _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 
@@ -41,6 +50,7 @@ def decide_retry(
         task: The job's task, ``None`` if the attempt failed before it was found.
         app: The app, with its error categories and the server's time.
     """
+    exc = interrupt_in(exc) or exc
     if isinstance(exc, TaskCancelled):
         return FailedOutcome(REVOKED, trace_of(exc), REVOKED, exc)
     if isinstance(exc, Reject):
@@ -53,8 +63,9 @@ def decide_retry(
     reason, trace = _reason(cause, job), trace_of(cause)
     attempts_made = job.attempts_made + 1
     maximum = _maximum(cause, job, task, requested)
-    if attempts_made >= maximum or not _is_retryable(cause, category, job, task, requested):
-        expected = task is not None and isinstance(cause, task.options.throws)
+    if attempts_made >= maximum or not _is_retryable(cause, category, job, task, requested, app):
+        throws = () if task is None else task.options.throws
+        expected = isinstance(cause, throws) or all(isinstance(each, throws) for each in leaves_of(cause))
         return FailedOutcome(reason, trace, category.value, cause, expected=expected)
     try:
         delay_ms = _delay_ms(cause, job, task, attempts_made, requested, app)
@@ -72,7 +83,7 @@ def decide_retry(
 def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:
     """Return whether ``job`` is retried if this attempt raises ``exc``."""
     has_attempts_left = job.attempts_made + 1 < _maximum(exc, job, task, None)
-    return has_attempts_left and _is_retryable(exc, app.categorizer.categorize(exc), job, task, None)
+    return has_attempts_left and _is_retryable(exc, app.categorizer.categorize(exc), job, task, None, app)
 
 
 def as_permanent(exc: Exception) -> PermanentError:
@@ -106,7 +117,7 @@ def _maximum(cause: BaseException, job: RunningJob, task: AnyTask[..., object] |
     """
     if requested is not None:
         return max_attempts(job, requested.max_retries)
-    if task is not None and isinstance(cause, task.options.autoretry_for):
+    if task is not None and _any_is(cause, task.options.autoretry_for):
         return max(job.attempts, max_attempts(job, None))
     return job.attempts
 
@@ -121,16 +132,40 @@ def _is_retryable(
     job: RunningJob,
     task: AnyTask[..., object] | None,
     requested: Retry | None,
+    app: App,
 ) -> bool:
     if requested is not None:
         return True
-    if explicit_category(cause) is ErrorCategory.PERMANENT:
+    leaves = leaves_of(cause)
+    if any(explicit_category(each) is ErrorCategory.PERMANENT for each in (cause, *leaves)):
         return False  # the task raised it on purpose, so autoretry_for=(Exception,) does not apply
-    if task is not None and isinstance(cause, task.options.dont_autoretry_for):
+    if task is not None and _any_is(cause, task.options.dont_autoretry_for):
         return False
-    if task is not None and isinstance(cause, task.options.autoretry_for):
-        return True
+    if task is not None and _any_is(cause, kinds := task.options.autoretry_for):
+        # As for the category of a group: only if each of its exceptions is retried.
+        others = [] if isinstance(cause, kinds) else [each for each in leaves if not isinstance(each, kinds)]
+        if all(app.categorizer.categorize(each) is ErrorCategory.TRANSIENT for each in others):
+            return True
     return category is ErrorCategory.TRANSIENT if job.sent_by_bulltask else True
+
+
+def leaves_of(exc: BaseException) -> list[BaseException]:
+    """Return the exceptions in an exception group and in the groups within it; for any other exception, itself."""
+    if not isinstance(exc, BaseExceptionGroup):
+        return [exc]
+    return [leaf for each in exc.exceptions for leaf in leaves_of(each)]
+
+
+def interrupt_in(exc: BaseException) -> Interrupt | None:
+    """Return the first interrupt in an exception group, such as ``self.retry()`` in an ``asyncio.TaskGroup``."""
+    if not isinstance(exc, BaseExceptionGroup):
+        return None
+    return next((each for each in leaves_of(exc) if isinstance(each, Interrupt)), None)
+
+
+def _any_is(cause: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether an exception, or one in a group, has one of these classes."""
+    return isinstance(cause, kinds) or (kinds != () and any(isinstance(each, kinds) for each in leaves_of(cause)))
 
 
 def _delay_ms(
