@@ -58,7 +58,6 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
             "HGETALL",
             "PEXPIRE",
             "HDEL",
-            "promoteIncompatible:promote",
         },  # checks the schedules, once a minute, and leaves
         "renews locks": {"renewLocks", "findByToken"},
         "recovers the jobs of a dead child": {

@@ -179,7 +179,7 @@ import traceback
 @app.task(name="prints")
 def prints():
     print("two\\nlines")
-    print("an error", file=sys.stderr)
+    sys.stderr.writelines(["an ", "error\\n"])
     print("no newline", end="")
     sys.stdout.flush()
     subprocess.run(["echo", "from a program"], check=True)
