@@ -9,7 +9,7 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 STOPS_THE_LOOP = """
-import asyncio, sys, threading
+import asyncio, sys
 
 async def leave():
     sys.exit(3)
@@ -18,12 +18,8 @@ def interrupt():
     raise KeyboardInterrupt
 
 def stop_and_close(loop):
-    while not loop.is_closed():
-        try:
-            loop.call_soon_threadsafe(asyncio.BaseEventLoop.stop, loop)
-            loop.close()
-        except RuntimeError:
-            pass
+    loop.run_forever = loop.close  # when bulltask runs it again
+    asyncio.BaseEventLoop.stop(loop)
 
 WAYS = {
     "stop": lambda loop: loop.stop(),
@@ -35,7 +31,7 @@ WAYS = {
 @app.task(bind=True, name="end")
 async def end(self):
     if self.request.attempts_started == 1:
-        threading.Thread(target=stop_and_close, args=(asyncio.get_running_loop(),)).start()
+        stop_and_close(asyncio.get_running_loop())
         await asyncio.sleep(60)
 
 @app.task(bind=True, name="misuse")

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
+from bulltask import loop_timers
 from bulltask.clock import mono_ms, mono_s
 from bulltask.errors import BrokerError, JobError
 from bulltask.hooks.lifespan import Lifespan
@@ -466,14 +467,17 @@ class AsyncLoop:
             made_by.setdefault(("" if job is None else job.name, _coroutine_name(task)), []).append(task)
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=_LEFT_TASKS_S)
+            with suppress(TimeoutError):
+                async with loop_timers.timeout(_LEFT_TASKS_S):
+                    await asyncio.wait(left)
         for (_, name), tasks in made_by.items():
             running = sum(not task.done() for task in tasks)
             ended = f"{running} of them did not end when they were cancelled" if running else "they were cancelled"
             problem = f"left {len(tasks)} asyncio tasks running until its child ended: {name}; {ended}"
             self.report(getattr(tasks[0], "made_by", None), problem)
         with suppress(Exception):
-            await asyncio.wait_for(loop.shutdown_asyncgens(), _LEFT_TASKS_S)
+            async with loop_timers.timeout(_LEFT_TASKS_S):
+                await loop.shutdown_asyncgens()
         if self._client is not None:
             await self._client.close()
         self._closing = True
