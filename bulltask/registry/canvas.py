@@ -521,6 +521,8 @@ class Chord(Chain[A_contra, R_co]):
 
     Attributes:
         tasks: The members of the header.
+        header_errbacks: The error callbacks from :meth:`link_error`, which the members of the header have, too, if
+            ``task_allow_error_cb_on_chord_header`` is set; as in Celery, not those of the option ``link_error``.
     """
 
     def __init__(self, steps: Iterable[Canvas[Any, Any]]) -> None:
@@ -529,6 +531,20 @@ class Chord(Chain[A_contra, R_co]):
         assert isinstance(header, Group)
         self.header: Group[Any, Any] = header
         self.tasks = header.members
+        self.header_errbacks: list[Signature[Any, Any]] = []
+
+    def clone(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
+    ) -> Any:
+        """Return a copy; see :meth:`Chain.clone`."""
+        copy = super().clone(args, kwargs, **options)
+        copy.header_errbacks = [*self.header_errbacks]
+        return copy
+
+    def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
+        """Run ``callback`` if a member of the header or the body fails; see :meth:`Canvas.link_error`."""
+        self.header_errbacks.append(super().link_error(callback))
+        return callback
 
     @property
     def body(self) -> Canvas[Any, R_co]:

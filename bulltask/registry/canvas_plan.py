@@ -200,7 +200,7 @@ class _Expansion:
             expanded = self.expand(part, _root_target() if fan_in is None else _before(fan_in))
             if self._errbacks_in_headers and isinstance(canvas, Chord):
                 for step in leaves(expanded.result):
-                    step.errbacks += canvas.errbacks
+                    step.errbacks += canvas.header_errbacks
             if fan_in is not None:
                 _deliver([fan_in], expanded.source)
             if fan_in is not None and fan_in.dependents:

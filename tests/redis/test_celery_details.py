@@ -157,17 +157,21 @@ def test_an_error_callback_of_a_chord_is_called_for_each_member_that_fails_if_th
     def note(request: Any, error: str, traceback: str) -> None:
         seen.append(request.task)
 
-    def called() -> list[str]:
+    def called(*, as_option: bool = False) -> list[str]:
         seen.clear()
         canvas = chord([fails.s(), one.s(), one.s() | fails.s(), chain(fails.s(), one.s())], one.s())
-        canvas.link_error(note.s())
-        canvas.delay()
+        if as_option:
+            canvas.apply_async(link_error=note.s())
+        else:
+            canvas.link_error(note.s())
+            canvas.clone().delay()
         worker.run_jobs(propagate=False)
         return sorted(seen)
 
     assert called() == ["one"]
     app.conf.task_allow_error_cb_on_chord_header = True
     assert called() == ["fails", "fails", "fails", "one"]
+    assert called(as_option=True) == ["one"]
     app.conf.task_allow_error_cb_on_chord_header = False
     assert called() == ["one"]
 

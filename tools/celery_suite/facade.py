@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Any, Final, Never
 
 import pytest
+import redis
 
 import bulltask.celery
 from bulltask.signals import task_received
@@ -153,10 +154,9 @@ def celery_session_worker(celery_session_app: bulltask.App) -> Iterator[None]:
     command = [sys.executable, "-m", "bulltask", "-A", __name__, "worker", "-c", "1", "-l", "info"]
     with Path(os.environ["SUITE_WORKER_LOG"]).open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    manager = Manager(celery_session_app)
     Thread(target=receive, daemon=True).start()
     try:
-        manager.wait_for(lambda: next(iter(manager.inspect().ping())), (StopIteration,))
+        Manager(celery_session_app).wait_for(lambda: next(iter(Manager(app).inspect().ping())), (StopIteration,))
         yield
     finally:
         process.terminate()
@@ -170,6 +170,7 @@ def pytest_report_header() -> list[str]:
 
 URL: Final = os.environ["TEST_BROKER"]
 OF_TRANSPORT: Final = "result_backend_transport_options"
+connection: Final = redis.Redis.from_url(URL, socket_timeout=None)
 READ_ONLY: Final = {"broker_url": URL, "result_backend": URL, "task_protocol": 2, OF_TRANSPORT: {}}
 PATCHES += [f"manager.app.conf.{name} is {value!r}" for name, value in READ_ONLY.items()]
 added: Any = bulltask.App("suite", broker=URL, result_extended=True, convert_untyped=True)
@@ -192,9 +193,8 @@ provide("celery.contrib.pytest", celery_app=celery_app, celery_session_app=celer
 provide("celery.contrib.pytest", celery_session_worker=celery_session_worker)
 provide("celery.contrib.testing.manager", Manager=Manager)
 
-from t.integration.tasks import ClassBasedAutoRetryTask, get_redis_connection  # noqa: E402 - imports the names above
+from t.integration.tasks import ClassBasedAutoRetryTask  # noqa: E402 - imports the names above
 
-connection: Final = get_redis_connection()
 if "pytest" not in sys.argv[0]:  # the worker
     app.register_task(ClassBasedAutoRetryTask())
     task_received.connect(relay)
