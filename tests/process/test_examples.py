@@ -264,7 +264,7 @@ def test_the_tasks_of_the_flask_example_run_in_its_application_context(
     assert client.get(page).json["state"] == "waiting"
     with running("flask", "bulltask worker -A worker", servers), flask_shop.app_context():
         flask_shop.extensions["bulltask"].result(sent.json["id"]).get(timeout=60)
-    assert client.get(page).json == {"state": "completed", "report": '"14175 orders, in EUR"', "error": None}
+    assert client.get(page).json == {"state": "completed", "report": "14175 orders, in EUR", "error": None}
     assert client.get(f"/reports/{uuid4()}").status_code == 404
 
 

@@ -147,7 +147,7 @@ def test_signals_have_celerys_order_and_arguments(harness: WorkerHarness, method
 
 
 def test_revoked_and_expired_jobs_are_task_revoked_and_a_bad_argument_is_task_failure(harness: WorkerHarness) -> None:
-    worker = harness.worker(TASKS + SIGNALS, children=1)
+    worker = harness.worker(TASKS + SIGNALS, children=1, settings={"incompatible_timeout": 0})
     revoked = harness.app.send_task("asleeps")
     harness.journal.wait_for(what="task_prerun", job=revoked.id)
     revoked.revoke(terminate=True)
@@ -415,7 +415,7 @@ async def afails(self):
 def test_a_task_class_keeps_its_attributes_in_a_child_and_its_handlers_know_the_job(
     harness: WorkerHarness, options: list[str]
 ) -> None:
-    worker = harness.worker(CLASSES, children=1, options=options)
+    worker = harness.worker(CLASSES, children=1, options=options, settings={"incompatible_timeout": 0})
     kept = [harness.app.send_task("kept") for _ in range(2)]
     assert sorted(result.get(timeout=20) for result in kept) == [1, 2]
     expected = {
