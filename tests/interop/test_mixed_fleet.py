@@ -121,7 +121,7 @@ def test_a_mixed_fleet_loses_none_of_4000_jobs_and_runs_none_twice(mail: Interop
             pipeline.hmget(mail.keys.job(job_id), "atm", "ats", "stc", "failedReason")
         assert Counter(map(tuple, pipeline.execute())) == {("1", "1", None, None): JOBS - len(stalled)}
     # The times that bulltask's stalled check records expire after two of its intervals.
-    kept = {*sent, mail.keys.lock_expiries, queue_consumers("bull", "tested")}
+    kept = {*sent, mail.keys.lock_expiries, mail.keys.task_rates, queue_consumers("bull", "tested")}
     left = {key.removeprefix(mail.keys.base) for key in mail.redis.keys("*")} - kept
     assert left <= {"completed", "events", "id", "marker", "meta", "pc", "stalled-check"}, left
 

@@ -81,6 +81,7 @@ def test_a_mixed_fleet_runs_each_of_1200_jobs_once(mail: InteropQueue, tmp_path:
     left = {key.removeprefix(mail.keys.base) for key in mail.redis.keys("*")} - {
         *sent,
         queue_consumers("bull", "tested"),
+        mail.keys.task_rates,
     }
     assert left <= {"completed", "events", "id", "marker", "meta", "pc", "stalled-check"}, left
 
