@@ -304,7 +304,8 @@ class AsyncLoop:
 
     def end_cancelled(self, task: asyncio.Task[None]) -> None:
         """Release the jobs of an asyncio task that was cancelled before it could start."""
-        if isinstance(task, JobTask) and self._tasks.pop(task.jobs[0].slot, None) is not None:
+        if isinstance(task, JobTask) and self._tasks.get(slot := task.jobs[0].slot) is task:  # not the slot's next job
+            del self._tasks[slot]
             for acquired in task.jobs:
                 if self._unstarted_jobs.pop(id(acquired), None) is not None:
                     self._runner.free_thread(acquired.slot)

@@ -62,7 +62,7 @@ class JobTask(asyncio.Task[None]):
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the task, unless another job has requested it, or the job's code has ended."""
-        if self.code_ended:
+        if self.code_ended or self.done():
             return False
         by = current_job()
         if by is not None and by is not self.jobs[0].job:
