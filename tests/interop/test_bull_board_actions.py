@@ -165,7 +165,7 @@ def test_a_job_that_the_board_adds_calls_its_task(board: Board, harness: WorkerH
 def test_a_job_that_the_board_adds_with_wrong_arguments_fails_with_a_reason(
     board: Board, harness: WorkerHarness
 ) -> None:
-    start_worker(harness)
+    start_worker(harness, incompatible_timeout=0)
     added = board.post(QUEUE, "add", name="greet", data={"two": "Ada"}, options={})["job"]
     wait_for_end(harness, added["id"], "failed")
     assert "greet(to, subject='Hello'): missing" in board.job(QUEUE, added["id"])["failedReason"]

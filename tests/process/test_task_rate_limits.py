@@ -95,6 +95,9 @@ def test_a_worker_warns_if_another_one_has_another_limit_for_a_task(harness: Wor
     first.wait_for_line("Child started")
     wait_until(lambda: harness.redis.hlen(harness.keys.task_rates) == 3, 60, "stored limits")
     same = harness.worker(TASKS, children=1)
+    (line,) = same.wait_for_line("Child started")
+    stored = line["worker_id"]
+    wait_until(lambda: stored in str(harness.redis.hget(harness.keys.task_rates, "slowly")), 60, "the same limits")
     other = harness.worker(TASKS.replace('rate_limit="1/s"', 'rate_limit="30/m"'), children=1)
     (line,) = other.wait_for_line(warning)
     assert (line["level"], line["task"], line["queue"], line["other"]) == ("warning", "slowly", "default", "1.01")

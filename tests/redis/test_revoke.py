@@ -22,6 +22,7 @@ from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.job import RevocationRequests, finish_revoked, revocation_requests, revoke
 from bulltask.transport.scripts.move import FinishOptions, move_to_finished
 from tests.support.manual_worker import ManualWorker
+from tests.support.streams import server_ms
 
 pytestmark = pytest.mark.redis
 
@@ -215,13 +216,13 @@ def test_a_revoked_job_can_be_retried_manually(queue: Queue) -> None:
 def test_retry_jobs_leaves_revoked_jobs_failed(
     queue: Queue, redis_client: Any, manual_worker: ManualWorker, count: int
 ) -> None:
-    jobs = queue.add_bulk([{"name": "n"}] * 7)
+    jobs, now_ms = queue.add_bulk([{"name": "n"}] * 7), server_ms(redis_client)
     for number, job in enumerate(jobs):
         if number % 2:
             manual_worker.fail()
         else:
             queue.revoke(job.id)
-        redis_client.zadd(KEYS.failed, {job.id: number})
+        redis_client.zadd(KEYS.failed, {job.id: now_ms - 10 + number})
     queue.retry_jobs(count=count)
     assert redis_client.lrange(KEYS.wait, 0, -1) == [jobs[number].id for number in (5, 3, 1)]
     assert [job.failed_reason for job in queue.get_failed()] == ["revoked"] * 4

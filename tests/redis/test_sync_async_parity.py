@@ -465,6 +465,10 @@ SCHEDULERS: Final[dict[str, tuple[Scenario, Any]]] = {
         [["s", "tick", 0, 1]],
     ),
     "remove": (after(hourly, then=lambda s: [s.queue.schedulers.remove("s") for _ in range(2)]), [True, False]),
+    "run_now": (
+        after(hourly, then=lambda s: [job and [job.name, job.data] for job in map(s.queue.schedulers.run_now, "st")]),
+        [["tick", {"n": 1}], None],
+    ),
     "upsert": (lambda s: facts(hourly(s)), ["s", "tick", 0, 1]),
 }
 REPEATABLES: Final[dict[str, tuple[Scenario, Any]]] = {

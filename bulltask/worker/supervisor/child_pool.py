@@ -32,6 +32,8 @@ in the kernel, and will run no more of its own code."""
 _SEARCH_MS: Final = 1_000
 """The interval at which the supervisor looks for orphans of living children. It costs 60 µs."""
 EXIT_TIMEOUT: Final = "exit_timeout"
+_BLOCKED_MS: Final = 500
+"""An event loop that has turned less than this ago is not blocked: it says so only a few times a second."""
 _UNSTARTED: Final = {SlotState.PREFETCHED, SlotState.RELEASING, SlotState.RELEASED}
 
 
@@ -242,7 +244,7 @@ class ChildPool:
         """
         child = self._children[self.index_of(token)]
         turned_ms = child.block.loop_turned_ms
-        if not 0 < turned_ms < since_ms:
+        if not 0 < turned_ms < since_ms or mono_ms() - turned_ms < _BLOCKED_MS:
             return None
         if not child.block.loop_held:
             return mono_ms() - turned_ms, None

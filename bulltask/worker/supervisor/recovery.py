@@ -289,7 +289,7 @@ class Recovery:
             self._release(keys, job_id, release, "its child was stopped before the job ended")
         else:
             # Before the job can start again, so that this line precedes "Job started" in the log.
-            if job_id not in pending.announced:
+            if crashes and job_id not in pending.announced:  # 0: its hash does not exist, or is malformed
                 self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - dead.died_ms))
                 pending.announced.add(job_id)
             self._client.run(release)
