@@ -35,6 +35,8 @@ def read_int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callabl
     value = raw.get(name)
     if value is None:
         return 0
+    if len(value) == 1 and value.isdigit():  # almost every number, except times
+        return int(value)
     try:
         return read(value)
     except ValueError as exc:

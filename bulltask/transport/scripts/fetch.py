@@ -6,6 +6,7 @@ Times are in milliseconds, by the server's clock. A token proves that the caller
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 from bulltask.config.config import Config
@@ -29,6 +30,7 @@ class FetchOptions:
         worker: The worker id, written into each job that it acquires; ``""`` for none.
         limiter: BullMQ's ``limiter``, which applies if the queue has no global rate limit.
         data_points: Minutes of BullMQ's metrics to keep; ``None`` turns the metrics off.
+        packed_finishes: The packed options of ``moveToFinished``, which are the same for most jobs of a slot.
     """
 
     token: str
@@ -36,6 +38,7 @@ class FetchOptions:
     worker: str
     limiter: Mapping[str, int] | None = None
     data_points: int | None = None
+    packed_finishes: dict[object, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_config(

@@ -48,6 +48,8 @@ CRASHES: Final = "bulltask:crashes"
 
 _CHECKED_PER_CALL: Final = 500
 
+_MAX_PACKED: Final = 100
+
 Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
 
@@ -104,15 +106,19 @@ def move_to_finished(
         keys.metrics_completed if completed else keys.metrics_failed,
         keys.marker,
     )
-    packed = pack_finish(
-        options.token,
-        options.lock_ms,
-        options.worker,
-        None if options.limiter is None else tuple(options.limiter.items()),
-        options.data_points,
-        tuple(finish.keep.items()),
-        finish.attempts,
-    )
+    kind = (finish.keep.get("age"), finish.keep.get("count"), finish.attempts)
+    if (packed := options.packed_finishes.get(kind)) is None:
+        packed = options.packed_finishes[kind] = pack_finish(
+            options.token,
+            options.lock_ms,
+            options.worker,
+            None if options.limiter is None else tuple(options.limiter.items()),
+            options.data_points,
+            tuple(finish.keep.items()),
+            finish.attempts,
+        )
+        if len(options.packed_finishes) > _MAX_PACKED:
+            options.packed_finishes.clear()
     args = (job_id, now_ms, prop, finish.value, target, int(fetch_next), keys.base, packed, _pack(finish.fields))
 
     def parse_reply(reply: Any) -> Fetched:

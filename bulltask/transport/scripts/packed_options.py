@@ -1,7 +1,7 @@
 """The options of BullMQ's scripts that acquire and finish jobs, in packed form.
 
-They are cached, because packing them would take 5% of a job's instructions. The parameters are hashable parts of
-``FetchOptions`` and ``FinishOptions``.
+Packing them would take 5% of a job's instructions, so ``pack_fetch`` is cached, and its caller caches ``pack_finish``.
+The parameters are parts of ``FetchOptions`` and ``FinishOptions``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ def pack_fetch(token: str, lock_ms: int, worker: str, limiter: tuple[tuple[str, 
     return to_msgpack(wire)
 
 
-@lru_cache(maxsize=500)
 def pack_finish(  # noqa: PLR0913, PLR0917 - hashable parts of two sets of options
     token: str,
     lock_ms: int,
@@ -32,7 +31,7 @@ def pack_finish(  # noqa: PLR0913, PLR0917 - hashable parts of two sets of optio
     keep: tuple[tuple[str, int], ...],
     attempts: int,
 ) -> bytes:
-    """Return the options of ``moveToFinished``, which are the same for most jobs of a slot."""
+    """Return the options of ``moveToFinished``."""
     wire: dict[str, object] = {
         "token": token,
         "keepJobs": dict(keep),
