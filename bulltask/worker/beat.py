@@ -50,6 +50,8 @@ __all__ = ["Beat", "BeatWorker", "Changes", "reconcile"]
 _PAGE: Final = 1_000
 _RESTORE_MS: Final = 20
 """How long a tick may look for missing iterations; a page of schedulers takes about that long."""
+_RESTORE_QUEUES: Final = 100
+"""How many queues a tick may look at: a worker with thousands of idle queues must not keep Redis busy."""
 _UNNAMED: Final = "app"
 """The name of an app that was created without one."""
 _RETRYABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
@@ -229,7 +231,7 @@ class Beat:
 
     def _restore_iterations(self) -> None:
         until_ms = mono_ms() + _RESTORE_MS
-        while self._cursors:
+        for _ in range(min(len(self._cursors), _RESTORE_QUEUES)):
             queue, cursor = next(iter(self._cursors.items()))
             try:
                 cursor = self._restore_page(queue, cursor)
