@@ -294,11 +294,13 @@ $(CELERY): tests/celery_parity/requirements.txt | $(BIN)/python
 	$(call install,$(@D),--no-deps -r $<)
 	@touch $@
 
-# Celery's tests and user guide are only in its source distribution. Nothing of it enters the repository.
+# Celery's tests and user guide are only in its source distribution. Nothing of it enters the repository. It needs an
+# older python-dateutil than freezegun has.
 $(CELERY_SUITE): tests/celery_parity/requirements.txt $(SOURCES) $(CONSTRAINTS) | $(BIN)/python
 	@echo "make: installing into $(@D)"
 	$(BIN)/python -m venv --without-pip $(@D)
-	$(call install,$(@D),-c $(CONSTRAINTS) -e '.[embedded$(comma)pydantic]' pytest pytest-timeout -r $<)
+	@sed '/^python-dateutil=/d' $(CONSTRAINTS) > $(@D)/constraints.txt
+	$(call install,$(@D),-c $(@D)/constraints.txt -e '.[embedded$(comma)pydantic]' pytest pytest-timeout -r $<)
 	$(BIN)/pip download -q --no-deps --no-binary celery -d $(@D) $$(grep ^celery== $<)
 	@rm -rf $(@D)/source; mkdir $(@D)/source
 	tar xzf $(@D)/celery-*.tar.gz -C $(@D)/source --strip-components=1 --wildcards '*/t/*' '*/docs/userguide/*'
