@@ -120,7 +120,8 @@ class App(
         self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: Unpack[AppOptions]
     ) -> None:
         super().__init__()
-        self.name, self.directory = name, embedded.calling_directory()
+        self.name = name
+        self.directory = embedded.calling_directory()
         broker_url, settings = secret_url(broker_url), cast("AppOptions", wrap_secrets(settings))
         self.conf = Settings(constructor_settings(broker_url, settings))
         self.conf.name_app(name)

@@ -66,7 +66,8 @@ class Lifespan:
         function, has_entered = self._function, False
         assert function is not None
         manager: Any = asynccontextmanager(function) if inspect.isasyncgenfunction(function) else function
-        self._leave, self._left = asyncio.Event(), asyncio.Event()
+        self._leave = asyncio.Event()
+        self._left = asyncio.Event()
         try:
             async with manager() as self.state:
                 has_entered = True

@@ -22,6 +22,7 @@ from bulltask.registry.call_options import CallOptions
 from bulltask.registry.callee import Callee
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.signature import Signature, is_call
+from bulltask.registry.single_jobs import handle
 from bulltask.result import AsyncResult
 
 __all__ = [
@@ -91,11 +92,7 @@ def send_call(
         return cast(AsyncResult[Any], task.sender.send_canvas(call))
     sender = task.sender
     job = task.build(task.bind_json(args, kwargs, options.get("serializer")), CallOptions.of(options))
-    result = AsyncResult(sender.send([job])[0], job.queue, sender.results, sender.now_ms(), task.result_decoder)
-    own = getattr(task, "options", None)
-    if (own is not None and own.ignore_result) if (ignored := job.options.ignore_result) is None else ignored:
-        result.mark_ignored()
-    return result
+    return handle(task, sender, job, sender.send([job])[0])
 
 
 async def send_recorded(call: Signature[Any, Any] | None, returned: Any) -> AsyncResult[Any]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
 from bulltask.registry.callee import Callee
 from bulltask.registry.signature import Signature, is_call
-from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 
-__all__ = ["handles", "is_single", "job_of"]
+if TYPE_CHECKING:  # it imports tasks, which use this module
+    from bulltask.registry.tasks import Tasks
+
+__all__ = ["handle", "handles", "is_single", "job_of"]
 
 _Call = Signature[Any, Any] | NewJob
 
@@ -33,6 +35,15 @@ def job_of(call: _Call) -> NewJob:
     if not isinstance(call, NewJob):
         raise TypeError(f"send_many sends signatures of single calls, not {call!r:.200}; use its method apply_async")
     return call
+
+
+def handle(task: Callee, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[Any]:
+    """Return the handle of a job of ``task`` that was sent, and is stored under ``job_id``."""
+    result = AsyncResult(job_id, job.queue, sender.results, sender.now_ms(), task.result_decoder)
+    own = getattr(task, "options", None)
+    if (own is not None and own.ignore_result) if (ignored := job.options.ignore_result) is None else ignored:
+        result.mark_ignored()
+    return result
 
 
 def handles(

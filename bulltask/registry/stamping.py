@@ -77,7 +77,8 @@ class Stamper:
     """
 
     def __init__(self, visitor: StampingVisitor | None = None, *, append: bool = False) -> None:
-        self._visitor, self._append = visitor, append
+        self._visitor = visitor
+        self._append = append
 
     def headers(self, method: str, part: Canvas[Any, Any], headers: Headers) -> dict[str, Any]:
         """Return the headers of a part: those that apply already, and those that a method of the visitor returns."""

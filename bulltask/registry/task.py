@@ -37,6 +37,7 @@ from bulltask.registry.positional import (
     Unchecked,
 )
 from bulltask.registry.signature import Signature
+from bulltask.registry.single_jobs import handle
 from bulltask.registry.task_class import TaskClass
 from bulltask.registry.task_options import TaskOptions
 from bulltask.result import AsyncResult
@@ -119,7 +120,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             return self.apply_async(args, kwargs)  # the same as is_overridden, but a call takes longer
         data = self.bind_json(args, kwargs)
         job = self._plan(sender, data).job(data)
-        return self._result(sender, job, sender.send([job])[0])
+        return handle(self, sender, job, sender.send([job])[0])
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """:meth:`delay` for asyncio: ``await add.adelay(1, 2)`` in an async web handler."""
@@ -127,7 +128,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             return await self.aapply_async(args, kwargs)
         sender, data = self._sender(), self.bind_json(args, kwargs)
         job = self._plan(sender, data).job(data)
-        return self._result(sender, job, (await sender.asend([job]))[0])
+        return handle(self, sender, job, (await sender.asend([job]))[0])
 
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R]]
@@ -167,7 +168,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             return cast(AsyncResult[R], await self._sender().asend_canvas(call))
         sender = self._sender()
         job = self.build(self.bind_json(args, kwargs, options.get("serializer")), CallOptions.of(options))
-        return self._result(sender, job, (await sender.asend([job]))[0])
+        return handle(self, sender, job, (await sender.asend([job]))[0])
 
     def apply(
         self,
@@ -352,11 +353,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
     @property
     def is_overridden(self) -> bool:
         """Whether a subclass, or a patch, has replaced ``apply_async``, or the app's ``send_task``."""
-        return (
-            type(self).apply_async is not _APPLY_ASYNC
-            or "apply_async" in self.__dict__
-            or self._sender().overrides_send_task
-        )
+        return self.replaces("apply_async") or self._sender().overrides_send_task
 
     def replaces(self, method: str) -> bool:
         """Whether a subclass, or a patch, has replaced ``apply_async`` or ``aapply_async``."""
@@ -387,13 +384,6 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
                 return plan
             self._default_plan = config, plan
         return self._default_plan[1]
-
-    def _result(self, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[R]:
-        """Return the handle of a job that was sent, and is stored under ``job_id``."""
-        result = AsyncResult(job_id, job.queue, sender.results, sender.now_ms(), self.result_decoder)
-        if self.options.ignore_result if (ignored := job.options.ignore_result) is None else ignored:
-            result.mark_ignored()
-        return result
 
     def _results(self, sender: Sender, jobs: Sequence[NewJob], ids: Sequence[str]) -> list[AsyncResult[R]]:
         reader, sent_ms, decode = sender.results, sender.now_ms(), self.result_decoder

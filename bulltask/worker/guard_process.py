@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 
 from bulltask.clock import mono_ms
 from bulltask.worker.descendants import end_group, end_marked
-from bulltask.worker.helper_process import HelperProcess
+from bulltask.worker.helper_process import PipedProcess
 from bulltask.worker.slots import ChildBlock
 
 __all__ = ["GuardProcess"]
@@ -21,7 +21,7 @@ _PAUSE_S: Final = 0.02
 _TIMEOUT_MS: Final = 5_000
 
 
-class GuardProcess(HelperProcess):
+class GuardProcess(PipedProcess):
     """Waits for the end of a pipe, which is the supervisor's death, and then kills what the children have started.
 
     The kernel kills the children themselves, but it does not know the processes that they have started. These could
@@ -31,7 +31,7 @@ class GuardProcess(HelperProcess):
         worker_id: The worker's id, which is in the environment of those processes.
         slots_fd: The descriptor of the shared memory.
         children: The blocks with the pids of the children.
-        close_inherited, logger: As in :class:`HelperProcess`.
+        close_inherited, logger: As in :class:`PipedProcess`.
     """
 
     title, stop_timeout_ms, kill_hint = "Guard process", 1_000, "It did not stop"
@@ -46,36 +46,27 @@ class GuardProcess(HelperProcess):
     ) -> None:
         super().__init__(close_inherited, logger)
         self._worker_id, self._slots_fd, self._blocks = worker_id, slots_fd, children
-        self._read_fd = -1
         self._ready_pipe = (-1, -1)
-        self._write_fd: int | None = None
 
     def start(self) -> None:
         """Fork the process."""
         self._fork()
 
-    def close_inherited(self) -> None:
-        """Close the pipe; forks of the supervisor call this, too."""
-        if self._write_fd is not None:
-            os.close(self._write_fd)
-            self._write_fd = None
-
     def _send_stop(self) -> None:
         if self._write_fd is not None:
             os.write(self._write_fd, b"\n")
-            self.close_inherited()
+            super()._send_stop()
 
     def _before_fork(self) -> None:
         # As for a child: a collection in the supervisor would copy all pages, which this process would keep.
         gc.collect()
         gc.freeze()
-        self.close_inherited()
-        self._read_fd, self._write_fd = os.pipe()
+        super()._before_fork()
         self._ready_pipe = os.pipe()
 
     def _after_fork(self) -> None:
         """Wait until the process has left the supervisor's session."""
-        os.close(self._read_fd)
+        super()._after_fork()
         os.close(self._ready_pipe[1])
         os.read(self._ready_pipe[0], 1)
         os.close(self._ready_pipe[0])

@@ -17,7 +17,7 @@ from bulltask.clock import mono_ms
 from bulltask.process import exit_child, fork_with_blocked_signals
 from bulltask.worker.exit_codes import ExitCode
 
-__all__ = ["HelperProcess"]
+__all__ = ["HelperProcess", "PipedProcess"]
 
 _POLL_S: Final = 0.02
 
@@ -119,3 +119,32 @@ class HelperProcess(ABC):
     @abstractmethod
     def _run(self, parent_pid: int) -> None:
         """Run in the new process, and close what it has inherited."""
+
+
+class PipedProcess(HelperProcess):
+    """A helper process that reads from the supervisor through a pipe; it also reads the pipe's end.
+
+    Args:
+        close_inherited, logger: As in :class:`HelperProcess`.
+    """
+
+    def __init__(self, close_inherited: Callable[[], None], logger: FilteringBoundLogger) -> None:
+        super().__init__(close_inherited, logger)
+        self._read_fd = -1
+        self._write_fd: int | None = None
+
+    def close_inherited(self) -> None:
+        """Close the pipe. Forks of the supervisor also call this: an open copy would keep the process running."""
+        if self._write_fd is not None:
+            os.close(self._write_fd)
+            self._write_fd = None
+
+    def _send_stop(self) -> None:
+        self.close_inherited()
+
+    def _before_fork(self) -> None:
+        self.close_inherited()
+        self._read_fd, self._write_fd = os.pipe()
+
+    def _after_fork(self) -> None:
+        os.close(self._read_fd)

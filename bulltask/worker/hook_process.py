@@ -19,7 +19,7 @@ from bulltask.app import App
 from bulltask.events import Bus, WorkerStopping
 from bulltask.hooks.calls import send_signal
 from bulltask.signals.catalog import worker_ready, worker_shutdown, worker_shutting_down
-from bulltask.worker.helper_process import HelperProcess
+from bulltask.worker.helper_process import PipedProcess
 from bulltask.worker.helper_signals import ignore_stop_signals
 
 __all__ = ["HookProcess", "WorkerInfo"]
@@ -47,13 +47,13 @@ class WorkerInfo:
     concurrency: int
 
 
-class HookProcess(HelperProcess):
+class HookProcess(PipedProcess):
     """Starts the process, if one of the signals has a receiver, and tells it what happens to the worker.
 
     Args:
         worker: The sender of the signals.
         is_ready: Returns whether a child is ready; called in the process.
-        close_inherited, logger: As in :class:`HelperProcess`.
+        close_inherited, logger: As in :class:`PipedProcess`.
     """
 
     title, stop_timeout_ms = "Hook process", 5_000
@@ -68,8 +68,6 @@ class HookProcess(HelperProcess):
     ) -> None:
         super().__init__(close_inherited, logger)
         self._worker, self._is_ready = worker, is_ready
-        self._read_fd = -1
-        self._write_fd: int | None = None
         self._announces_ready = True
 
     def start(self, bus: Bus) -> None:
@@ -77,12 +75,6 @@ class HookProcess(HelperProcess):
         if any(one.has_listeners() for one in (worker_ready, worker_shutting_down, worker_shutdown)):
             bus.subscribe(WorkerStopping, self._on_stopping)
             self._fork()
-
-    def close_inherited(self) -> None:
-        """Close the pipe; forks of the supervisor call this, too."""
-        if self._write_fd is not None:
-            os.close(self._write_fd)
-            self._write_fd = None
 
     def _on_stopping(self, event: WorkerStopping) -> None:
         self.tick(0, 0)  # otherwise, a process that has just died would miss the message
@@ -96,14 +88,10 @@ class HookProcess(HelperProcess):
     def _send_stop(self) -> None:
         """Let the process send ``worker_shutdown``."""
         self._send(_EXIT)
-        self.close_inherited()
-
-    def _before_fork(self) -> None:
-        self.close_inherited()
-        self._read_fd, self._write_fd = os.pipe()
+        super()._send_stop()
 
     def _after_fork(self) -> None:
-        os.close(self._read_fd)
+        super()._after_fork()
         assert self._write_fd is not None
         os.set_blocking(self._write_fd, False)
 

@@ -12,20 +12,20 @@ from structlog.typing import FilteringBoundLogger
 
 from bulltask.app import App
 from bulltask.outbox.relay import run_relays
-from bulltask.worker.helper_process import HelperProcess
+from bulltask.worker.helper_process import PipedProcess
 from bulltask.worker.helper_signals import ignore_stop_signals
 
 __all__ = ["OutboxProcess"]
 
 
-class OutboxProcess(HelperProcess):
+class OutboxProcess(PipedProcess):
     """Runs the relays of an app's outboxes in a process.
 
     When it is told to stop, it finishes its rows. Killing it loses no job.
 
     Args:
         app: The app.
-        close_inherited, logger: As in :class:`HelperProcess`; the relays log their errors, too.
+        close_inherited, logger: As in :class:`PipedProcess`; the relays log their errors, too.
     """
 
     title, stop_timeout_ms = "Outbox relay", 7_000
@@ -35,8 +35,6 @@ class OutboxProcess(HelperProcess):
         super().__init__(close_inherited, logger)
         self._app = app
         self._wanted = bool(app.outboxes) and app.config.outbox_relay
-        self._read_fd = -1
-        self._stop_fd: int | None = None
 
     def tick(self, now_ms: int, missed: int, /) -> None:
         """Start the process if it is not running."""
@@ -44,21 +42,8 @@ class OutboxProcess(HelperProcess):
             self._fork()
         super().tick(now_ms, missed)
 
-    def close_inherited(self) -> None:
-        """Close the pipe. Forks of the supervisor also call this: an open copy would keep the relays running."""
-        if self._stop_fd is not None:
-            os.close(self._stop_fd)
-            self._stop_fd = None
-
-    def _send_stop(self) -> None:
-        self.close_inherited()
-
-    def _before_fork(self) -> None:
-        self.close_inherited()
-        self._read_fd, self._stop_fd = os.pipe()
-
     def _after_fork(self) -> None:
-        os.close(self._read_fd)
+        super()._after_fork()
         self._logger.info("Outbox relay started", pid=self._pid, outboxes=len(self._app.outboxes))
 
     def _run(self, parent_pid: int) -> None:

@@ -33,8 +33,7 @@ from bulltask.worker.beat import Beat, BeatWorker
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.capacity import jobs_per_child, slots_per_child
-from bulltask.worker.child.exit_handlers import forget_inherited
-from bulltask.worker.child.inherited_executors import find_executors, renew_executors
+from bulltask.worker.child.inherited import find_executors, forget_exit_handlers, renew_executors
 from bulltask.worker.child.main import ChildPlan, child_bus, run_child
 from bulltask.worker.child.spark_tasks import missing_dependencies
 from bulltask.worker.child.spawned import SpawnSpec
@@ -434,7 +433,7 @@ class _Assembly:
 
     def _leave_supervisor(self) -> None:
         """Part with what a forked child has inherited."""
-        forget_inherited()
+        forget_exit_handlers()
         renew_executors(self.executors)
         self._close_inherited()
 

@@ -96,7 +96,7 @@ import threading
 import weakref
 from concurrent.futures import ProcessPoolExecutor
 
-from bulltask.worker.child import exit_handlers
+from bulltask.worker.child import inherited
 
 atexit.register(record, "atexit", registered="by the module")
 temporary = tempfile.TemporaryDirectory()
@@ -127,7 +127,7 @@ def leaver():
 
 @app.task(name="hanger")
 def hanger():
-    exit_handlers.EXIT_TIMEOUT_S = 0.2
+    inherited.EXIT_TIMEOUT_S = 0.2
     thread = threading.Thread(target=threading.Event().wait)
     thread.start()
 """

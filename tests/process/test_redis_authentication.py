@@ -24,9 +24,7 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 SECRET = "s3cr3t/with:odd@characters"
-SOURCE = """
-app.conf.beat_schedule = {"tick": {"task": "quick", "schedule": 0.1}}
-
+TASKS = """
 @app.task(name="fails", max_retries=1, retry_backoff=0.01, autoretry_for=(OSError,))
 def fails():
     raise OSError("no")
@@ -38,10 +36,13 @@ async def waits():
 @app.task(name="limited", rate_limit="50/s")
 def limited():
     pass
+"""
+SOURCE = f"""{TASKS}
+app.conf.beat_schedule = {{"tick": {{"task": "quick", "schedule": 0.1}}}}
 
 @app.task(bind=True, name="iterates", checkpoint=True, checkpoint_interval=0)
 def iterates(self):
-    self.update_state(meta={"progress": 1})
+    self.update_state(meta={{"progress": 1}})
     self.log("a line")
     for number in self.iterate(range(3)):
         pass
@@ -105,21 +106,6 @@ def test_a_worker_reconnects_when_a_changed_password_is_restored(
     assert worker.wait_for_line("Redis reconnected", count=2)
     assert "the-right-password" not in worker.log
     assert worker.stop() == 0
-
-
-TASKS = """
-@app.task(name="fails", max_retries=1, retry_backoff=0.01, autoretry_for=(OSError,))
-def fails():
-    raise OSError("no")
-
-@app.task(name="waits")
-async def waits():
-    return 1
-
-@app.task(name="limited", rate_limit="50/s")
-def limited():
-    pass
-"""
 
 
 def test_a_user_with_the_documented_permissions_can_run_a_worker(

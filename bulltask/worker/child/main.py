@@ -30,9 +30,9 @@ from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.batch_collector import BatchCollector
 from bulltask.worker.child.cancellation import Cancellation, uninterrupted
 from bulltask.worker.child.capacity import batches_of, concurrency_of, loop_tasks, unprefetched_tasks
-from bulltask.worker.child.exit_handlers import run_exit_handlers
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
+from bulltask.worker.child.inherited import run_exit_handlers
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.job_starter import IterationAdder, JobStarter
 from bulltask.worker.child.next_job import NextJobs
