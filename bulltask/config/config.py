@@ -27,17 +27,17 @@ from bulltask.config.credentials import Credentials
 from bulltask.config.names import check_same_meaning, explain, resolve
 from bulltask.config.parsers import Autoscale
 from bulltask.config.payload_settings import check_payload_settings
-from bulltask.config.rate_limits import EVERY_QUEUE, Limits, TaskRate
+from bulltask.config.rate_limits import Limits, TaskRate
 from bulltask.config.routes import Routes
-from bulltask.config.secret_keys import SecretKey
 from bulltask.config.secret_settings import SECRET_FILES, wrap_secrets
 from bulltask.config.server_urls import url
 from bulltask.config.settings import SETTINGS
 from bulltask.config.sources import read_config, read_object, read_project_file
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.errors import ConfigError
-from bulltask.jobs.text_forms import to_plain
+from bulltask.jobs.names import EVERY_QUEUE
 from bulltask.jobs.time_limits import TimeLimits
+from bulltask.payloads.payload_codec import PayloadSettings
 
 if TYPE_CHECKING:
     from bulltask.config.setting_types import SettingOptions, SettingTypes
@@ -60,15 +60,13 @@ secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(PayloadSettings):
     """The parsed, immutable settings of an app and its workers; :meth:`Settings.freeze` returns them."""
 
     sender: str = ""
     """The app and the host, which sent jobs name; not a setting."""
     broker_url: SecretUrl
     credentials: Credentials | None
-    prefix: str
-    queue_hash_tag: bool
     connect_timeout_ms: int
     command_timeout_ms: int
     publish_retries: int
@@ -77,23 +75,11 @@ class Config:
     connection_retries: int | None
     reconnect_delay_ms: int
     reconnect_delay_max_ms: int
-    max_payload: int
     max_events: int
     max_logs: int | None
     default_queue: str
     canvas_queue: str | None
     errbacks_in_chord_headers: bool
-    task_serializer: str
-    result_serializer: str
-    accept_content: tuple[str, ...]
-    result_accept_content: tuple[str, ...] | None
-    task_compression: str | None
-    result_compression: str | None
-    compression_threshold: int
-    max_decompressed: int
-    max_decompressed_tokens: int
-    signing_keys: tuple[SecretKey, ...]
-    encryption_keys: Mapping[str, tuple[SecretKey, ...]]
     queues: tuple[str, ...]
     routes: Routes | None
     annotations: Annotations | None
@@ -107,7 +93,6 @@ class Config:
     time_limit_ms: int | None
     default_rate: TaskRate | None
     typed: bool | None
-    convert_untyped: bool
     always_eager: bool
     eager_propagates: bool
     incompatible_timeout_ms: int | None
@@ -176,11 +161,6 @@ class Config:
     def time_limits(self) -> TimeLimits:
         """Time limits of tasks and calls that set none."""
         return TimeLimits(self.soft_time_limit_ms, self.time_limit_ms)
-
-    @property
-    def convert(self) -> Callable[[Any], Any] | None:
-        """Converts values without a type hint that JSON does not support; ``None``: they are refused."""
-        return to_plain if self.convert_untyped else None
 
     def limiter(self, queue: str) -> Mapping[str, int] | None:
         """Return BullMQ's ``limiter`` for a queue by its name in the app; ``None`` if it has none."""

@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.config.parsers import Parse, integer, optional, parse_names
 from bulltask.config.secret_keys import keys_by_queue, signing_keys
 from bulltask.config.setting import Setting
 from bulltask.errors import ConfigError
 from bulltask.extras import check_installed
+from bulltask.payloads.compression import check_compression
+from bulltask.payloads.envelope import CLOUDPICKLE, JSON, ZLIB, ZSTD
 
 if TYPE_CHECKING:
     from bulltask.config.config import Config
 
 __all__ = [
-    "CLOUDPICKLE",
-    "JSON",
     "PAYLOAD_SETTINGS",
-    "ZLIB",
-    "ZSTD",
-    "Compression",
-    "Serializer",
-    "check_compression",
     "check_payload_options",
     "check_payload_settings",
     "check_serializer",
     "compression",
 ]
-
-JSON: Final = "json"
-CLOUDPICKLE: Final = "cloudpickle"
-ZLIB: Final = "zlib"
-ZSTD: Final = "zstd"
-
-Serializer = Literal["json", "cloudpickle"]
-Compression = Literal["zlib", "zstd", "gzip"]
-"""Names of compression methods; ``gzip`` is Celery's alias for zlib."""
 
 _PICKLES: Final = ("pickle", "application/x-python-serialize", "application/x-pickle")
 
@@ -134,16 +120,6 @@ def check_payload_options(given_serializer: str | None, given_compression: str |
         serializer(given_serializer, "serializer")
     if given_compression is not None:
         check_compression(compression(given_compression, "compression"))
-
-
-def check_compression(name: str | None) -> None:
-    """Check that a compression method is installed.
-
-    Raises:
-        MissingExtraError: It is not.
-    """
-    if name == ZSTD:
-        check_installed("zstandard", "zstd", "zstd compression")
 
 
 def _check_cloudpickle(config: Config, accepted: tuple[str, ...], where: str, setting: str) -> None:

@@ -9,12 +9,10 @@ from typing import Any, Final
 from bulltask.clock import to_ms
 from bulltask.config.parsers import queue_name
 from bulltask.errors import ConfigError
+from bulltask.jobs.names import EVERY_QUEUE
 from bulltask.value_class import value_class
 
-__all__ = ["EVERY_QUEUE", "Limits", "TaskRate", "rate_limits", "task_rate"]
-
-EVERY_QUEUE: Final = "*"
-"""The key of the limit for all queues that are not listed."""
+__all__ = ["Limits", "TaskRate", "rate_limits", "task_rate"]
 
 Limits = Mapping[str, Mapping[str, int] | None]
 """BullMQ's ``limiter`` (``max`` jobs in ``duration`` milliseconds) by the queue's name in the app."""

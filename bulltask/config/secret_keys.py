@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from bulltask.config.parsers import queue_name
-from bulltask.config.rate_limits import EVERY_QUEUE
 from bulltask.config.secret_settings import SecretKeys
 from bulltask.errors import ConfigError
+from bulltask.jobs.names import EVERY_QUEUE
+from bulltask.payloads.envelope import KEY_BYTES, SecretKey
 
-__all__ = ["KEY_BYTES", "SecretKey", "keys_by_queue", "signing_keys"]
-
-KEY_BYTES: Final = 32
-"""Length of a key: AES-256, and as many bytes as HMAC-SHA256 returns."""
+__all__ = ["keys_by_queue", "signing_keys"]
 
 T = TypeVar("T")
 
@@ -25,23 +23,6 @@ _ID: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _WHAT: Final = f"{KEY_BYTES} random bytes in base64"
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 _HOW: Final = "make one with: python -c \"import secrets; print('k1:' + secrets.token_urlsafe(32))\""
-
-
-class SecretKey:
-    """A key and its id. A payload contains the ids of the keys that sign and encrypt it.
-
-    Attributes:
-        id: The id.
-        secret: The key's bytes.
-    """
-
-    __slots__ = ("id", "secret")
-
-    def __init__(self, key_id: str, secret: bytes) -> None:
-        self.id, self.secret = key_id, secret
-
-    def __repr__(self) -> str:
-        return f"<SecretKey {self.id}>"
 
 
 def signing_keys(value: Any, name: str) -> tuple[SecretKey, ...]:

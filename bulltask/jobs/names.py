@@ -8,6 +8,7 @@ from typing import Final
 from bulltask.errors import InvalidNameError
 
 __all__ = [
+    "EVERY_QUEUE",
     "FAN_OUT",
     "MAX_NAME",
     "STARMAP",
@@ -25,6 +26,9 @@ __all__ = [
 ]
 
 MAX_NAME: Final = 255
+
+EVERY_QUEUE: Final = "*"
+"""The key of a setting by queue that applies to all queues that are not listed."""
 
 FAN_OUT: Final = "bulltask.fan_out"
 """The task of a fan-out job. It returns the result that it receives, for the job's dependents."""

@@ -5,10 +5,21 @@ from __future__ import annotations
 import zlib
 from types import ModuleType
 
-from bulltask.config.payload_settings import ZLIB, ZSTD, check_compression
 from bulltask.errors import DecodeError, MissingExtraError, incompatible
+from bulltask.extras import check_installed
+from bulltask.payloads.envelope import ZLIB, ZSTD
 
-__all__ = ["compress", "decompress"]
+__all__ = ["check_compression", "compress", "decompress"]
+
+
+def check_compression(name: str | None) -> None:
+    """Check that a compression method is installed.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
+    if name == ZSTD:
+        check_installed("zstandard", "zstd", "zstd compression")
 
 
 def compress(data: bytes, name: str) -> bytes:

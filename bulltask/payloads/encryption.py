@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from bulltask.config.secret_keys import SecretKey
 from bulltask.errors import DecodeError, incompatible
-from bulltask.payloads.envelope import Envelope, PayloadContext
+from bulltask.payloads.envelope import Envelope, PayloadContext, SecretKey
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -9,7 +9,52 @@ from typing import Any, Final, Literal
 from bulltask.errors import DecodeError, incompatible
 from bulltask.jobs import codec
 
-__all__ = ["ENVELOPE_KEY", "ENVELOPE_START", "Envelope", "PayloadContext", "describe", "is_envelope"]
+__all__ = [
+    "CLOUDPICKLE",
+    "ENVELOPE_KEY",
+    "ENVELOPE_START",
+    "JSON",
+    "KEY_BYTES",
+    "ZLIB",
+    "ZSTD",
+    "Compression",
+    "Envelope",
+    "PayloadContext",
+    "SecretKey",
+    "Serializer",
+    "describe",
+    "is_envelope",
+]
+
+JSON: Final = "json"
+CLOUDPICKLE: Final = "cloudpickle"
+ZLIB: Final = "zlib"
+ZSTD: Final = "zstd"
+
+Serializer = Literal["json", "cloudpickle"]
+Compression = Literal["zlib", "zstd", "gzip"]
+"""Names of compression methods; ``gzip`` is Celery's alias for zlib."""
+
+KEY_BYTES: Final = 32
+"""Length of a key: AES-256, and as many bytes as HMAC-SHA256 returns."""
+
+
+class SecretKey:
+    """A key and its id. A payload contains the ids of the keys that sign and encrypt it.
+
+    Attributes:
+        id: The id.
+        secret: The key's bytes.
+    """
+
+    __slots__ = ("id", "secret")
+
+    def __init__(self, key_id: str, secret: bytes) -> None:
+        self.id, self.secret = key_id, secret
+
+    def __repr__(self) -> str:
+        return f"<SecretKey {self.id}>"
+
 
 ENVELOPE_KEY: Final = "bulltask:payload"
 """The only key of the object."""

@@ -5,26 +5,32 @@ from __future__ import annotations
 import functools
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from bulltask.config.config import Config
-from bulltask.config.payload_settings import CLOUDPICKLE, JSON
-from bulltask.config.rate_limits import EVERY_QUEUE
-from bulltask.config.secret_keys import SecretKey
 from bulltask.errors import HIDDEN_VALUES, BulltaskError, DecodeError, EncodeError, PayloadTooLargeError, incompatible
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef, NewJob, RunningJob
-from bulltask.jobs.names import address_of, bullmq_name, name_in_app
+from bulltask.jobs.names import EVERY_QUEUE, address_of, bullmq_name, name_in_app
+from bulltask.jobs.text_forms import to_plain
 from bulltask.payloads.compression import compress, decompress
 from bulltask.payloads.encryption import decrypt, encrypt
-from bulltask.payloads.envelope import ENVELOPE_START, Envelope, PayloadContext, is_envelope
+from bulltask.payloads.envelope import (
+    CLOUDPICKLE,
+    ENVELOPE_START,
+    JSON,
+    Envelope,
+    PayloadContext,
+    SecretKey,
+    is_envelope,
+)
 from bulltask.payloads.pickling import dump, load
 from bulltask.payloads.signing import sign, verify
 from bulltask.value_class import value_class
 
 R = TypeVar("R")
 
-__all__ = ["PLAIN", "Loaded", "PayloadCodec", "PayloadFormat"]
+__all__ = ["PLAIN", "Loaded", "PayloadCodec", "PayloadFormat", "PayloadSettings"]
 
 
 class PayloadFormat(NamedTuple):
@@ -66,6 +72,32 @@ class Loaded:
     is_pickled: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadSettings:
+    """The parsed settings that decide how payloads are written and read; :class:`Config` adds all others."""
+
+    prefix: str
+    queue_hash_tag: bool
+    max_payload: int
+    convert_untyped: bool
+    task_serializer: str
+    result_serializer: str
+    accept_content: tuple[str, ...]
+    result_accept_content: tuple[str, ...] | None
+    task_compression: str | None
+    result_compression: str | None
+    compression_threshold: int
+    max_decompressed: int
+    max_decompressed_tokens: int
+    signing_keys: tuple[SecretKey, ...]
+    encryption_keys: Mapping[str, tuple[SecretKey, ...]]
+
+    @property
+    def convert(self) -> Callable[[Any], Any] | None:
+        """Converts values without a type hint that JSON does not support; ``None``: they are refused."""
+        return to_plain if self.convert_untyped else None
+
+
 class PayloadCodec:
     """Writes payloads as the settings say, and reads only those that the settings accept.
 
@@ -77,7 +109,7 @@ class PayloadCodec:
 
     __slots__ = ("_config",)
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: PayloadSettings) -> None:
         self._config = config
 
     @property

@@ -6,9 +6,8 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bulltask.config.secret_keys import SecretKey
 from bulltask.errors import DecodeError, incompatible
-from bulltask.payloads.envelope import Envelope, PayloadContext
+from bulltask.payloads.envelope import Envelope, PayloadContext, SecretKey
 
 __all__ = ["sign", "verify"]
 

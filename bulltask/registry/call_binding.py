@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bulltask.config.payload_settings import CLOUDPICKLE
+from bulltask.payloads.envelope import CLOUDPICKLE
 from bulltask.ports import Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.batches import PARAMETER, BatchArguments, batch_types, check_batch_function, from_wire, to_wire

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from bulltask.clock import Duration
-from bulltask.config.payload_settings import Compression, Serializer
 from bulltask.errors import ConfigError
 from bulltask.jobs.options import STORED, BackoffLike, Deduplication, ParentLike
 from bulltask.jobs.retention import KeepJobs
+from bulltask.payloads.envelope import Compression, Serializer
 from bulltask.registry.celery_options import hint_for_unknown_call_option, translate_call_options
 from bulltask.registry.stamping import headers_with_stamps
 from bulltask.value_class import value_class

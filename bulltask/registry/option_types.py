@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypedDict, TypeVar
 
 from bulltask.clock import Duration
-from bulltask.config.payload_settings import Compression, Serializer
 from bulltask.jobs.backoff import CustomBackoff
 from bulltask.jobs.options import BackoffLike, Deduplication, ParentLike
 from bulltask.jobs.retention import KeepJobs
+from bulltask.payloads.envelope import Compression, Serializer
 
 if TYPE_CHECKING:  # canvas.py imports this module
     from bulltask.registry.canvas import Canvas

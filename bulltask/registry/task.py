@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
 from bulltask.config.config import Config
-from bulltask.config.payload_settings import JSON
 from bulltask.errors import ConfigError
 from bulltask.extras import SPARK, look_up
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
+from bulltask.payloads.envelope import JSON
 from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import check_items
 from bulltask.registry.call_binding import CallBinding

@@ -11,7 +11,7 @@ from typing import Any, Final
 from bulltask.clock import Duration, to_ms
 from bulltask.config.config import Config
 from bulltask.config.parsers import jitter_fraction
-from bulltask.config.payload_settings import Compression, Serializer, check_payload_options, compression
+from bulltask.config.payload_settings import check_payload_options, compression
 from bulltask.config.rate_limits import TaskRate, task_rate
 from bulltask.errors import ConfigError
 from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_about_long_delay
@@ -19,6 +19,7 @@ from bulltask.jobs.names import check_queue_name
 from bulltask.jobs.options import STORED, check_priority, stored_options
 from bulltask.jobs.retention import KeepJobs
 from bulltask.jobs.time_limits import TimeLimits
+from bulltask.payloads.envelope import Compression, Serializer
 from bulltask.payloads.payload_codec import PayloadFormat
 from bulltask.registry.celery_options import hint_for_unknown_option, translate_task_options
 from bulltask.registry.option_values import UNLIMITED_RETRIES, check_max_retries, expiry_ms, is_exception

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from bulltask.app import App
-from bulltask.config.rate_limits import EVERY_QUEUE
 from bulltask.config.urls import redact_command
 from bulltask.events import RedisReconnected, WorkerRestarting, WorkerStarted
 from bulltask.events.bus import Bus
-from bulltask.jobs.names import check_queue_name
+from bulltask.jobs.names import EVERY_QUEUE, check_queue_name
 from bulltask.jobs.retention import KEEP_FAILED
 from bulltask.observe.app_logging import configure_logging, worker_id
 from bulltask.observe.counters import MetricsListener, MetricsMemory

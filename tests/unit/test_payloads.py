@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 
 from bulltask import App
 from bulltask.config.config import Settings
-from bulltask.config.secret_keys import SecretKey
 from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
 from bulltask.jobs.codec import has_more_tokens
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.stored_options import StoredOptions
 from bulltask.payloads.encryption import encrypt
-from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope, PayloadContext, describe
+from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope, PayloadContext, SecretKey, describe
 from bulltask.payloads.payload_codec import Loaded, PayloadCodec, PayloadFormat
 from bulltask.payloads.pickling import dump
 from bulltask.payloads.signing import sign

@@ -8,13 +8,13 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from bulltask.app import App
-from bulltask.config.payload_settings import CLOUDPICKLE
 from bulltask.errors import BulltaskError, EncodeError, InvalidJobError
 from bulltask.jobs import codec
 from bulltask.jobs.child_results import ChildResults
 from bulltask.jobs.failures import storable_arguments
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.names import FAN_OUT, STARMAP
+from bulltask.payloads.envelope import CLOUDPICKLE
 from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.request import FailedRequest
 from bulltask.registry.task import AnyTask
