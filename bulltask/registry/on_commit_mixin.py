@@ -18,11 +18,11 @@ from bulltask.result import AsyncResult
 
 __all__ = ["OnCommitMixin"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
+CP = ParamSpec("CP")
+CR = TypeVar("CR")
 
 
-class OnCommitMixin(ABC, Generic[P, R]):
+class OnCommitMixin(ABC, Generic[CP, CR]):
     """A base class of tasks: sends calls after a Django transaction has committed."""
 
     @property
@@ -32,7 +32,7 @@ class OnCommitMixin(ABC, Generic[P, R]):
 
     @property
     @abstractmethod
-    def result_decoder(self) -> Callable[[Any], R] | None:
+    def result_decoder(self) -> Callable[[Any], CR] | None:
         """Converts a JSON result to the type of the return value."""
 
     @property
@@ -48,7 +48,7 @@ class OnCommitMixin(ABC, Generic[P, R]):
     def build(self, data: Any, call: CallOptions) -> NewJob:
         """Return the job for bound arguments."""
 
-    def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+    def delay_on_commit(self, *args: CP.args, **kwargs: CP.kwargs) -> AsyncResult[CR]:
         """Send a call when the current Django transaction commits (Celery's ``delay_on_commit``).
 
         Outside a transaction, the call is sent immediately. If the transaction is rolled back, nothing is sent. The
@@ -74,7 +74,7 @@ class OnCommitMixin(ABC, Generic[P, R]):
         using: str | None = None,
         robust: bool = False,
         **options: Unpack[SingleCallKeywords],
-    ) -> AsyncResult[R]:
+    ) -> AsyncResult[CR]:
         """Send a call with options when the current Django transaction commits.
 
         Args:
@@ -102,14 +102,14 @@ class OnCommitMixin(ABC, Generic[P, R]):
             task: Any = self
             call, returned = record_call(task, lambda: task.apply_async(args, kwargs, **options))
             return (
-                cast(AsyncResult[R], returned)
+                cast(AsyncResult[CR], returned)
                 if call is None
                 else self._send_on_commit(call.job(), using, robust=robust)
             )
         job = self.build(self.bind_json(args, kwargs or {}, options.get("serializer")), CallOptions.of(options))
         return self._send_on_commit(job, using, robust=robust)
 
-    def _send_on_commit(self, job: NewJob, using: str | None = None, *, robust: bool = False) -> AsyncResult[R]:
+    def _send_on_commit(self, job: NewJob, using: str | None = None, *, robust: bool = False) -> AsyncResult[CR]:
         sender = self.sender
         result = AsyncResult(job.id, job.queue, sender.results, sender.now_ms(), self.result_decoder)
 
