@@ -18,7 +18,7 @@ from bulltask.registry.signature import Signature, is_call
 
 __all__ = ["ChildOptions", "FlowJob", "FlowNode", "plan"]
 
-J = TypeVar("J")
+T = TypeVar("T")
 
 _NO_OPTIONS: Final[AddOptions] = {}
 
@@ -86,13 +86,13 @@ class FlowJob:
 
 
 @dataclass(frozen=True, slots=True)
-class FlowNode(Generic[J]):
+class FlowNode(Generic[T]):
     """A job in a flow that was added or read, and its child jobs."""
 
-    job: J
-    children: tuple[FlowNode[J], ...] = ()
+    job: T
+    children: tuple[FlowNode[T], ...] = ()
 
-    def walk(self) -> Iterator[FlowNode[J]]:
+    def walk(self) -> Iterator[FlowNode[T]]:
         """Iterate over this node and all nodes below it, parents before their children."""
         todo = [self]
         while todo:
