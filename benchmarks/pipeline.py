@@ -32,7 +32,7 @@ from benchmarks.processes import tree_cpu_us
 from bulltask.lake.ledger import BatchRecord, Ledger
 from bulltask.lake.tables import EVENTS
 from bulltask.spark import Pipeline, session
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 
 QUEUES = ("mail", "images", "reports", "billing")
 EVENTS_PER_JOB = 4.16

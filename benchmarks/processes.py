@@ -17,7 +17,7 @@ import redis
 
 from benchmarks.apps.counter import DIRECTORY, JOBS
 from benchmarks.frameworks import Framework
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 
 __all__ = [
     "Failed",

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from bulltask import spark as bulltask_spark
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 
 ROUNDS: Final = 3
 

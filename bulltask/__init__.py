@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from bulltask.app import App, Celery
-    from bulltask.categories import ErrorCategory, categorize_error
-    from bulltask.errors import (
+    from bulltask.jobs.categories import ErrorCategory, categorize_error
+    from bulltask.jobs.errors import (
         BrokerError,
         BrokerUnavailableError,
         BulltaskError,
@@ -27,26 +27,21 @@ if TYPE_CHECKING:
         TimeLimitExceeded,
         TransientError,
     )
-    from bulltask.group_result import GroupResult
-    from bulltask.hooks.middleware import Middleware
-    from bulltask.jobs.states import JobState
+    from bulltask.jobs.names import JobState
+    from bulltask.jobs.schedules import crontab, schedule
+    from bulltask.observe.hooks import Middleware
     from bulltask.registry.batches import BatchJob
-    from bulltask.registry.context import Context
-    from bulltask.registry.current import current_app
-    from bulltask.registry.current_job import get_logger as get_logger
-    from bulltask.registry.current_job import get_task_logger
-    from bulltask.registry.decorators import shared_task
-    from bulltask.registry.request import Request
-    from bulltask.registry.running import current_task
-    from bulltask.registry.signature import Signature
+    from bulltask.registry.canvas import Signature, chain, chord, group, signature
+    from bulltask.registry.canvas import maybe_signature as maybe_signature
+    from bulltask.registry.canvas import subtask as subtask
+    from bulltask.registry.context import Context, current_task
+    from bulltask.registry.protocols import allow_join_result
+    from bulltask.registry.request import Request, current_app, get_task_logger
+    from bulltask.registry.request import get_logger as get_logger
+    from bulltask.registry.results import AsyncResult, GroupResult, ResultSet
     from bulltask.registry.stamping import StampingVisitor
     from bulltask.registry.task import AsyncTask, Task
-    from bulltask.registry.workflows import chain, chord, group, signature
-    from bulltask.registry.workflows import maybe_signature as maybe_signature
-    from bulltask.registry.workflows import subtask as subtask
-    from bulltask.result import AsyncResult, allow_join_result
-    from bulltask.result_set import ResultSet
-    from bulltask.schedules import crontab, schedule
+    from bulltask.registry.tasks import shared_task
 
 __all__ = [
     "App",
@@ -93,52 +88,52 @@ __all__ = [
 
 _MODULES: Final = {
     "App": "bulltask.app",
-    "AsyncResult": "bulltask.result",
+    "AsyncResult": "bulltask.registry.results",
     "AsyncTask": "bulltask.registry.task",
     "BatchJob": "bulltask.registry.batches",
-    "BrokerError": "bulltask.errors",
-    "BrokerUnavailableError": "bulltask.errors",
-    "BulltaskError": "bulltask.errors",
+    "BrokerError": "bulltask.jobs.errors",
+    "BrokerUnavailableError": "bulltask.jobs.errors",
+    "BulltaskError": "bulltask.jobs.errors",
     "Celery": "bulltask.app",
-    "ConfigError": "bulltask.errors",
+    "ConfigError": "bulltask.jobs.errors",
     "Context": "bulltask.registry.context",
-    "ErrorCategory": "bulltask.categories",
-    "GroupResult": "bulltask.group_result",
-    "JobState": "bulltask.jobs.states",
-    "Middleware": "bulltask.hooks.middleware",
-    "PermanentError": "bulltask.errors",
+    "ErrorCategory": "bulltask.jobs.categories",
+    "GroupResult": "bulltask.registry.results",
+    "JobState": "bulltask.jobs.names",
+    "Middleware": "bulltask.observe.hooks",
+    "PermanentError": "bulltask.jobs.errors",
     "Request": "bulltask.registry.request",
-    "ResultSet": "bulltask.result_set",
-    "ResultTimeoutError": "bulltask.errors",
-    "Retry": "bulltask.errors",
-    "Signature": "bulltask.registry.signature",
-    "SoftTimeLimitExceeded": "bulltask.errors",
+    "ResultSet": "bulltask.registry.results",
+    "ResultTimeoutError": "bulltask.jobs.errors",
+    "Retry": "bulltask.jobs.errors",
+    "Signature": "bulltask.registry.canvas",
+    "SoftTimeLimitExceeded": "bulltask.jobs.errors",
     "StampingVisitor": "bulltask.registry.stamping",
     "Task": "bulltask.registry.task",
-    "TaskError": "bulltask.errors",
-    "TaskCancelled": "bulltask.errors",
-    "TaskRevokedError": "bulltask.errors",
-    "TimeLimitExceeded": "bulltask.errors",
-    "TransientError": "bulltask.errors",
-    "allow_join_result": "bulltask.result",
-    "categorize_error": "bulltask.categories",
-    "chain": "bulltask.registry.workflows",
-    "chord": "bulltask.registry.workflows",
-    "crontab": "bulltask.schedules",
-    "current_app": "bulltask.registry.current",
-    "current_task": "bulltask.registry.running",
-    "get_task_logger": "bulltask.registry.current_job",
-    "group": "bulltask.registry.workflows",
-    "schedule": "bulltask.schedules",
-    "shared_task": "bulltask.registry.decorators",
-    "signature": "bulltask.registry.workflows",
+    "TaskError": "bulltask.jobs.errors",
+    "TaskCancelled": "bulltask.jobs.errors",
+    "TaskRevokedError": "bulltask.jobs.errors",
+    "TimeLimitExceeded": "bulltask.jobs.errors",
+    "TransientError": "bulltask.jobs.errors",
+    "allow_join_result": "bulltask.registry.results",
+    "categorize_error": "bulltask.jobs.categories",
+    "chain": "bulltask.registry.canvas",
+    "chord": "bulltask.registry.canvas",
+    "crontab": "bulltask.jobs.schedules",
+    "current_app": "bulltask.registry.request",
+    "current_task": "bulltask.registry.context",
+    "get_task_logger": "bulltask.registry.request",
+    "group": "bulltask.registry.canvas",
+    "schedule": "bulltask.jobs.schedules",
+    "shared_task": "bulltask.registry.tasks",
+    "signature": "bulltask.registry.canvas",
 }
 """The module of each public name."""
 
 _ALIASES: Final = {
-    "get_logger": "bulltask.registry.current_job",
-    "maybe_signature": "bulltask.registry.workflows",
-    "subtask": "bulltask.registry.workflows",
+    "get_logger": "bulltask.registry.request",
+    "maybe_signature": "bulltask.registry.canvas",
+    "subtask": "bulltask.registry.canvas",
 }
 """Celery's names for what has another public name: importable, so that a project runs unchanged."""
 

@@ -3,81 +3,693 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from bulltask import embedded
-from bulltask.categories import Categorizer
-from bulltask.config.config import Config, Settings
-from bulltask.config.names import constructor_settings
-from bulltask.config.parsers import parse_names
-from bulltask.config.secret_settings import wrap_secrets
-from bulltask.config.settings_mixin import SettingsMixin
+from bulltask.config.config import Config, Settings, constructor_settings
+from bulltask.config.parsers import parse_names, wrap_secrets
 from bulltask.config.urls import SecretUrl, secret_url
-from bulltask.errors import BrokerUnavailableError
-from bulltask.hooks.django_connections import DjangoConnections
-from bulltask.hooks.hooks_mixin import HooksMixin
-from bulltask.hooks.sending import SendHooks
-from bulltask.jobs.flow import PlannedJob
-from bulltask.jobs.job import NewJob
-from bulltask.ports import EagerRunner, OutboxRelay, ResultReader
-from bulltask.registry import shared
-from bulltask.registry.ancestry import origin_of_jobs_sent_by, sent_by
-from bulltask.registry.builtins import builtin_tasks
-from bulltask.registry.call_options import CallOptions
-from bulltask.registry.canvas import Canvas
+from bulltask.jobs.categories import Categorizer
+from bulltask.jobs.clock import Duration
+from bulltask.jobs.errors import BrokerUnavailableError, ConfigError, InvalidNameError, warn_user
+from bulltask.jobs.job import NewJob, PlannedJob
+from bulltask.jobs.names import Revocation, check_scheduler_id
+from bulltask.jobs.schedules import crontab
+from bulltask.observe.bus import Event, Listeners
+from bulltask.observe.hooks import DjangoConnections, Lifespan, LifespanFunction, Middleware, MiddlewareList, SendHooks
+from bulltask.observe.signals import Signal
+from bulltask.registry import tasks as shared
+from bulltask.registry.call import NamedTask
+from bulltask.registry.canvas import (
+    Canvas,
+    Signature,
+    handles,
+    is_call,
+    is_overridden,
+    is_single,
+    job_of,
+    pass_overrides,
+    record_call,
+    recorded,
+    send_call,
+    send_recorded,
+)
 from bulltask.registry.canvas_plan import plan_canvas
-from bulltask.registry.command_line_mixin import CommandLineMixin
-from bulltask.registry.control import Control
-from bulltask.registry.current import set_current
-from bulltask.registry.current_job import current_job
-from bulltask.registry.decorators import use_class
-from bulltask.registry.django import run_checks, set_up_django
-from bulltask.registry.named_task import NamedTask
-from bulltask.registry.option_types import CallKeywords, SignatureKeywords
-from bulltask.registry.overrides import is_overridden, pass_overrides, record_call, recorded, send_call, send_recorded
-from bulltask.registry.periodic_tasks_mixin import PeriodicTasksMixin
-from bulltask.registry.results_mixin import ResultsMixin
-from bulltask.registry.running import running_task
-from bulltask.registry.signature import Signature, is_call
-from bulltask.registry.single_jobs import handles, is_single, job_of
-from bulltask.registry.task import AnyTask, Task
-from bulltask.registry.task_definition_mixin import TaskDefinitionMixin
-from bulltask.registry.task_discovery_mixin import TaskDiscoveryMixin
-from bulltask.registry.tasks import Tasks
-from bulltask.result import AsyncResult
+from bulltask.registry.context import running_task
+from bulltask.registry.options import BatchTaskKeywords, CallKeywords, CallOptions, SignatureKeywords, TaskKeywords
+from bulltask.registry.protocols import EagerRunner, OutboxRelay, ResultReader
+from bulltask.registry.request import current_job, current_task_class, origin_of_jobs_sent_by, sent_by, set_current
+from bulltask.registry.results import AsyncResult
+from bulltask.registry.task import AnyTask, AsyncTask, Task, installed_packages, run_checks, set_up_django
+from bulltask.registry.task import Task as SyncTask
+from bulltask.registry.tasks import (
+    SHARED,
+    BatchTaskDecorator,
+    BoundTaskDecorator,
+    ClassTaskDecorator,
+    TaskDecorator,
+    Tasks,
+    builtin_tasks,
+    decorate,
+    import_related,
+    register_instance,
+    use_class,
+)
 from bulltask.transport.broker import Broker
-from bulltask.transport.follow import NEWEST
+from bulltask.transport.streams import NEWEST
 
-if TYPE_CHECKING:  # imported on first use, because most programs only send jobs of tasks
+if TYPE_CHECKING:
     from bulltask.config.setting_types import AppOptions
-    from bulltask.queue.add_options import AddOptions
     from bulltask.queue.aio.events import AsyncQueueEvents
     from bulltask.queue.aio.flow import AsyncFlowProducer
     from bulltask.queue.aio.queue import AsyncQueue
-    from bulltask.queue.context import QueueContext
+    from bulltask.queue.context import AddOptions, QueueContext
     from bulltask.queue.sync.events import QueueEvents
     from bulltask.queue.sync.flow import FlowProducer
     from bulltask.queue.sync.queue import Queue
 
-__all__ = ["App", "Celery"]
+__all__ = [
+    "App",
+    "Celery",
+    "CommandLineMixin",
+    "Control",
+    "HooksMixin",
+    "PeriodicTasksMixin",
+    "ResultsMixin",
+    "SettingsMixin",
+    "TaskDefinitionMixin",
+    "TaskDiscoveryMixin",
+]
+
+
+# ``SettingsMixin``: the settings of an app, and Celery's methods that read them from objects.
+
+
+class SettingsMixin:
+    """The settings of an app: a base class of ``App``.
+
+    Attributes:
+        conf: The settings.
+    """
+
+    conf: Settings
+
+    def config_from_object(
+        self, obj: object, *, namespace: str | None = None, silent: bool = False, force: bool = True
+    ) -> None:
+        """Read settings from an object (Celery's method); they are read immediately.
+
+        Args:
+            obj: A dictionary, a module, a class, any object with attributes, or the name of one: ``"shop.settings"``,
+                ``"django.conf:settings"``. Imported modules, functions, classes and names with a leading underscore are
+                not settings.
+            namespace: Read only names that begin with it: ``CELERY`` reads ``CELERY_BROKER_URL``. Without it, all
+                lower-case names are read.
+            silent: Ignore a module that cannot be imported.
+            force: Ignored: settings are always read immediately, as with ``force=True`` in Celery.
+
+        Raises:
+            ConfigError: A name is unknown (the message suggests a similar name), or a value is invalid.
+            ImportError: The module cannot be imported.
+        """
+        del force
+        try:
+            self.conf.read_object(obj, namespace)
+        except ImportError:
+            if not silent:
+                raise
+
+    def config_from_envvar(self, variable_name: str, *, silent: bool = False) -> None:
+        """Read settings from the module that an environment variable names (Celery's method).
+
+        Raises:
+            ConfigError: The variable is not set. Also raises the errors of :meth:`config_from_object`.
+        """
+        if module := os.environ.get(variable_name):
+            self.config_from_object(module, silent=silent)
+        elif not silent:
+            raise ConfigError(f"the environment variable {variable_name} is not set: set it to the name of a module")
+
+
+# ``HooksMixin``: the methods of an app that register listeners and middleware.
+
+
+L = TypeVar("L", bound=LifespanFunction)
+R = TypeVar("R")
+E = TypeVar("E", bound=Event)
+
+
+class HooksMixin:
+    """Registers listeners and middleware: a base class of ``App``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listeners = Listeners()
+        self.middleware = MiddlewareList()
+        self.lifespans = Lifespan()
+
+    def lifespan(self, function: L, /) -> L:
+        """Register what async tasks share, such as connection pools: a decorator for an async generator function.
+
+        Each child process enters it before its first job, on the event loop on which its async tasks run, and leaves it
+        after the last one. What it yields is :attr:`state`, and ``self.state`` in a bound task. If it raises an
+        exception before it yields, the child does not start.
+
+        Raises:
+            ConfigError: The app already has a lifespan, or the function has parameters.
+        """
+        self.lifespans.define(function)
+        return function
+
+    @property
+    def state(self) -> Any:
+        """What the :meth:`lifespan` has yielded in this process, ``None`` before; a test may set it."""
+        return self.lifespans.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.lifespans.state = state
+
+    @overload
+    def on(self, kind: type[E], /) -> Callable[[Callable[[E], R]], Callable[[E], R]]: ...
+    @overload
+    def on(self, kind: type[E], listener: Callable[[E], R], /) -> Callable[[E], R]: ...
+
+    def on(self, kind: type[E], listener: Callable[[E], R] | None = None, /) -> Any:
+        """Register a listener for the events of this app's workers: ``@app.on(JobFailed)``.
+
+        The listener is called in the child process that emits the event; for a job's outcome, on the thread that ran
+        the job, after Redis has stored the outcome. It should be quick. An exception that it raises is logged and has
+        no other effect.
+
+        Args:
+            kind: An event class of :mod:`bulltask.events` that children emit; ``ChildEvent`` means all of them.
+            listener: Called with the event; omit it to use this method as a decorator. Its return value is ignored.
+
+        Returns:
+            The listener, or a decorator.
+
+        Raises:
+            ConfigError: Children do not emit such events, ``listener`` is a coroutine function, or the children have
+                already started.
+        """
+
+        def add(function: Callable[[E], R]) -> Callable[[E], R]:
+            self.listeners.add(kind, function)
+            return function
+
+        return add if listener is None else add(listener)
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Call the methods of ``middleware`` before and after every send and every run of this app's jobs.
+
+        Jobs are sent by tasks (``delay`` …), signatures, ``send_task`` and ``send_many``; those of queues, flows and
+        job schedulers have no hooks.
+
+        Args:
+            middleware: An instance of a subclass of :class:`bulltask.Middleware`.
+
+        Raises:
+            ConfigError: It is not one, or has an ``async def`` where a plain method is needed, or the reverse.
+        """
+        self.middleware.add(middleware)
+
+
+# ``TaskDefinitionMixin``: the methods of an app that define its tasks.
+
 
 P = ParamSpec("P")
-R = TypeVar("R")
 B = TypeVar("B", bound=AnyTask[..., Any])
 T = TypeVar("T", bound=AnyTask[..., Any])
 
+# An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
+_AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
+
+
+class TaskDefinitionMixin:
+    """Defines and registers tasks: a base class of ``App``.
+
+    Attributes:
+        tasks: Its tasks by name.
+    """
+
+    tasks: Tasks
+    _task_class: type[AnyTask[..., Any]] | str
+
+    @property
+    def Task(self) -> type[AnyTask[..., Any]]:
+        """The class of its tasks that have no ``base``, and of shared tasks while the app is the current one.
+
+        If it is changed, the existing tasks change their class, too. A name, ``"module:Class"``, is imported when the
+        first task needs the class, because its module may import the app.
+
+        Raises:
+            ConfigError: The name cannot be imported, or a new class does not match the function of a task.
+        """
+        if isinstance(self._task_class, str):
+            module, _, name = self._task_class.replace(":", ".").rpartition(".")
+            try:
+                self.Task = getattr(import_module(module), name)
+            except (AttributeError, ImportError, ValueError) as exc:
+                raise ConfigError(f"cannot import task_cls, {self._task_class!r}: {exc}") from exc
+        assert not isinstance(self._task_class, str)
+        return self._task_class
+
+    @Task.setter
+    def Task(self, kind: type[AnyTask[..., Any]]) -> None:
+        self._task_class = kind
+        is_current = current_task_class() is kind
+        tasks = [task for task in self.tasks.values() if is_current or task.name not in SHARED]
+        self.tasks.refresh(use_class(tasks, kind))
+
+    @overload
+    def task(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def task(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        base: type[AnyTask[..., Any]] | None = None,
+        name: str | None = None,
+        **options: Unpack[BatchTaskKeywords],
+    ) -> BatchTaskDecorator: ...
+    @overload
+    def task(
+        self, /, *, bind: Literal[True], base: type[B], name: str | None = None, **options: Unpack[TaskKeywords]
+    ) -> ClassTaskDecorator[B]: ...
+    @overload
+    def task(
+        self, /, *, bind: Literal[True], name: str | None = None, **options: Unpack[TaskKeywords]
+    ) -> BoundTaskDecorator: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        bind: Literal[False] = False,
+        base: type[AnyTask[..., Any]] | None = None,
+        name: str | None = None,
+        **options: Unpack[TaskKeywords],
+    ) -> TaskDecorator: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        bind: bool = False,
+        base: type[AnyTask[..., Any]] | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Turn a function into a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
+
+        Args:
+            function: A plain function or an ``async def``.
+            bind: Pass a :class:`Context` as the first argument (``self`` in Celery).
+            base: The task's class, a subclass of :class:`bulltask.Task`; default: ``task_cls`` of the app. A bound
+                function then receives the task itself.
+            name: The task's name; default: ``module.function``.
+            options: See :class:`bulltask.registry.options.TaskOptions`. ``max_retries=None`` means unlimited
+                retries.
+
+        Raises:
+            DuplicateTaskError: Another function has this name.
+            ConfigError, TypeError: An option has an invalid value or an unknown name.
+        """
+        return decorate(
+            function,
+            lambda: self,
+            self.tasks.add,
+            bind=bind,
+            name=name,
+            options=options,
+            base=base or self.Task,
+            is_default=base is None,
+        )
+
+    def register_task(self, task: T | type[T]) -> T:
+        """Register a task class that defines ``run``, or an instance of it (Celery's ``register_task``).
+
+        Its name is the attribute ``name``; default: ``module.Class``.
+
+        Raises:
+            ConfigError: It is not a task class, defines no ``run``, or its methods do not match ``run``.
+        """
+        instance = task() if isinstance(task, type) else task
+        register_instance(instance, lambda: self)
+        self.tasks.add(instance)
+        return instance
+
+
+# ``PeriodicTasksMixin``: adds entries to an app's schedule, with Celery's methods.
+
+
+class PeriodicTasksMixin:
+    """Adds periodic tasks to an app's schedule: a base class of ``App``.
+
+    Attributes:
+        on_after_configure, on_after_finalize: Celery's signals, for functions that call :meth:`add_periodic_task`. Each
+            is sent once in every process that loads the tasks, after all of them have been imported. Receivers can
+            still change settings and the schedule. The sender is the app. An exception in a receiver prevents the
+            worker from starting.
+        periodic_tasks: The entries that :meth:`add_periodic_task` has added, in the format of ``beat_schedule``.
+    """
+
+    conf: Settings
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_after_configure = Signal("on_after_configure")
+        self.on_after_finalize = Signal("on_after_finalize")
+        self.periodic_tasks: dict[str, dict[str, Any]] = {}
+        self._has_set_up = False
+
+    def add_periodic_task(
+        self,
+        schedule: Duration | crontab | str,
+        sig: Signature[Any, Any] | AnyTask[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallKeywords[Any]],
+    ) -> str:
+        """Add an entry to the schedule, in addition to those of ``beat_schedule`` (Celery's ``add_periodic_task``).
+
+        A worker reads the schedule when it starts, so a task cannot add an entry. Use ``app.queue(…).schedulers`` in a
+        task.
+
+        Args:
+            schedule: Seconds, a ``timedelta``, ``crontab(…)`` or a cron pattern.
+            sig: The call, ``task.s(…)``, or a task.
+            args, kwargs: Arguments of the call, before and in addition to its own.
+            name: The entry's name, which is also its job scheduler's id; an entry with the same name is replaced.
+                Default: the call as text, such as ``shop.add(1, 2)``.
+            options: As for ``options`` in an entry of ``beat_schedule``.
+
+        Returns:
+            The entry's name.
+
+        Raises:
+            TypeError: ``sig`` is neither a signature nor a task, has callbacks, or does not match its task.
+            ConfigError: The name is not valid as the id of a job scheduler.
+        """
+        call = _call(sig, args, kwargs)
+        key = name or repr(call)
+        try:
+            check_scheduler_id(key)
+        except InvalidNameError as exc:
+            raise ConfigError(f"{exc}" if name else f"{exc}; pass a name=") from None
+        given: dict[str, Any] = {**call.given, **options}
+        entry = {"task": call.task.name, "schedule": schedule, "args": call.args, "kwargs": call.kwargs}
+        entry["options"] = given
+        if name is None and self.periodic_tasks.get(key, entry) != entry:
+            warn_user(
+                f"the periodic task {key!r:.200} replaces another one with the same call; pass a name= to keep both"
+            )
+        self.periodic_tasks[key] = entry
+        return key
+
+    def set_up_periodic_tasks(self) -> None:
+        """Call the receivers of ``on_after_configure`` and ``on_after_finalize``, unless this was done before.
+
+        Raises:
+            Exception: A receiver raised it. If bulltask ignored it, the worker would remove the schedules that the
+                receiver adds.
+        """
+        if self._has_set_up:
+            return
+        for receiver in self.on_after_configure.receivers(self):
+            receiver(signal=self.on_after_configure, sender=self, source=self.conf)
+        for receiver in self.on_after_finalize.receivers(self):
+            receiver(signal=self.on_after_finalize, sender=self)
+        self._has_set_up = True
+
+
+def _call(sig: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Signature[Any, Any]:
+    if isinstance(sig, AnyTask):
+        return sig.signature(args, kwargs)
+    if not is_call(sig):
+        raise TypeError(
+            f"a periodic task is a call such as task.s(…), not {sig!r:.200}; for a chain or group, schedule "
+            "a task that "
+            "sends it"
+        )
+    if sig.links or sig.errbacks:
+        raise TypeError(f"{sig!r:.200} has callbacks, which a schedule cannot store; send them from the task")
+    return sig.clone(args, kwargs)
+
+
+# ``TaskDiscoveryMixin``: imports the modules that contain an app's tasks, with Celery's method.
+
+
+class TaskDiscoveryMixin:
+    """Imports the modules that contain tasks: a base class of ``App``."""
+
+    def __init__(self) -> None:
+        self._autodiscover: list[Callable[[], list[str]]] = []
+
+    def autodiscover_tasks(
+        self,
+        packages: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+        related_name: str | None = "tasks",
+        force: bool = False,
+    ) -> None:
+        """Import ``package.tasks`` of each package when a worker starts (Celery's ``autodiscover_tasks``).
+
+        Args:
+            packages: Package names, or a function that returns them; default: Django's installed apps.
+            related_name: The submodule with tasks; ``None`` imports the packages themselves.
+            force: Import them now.
+        """
+        found = installed_packages if packages is None else packages
+        self._autodiscover.append(lambda: import_related(found, related_name))
+        if force:
+            self._autodiscover[-1]()
+
+    def import_modules(self, names: Iterable[str]) -> list[str]:
+        """Set Django up if the environment names its settings; import the given modules, then those to discover.
+
+        Returns:
+            The names of the imported modules.
+        """
+        set_up_django()
+        imported = import_related(names, None)
+        for discover in self._autodiscover:
+            imported += discover()
+        return imported
+
+
+# ``ResultsMixin``: the handles of an app's jobs by id.
+
+
+class _App(Protocol):
+    """The parts of an app that this module uses."""
+
+    @property
+    def config(self) -> Config:
+        """The settings."""
+        ...
+
+    @property
+    def tasks(self) -> Tasks:
+        """The tasks."""
+        ...
+
+    @property
+    def results(self) -> ResultReader:
+        """The reader of results."""
+        ...
+
+    def queue_of(self, job_id: str) -> str:
+        """Return the queue that has the job."""
+        ...
+
+
+class ResultsMixin:
+    """Creates result handles: a base class of ``App``."""
+
+    @overload
+    def result(self: _App, job_id: str, queue: str | None = None, *, task: None = None) -> AsyncResult[Any]: ...
+    @overload
+    def result(self: _App, job_id: str, queue: str | None = None, *, task: AnyTask[..., R]) -> AsyncResult[R]: ...
+
+    def result(
+        self: _App, job_id: str, queue: str | None = None, *, task: AnyTask[..., Any] | None = None
+    ) -> AsyncResult[Any]:
+        """Return a handle for any job, including jobs that Node sent.
+
+        Args:
+            job_id: The job's id.
+            queue: The job's queue; default: the app's default queue.
+            task: The job's task, whose type hint determines the type of the result; default: the result is JSON.
+        """
+        decode = None if task is None else task.result_decoder
+        return AsyncResult(job_id, queue or self.config.default_queue, self.results, decode=decode)
+
+    def AsyncResult(self: _App, job_id: str) -> AsyncResult[Any]:
+        """Return a handle for a job whose queue is not known (Celery's ``app.AsyncResult``): see :meth:`queue_of`.
+
+        If the queue is known, :meth:`result` makes no round trip.
+        """
+        return AsyncResult(job_id, self.queue_of(job_id), self.results)
+
+    def queue_of(self: _App, job_id: str) -> str:
+        """Return the queue that has a job: the default queue, or a queue of a registered task.
+
+        If there are several such queues, Redis is queried in one round trip, with an ``EXISTS`` for each of them. The
+        call blocks, even in async code.
+
+        Returns:
+            The first queue with this job; the default queue if none of them has it.
+
+        Raises:
+            BrokerError: Redis could not be reached.
+        """
+        default = self.config.default_queue
+        queues = list(dict.fromkeys([default, *self.tasks.queues]))
+        return default if len(queues) == 1 else self.results.queue_of(job_id, queues) or default
+
+
+# ``CommandLineMixin``: the command line of an app, run from its own code.
+
+
+_CLI: Final = "bulltask.cli.main"  # imported by name, because it is in a layer above
+
+
+class CommandLineMixin:
+    """Runs bulltask's commands for this app in this process: a base class of ``App``."""
+
+    def start(self, argv: Sequence[str] | None = None) -> int:
+        """Run a command of ``bulltask`` for this app, without ``-A``: ``app.start(["worker", "-c", "4"])``.
+
+        Args:
+            argv: The command and its arguments; default: those of this program.
+
+        Returns:
+            The exit code, when the command has ended.
+
+        Raises:
+            SystemExit: The arguments are invalid, or the command has failed; the error was printed.
+        """
+        return cast(int, import_module(_CLI).run_for(self, list(sys.argv[1:] if argv is None else argv)))
+
+    def worker_main(self, argv: Sequence[str] | None = None) -> int:
+        """Run a worker in this process: ``app.worker_main(["worker", "--loglevel=info"])``; see :meth:`start`.
+
+        Children are forked from this process, because it may not be possible to import the app (``__main__``).
+
+        Raises:
+            ValueError: ``argv`` does not contain ``worker``.
+            SystemExit: As for :meth:`start`.
+        """
+        if "worker" not in (sys.argv if argv is None else argv):
+            raise ValueError(
+                "argv must contain the command worker: app.worker_main(['worker', …]); app.start() runs other commands"
+            )
+        return self.start(argv)
+
+
+# ``app.control``: the part of Celery's remote control that bulltask has.
+
+
+_NO_MESSAGES: Final = (
+    "there are no control messages, because workers read their state from Redis; use the methods of app.queue(…): "
+    "pause(), resume(), drain(), get_workers(), …"
+)
+
+
+class _ControlledApp(Protocol):
+    """The parts of an app that this module uses."""
+
+    def AsyncResult(self, job_id: str) -> AsyncResult[Any]:
+        """Return a handle for a job."""
+        ...
+
+
+class Control:
+    """Revokes jobs by their ids (Celery's ``app.control.revoke``).
+
+    Args:
+        app: The app.
+    """
+
+    def __init__(self, app: _ControlledApp) -> None:
+        self._app = app
+
+    @overload
+    def revoke(
+        self, task_id: str, destination: Any = None, terminate: bool = False, signal: Any = "SIGTERM"
+    ) -> Revocation: ...
+    @overload
+    def revoke(
+        self,
+        task_id: list[str] | tuple[str, ...] | set[str],
+        destination: Any = None,
+        terminate: bool = False,
+        signal: Any = "SIGTERM",
+    ) -> list[Revocation]: ...
+
+    def revoke(
+        self,
+        task_id: str | Iterable[str],
+        destination: Any = None,
+        terminate: bool = False,
+        signal: Any = "SIGTERM",
+    ) -> Revocation | list[Revocation]:
+        """Revoke a job, or several, by id; see :meth:`bulltask.result.AsyncResult.revoke`.
+
+        The queue of each job is looked up, as by :meth:`bulltask.App.queue_of`. If it is known,
+        ``app.queue(name).revoke(id)`` makes one round trip less.
+
+        Args:
+            task_id: The job's id, or several ids.
+            destination: Has no effect; for code written for Celery.
+            terminate: Also cancel a running job.
+            signal: Has no effect; for code written for Celery.
+
+        Returns:
+            What happened to the job; for several ids, a list.
+
+        Raises:
+            SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
+            BrokerError: Redis could not be reached. It is safe to call again.
+        """
+        if destination is not None:
+            warn_user("the argument destination has no effect: a job is revoked in Redis, for all workers")
+        if terminate and signal not in (None, "SIGTERM", "TERM"):
+            warn_user(
+                "the argument signal has no effect: the worker raises an exception in the task, and kills the process "
+                "if the task does not end"
+            )
+        if isinstance(task_id, str):
+            return self._app.AsyncResult(task_id).revoke(terminate=terminate)
+        return [self._app.AsyncResult(one).revoke(terminate=terminate) for one in task_id]
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> object:
+            """Say what to use instead of Celery's other methods."""
+            raise AttributeError(f"app.control has no {name!r}: {_NO_MESSAGES}", name=name, obj=self)
+
+
+# ``App``: settings, tasks, and the connection to Redis.
+
+
 # Imported by name, because they are in layers above.
-_EAGER: Final = "bulltask.worker.eager"
-_UNATTENDED: Final = "bulltask.testing.inline_results"
+_EAGER: Final = "bulltask.worker.in_process"
+_UNATTENDED: Final = "bulltask.testing.inline"
 
 _NO_SERVER: Final = SecretUrl("redis://tests-without-a-server.invalid:6379/0")
 """For tests in eager mode, which need no server unless they use queues."""
 
 # An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
-_AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
 class App(
@@ -96,7 +708,7 @@ class App(
         broker_url: ``redis://``, ``rediss://``, ``redis+cluster://``, ``redis+sentinel://``, ``unix://``, or
             ``embedded://`` for the project's embedded server on this machine (for development). The environment
             variable ``BULLTASK_BROKER_URL`` takes precedence.
-        settings: Any other setting of :mod:`bulltask.config.settings`, or an argument of Celery's constructor:
+        settings: Any other setting of :mod:`bulltask.config.config`, or an argument of Celery's constructor:
             ``broker`` and ``backend`` (``broker_url`` and ``result_backend``); ``changes`` (a dictionary of settings);
             ``config_source`` and ``namespace`` (as for :meth:`config_from_object`); ``task_cls`` (the class of tasks
             without a ``base``, or its name, ``"module:Class"``); ``set_as_current`` (if false, the app does not send

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bulltask.errors import (
+from bulltask.jobs.errors import (
     BrokerError,
     BulltaskError,
     ConfigError,

@@ -13,7 +13,8 @@ import click
 
 from bulltask.cli import worker
 from bulltask.config.celery_settings import CELERY_SETTINGS
-from bulltask.config.settings import SETTINGS, Setting
+from bulltask.config.config import SETTINGS
+from bulltask.config.parsers import Setting
 from bulltask.errors import ConfigError
 
 PAGE = Path(__file__).parent / "reference/configuration.md"

@@ -21,11 +21,10 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from bulltask import App
-from bulltask.embedded.binary import Flavor, ServerBinary, find_binary, read_version
-from bulltask.registry.shared import SHARED
-from bulltask.testing import server as testing_server
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.embedded.server import Flavor, ServerBinary, find_binary, read_version
+from bulltask.registry.tasks import SHARED
+from bulltask.testing import worker as testing_server
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.containers import ContainerServer, session_server
 from tests.support.distribution import Distribution, sort_longest_first
@@ -332,5 +331,5 @@ def rng(record_property: Callable[[str, object], None]) -> random.Random:
 
 @pytest.fixture
 def wait() -> Callable[..., Any]:
-    """`bulltask.testing.wait.wait_until` as a fixture."""
+    """`bulltask.testing.worker.wait_until` as a fixture."""
     return wait_until

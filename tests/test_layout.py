@@ -64,7 +64,7 @@ def waits_for_stopped_clocks(path: Path) -> Iterator[int]:
 def test_no_wait_uses_a_clock_that_a_test_can_stop() -> None:
     files = [path for path in package_files() if path.name not in {"clock.py", "loop_timers.py"}]
     found = [f"{relative_name(path)}:{line}" for path in files for line in waits_for_stopped_clocks(path)]
-    assert found == [], "use bulltask.clock.mono_s() or mono_ms(), and bulltask.loop_timers"
+    assert found == [], "use bulltask.jobs.clock.mono_s() or mono_ms(), and bulltask.jobs.clock"
 
 
 def test_the_repository_contains_only_bulltasks_lua_scripts() -> None:
@@ -118,4 +118,4 @@ def test_only_one_module_can_run_code_from_data() -> None:
                     found.add(relative_name(path))
                 case _:
                     pass
-    assert found == {"bulltask/payloads/pickling.py"}
+    assert found == {"bulltask/jobs/payloads.py"}

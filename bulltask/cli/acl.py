@@ -13,8 +13,8 @@ from bulltask.cli.options import redis_options
 from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.names import bullmq_name, check_queue_name
-from bulltask.transport.grants import ROLES, role_grants
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
+from bulltask.transport.permissions import ROLES, role_grants
 
 __all__ = ["command"]
 

@@ -11,7 +11,7 @@ import click
 from bulltask.app import App
 from bulltask.cli.import_errors import reporting_import_errors
 from bulltask.config.urls import SecretUrl
-from bulltask.registry.discovery import add_to_import_path, find_app
+from bulltask.registry.tasks import add_to_import_path, find_app
 
 __all__ = ["load_app", "load_app_or_broker", "load_tasks"]
 

@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from bulltask.config.urls import redact_text
-from bulltask.errors import AppNotFoundError
+from bulltask.jobs.errors import AppNotFoundError
 
 __all__ = ["reporting_import_errors"]
 

@@ -13,12 +13,11 @@ import click
 from bulltask.app import App
 from bulltask.cli.terminal import in_one_line
 from bulltask.config.config import Config
-from bulltask.errors import BrokerAuthError, InvalidNameError
+from bulltask.jobs.errors import BrokerAuthError, InvalidNameError
 from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
 from bulltask.queue import Job
-from bulltask.transport.call import command
-from bulltask.transport.client_types import SyncClient
-from bulltask.transport.scan import scan_up_to
+from bulltask.transport.broker import scan_up_to
+from bulltask.transport.call import SyncClient, command
 from bulltask.transport.scripts.queue import scan_queues, worker_queues
 
 __all__ = ["FoundJob", "ambiguous", "find_job", "queues_with_job"]

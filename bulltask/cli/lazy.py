@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from bulltask.errors import BulltaskError
+from bulltask.jobs.errors import BulltaskError
 
 __all__ = ["LazyGroup"]
 

@@ -9,8 +9,8 @@ import click
 
 from bulltask.cli.lazy import LazyGroup
 from bulltask.cli.options import broker_option, config_option
+from bulltask.config.process import open_standard_streams
 from bulltask.config.urls import SecretUrl
-from bulltask.process import open_standard_streams
 
 if TYPE_CHECKING:  # imported late, so that --help is fast
     from bulltask.app import App

@@ -12,13 +12,11 @@ from bulltask.cli.app_loader import load_app
 from bulltask.cli.options import app_options
 from bulltask.cli.terminal import echo, in_one_line
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError, InvalidNameError, MigrationError
+from bulltask.jobs.errors import ConfigError, InvalidNameError, MigrationError
 from bulltask.jobs.names import check_queue_name
 from bulltask.migrate import BullMigration, MigrationPlan, MigrationReport
-from bulltask.migrate.check import STATES
-from bulltask.migrate.convert import DEFAULT_NAME, NOTES
-from bulltask.migrate.detection import JOB_KEYS, QueueLayout
-from bulltask.migrate.outcome import MigrationOutcome, SkipReason
+from bulltask.migrate.inspection import JOB_KEYS, MigrationOutcome, QueueLayout, SkipReason
+from bulltask.migrate.plan import DEFAULT_NAME, NOTES, STATES
 from bulltask.queue.sync.queue import Queue
 
 __all__ = ["command"]

@@ -12,7 +12,7 @@ import click
 
 from bulltask.config.config import CONFIG_VARIABLE
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 
 __all__ = [
     "app_options",

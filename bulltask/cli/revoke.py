@@ -9,8 +9,8 @@ import click
 from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.options import redis_options
 from bulltask.cli.terminal import echo, in_one_line
-from bulltask.errors import JobError
-from bulltask.jobs.states import Revocation
+from bulltask.jobs.errors import JobError
+from bulltask.jobs.names import Revocation
 
 if TYPE_CHECKING:
     from bulltask.app import App

@@ -8,14 +8,18 @@ from pathlib import Path
 import click
 
 from bulltask.cli.terminal import safe
-from bulltask.embedded.binary import find_binary
-from bulltask.embedded.data_directory import DataDirectory
-from bulltask.embedded.launch import PortTakenError, ServerLog, pick_port
-from bulltask.embedded.listener import find_listener
-from bulltask.embedded.project import find_project
-from bulltask.embedded.server import EmbeddedServer
+from bulltask.embedded.server import (
+    DataDirectory,
+    EmbeddedServer,
+    PortTakenError,
+    ServerLog,
+    find_binary,
+    find_listener,
+    find_project,
+    pick_port,
+)
 from bulltask.embedded.shared import start_and_record
-from bulltask.errors import BrokerUnavailableError
+from bulltask.jobs.errors import BrokerUnavailableError
 
 __all__ = ["command", "server"]
 

@@ -10,8 +10,8 @@ import click
 from bulltask.cli.app_loader import load_app
 from bulltask.cli.import_errors import reporting_import_errors
 from bulltask.cli.options import app_options
+from bulltask.config.config import LOG_LEVELS
 from bulltask.config.parsers import parse_names
-from bulltask.config.settings import LOG_LEVELS
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.names import check_queue_name
 
@@ -201,9 +201,9 @@ def command(
             "a worker does not run on Windows, because it forks: run it in WSL 2 or in a Linux container; programs on "
             "Windows can send to it"
         )
+    from bulltask.worker.child_pool import limit_native_threads  # noqa: PLC0415
     from bulltask.worker.run import StopConditions, default_queues, run_worker  # noqa: PLC0415 - imported late, so that --help is fast
-    from bulltask.worker.supervisor.launch import limit_native_threads  # noqa: PLC0415
-    from bulltask.worker.supervisor.process_spec import ProcessSpec  # noqa: PLC0415
+    from bulltask.worker.supervisor import ProcessSpec  # noqa: PLC0415
 
     process_spec = ProcessSpec()  # before the app is imported
     limit_native_threads()

@@ -1,6 +1,6 @@
 """Celery's settings that bulltask does not have: the effect of each, the reason, and what to use instead.
 
-Each setting of Celery 5.7 is either here, or in :data:`bulltask.config.settings.SETTINGS` with the same name and
+Each setting of Celery 5.7 is either here, or in :data:`bulltask.config.config.SETTINGS` with the same name and
 meaning. A setting without effect causes a warning, unless its value matches bulltask's behavior. It is rejected if
 ignoring it would run jobs elsewhere, in another order, or with less protection than the user expects.
 """

@@ -1,27 +1,37 @@
-"""Parsers of settings: a parser, or a function that returns a parser, for each kind of value.
-
-A parser takes the value (a string from the environment or the command line, any object from code) and the setting's
-name for the message. It returns the field's value in :class:`bulltask.config.config.Config`, or raises ``ConfigError``.
-The documentation of the settings contains the text after "must be" in this message.
-"""
+"""Keys that sign and encrypt payloads: never shown, not even in a debugger or in Sentry."""
 
 from __future__ import annotations
 
+import binascii
+import fnmatch
+import importlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
 
-from bulltask.clock import to_ms, zone_of
-from bulltask.errors import ConfigError, InvalidNameError, did_you_mean
-from bulltask.jobs.names import MAX_NAME, check_queue_name
-from bulltask.jobs.retention import KEEP_ALL, keep_option
-from bulltask.process import usable_cores
+from bulltask.config.process import usable_cores
+from bulltask.config.urls import HIDDEN, SecretUrl
+from bulltask.jobs.clock import to_ms, value_class, zone_of
+from bulltask.jobs.errors import ConfigError, InvalidNameError, did_you_mean
+from bulltask.jobs.fields import KEEP_ALL, keep_option
+from bulltask.jobs.names import EVERY_QUEUE, MAX_NAME, check_queue_name
+from bulltask.jobs.payloads import KEY_BYTES, SecretKey
 
 __all__ = [
     "BOOLEAN_WORDS",
+    "SECRET_FILES",
+    "Annotations",
     "Autoscale",
+    "Limits",
     "Parse",
+    "Route",
+    "Routes",
+    "SecretKeys",
+    "Setting",
+    "TaskRate",
     "autoscale",
     "choice",
     "cores",
@@ -31,18 +41,49 @@ __all__ = [
     "integer",
     "jitter_fraction",
     "key_prefix",
+    "keys_by_queue",
     "max_reconnects",
     "memory",
     "optional",
+    "parse_annotations",
     "parse_names",
     "plain_text",
     "queue_name",
+    "queue_names",
+    "rate_limits",
     "retention",
+    "reveal",
+    "routes",
+    "signing_keys",
     "spark_settings",
+    "task_rate",
     "time_zone",
     "worker_name",
     "worker_pool",
+    "wrap_secrets",
 ]
+
+
+# A row of the table of settings.
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the table: the public name, the field of :class:`Config`, its parser, the default, the help text."""
+
+    name: str
+    field: str
+    parse: Parse
+    default: object
+    doc: str
+
+
+# Parsers of settings: a parser, or a function that returns a parser, for each kind of value.
+#
+# A parser takes the value (a string from the environment or the command line, any object from code) and the setting's
+# name for the message. It returns the field's value in :class:`bulltask.config.config.Config`, or raises
+# ``ConfigError``. The documentation of the settings contains the text after "must be" in this message.
+
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _UNITS_KIB: Final = {"": 1, "K": 1, "M": 1024, "G": 1024 * 1024}
@@ -332,7 +373,7 @@ def retention(value: Any, name: str) -> Mapping[str, int]:
     """Return BullMQ's ``keepJobs`` map for a worker's option.
 
     Args:
-        value: :data:`bulltask.jobs.retention.KeepJobs`, or a string that represents it.
+        value: :data:`bulltask.jobs.fields.KeepJobs`, or a string that represents it.
         name: Name of the setting, for the message.
 
     Raises:
@@ -362,3 +403,477 @@ def _parse_retention(text: str) -> Any:
         return {key.strip(): float(given) if key.strip() == "age" else int(given) for key, _, given in pairs}
     except ValueError:
         return None
+
+
+# The setting ``task_annotations``: task options that the app sets without changing the tasks' code.
+
+
+Annotations = Sequence[Any]
+"""Dictionaries of options by task name, or objects with Celery's method ``annotate``."""
+
+
+def parse_annotations(value: Any, name: str) -> Annotations | None:
+    """Return the parts of ``task_annotations``, or ``None`` if there are none.
+
+    Args:
+        value: A dictionary ``{"shop.tasks.pay": {"time_limit": 30}, "*": {"max_retries": 5}}``, an object whose methods
+            ``annotate(task)`` and ``annotate_any()`` return options or ``None``, or a list of these.
+        name: Name of the setting, for the message.
+
+    Raises:
+        ConfigError: The value is invalid.
+    """
+    if value is None or value in ((), [], {}):
+        return None
+    parts = list(value) if isinstance(value, list | tuple) else [value]
+    for part in parts:
+        if not isinstance(part, Mapping) and not hasattr(part, "annotate"):
+            raise ConfigError(
+                f"{name} must be a dictionary of options by task name, or a list of them, not {part!r:.200}"
+            )
+        for task, options in part.items() if isinstance(part, Mapping) else ():
+            if not isinstance(options, Mapping):
+                raise ConfigError(
+                    f"{name}[{task!r:.200}] must be a dictionary of the task's options, not {options!r:.200}"
+                )
+    return parts
+
+
+# Parses rate limits: of queues (the setting ``limiter``), which are translated to BullMQ's form, and of tasks.
+
+
+Limits = Mapping[str, Mapping[str, int] | None]
+"""BullMQ's ``limiter`` (``max`` jobs in ``duration`` milliseconds) by the queue's name in the app."""
+
+_MAX_JOBS: Final = 2**53 - 1
+_PARTS: Final = {"max", "duration"}
+_RATE: Final = re.compile(r"(\d{1,16})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d)", re.ASCII)
+_TASK_RATE: Final = re.compile(r"(\d{1,16}(?:\.\d{1,9})?)(?:\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d))?", re.ASCII)
+_UNIT_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_MAX_INTERVAL_MS: Final = 365 * 86_400_000
+_MIN_INTERVAL_MS: Final = 0.001
+_MAX_TOLERANCE_MS: Final = 1_000
+
+
+@value_class
+class TaskRate:
+    """How often jobs of a task may start.
+
+    Attributes:
+        interval_ms: Average time between two starts.
+        tolerance_ms: By how much the starts after a late one may be early: 1% of the limit's period, at most 1 s. To
+            compensate, each interval is longer by ``tolerance_ms / jobs``, so that no period exceeds the limit.
+    """
+
+    interval_ms: float
+    tolerance_ms: float
+
+    @classmethod
+    def of(cls, jobs: float, period_ms: float) -> TaskRate:
+        """Return the rate of ``jobs`` per period; 0.5 jobs a minute is treated as one job in two minutes."""
+        if jobs < 1:
+            jobs, period_ms = 1, period_ms / jobs
+        tolerance_ms = min(period_ms / 100, _MAX_TOLERANCE_MS)
+        return cls((period_ms + tolerance_ms) / jobs, tolerance_ms)
+
+
+def task_rate(value: Any, name: str) -> TaskRate | None:
+    """Return the rate limit of a task, ``None`` for no limit.
+
+    Args:
+        value: A number of jobs per second, or a string such as ``"10/s"``, ``"100/m"``, ``"1000/h"`` or ``"5/30s"``. 0
+            and ``None`` mean no limit.
+        name: Name of the option or setting, for the message.
+
+    Raises:
+        ConfigError: The value is invalid.
+    """
+    jobs, period_s = value, 1.0
+    if isinstance(value, str) and (rate := _TASK_RATE.fullmatch(value.strip())) is not None:
+        jobs, period_s = float(rate[1]), float(rate[2] or 1) * _UNIT_S[rate[3] or "s"]
+    if value is None or (jobs == 0 and not isinstance(jobs, bool)):
+        return None
+    if not isinstance(jobs, int | float) or isinstance(jobs, bool) or not 0 < jobs <= _MAX_JOBS or not period_s:
+        raise ConfigError(
+            f"{name} must be a number of jobs per second, or a rate such as '100/m', '10/s' or '5/30s', "
+            f"not {value!r:.200}"
+        )
+    rate_ms = period_s * 1000 / jobs
+    if not _MIN_INTERVAL_MS <= rate_ms <= _MAX_INTERVAL_MS:
+        raise ConfigError(
+            f"{name} must be between 1 job per 365 days and 1,000,000 jobs per second, not {value!r:.200}"
+        )
+    return TaskRate.of(jobs, period_s * 1000)
+
+
+def rate_limits(value: Any, name: str) -> Limits:
+    """Return the rate limit of each queue.
+
+    Args:
+        value: One limit for every queue, or a mapping from queue to limit, in which ``"*"`` means all other queues and
+            ``None`` no limit. A limit is ``{"max": 100, "duration": 60}`` (seconds or ``timedelta``) or a string as in
+            Celery, such as ``"100/m"`` or ``"100/30s"``. A string may also have limits by queue:
+            ``"emails=100/m, bulk=none, 5/s"``.
+        name: Name of the setting, for the message.
+
+    Raises:
+        ConfigError: The value is invalid.
+    """
+    limits = _by_queue(value, name) if isinstance(value, str) else _of_mapping(value, name)
+    for queue in limits.keys() - {EVERY_QUEUE}:
+        queue_name(queue, f"a key of {name}")
+    return limits
+
+
+def _of_mapping(value: Any, name: str) -> Limits:
+    if not isinstance(value, Mapping):
+        raise _invalid(value, name)
+    if value.keys() & _PARTS and not any(_is_limit(part) for part in value.values()):
+        return {EVERY_QUEUE: _limit(value, name)}
+    if not value or not all(isinstance(queue, str) and queue for queue in value):
+        raise _invalid(value, name)
+    return {queue: _limit(limit, f"{name}[{queue!r:.200}]") for queue, limit in value.items()}
+
+
+def _is_limit(part: Any) -> bool:
+    """Return whether a value is a limit. If so, the key that it belongs to is a queue's name, even ``max``."""
+    return isinstance(part, Mapping) or (isinstance(part, str) and "/" in part)
+
+
+def _by_queue(text: str, name: str) -> Limits:
+    limits: dict[str, Mapping[str, int] | None] = {}
+    for part in text.split(","):
+        queue, _, limit = (word.strip() for word in part.rpartition("="))
+        if (queue or EVERY_QUEUE) in limits:
+            raise ConfigError(
+                f"{name} must have one limit per queue, not two for {queue or 'every queue'}: {text!r:.200}"
+            )
+        limits[queue or EVERY_QUEUE] = _limit(limit, f"{name}[{queue!r:.200}]" if queue else name)
+    return limits
+
+
+def _limit(value: Any, name: str) -> Mapping[str, int] | None:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return None
+    if isinstance(value, Mapping):
+        if value.keys() != _PARTS:
+            raise ConfigError(f"{name} must contain exactly max and duration, not {dict(value)!r:.200}")
+        return _check_limit(value["max"], value["duration"], name)
+    if not isinstance(value, str) or (rate := _RATE.fullmatch(value)) is None:
+        raise _invalid(value, name)
+    return _check_limit(int(rate[1]), float(rate[2] or 1) * _UNIT_S[rate[3]], name)
+
+
+def _check_limit(max_jobs: Any, duration: Any, name: str) -> Mapping[str, int]:
+    if not isinstance(max_jobs, int) or isinstance(max_jobs, bool) or not 1 <= max_jobs <= _MAX_JOBS:
+        raise ConfigError(f"{name}.max must be an integer from 1 to {_MAX_JOBS}, not {max_jobs!r:.200}")
+    if not (duration_ms := to_ms(duration, f"{name}.duration")):
+        raise ConfigError(f"{name}.duration must be at least 0.001 s, not {duration!r:.200}")
+    return {"max": max_jobs, "duration": duration_ms}
+
+
+def _invalid(value: Any, name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} must be a rate such as '100/m' or {{'max': 100, 'duration': 60}}, or rates by queue, "
+        f"not {value!r:.200}"
+    )
+
+
+# The settings ``task_routes`` and ``task_queues``, in all of Celery's forms.
+
+
+Route = Mapping[str, Any]
+"""A route: ``queue``, and any other option of a call."""
+
+_Router = Callable[..., Any]
+_FUNCTION: Final = re.compile(r"\w+(\.\w+)*[.:]\w+")
+_AMQP_OPTIONS: Final = ("exchange", "exchange_type", "routing_key", "delivery_mode")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A router with task names and patterns; a name takes precedence over a pattern."""
+
+    names: Mapping[str, Route]
+    patterns: Sequence[tuple[re.Pattern[str], Route]]
+
+    def find(self, task: str) -> Route | None:
+        if task in self.names:
+            return self.names[task]
+        return next((route for pattern, route in self.patterns if pattern.match(task)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The queues of jobs for which neither the call nor the task sets a queue.
+
+    Attributes:
+        routers: Tables and functions, in order; the first one with a route wins.
+        calls_functions: Whether a route may depend on the arguments of a call.
+    """
+
+    routers: Sequence[_Table | _Router]
+    calls_functions: bool
+
+    def find(self, task: str, data: Any, options: Mapping[str, Any]) -> Route:
+        """Return the route of a call, ``{}`` if there is none.
+
+        Args:
+            task: The task's name.
+            data: The arguments, by name or as a list, for functions.
+            options: The options of the call, for functions.
+
+        Raises:
+            ConfigError: A function returns an invalid route.
+        """
+        for router in self.routers:
+            if isinstance(router, _Table):
+                route = router.find(task)
+            else:
+                route = _route(_call(router, task, data, options), f"task_routes for {task}")
+            if route:
+                return route
+        return {}
+
+    def queues(self, tasks: Iterable[str]) -> list[str]:
+        """Return the queues of these tasks according to the tables; those of functions depend on the calls."""
+        tables = [router for router in self.routers if isinstance(router, _Table)]
+        found = (next(filter(None, (table.find(task) for table in tables)), {}) for task in tasks)
+        return list(dict.fromkeys(route["queue"] for route in found if "queue" in route))
+
+
+def routes(value: Any, name: str) -> Routes | None:
+    """Return the routers of ``task_routes``, or ``None`` if there are none.
+
+    Args:
+        value: One of the following, or a list of them: a dictionary of routes by task name or pattern (``"feed.*"``, or
+            a compiled regular expression); a list of pairs of these; a function ``(name, args, kwargs, options,
+            task=None, **_)`` that returns a route or ``None``; a function's name. A route is a queue's name, or a
+            dictionary with ``queue`` and other options.
+        name: Name of the setting, for the message.
+
+    Raises:
+        ConfigError: The value is invalid.
+    """
+    if value is None or value in ((), [], {}):
+        return None
+    parts = value if isinstance(value, list | tuple) and not _is_pairs(value) else [value]
+    routers = [_router(part, name) for part in parts]
+    return Routes(routers, any(not isinstance(router, _Table) for router in routers))
+
+
+def queue_names(value: Any, name: str) -> tuple[str, ...]:
+    """Return queue names, from names, dictionary keys or objects with a ``name`` such as ``kombu.Queue``.
+
+    Raises:
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
+    """
+    if value is not None and not isinstance(value, str | Iterable):
+        raise ConfigError(f"{name} must be a list of queue names, not {value!r:.200}")
+    parts = value if isinstance(value, str) else [getattr(part, "name", part) for part in value or ()]
+    return tuple(queue_name(part, name) for part in (parse_names(parts, name) if isinstance(parts, str) else parts))
+
+
+def _router(value: Any, name: str) -> _Table | _Router:
+    if isinstance(value, Mapping) or _is_pairs(value):
+        names, patterns = {}, []
+        for key, given in value.items() if isinstance(value, Mapping) else value:
+            route = _route(given, f"{name}[{getattr(key, 'pattern', key)!r:.200}]")
+            if isinstance(key, re.Pattern):
+                patterns.append((key, route))
+            elif not isinstance(key, str):
+                raise ConfigError(f"{name} must have task names or patterns as keys, not {key!r:.200}")
+            elif "*" in key:
+                patterns.append((re.compile(fnmatch.translate(key)), route))
+            else:
+                names[key] = route
+        return _Table(names, patterns)
+    if isinstance(value, str) and _FUNCTION.fullmatch(value):
+        return _LazyFunction(value)
+    if callable(value) or hasattr(value, "route_for_task"):
+        router: _Router = value
+        return router
+    raise ConfigError(f"{name} must be a dictionary of routes, a list of pairs or a function, not {value!r:.200}")
+
+
+def _is_pairs(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str | re.Pattern) for pair in value
+    )
+
+
+def _route(value: Any, what: str) -> Route:
+    """Return a route from its forms; ``{}`` from ``None``."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        value = {"queue": value}
+    route = {key: part for key, part in value.items() if key not in _AMQP_OPTIONS}
+    if "queue" in route:
+        route["queue"] = queue_name(getattr(route["queue"], "name", route["queue"]), f"queue in {what}")
+    elif len(route) < len(value):
+        raise ConfigError(f"{what} has no queue; Redis has no exchanges or routing keys, so name the queue")
+    return route
+
+
+def _call(router: Any, task: str, data: Any, options: Mapping[str, Any]) -> object:
+    args, kwargs = ((), data) if isinstance(data, Mapping) else (data or (), {})
+    if hasattr(router, "route_for_task"):
+        return router.route_for_task(task, args, kwargs)
+    return router(task, args, kwargs, options, task=None)
+
+
+class _LazyFunction:
+    """A function that is imported when it is first called, because the settings are often read before it exists."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._function: _Router | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        if self._function is None:
+            module_name, _, attribute = self._path.replace(":", ".").rpartition(".")
+            try:
+                self._function = getattr(importlib.import_module(module_name), attribute)
+            except (ImportError, AttributeError, ValueError) as exc:
+                raise ConfigError(f"task_routes names {self._path!r:.200}, which cannot be imported: {exc}") from exc
+        return self._function(*args, **kwargs)
+
+
+# Settings with secrets, wrapped as soon as they are read, before an error can show them.
+
+
+_URLS: Final = ("broker_url", "broker", "result_backend", "backend")
+_KEYS: Final = ("payload_signing_keys", "payload_encryption_keys")
+
+SECRET_FILES: Final = ("broker_url", *_KEYS)
+"""Settings that can come from a file, which the environment variable with the suffix ``_FILE`` names."""
+
+
+class SecretKeys:
+    """Keys as the user wrote them; only :meth:`get_secret_value` shows them.
+
+    Args:
+        value: A string, list or dictionary with keys.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def get_secret_value(self) -> Any:
+        """Return the keys as the user wrote them."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return repr(HIDDEN)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretKeys) and self._value == other._value
+
+    __hash__ = None  # type: ignore[assignment]  # the value may be a list
+
+
+def wrap_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with the broker URL, Celery's URL for results, and keys wrapped."""
+    return {name: _wrap(name, value) for name, value in settings.items()}
+
+
+def reveal(secret: SecretUrl | SecretKeys) -> Any:
+    """Return a wrapped value, for a child process that inherits no memory."""
+    return secret.get_secret_value()
+
+
+def _wrap(name: str, value: Any) -> Any:
+    if name in _URLS and isinstance(value, str):
+        return SecretUrl(value)
+    if name in _KEYS and value is not None and not isinstance(value, SecretKeys):
+        return SecretKeys(value)
+    return value
+
+
+# Keys that sign and encrypt payloads: never shown, not even in a debugger or in Sentry.
+
+
+T = TypeVar("T")
+
+_ID: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_WHAT: Final = f"{KEY_BYTES} random bytes in base64"
+_URL_SAFE: Final = str.maketrans("-_", "+/")
+_HOW: Final = "make one with: python -c \"import secrets; print('k1:' + secrets.token_urlsafe(32))\""
+
+
+def signing_keys(value: Any, name: str) -> tuple[SecretKey, ...]:
+    """Return the keys in a list, or in a string with spaces or commas between them; the first is used for writing.
+
+    Args:
+        value: Keys such as ``"k1:NmQ0…"``: an id, and 32 bytes in base64.
+        name: Name of the setting, for the message, which never shows a key.
+
+    Raises:
+        ConfigError: A key is invalid.
+    """
+    return _parse(_signing_keys, value, name)
+
+
+def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
+    """Return the keys of each queue. The payloads of a queue without keys are not encrypted.
+
+    Args:
+        value: A mapping from queue to keys, as for :func:`signing_keys`, or this mapping as a JSON string; ``"*"``
+            stands for all other queues.
+        name: Name of the setting, for the message.
+
+    Raises:
+        ConfigError: The value is invalid.
+    """
+    return _parse(_keys_by_queue, value, name)
+
+
+def _parse(parse: Callable[[Any, str], T], value: Any, name: str) -> T:
+    """Parse keys, and raise errors here, because the local variables of the functions below contain the keys."""
+    secret = value if isinstance(value, SecretKeys) else SecretKeys(value)
+    del value
+    try:
+        return parse(secret.get_secret_value(), name)
+    except ConfigError as exc:
+        message = str(exc)
+    raise ConfigError(message)
+
+
+def _signing_keys(value: Any, name: str) -> tuple[SecretKey, ...]:
+    texts = value.replace(",", " ").split() if isinstance(value, str) else () if value is None else value
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name} must be a list of keys, `id:base64`, not {type(value).__name__}")
+    keys = tuple(_key(text, name) for text in texts)
+    if len({key.id for key in keys}) < len(keys):
+        raise ConfigError(f"{name} has two keys with the same id; give each key its own")
+    return keys
+
+
+def _keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
+    try:
+        by_queue = json.loads(value) if isinstance(value, str) else {} if value is None else value
+    except ValueError:
+        by_queue = None
+    if not isinstance(by_queue, Mapping) or not all(isinstance(queue, str) for queue in by_queue):
+        raise ConfigError(f"{name} must be a dictionary of keys by queue, or a JSON object, not {type(value).__name__}")
+    for queue in by_queue.keys() - {EVERY_QUEUE}:
+        if ":" in queue:  # it may be a secret key: do not show it
+            raise ConfigError(f"a key of {name} must be the name of a queue, which contains no ':'")
+        queue_name(queue, f"a key of {name}")
+    return {queue: _signing_keys(keys, f"{name}[{queue!r:.200}]") for queue, keys in by_queue.items()}
+
+
+def _key(text: str, name: str) -> SecretKey:
+    key_id, colon, encoded = text.partition(":")
+    if not colon or not _ID.fullmatch(key_id):
+        raise ConfigError(f"each key in {name} must be an id of letters, digits, _ . or -, then a colon and {_WHAT}")
+    try:
+        secret = b64decode(encoded.translate(_URL_SAFE) + "=" * (-len(encoded) % 4), validate=True)
+    except (ValueError, binascii.Error):
+        secret = b""
+    if len(secret) != KEY_BYTES:
+        raise ConfigError(f"key {key_id!r:.200} in {name} must be {_WHAT}; {_HOW}")
+    return SecretKey(key_id, secret)

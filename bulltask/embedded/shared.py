@@ -1,25 +1,33 @@
-"""``broker_url="embedded://"``: a server shared by all processes of a project and started by the first."""
+"""Tests send nothing to the development server: in a test process, apps use an empty server of that process."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 from bulltask.config.urls import SecretUrl
 from bulltask.embedded import keeper
-from bulltask.embedded.binary import ServerBinary, find_binary
-from bulltask.embedded.data_directory import DataDirectory, ServerRecord
-from bulltask.embedded.launch import (
+from bulltask.embedded.server import (
     MAX_PORT_ATTEMPTS,
+    STARTED_HERE,
+    DataDirectory,
+    EmbeddedServer,
     PortTakenError,
+    ServerBinary,
     ServerLog,
+    ServerRecord,
+    find_binary,
     lock,
     lock_directory,
     open_lock,
@@ -29,14 +37,25 @@ from bulltask.embedded.launch import (
     server_environment,
     wait_until_ready,
 )
-from bulltask.embedded.server import EmbeddedServer
-from bulltask.embedded.under_test import is_under_test, url_in_tests
-from bulltask.errors import BrokerUnavailableError, ConfigError
+from bulltask.jobs.errors import BrokerUnavailableError, ConfigError
+
+__all__ = [
+    "is_server_of_tests",
+    "is_under_test",
+    "resolve_url",
+    "server_of_tests",
+    "start_and_record",
+    "start_or_join",
+    "url_in_tests",
+]
+
+
+# ``broker_url="embedded://"``: a server shared by all processes of a project and started by the first.
+
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["resolve_url", "start_and_record", "start_or_join"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +70,7 @@ process exits, and forked children inherit them, so the server runs at least as 
 
 def resolve_url(broker_url: str | SecretUrl, directory: Path | None = None) -> SecretUrl:
     """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; return other URLs
-    unchanged. In a process that runs tests, return a server of that process (:mod:`bulltask.embedded.under_test`).
+    unchanged. In a process that runs tests, return a server of that process (:mod:`bulltask.embedded.shared`).
 
     Args:
         broker_url: Any broker URL. ``NAME`` names one of the user's servers (default: the server of the project),
@@ -244,3 +263,72 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise BrokerUnavailableError(f"the embedded server's keeper did not start: {error}") from error
+
+
+# Tests send nothing to the development server: in a test process, apps use an empty server of that process.
+#
+# This applies while Django's test environment is set up (by ``manage.py test`` or pytest-django), and while pytest runs
+# with the plugin's setting ``bulltask_app``. Without the setting, pytest replaces only ``embedded://``, because another
+# URL may be that of a server for tests. Neither is imported here.
+
+
+_PLUGIN: Final = "bulltask.testing.plugin"
+_DJANGO: Final = "django.test.utils"
+_LOCAL: Final = frozenset({"127.0.0.1", "localhost"})
+
+_lock: Final = threading.Lock()
+_server: tuple[int, EmbeddedServer] | None = None
+
+
+def is_under_test(broker_url: SecretUrl) -> bool:
+    """Return whether this process runs tests, which must not use this server."""
+    state = getattr(sys.modules.get(_DJANGO), "_TestState", None)  # setup_test_environment() saves the settings in it
+    isolated: str | tuple[str, ...] = getattr(sys.modules.get(_PLUGIN), "isolated_urls", ())
+    return hasattr(state, "saved_data") or broker_url.scheme.startswith(isolated)
+
+
+def url_in_tests(broker_url: SecretUrl) -> SecretUrl:
+    """Return the URL of the server to use instead of ``broker_url``, which is usually the development server.
+
+    A server or proxy that this process has started is used as it is.
+
+    Raises:
+        BrokerUnavailableError: The server of the tests could not be started.
+    """
+    address = urlsplit(str(broker_url))
+    if address.scheme == "redis" and address.hostname in _LOCAL and address.port in STARTED_HERE:
+        return broker_url
+    try:
+        return SecretUrl(server_of_tests().url)
+    except BrokerUnavailableError as exc:
+        raise BrokerUnavailableError(
+            f"tests send no jobs to {broker_url}, where a worker may run them, and the server for tests did not start: "
+            f"{exc}. Alternatively, set task_always_eager in the settings of the tests, or call "
+            "bulltask.testing.use_server(app, url), which empties the server at that URL"
+        ) from exc
+
+
+def server_of_tests() -> EmbeddedServer:
+    """Return the server of this test process; start it if necessary. Parallel test processes have one each.
+
+    Raises:
+        BrokerUnavailableError: It could not be started.
+    """
+    global _server  # noqa: PLW0603 # one server per process
+    import tempfile  # noqa: PLC0415 # takes 10 ms, and only tests need it
+
+    with _lock:
+        if _server is None or _server[0] != os.getpid() or not _server[1].running:
+            # Nothing is written to the directory after the start, so it need not outlive the process, which may be
+            # killed, or end without calling atexit functions, as multiprocessing's do.
+            with tempfile.TemporaryDirectory(prefix="bulltask-tests-") as directory:
+                server = EmbeddedServer(directory, binary=find_binary(), appendonly=False, restricted=False)
+                server.start()
+            atexit.register(server.stop)
+            _server = os.getpid(), server
+        return _server[1]
+
+
+def is_server_of_tests(url: SecretUrl) -> bool:
+    """Return whether a URL is that of :func:`server_of_tests`, for which no worker runs."""
+    return _server is not None and _server[0] == os.getpid() and url == SecretUrl(_server[1].url)

@@ -16,8 +16,7 @@ from math import floor, isfinite
 from reprlib import repr as _short  # the built-in repr() raises RecursionError for deeply nested values
 from typing import TypeGuard
 
-from bulltask.errors import ConfigError, DecodeError, did_you_mean
-from bulltask.user_warnings import warn_user
+from bulltask.jobs.errors import ConfigError, DecodeError, did_you_mean, warn_user
 
 __all__ = [
     "Backoff",

@@ -16,7 +16,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from bulltask.errors import DecodeError, EncodeError, PayloadTooLargeError
+from bulltask.jobs.errors import DecodeError, EncodeError, PayloadTooLargeError
 
 __all__ = [
     "MAX_LEVELS",
@@ -82,7 +82,7 @@ def encode(
         what: Name of the value in messages, such as ``"argument of task shop.add"``.
         limit: Maximum number of bytes; ``None`` for no limit.
         convert: Called with a value that JSON does not support, returns its JSON form: see
-            :func:`bulltask.jobs.text_forms.to_plain`.
+            :func:`bulltask.jobs.names.to_plain`.
 
     Raises:
         EncodeError: It contains a value that JSON does not support, or that Node would read differently.

@@ -1,17 +1,29 @@
-"""Names of queues, tasks and jobs: which names BullMQ's clients accept, and their form in Redis."""
+"""The JSON forms of types that JSON lacks: the strings that a Node.js developer would write."""
 
 from __future__ import annotations
 
+import base64
+import enum
 import re
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Any, Final
+from uuid import UUID
 
-from bulltask.errors import InvalidNameError
+from bulltask.jobs.errors import InvalidNameError
 
 __all__ = [
     "EVERY_QUEUE",
     "FAN_OUT",
     "MAX_NAME",
+    "REVOKED",
     "STARMAP",
+    "JobState",
+    "Revocation",
     "address_of",
     "bullmq_name",
     "check_job_id",
@@ -19,11 +31,82 @@ __all__ = [
     "check_queue_name",
     "check_reference",
     "check_scheduler_id",
+    "format_bytes",
+    "format_datetime",
+    "format_duration",
     "is_queue_key",
     "may_be_old_repeat_key",
     "name_in_app",
     "qualified_name",
+    "to_plain",
 ]
+
+
+# States of a job, under BullMQ's names: they are stored in Redis, and only scripts change them.
+#
+# "Paused" is a queue's flag, and "stalled" an event; neither is a job state.
+
+
+REVOKED: Final = "revoked"
+"""``failedReason`` of a revoked job, and the error category of that failure."""
+
+
+_CELERY: Final[Mapping[str, frozenset[object]]] = {
+    "waiting": frozenset({"PENDING"}),
+    "prioritized": frozenset({"PENDING"}),
+    "delayed": frozenset({"PENDING", "RETRY"}),
+    "waiting-children": frozenset({"PENDING"}),
+    "active": frozenset({"STARTED"}),
+    "completed": frozenset({"SUCCESS"}),
+    "failed": frozenset({"FAILURE"}),
+    "unknown": frozenset({"PENDING"}),
+}
+"""Celery's names for each state."""
+
+
+class JobState(StrEnum):
+    """State of a job, as BullMQ's ``getState`` returns it.
+
+    A state also equals Celery's name for it: ``COMPLETED == "SUCCESS"``, ``FAILED == "FAILURE"``, ``ACTIVE ==
+    "STARTED"``. ``DELAYED`` equals both ``"RETRY"`` and ``"PENDING"``; all other states equal ``"PENDING"``. The hash
+    is that of BullMQ's name, so compare with tuples, not sets, of Celery's names.
+    """
+
+    WAITING = "waiting"
+    PRIORITIZED = "prioritized"
+    DELAYED = "delayed"
+    WAITING_CHILDREN = "waiting-children"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True or (isinstance(other, str) and other in _CELERY[self.value])
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    @property
+    def finished(self) -> bool:
+        """True for ``COMPLETED`` and ``FAILED``."""
+        return self in {JobState.COMPLETED, JobState.FAILED}
+
+
+class Revocation(StrEnum):
+    """Result of revoking a job."""
+
+    REVOKED = "revoked"  # the job was not running; it has now failed
+    RUNNING = "running"  # a worker has acquired the job, which continues, because terminate was not set
+    TERMINATING = "terminating"  # the job is running, and its worker is stopping it
+    FINISHED = "finished"  # the job had already completed or failed
+    UNKNOWN = "unknown"  # the job does not exist
+
+
+# Names of queues, tasks and jobs: which names BullMQ's clients accept, and their form in Redis.
+
 
 MAX_NAME: Final = 255
 
@@ -205,3 +288,60 @@ def _check_text(text: str, what: str) -> str:
             f"{what} {text!r:.200} contains control characters, or characters that UTF-8 cannot encode"
         )
     return text
+
+
+# The JSON forms of types that JSON lacks: the strings that a Node.js developer would write.
+#
+# Type hints convert to these forms and back (:mod:`bulltask.registry.types`). With the setting ``convert_untyped``,
+# values without a hint are also written in these forms, but are not converted back.
+
+
+def format_datetime(moment: datetime) -> str:
+    """Return ISO 8601, with ``Z`` for UTC."""
+    return moment.isoformat().replace("+00:00", "Z")  # as JavaScript writes it
+
+
+def format_bytes(value: bytes) -> str:
+    """Return base64."""
+    return base64.b64encode(value).decode()
+
+
+def format_duration(length: timedelta) -> str:
+    """Return an ISO 8601 duration, without years and months."""
+    sign, length = ("-", -length) if length < timedelta() else ("", length)
+    minutes, seconds = divmod(length.seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    fraction = f".{length.microseconds:06}".rstrip("0") if length.microseconds else ""
+    clock = "".join(f"{count}{unit}" for count, unit in ((hours, "H"), (minutes, "M")) if count)
+    clock += f"{seconds}{fraction}S" if seconds or fraction else ""
+    days = f"{length.days}D" if length.days else ""
+    return f"{sign}P{days}{'T' if clock else ''}{clock}" if days or clock else "PT0S"
+
+
+def to_plain(value: Any) -> Any:  # noqa: PLR0911 - a return for each kind
+    """Return a value in which all values that have a JSON form here are in that form; other values are unchanged."""
+    if isinstance(value, enum.Enum):
+        return to_plain(value.value)
+    if isinstance(value, str | int | float):
+        return value
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, _ARRAYS):
+        return [to_plain(item) for item in value]
+    if hasattr(type(value), "__json__"):
+        return to_plain(type(value).__json__(value))
+    for kind, form in _FORMS:
+        if isinstance(value, kind):
+            return form(value)
+    return value
+
+
+_ARRAYS: Final = (list, tuple, set, frozenset, deque)
+_FORMS: Final[tuple[tuple[type | tuple[type, ...], Callable[[Any], str]], ...]] = (
+    (datetime, format_datetime),  # before date, its base class
+    ((date, time), lambda value: value.isoformat()),
+    (timedelta, format_duration),
+    ((UUID, PurePath), str),
+    (Decimal, lambda value: str(value) if value.is_finite() else value),
+    ((bytes, bytearray, memoryview), format_bytes),
+)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bulltask.extras import look_up
+from bulltask.jobs.errors import look_up
 
 if TYPE_CHECKING:
     from bulltask.lake.history import History

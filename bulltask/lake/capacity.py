@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from bulltask.clock import Duration, to_ms
-from bulltask.errors import ConfigError
+from bulltask.jobs.clock import Duration, to_ms
+from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import pluralize, significant
 from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
 from bulltask.lake.queueing import Load, min_slots

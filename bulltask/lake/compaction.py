@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 from bulltask.lake.arrow import arrow_schema, latest_rows
 from bulltask.lake.atomic_swap import AtomicSwap, OnStep, ignore_step
 from bulltask.lake.layout import Layout, list_directories, partition_value

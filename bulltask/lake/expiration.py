@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from bulltask.errors import ConfigError, did_you_mean
+from bulltask.jobs.errors import ConfigError, did_you_mean
 from bulltask.lake.atomic_swap import AtomicSwap, OnStep, ignore_step
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import TABLES, Table

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 import pyarrow.dataset as ds
 
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 from bulltask.lake import job_stats
 from bulltask.lake.job_stats import AttemptCount, Every, JobCount, LatencyPoint
 from bulltask.lake.layout import Layout

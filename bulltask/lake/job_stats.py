@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 from bulltask.lake.log_histogram import GROWTH, ZERO, percentile
 from bulltask.lake.query import JobQuery
 from bulltask.lake.read import TableReader

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from bulltask.errors import ConfigError, LakeError
+from bulltask.jobs.errors import ConfigError, LakeError
 from bulltask.lake.tables import TABLES, Table
 
 __all__ = [

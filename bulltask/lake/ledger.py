@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
-from bulltask.errors import DecodeError
+from bulltask.jobs.errors import DecodeError
 from bulltask.lake.layout import Layout, batch_of
 
 __all__ = ["BatchRecord", "Ledger", "QueueRecord"]

@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from typing import Final, Self
 
-from bulltask.errors import ConfigError, LakeInUseError
+from bulltask.jobs.errors import ConfigError, LakeInUseError
 from bulltask.lake.layout import Layout
 
 if sys.platform != "win32":

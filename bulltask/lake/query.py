@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple, Self, TypedDict
 
-from bulltask.errors import ConfigError, did_you_mean
+from bulltask.jobs.errors import ConfigError, did_you_mean
 
 __all__ = ["MAX_LIMIT", "STATES", "JobFilter", "JobQuery", "SearchPosition", "check_limit", "moment"]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
-from bulltask.errors import ConfigError, LakeError, did_you_mean
+from bulltask.jobs.errors import ConfigError, LakeError, did_you_mean
 from bulltask.lake.arrow import arrow_schema, partition_schema
 from bulltask.lake.layout import Layout, list_directories, partition_value
 from bulltask.lake.listing import list_files

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Self
 
-from bulltask.errors import DecodeError
 from bulltask.jobs import codec
+from bulltask.jobs.errors import DecodeError
 
 __all__ = ["AttemptRecord", "EventRecord", "JobHistory", "JobPage", "JobRecord", "SnapshotRecord", "to_json"]
 

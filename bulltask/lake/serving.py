@@ -11,10 +11,10 @@ from http.server import ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from bulltask.errors import BulltaskError, ConfigError
+from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.lake.history import History
 from bulltask.lake.records import to_json
-from bulltask.observe.http_requests import LOCAL_HOSTS, RequestDeadline, host_of
+from bulltask.observe.metrics import LOCAL_HOSTS, RequestDeadline, host_of
 
 __all__ = ["HOST", "HistoryServer"]
 

@@ -23,9 +23,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from bulltask.clock import Duration, to_ms
 from bulltask.config.parsers import choice, integer, plain_text
-from bulltask.errors import ConfigError, did_you_mean
+from bulltask.jobs.clock import Duration, to_ms
+from bulltask.jobs.errors import ConfigError, did_you_mean
 
 __all__ = ["EVERY", "Metric", "Objective", "SLOConfig", "read_slo_config"]
 

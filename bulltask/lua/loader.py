@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from bulltask.errors import ScriptIntegrityError
+from bulltask.jobs.errors import ScriptIntegrityError
 
 __all__ = ["Script", "all_scripts", "bulltask_script", "official_script", "sha1"]
 

@@ -11,8 +11,7 @@ docs/how-to/migrating-from-bull.md describes how keys, fields and options are co
 
 from __future__ import annotations
 
-from bulltask.migrate.detection import QueueLayout
+from bulltask.migrate.inspection import MigrationOutcome, MigrationPlan, MigrationReport, QueueLayout
 from bulltask.migrate.migration import BullMigration
-from bulltask.migrate.outcome import MigrationOutcome, MigrationPlan, MigrationReport
 
 __all__ = ["BullMigration", "MigrationOutcome", "MigrationPlan", "MigrationReport", "QueueLayout"]

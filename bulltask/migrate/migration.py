@@ -2,28 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from bulltask.errors import ConfigError, DecodeError, MigrationError
-from bulltask.migrate.check import JobCheck, MigrationOptions
-from bulltask.migrate.convert import convert
-from bulltask.migrate.inspection import across_slots, count_target, inspect_queue, iter_jobs, read_jobs
-from bulltask.migrate.mover import Mover
-from bulltask.migrate.outcome import BullRepeatable, MigrationOutcome, MigrationPlan, MigrationReport, SkipReason
-from bulltask.migrate.planner import Planner
-from bulltask.migrate.repeatables import BullRepeatables
-from bulltask.queue.bulk import set_paused
+from bulltask.jobs.errors import ConfigError, DecodeError, MigrationError
+from bulltask.migrate.inspection import (
+    JOB_KEYS,
+    PAGE_SIZE,
+    BullJob,
+    BullRepeatable,
+    MigrationOutcome,
+    MigrationPlan,
+    MigrationReport,
+    QueueInfo,
+    SkipReason,
+    across_slots,
+    count_target,
+    inspect_queue,
+    iter_jobs,
+    key_type_of,
+    read_jobs,
+)
+from bulltask.migrate.plan import BullRepeatables, Conversion, JobCheck, MigrationOptions, Planner, convert
+from bulltask.queue.fields import set_paused
 from bulltask.queue.sync.queue import Queue
-from bulltask.transport.call import Call, command
-from bulltask.transport.client_types import SyncClient
-from bulltask.transport.keys import BullKeys
+from bulltask.transport.call import BullKeys, Call, QueueKeys, SyncClient, command
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts.add import write_queue_meta
+from bulltask.transport.scripts.queue import (
+    JobConversion,
+    MoveResult,
+    ScoredIds,
+    convert_bull_job,
+    move_bull_job,
+    page_of,
+)
 
-__all__ = ["BullMigration"]
+__all__ = ["BullMigration", "Mover"]
+
+
+# Migrate the jobs of a queue, page by page.
+
+
+_SKIPPED = {
+    MoveResult.NO_HASH: SkipReason.NO_HASH,
+    MoveResult.LOCKED: SkipReason.LOCKED,
+    MoveResult.ID_TAKEN: SkipReason.ID_TAKEN,
+    MoveResult.CHANGED: SkipReason.CHANGING,
+}
+_MAX_ATTEMPTS = 3
+
+
+class Mover:
+    """Migrates jobs with one script call each, a page of calls per round trip.
+
+    Args:
+        client: A connection to the server.
+        source: Bull's queue.
+        target: BullMQ's queue.
+        check: Decides for each job whether it is migrated, and counts skipped jobs.
+        outcome: Counts migrated jobs.
+        in_place: Whether both queues have the same keys.
+    """
+
+    def __init__(
+        self,
+        client: SyncClient,
+        source: BullKeys,
+        target: QueueKeys,
+        check: JobCheck,
+        outcome: MigrationOutcome,
+        *,
+        in_place: bool,
+    ) -> None:
+        self._client, self._source, self._target = client, source, target
+        self._check, self._outcome, self._in_place = check, outcome, in_place
+        self._end: int | None = None
+
+    def run(self, info: QueueInfo, limit: int | None, on_progress: Callable[[int], object]) -> int:
+        """Migrate the jobs of all keys once, up to ``limit`` jobs; return how many were migrated."""
+        began = self._outcome.total_moved
+        self._end = None if limit is None else began + limit
+        for suffix in JOB_KEYS:
+            first, kind = 0, key_type_of(info, suffix)
+            while not self._limit_reached():
+                page = self._client.run(page_of(self._source.base + suffix, kind, first, PAGE_SIZE))
+                if not page:
+                    break
+                # Jobs that stay under this key keep their positions, so the next page begins after them.
+                first += self._page(suffix, page, first, on_progress)
+                if kind == "set":  # a set is read as a single page
+                    break
+        return self._outcome.total_moved - began
+
+    def _limit_reached(self) -> bool:
+        return self._end is not None and self._outcome.total_moved >= self._end
+
+    def _page(self, suffix: str, page: ScoredIds, first: int, on_progress: Callable[[int], object]) -> int:
+        """Migrate the jobs of a page; return how many of them are still under the same key."""
+        stay = 0
+        for start in range(0, len(page), PAGE_SIZE):
+            jobs = read_jobs(self._client, self._source, suffix, page[start : start + PAGE_SIZE])
+            stay += self._jobs(jobs, first + stay)
+            on_progress(self._outcome.total_moved)
+        return stay
+
+    def _jobs(self, jobs: Sequence[BullJob], first: int, attempts: int = _MAX_ATTEMPTS) -> int:
+        selected, rank = list[tuple[JobConversion, Conversion]](), first
+        for job in jobs:
+            checked = self._check.change(job)
+            if checked:
+                selected.append((replace(checked[0], rank=rank), checked[1]))
+            rank += checked is None or not self._leaves_key(checked[0])
+        if self._end is not None:
+            selected = selected[: self._end - self._outcome.total_moved]
+        replies: list[MoveResult] = self._client.run_many([self._call(change) for change, _ in selected])
+        stay, changed = len(jobs) - len(selected), set[str]()
+        for (change, conversion), reply in zip(selected, replies, strict=True):
+            if reply is MoveResult.CHANGED and attempts > 1:
+                changed.add(change.id)
+            else:
+                stay += self._count(change, conversion, reply)
+        if changed:
+            page = [(job.id, job.score) for job in jobs if job.id in changed]
+            jobs = read_jobs(self._client, self._source, jobs[0].key_suffix, page)
+            stay += self._jobs(jobs, first + stay, attempts - 1)
+        return stay
+
+    def _leaves_key(self, change: JobConversion) -> bool:
+        """Return whether the migration removes the job from its key."""
+        prioritized = change.state == "waiting" and change.priority > 0
+        return not self._in_place or prioritized or change.state == "recovered"
+
+    def _call(self, change: JobConversion) -> Call[MoveResult]:
+        if self._in_place:
+            return convert_bull_job(self._source, change)
+        return move_bull_job(self._source, self._target, change)
+
+    def _count(self, change: JobConversion, conversion: Conversion, reply: MoveResult) -> bool:
+        """Count a job; return whether it is still under the same key."""
+        if reply is MoveResult.DONE:
+            self._outcome.moved[change.state] += 1
+            self._outcome.notes.update(conversion.notes)
+            return not self._leaves_key(change)
+        if reply in _SKIPPED:
+            self._outcome.skip(_SKIPPED[reply], change.id)
+        return reply is not MoveResult.GONE
+
+
+# ``BullMigration``: plan and run a migration. It can be stopped and resumed, because each job moves atomically.
+
 
 _PASSES: Final = 5
 
@@ -42,7 +172,7 @@ class BullMigration:
         queue: The target queue.
         source: The source queue's name in Bull; default: the name of ``queue``.
         source_prefix: Bull's key prefix; default: the prefix of ``queue``.
-        options: The options of :class:`bulltask.migrate.check.MigrationOptions`: ``states``, ``limit``, ``id_prefix``,
+        options: The options of :class:`bulltask.migrate.plan.MigrationOptions`: ``states``, ``limit``, ``id_prefix``,
             ``default_name``, ``recover_active``, ``force``.
 
     Raises:

@@ -16,8 +16,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bulltask import events
-from bulltask.jobs import states
+from bulltask.jobs import names as states
+from bulltask.observe import events
 
 __all__ = [
     "BUCKETS",
@@ -98,7 +98,7 @@ class MetricsMemory:
     Args:
         queues: The names of the worker's queues in the app.
         blocks: The maximum number of children plus one.
-        fd: A descriptor from :func:`bulltask.process.anonymous_file`, which spawned children need; an empty file is
+        fd: A descriptor from :func:`bulltask.config.process.anonymous_file`, which spawned children need; an empty file is
             enlarged. ``None`` for anonymous memory.
 
     Raises:

@@ -9,15 +9,12 @@ from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar, cast, overload
 
 from bulltask.app import App
-from bulltask.clock import Duration
-from bulltask.errors import BulltaskError, ConfigError, MissingExtraError
-from bulltask.group_result import GroupResult
-from bulltask.outbox.base import NewRow, OutboxBase, check_task
-from bulltask.outbox.store import TABLE, Backlog, Row, TransferOutcome
-from bulltask.outbox.stored import VERSION
+from bulltask.jobs.clock import Duration
+from bulltask.jobs.errors import BulltaskError, ConfigError, MissingExtraError
+from bulltask.outbox.outbox import TABLE, VERSION, Backlog, NewRow, OutboxBase, Row, TransferOutcome, check_task
 from bulltask.registry.canvas import Canvas, Group, GroupChain
+from bulltask.registry.results import AsyncResult, GroupResult
 from bulltask.registry.task import AnyTask
-from bulltask.result import AsyncResult
 
 try:
     import sqlalchemy as sa
@@ -245,7 +242,7 @@ def _table(metadata: sa.MetaData) -> sa.Table:
 
 
 class _Rows:
-    """Implements :class:`bulltask.outbox.store.Store`.
+    """Implements :class:`bulltask.outbox.outbox.Store`.
 
     With an ``AsyncEngine``, its methods must be called in a greenlet of SQLAlchemy (:meth:`blocking`).
     """

@@ -6,15 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bulltask.jobs.options import Deduplication
-    from bulltask.jobs.states import Revocation
-    from bulltask.queue.add_options import AddOptions, BulkJob
+    from bulltask.jobs.job import Deduplication
+    from bulltask.jobs.names import Revocation
     from bulltask.queue.aio.events import AsyncQueueEvents
     from bulltask.queue.aio.flow import AsyncFlowProducer
     from bulltask.queue.aio.job import AsyncJob
     from bulltask.queue.aio.queue import AsyncQueue
-    from bulltask.queue.flow_plan import FlowJob
-    from bulltask.queue.responses import QueueSummary
+    from bulltask.queue.context import AddOptions, BulkJob
+    from bulltask.queue.fields import QueueSummary
+    from bulltask.queue.flows import FlowJob
     from bulltask.queue.sync.events import QueueEvents
     from bulltask.queue.sync.flow import FlowProducer
     from bulltask.queue.sync.job import Job
@@ -38,20 +38,20 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "AddOptions": "bulltask.queue.add_options",
+    "AddOptions": "bulltask.queue.context",
     "AsyncFlowProducer": "bulltask.queue.aio.flow",
     "AsyncJob": "bulltask.queue.aio.job",
     "AsyncQueue": "bulltask.queue.aio.queue",
     "AsyncQueueEvents": "bulltask.queue.aio.events",
-    "BulkJob": "bulltask.queue.add_options",
-    "Deduplication": "bulltask.jobs.options",
-    "FlowJob": "bulltask.queue.flow_plan",
+    "BulkJob": "bulltask.queue.context",
+    "Deduplication": "bulltask.jobs.job",
+    "FlowJob": "bulltask.queue.flows",
     "FlowProducer": "bulltask.queue.sync.flow",
     "Job": "bulltask.queue.sync.job",
     "Queue": "bulltask.queue.sync.queue",
     "QueueEvents": "bulltask.queue.sync.events",
-    "QueueSummary": "bulltask.queue.responses",
-    "Revocation": "bulltask.jobs.states",
+    "QueueSummary": "bulltask.queue.fields",
+    "Revocation": "bulltask.jobs.names",
 }
 """The module of each public name."""
 

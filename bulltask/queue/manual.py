@@ -7,27 +7,23 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
-from bulltask.clock import Duration, mono_ms, to_ms, zone_of
-from bulltask.errors import ConfigError, NoPendingChildrenError, Retry
 from bulltask.jobs import codec
-from bulltask.jobs.failures import reason_of, trace_text
+from bulltask.jobs.categories import ErrorCategory, explicit_category, retry_after_ms
+from bulltask.jobs.clock import Duration, mono_ms, to_ms, zone_of
+from bulltask.jobs.errors import ConfigError, NoPendingChildrenError, Retry
+from bulltask.jobs.fields import StoredOptions, reason_of, trace_text
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.names import FAN_OUT, MAX_NAME
+from bulltask.jobs.payloads import PayloadFormat
 from bulltask.jobs.stored_job import StoredJob
-from bulltask.jobs.stored_options import StoredOptions
-from bulltask.payloads.payload_codec import PayloadFormat
 from bulltask.queue.context import QueueContext
-from bulltask.queue.job_fields import JobFields
-from bulltask.queue.next_iteration import SCHEDULING_ERRORS, add_next_iteration, scheduling_retry_delay_ms
-from bulltask.transport.call import Call, command
+from bulltask.queue.fields import JobFields
+from bulltask.queue.schedulers import SCHEDULING_ERRORS, add_next_iteration, scheduling_retry_delay_ms
+from bulltask.transport.call import Call, Fetched, command, text
 from bulltask.transport.operation import Operation, execute
-from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts import move as scripts
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.canvas import with_dependents
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
-from bulltask.transport.scripts.move import FinishOptions
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, with_dependents
 
 __all__ = ["Acquisition", "check_stalled", "complete", "delay", "fail", "release", "wait_for_children"]
 

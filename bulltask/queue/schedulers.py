@@ -1,38 +1,68 @@
-"""Operations on job schedulers, for ``JobSchedulers``, ``AsyncJobSchedulers`` and a worker's beat schedule."""
+"""The next iteration of a job scheduler. The worker that acquires one of the scheduler's jobs adds it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import UTC
-from typing import Final
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Final
 
 import uuid_utils
 
-from bulltask.errors import ConfigError
 from bulltask.jobs import codec
+from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms
 from bulltask.jobs.codec import Json
-from bulltask.jobs.job import NewJob
-from bulltask.jobs.names import check_scheduler_id
+from bulltask.jobs.errors import BulltaskError, ConfigError, DecodeError, JobError
+from bulltask.jobs.job import NewJob, RunningJob
+from bulltask.jobs.names import check_scheduler_id, may_be_old_repeat_key
+from bulltask.jobs.schedules import Repeat, Rule, Scheduler, iteration_id, iteration_options, key_digest
 from bulltask.jobs.stored_job import StoredJob
-from bulltask.queue.add_options import AddOptions
-from bulltask.queue.context import QueueContext
-from bulltask.schedules.repeat import Repeat, Rule, Scheduler, iteration_options
-from bulltask.transport.keys import QueueKeys
+from bulltask.queue.context import AddOptions, QueueContext
+from bulltask.transport.call import Call, QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts.add import RepeatedJob, add_repeated_job, write_queue_meta
-from bulltask.transport.scripts.schedule import (
+from bulltask.transport.scripts.queue import (
     Iteration,
+    StoredScheduler,
     add_job_scheduler,
     get_job_scheduler,
+    has_job_scheduler,
     list_schedulers,
+    read_iteration,
+    read_repeatable,
     read_scheduler,
     read_stored_scheduler,
+    remove_repeatable,
     scan_schedulers,
+    update_job_scheduler,
+    update_repeatable_job_millis,
 )
 
-__all__ = ["SchedulersBase", "all_rows", "list_all", "put", "run_now"]
+__all__ = [
+    "SCHEDULING_ERRORS",
+    "NextRepeat",
+    "Repeatable",
+    "SchedulersBase",
+    "add_next_iteration",
+    "add_next_repeat",
+    "all_rows",
+    "list_all_schedulers",
+    "list_repeatables",
+    "next_iteration",
+    "next_repeat",
+    "put",
+    "remove",
+    "remove_by_key",
+    "repeatable_key",
+    "restore_iterations",
+    "run_now",
+    "scheduling_retry_delay_ms",
+]
+
+
+# Operations on job schedulers, for ``JobSchedulers``, ``AsyncJobSchedulers`` and a worker's beat schedule.
+
 
 _PER_ROUND_TRIP: Final = 1_000
 _UNSUPPORTED_OPTIONS: Final = {
@@ -86,7 +116,7 @@ def run_now(keys: QueueKeys, scheduler_id: str, now_ms: int) -> Operation[Stored
     return StoredJob.from_hash(keys.queue, job_id, [*flat, b"data", stored.data])
 
 
-def list_all(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Operation[list[Scheduler]]:
+def list_all_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Operation[list[Scheduler]]:
     """Read schedulers in the order of their next jobs, a thousand per round trip."""
     if start >= 0 and 0 <= end < start + _PER_ROUND_TRIP:
         rows = yield from execute(list_schedulers(keys, start, end, asc=asc))
@@ -166,3 +196,340 @@ class SchedulersBase:
                     f"the jobs of scheduler {scheduler_id!r:.200} cannot have the option {option}: {reason}"
                 )
         return self._context.build(name or scheduler_id, {} if data is None else data, given)
+
+
+# Repeatable jobs, BullMQ's predecessor of job schedulers (5.16); Node's ``queue.add(…, {repeat})`` creates them.
+#
+# The key of a repeatable job consists of its options (name, id, end, time zone, rule). The worker that acquires an
+# iteration adds the next one.
+#
+# bulltask cannot create repeatable jobs, but its workers run existing ones, and users can list and remove them.
+
+
+_PARTS: Final = 5  # of a key in the oldest format
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatable:
+    """A repeatable job as it is stored.
+
+    Attributes:
+        key: Identifies it; used to remove it.
+        name: Name of its jobs.
+        next_ms: When it runs next, epoch milliseconds.
+        pattern: Its cron pattern; ``None`` for an interval.
+        every_ms: Its interval.
+        tz: The pattern's time zone.
+        end_ms: No job runs after this time.
+        id: The job id that it was created with; only keys in the oldest format contain it.
+    """
+
+    key: str
+    name: str
+    next_ms: int
+    pattern: str | None = None
+    every_ms: int | None = None
+    tz: str | None = None
+    end_ms: int | None = None
+    id: str | None = None
+
+
+def list_repeatables(keys: QueueKeys) -> Operation[list[Repeatable]]:
+    """Read all repeatable jobs, in the order in which they run next."""
+    rows = yield from all_rows(keys)
+    hashes: list[dict[str, str]] = (yield [read_repeatable(keys, key) for key, _ in rows]) if rows else []
+    # Only job schedulers have "ic", the count of their iterations.
+    return [_repeatable(key, ms, stored) for (key, ms), stored in zip(rows, hashes, strict=True) if "ic" not in stored]
+
+
+def _repeatable(key: str, next_ms: int, stored: Mapping[str, str]) -> Repeatable:
+    job_id = None
+    if not stored and key.count(":") >= _PARTS - 1:
+        name, job_id, end, tz, rule = key.split(":", _PARTS - 1)
+        stored = {"name": name, "endDate": end, "tz": tz, ("every" if rule.isdecimal() else "pattern"): rule}
+    end, every = stored.get("endDate", ""), stored.get("every", "")
+    return Repeatable(
+        key=key,
+        name=stored.get("name", ""),
+        next_ms=next_ms,
+        pattern=stored.get("pattern") or None,
+        every_ms=int(every) if every.isdecimal() else None,
+        tz=stored.get("tz") or None,
+        end_ms=int(end) if end.isdecimal() else None,
+        id=job_id or None,
+    )
+
+
+def repeatable_key(
+    name: str, every: Duration | None, cron: str | None, tz: str | None, end: datetime | None, job_id: str | None
+) -> str:
+    """Return the key, in the oldest format, of the repeatable job with these options.
+
+    Raises:
+        ConfigError: Neither or both of ``every`` and ``cron`` are given.
+    """
+    if (every is None) == (cron is None):
+        raise ConfigError("a repeatable job needs either every= or cron=")
+    end_ms = None if end is None else to_epoch_ms(end, "end")
+    return _old_key(name, job_id, end_ms, tz, cron if every is None else to_ms(every, "every"))
+
+
+def remove(keys: QueueKeys, name: str, key: str, job_id: str | None) -> Operation[bool]:
+    """Remove the repeatable job with a :func:`repeatable_key`; return false if it does not exist."""
+    return (yield from execute(remove_repeatable(keys, _old_id(name, job_id or "", key), key, key_digest(key))))
+
+
+def remove_by_key(keys: QueueKeys, key: str) -> Operation[bool]:
+    """Remove the repeatable job with this key; return false if it does not exist."""
+    if not _has_oldest_format(key):
+        return (yield from execute(remove_repeatable(keys, "", "", key)))
+    name, job_id, *_ = key.split(":")
+    return (yield from execute(remove_repeatable(keys, _old_id(name, job_id, key), key, key)))
+
+
+def _old_id(name: str, job_id: str, key: str) -> str:
+    """Return the prefix of the job ids for a key in the oldest format; only their time is missing."""
+    return f"repeat:{_checksum(name, job_id, key)}:"
+
+
+def _has_oldest_format(key: str) -> bool:
+    return key.count(":") >= 2  # the same check as in Node
+
+
+@dataclass(frozen=True, slots=True)
+class NextRepeat:
+    """The next iteration of a repeatable job, without its key, which is read from Redis.
+
+    Attributes:
+        next_ms: When it runs.
+        hashed_key: Its key in BullMQ's current format.
+        key: Its key in the oldest format.
+        rule: ``opts.repeat`` of the next iteration.
+    """
+
+    next_ms: int
+    hashed_key: str
+    key: str
+    rule: Mapping[str, Any]
+
+
+def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
+    """Add the iteration after ``job``, unless that was the last one or the repeatable job was removed.
+
+    Raises:
+        BrokerError: Redis cannot be reached or returns an error. It is safe to retry: the id depends only on the time.
+        DecodeError, ConfigError: The rule is malformed.
+    """
+    following = next_repeat(job, now_ms, zone)
+    if following is None:
+        return
+    key = yield from execute(update_repeatable_job_millis(keys, following.next_ms, following.hashed_key, following.key))
+    if key:
+        yield from execute(add_repeated_job(keys, _job(job, following, key, now_ms), now_ms))
+
+
+def next_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> NextRepeat | None:
+    """Return the iteration after ``job``, ``None`` if that was the last one.
+
+    Raises:
+        DecodeError, ConfigError: The rule is malformed.
+    """
+    stored = job.opts.get("repeat")
+    if not isinstance(stored, Mapping):
+        raise DecodeError("it has no rule (opts.repeat)")
+    rule = {name: value for name, value in stored.items() if name not in {"cron", "immediately"}}
+    if "pattern" not in rule and "cron" in stored:
+        rule["pattern"] = stored["cron"]
+    repeat = Repeat.from_wire(rule)
+    if repeat.is_over(now_ms):
+        return None
+    previous = job.opts.get("prevMillis")
+    after_ms = max(now_ms, previous if isinstance(previous, int) else 0)
+    if repeat.every_ms is None:
+        next_ms = repeat.next_ms(after_ms, zone)
+    else:
+        next_ms = after_ms // repeat.every_ms * repeat.every_ms + repeat.every_ms
+    if next_ms is None:
+        return None
+    key = _key(job.name, rule, repeat)
+    rule["count"] = repeat.count + 1
+    return NextRepeat(next_ms, str(rule.get("key") or key_digest(key)), key, rule)
+
+
+def _job(job: RunningJob, following: NextRepeat, key: str, now_ms: int) -> RepeatedJob:
+    part = _checksum(job.name, _data_id(job), key) if _has_oldest_format(key) else key
+    job_id = iteration_id(part, following.next_ms)
+    options = {name: value for name, value in job.opts.items() if name != "repeatJobKey"}
+    options |= {
+        "repeat": following.rule,
+        "jobId": job_id,
+        "delay": max(0, following.next_ms - now_ms),
+        "timestamp": now_ms,
+        "prevMillis": following.next_ms,
+    }
+    return RepeatedJob(key, job_id, job.name, job.data, options)
+
+
+def _key(name: str, rule: Mapping[str, Any], repeat: Repeat) -> str:
+    suffix = repeat.every_ms if repeat.pattern is None else repeat.pattern
+    return _old_key(name, rule.get("jobId"), repeat.end_ms, rule.get("tz"), suffix)
+
+
+def _old_key(name: str, job_id: object, end_ms: int | None, tz: object, rule: object) -> str:
+    """Return a key in the oldest format."""
+    return f"{name}:{job_id or ''}:{'' if end_ms is None else end_ms}:{tz or ''}:{rule}"
+
+
+def _data_id(job: RunningJob) -> object:
+    """Return the id in the job's data, from which BullMQ computes the key."""
+    data = codec.decode(job.data, what=f"data of job {job.id}")
+    return data.get("id") if isinstance(data, dict) else None
+
+
+def _checksum(name: str, job_id: object, key: str) -> str:
+    """Return the part of a job id that identifies a key in the oldest format."""
+    return key_digest(f"{name}{job_id or ''}{key_digest(key)}")
+
+
+# The next iteration of a job scheduler. The worker that acquires one of the scheduler's jobs adds it.
+#
+# If it is missing all the same, a supervisor adds it: :func:`restore_iterations`.
+
+
+SCHEDULING_ERRORS: Final = (BulltaskError, ValueError, OverflowError)
+"""Errors of :func:`add_next_iteration`; the last two are for a time that a clock or msgpack cannot represent."""
+
+_PAUSE_UNIT_MS: Final = 1_000
+_MAX_PAUSE_MS: Final = 300_000
+_MAX_OVERDUE: Final = 50
+"""How many of the overdue iterations that are stored are examined in a call; most of them are waiting or active."""
+
+
+def scheduling_retry_delay_ms(attempts_started: int) -> int:
+    """Return how long a job is delayed if its next iteration could not be added: 2 s, 4 s … 5 min, as in Node.
+
+    If the job ran instead, its scheduler would add no further jobs.
+    """
+    return min(_PAUSE_UNIT_MS << min(max(0, attempts_started), 10), _MAX_PAUSE_MS)
+
+
+def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
+    """Add the iteration after ``job``, unless that was the last one or its scheduler was removed.
+
+    Args:
+        keys: The queue.
+        job: Added by a job scheduler, or a repeatable job of BullMQ before 5.10.
+        now_ms: The server's time.
+        zone: For a pattern without a time zone.
+
+    Raises:
+        BrokerError: Redis cannot be reached or returns an error; it is safe to retry.
+        DecodeError, ConfigError: Its rule is malformed.
+    """
+    key = job.scheduler_id
+    if not key or (may_be_old_repeat_key(key) and not (yield from execute(has_job_scheduler(keys, key)))):
+        yield from add_next_repeat(keys, job, now_ms, zone)
+        return
+    iteration = next_iteration(job, now_ms, zone)
+    if iteration is not None:
+        yield from execute(update_job_scheduler(keys, key, job.id, iteration, now_ms))
+
+
+def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | None:
+    """Return the iteration after ``job``, ``None`` if that was the last one.
+
+    Args:
+        job: Added by a job scheduler.
+        now_ms: The server's time.
+        zone: For a pattern without a time zone.
+
+    Raises:
+        DecodeError, ConfigError: Its rule is malformed.
+    """
+    stored = job.opts.get("repeat")
+    repeat = Repeat.from_wire(stored)
+    if repeat.is_over(now_ms):
+        return None
+    next_ms = None
+    if repeat.pattern is not None:
+        previous = job.opts.get("prevMillis")
+        # Without max(), a clock that is behind the one that scheduled this job would give the same time again.
+        next_ms = repeat.next_ms(max(now_ms, previous if isinstance(previous, int) else 0), zone)
+        if next_ms is None:
+            return None
+    rule = {**job.opts["repeat"], "count": repeat.count + 1}
+    return Iteration(next_ms, job.data, iteration_options(job.opts, rule, job.scheduler_id, next_ms, now_ms))
+
+
+def restore_iterations(keys: QueueKeys, cursor: str, now_ms: int, zone: tzinfo) -> Operation[tuple[str, list[str]]]:
+    """Add the next iterations that are missing, so that their schedules continue; check about a thousand schedulers.
+
+    Args:
+        keys: The queue.
+        cursor: ``0``, or what the last call returned.
+        now_ms: The server's time.
+        zone: For a pattern without a time zone.
+
+    Returns:
+        The cursor of the next call, ``0`` at the end, and the ids of the schedulers whose iteration was missing.
+    """
+    cursor, rows = yield from execute(scan_schedulers(keys, cursor))
+    states: list[str] = (yield [call for row in rows for call in read_iteration(keys, *row)]) if rows else []
+    suspects, overdue = dict[tuple[str, int], str](), list[tuple[str, int]]()
+    for row, state, delayed in zip(rows, states[::2], states[1::2], strict=True):
+        if state != "stored":
+            suspects[row] = state
+        elif not delayed:
+            overdue.append(row)
+    suspects |= dict.fromkeys(sorted(overdue, key=lambda row: -row[1])[:_MAX_OVERDUE], "stored")
+    if not suspects:
+        return cursor, []
+    stored: list[StoredScheduler | None] = yield [read_stored_scheduler(keys, *row) for row in suspects]
+    calls = [
+        call
+        for scheduler, state in zip(stored, suspects.values(), strict=True)
+        if scheduler is not None and (call := _restoring_call(keys, scheduler, state, now_ms, zone)) is not None
+    ]
+    restored = (yield calls) if calls else []
+    return cursor, [scheduler_id for scheduler_id in restored if scheduler_id]
+
+
+def _restoring_call(
+    keys: QueueKeys, stored: StoredScheduler, state: str, now_ms: int, zone: tzinfo
+) -> Call[str] | None:
+    """Return the call that adds a missing iteration, and returns the scheduler's id, ``""`` if nothing was missing.
+
+    ``None`` if no iteration follows, or if the scheduler is malformed.
+    """
+    old, finished = stored.scheduler, state == "finished"
+    rule = Repeat(
+        pattern=old.pattern,
+        every_ms=old.every_ms,
+        tz=old.tz,
+        start_ms=old.start_ms,
+        end_ms=old.end_ms,
+        limit=old.limit,
+        offset_ms=old.offset_ms,
+        count=old.iterations,
+    )
+    after_ms = max(now_ms, old.next_ms) if finished else now_ms
+    try:
+        if (rule.pattern is None) == (rule.every_ms is None) or rule.is_over(now_ms):
+            return None
+        next_ms = None if rule.pattern is None else rule.next_ms(after_ms, zone)
+    except SCHEDULING_ERRORS:
+        return None
+    if next_ms is None and (rule.every_ms is None or (rule.end_ms is not None and after_ms > rule.end_ms)):
+        return None
+    count = old.iterations + finished
+    options = iteration_options(old.opts, {**rule.to_wire(), "count": count}, old.id, next_ms, now_ms)
+    iteration = Iteration(next_ms, stored.data, options, missing_ms=old.next_ms)
+    call = add_job_scheduler(keys, old.id, rule, (old.name, old.opts), iteration, now_ms)
+
+    def parse_reply(reply: Any) -> str:
+        try:
+            return old.id if call.parse_reply(reply)[0] else ""
+        except JobError:
+            return ""  # the next times are taken by jobs that have run; the schedule can be restored later
+
+    return Call(call.args, parse_reply, call.script)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 
-from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.errors import ConfigError, InvalidJobError, PermanentError, Retry, incompatible
-from bulltask.registry.arguments import Arguments
-from bulltask.registry.option_values import expiry_ms
+from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms
+from bulltask.jobs.errors import ConfigError, InvalidJobError, PermanentError, Retry, incompatible
+from bulltask.registry.call import Arguments
+from bulltask.registry.options import expiry_ms
 from bulltask.registry.request import Request
-from bulltask.typed.call import CallTypes, hints_of
+from bulltask.registry.types import CallTypes, hints_of
 
 __all__ = [
     "PARAMETER",

@@ -1,44 +1,97 @@
-"""Signatures, chains and groups: calls that are described first and sent together later (Celery's canvas).
-
-* ``add.s(1, 2)`` describes one call.
-* ``a | b`` runs ``b`` with the result of ``a``.
-* ``group(a, b)`` runs both at the same time.
-* ``group(a, b) | c`` (a *chord*) runs ``c`` with the list of their results.
-
-These can be combined into any structure. :mod:`bulltask.registry.canvas_plan` turns the structure into a flow: one
-transaction stores all of its jobs, or none.
-"""
+"""Sends through an ``apply_async`` or ``send_task`` that a subclass, or a test's patch, has replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from datetime import datetime, timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Never,
+    Protocol,
+    Self,
+    TypeGuard,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import uuid_utils
 
-from bulltask.group_result import GroupResult
-from bulltask.ports import Sender
-from bulltask.registry.current import current_sender
-from bulltask.registry.option_types import CallKeywords, SignatureKeywords
-from bulltask.registry.stamping import Stamper, StampingVisitor
-from bulltask.result import AsyncResult
+from bulltask.jobs.errors import ConfigError
+from bulltask.jobs.job import NewJob
+from bulltask.jobs.names import STARMAP
+from bulltask.registry.call import Callee, check_args, check_kwargs
+from bulltask.registry.options import CallKeywords, CallOptions, SignatureKeywords, translate_call_options
+from bulltask.registry.protocols import Sender
+from bulltask.registry.request import current_sender
+from bulltask.registry.results import AsyncResult, GroupResult
+from bulltask.registry.stamping import STAMPED_HEADERS, Stamper, StampingVisitor
+from bulltask.registry.types import Converter, Definitions, Mismatch, Schema, register_converter
 
-if TYPE_CHECKING:  # signature.py imports this module
-    from bulltask.registry.signature import Signature
+if TYPE_CHECKING:
+    from bulltask.registry.tasks import Tasks
 
 __all__ = [
     "EMPTY_CHAIN",
     "Canvas",
     "Chain",
     "Chord",
+    "ChordHeader",
     "Group",
     "GroupChain",
+    "Signature",
+    "Takes1",
+    "Takes1To2",
+    "Takes1To3",
+    "Takes2",
+    "Takes2To3",
+    "Takes3",
+    "TakesMany",
+    "Unchecked",
+    "chain",
     "chain_of",
     "check_canvas",
+    "check_overrides_passed",
+    "chord",
     "chord_of",
+    "group",
+    "handle",
+    "handles",
+    "is_call",
+    "is_overridden",
+    "is_single",
+    "job_of",
+    "maybe_signature",
+    "pass_overrides",
     "pop_callbacks",
+    "record_call",
+    "recorded",
+    "send_call",
+    "send_recorded",
+    "signature",
+    "subtask",
 ]
+
+
+# Signatures, chains and groups: calls that are described first and sent together later (Celery's canvas).
+#
+# * ``add.s(1, 2)`` describes one call.
+# * ``a | b`` runs ``b`` with the result of ``a``.
+# * ``group(a, b)`` runs both at the same time.
+# * ``group(a, b) | c`` (a *chord*) runs ``c`` with the list of their results.
+#
+# These can be combined into any structure. :mod:`bulltask.registry.canvas_plan` turns the structure into a flow: one
+# transaction stores all of its jobs, or none.
+
 
 EMPTY_CHAIN: Final = "a chain needs at least one step"
 
@@ -57,7 +110,7 @@ class Canvas(Generic[A_contra, R_co]):
 
     Attributes:
         planned_id: The id of the job whose result is this canvas's, or of its group, from :meth:`freeze`, or because
-            the call has passed a replaced method (:mod:`bulltask.registry.overrides`); ``""`` for none.
+            the call has passed a replaced method (:mod:`bulltask.registry.canvas`); ``""`` for none.
     """
 
     planned_id = ""
@@ -629,7 +682,7 @@ def pop_id(options: dict[str, Any]) -> str | None:
 def _as_canvas(value: Any) -> Canvas[Any, Any]:
     """Return a canvas; one that is given as a dictionary is converted."""
     if isinstance(value, Mapping):
-        value = import_module("bulltask.registry.signature").Signature.from_dict(value)
+        value = import_module("bulltask.registry.canvas").Signature.from_dict(value)
     check_canvas(value)
     return cast(Canvas[Any, Any], value)
 
@@ -649,3 +702,774 @@ def check_canvas(value: object) -> None:
     """
     if not isinstance(value, Canvas):
         raise TypeError(f"a canvas consists of signatures such as task.s(…), chains and groups, not {value!r:.200}")
+
+
+# ``Signature``: one call that is sent later, alone or as part of a canvas.
+
+
+_CALLBACKS: Final = {"link", "link_error"}
+_TIMES: Final = {"eta", "expires", "timestamp"}
+
+
+class _SignatureType(type):
+    """Makes chains and groups instances of ``Signature``, as they are in Celery; see also :func:`is_call`."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Canvas)
+
+
+class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
+    """One call of a task, to be sent later: ``add.s(1, 2)``.
+
+    Args:
+        task: The task.
+        args, kwargs: The arguments; the result of the previous step comes before them.
+        options: Options of ``apply_async``.
+        immutable: Ignore the result of the previous step (Celery's ``si``).
+
+    Attributes:
+        has_passed_overrides: Whether the call has passed the replaced methods: :mod:`bulltask.registry.canvas`.
+
+    Raises:
+        TypeError: The task has no such parameters.
+    """
+
+    def __init__(
+        self,
+        task: Callee,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        immutable: bool = False,
+    ) -> None:
+        self.task, self.args, self.kwargs = (
+            task,
+            tuple(check_args(args, task.name)),
+            dict(check_kwargs(kwargs, task.name)),
+        )
+        self.immutable, self.links = _flag(immutable), list[Canvas[Any, Any]]()
+        self.errbacks = list[Signature[Any, Any]]()
+        self._given = dict(options or {})
+        self._take_callbacks(self._given)
+        self._given = translate_call_options(self._given)  # once, because a clone would warn again
+        self.options = CallOptions.of(self._given)
+        self.has_passed_overrides = False
+        task.check_partial(self.args, self.kwargs)
+
+    def set(self, **options: Unpack[SignatureKeywords[R_co]]) -> Self:
+        """Set options of the call, and return this signature; see :meth:`Canvas.set`."""
+        given: dict[str, Any] = {**options}
+        self.immutable = _flag(given.pop("immutable", self.immutable))
+        self._take_callbacks(given)
+        self._given.update(translate_call_options(given))
+        self.options = CallOptions.of(self._given)
+        return self
+
+    def clone(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
+    ) -> Signature[A_contra, R_co]:
+        """Return a copy. ``args`` come before the signature's own; ``kwargs`` and ``options`` override its own.
+
+        The arguments of an immutable signature do not change.
+        """
+        given = ((), {}) if self.immutable else (check_args(args, self.task.name), check_kwargs(kwargs, self.task.name))
+        copy: Signature[A_contra, R_co] = Signature(
+            self.task,
+            (*given[0], *self.args),
+            {**self.kwargs, **given[1]},
+            {**self._given, **options},
+            immutable=self.immutable,
+        )
+        copy.links[:0], copy.errbacks[:0] = self.links, self.errbacks
+        copy.planned_id = self.planned_id
+        return copy
+
+    @property
+    def name(self) -> str:
+        """The name of the task, as in Celery."""
+        return self.task.name
+
+    @property
+    def id(self) -> str | None:
+        """The id of the job, ``None`` before :meth:`Canvas.freeze`, unless it is set."""
+        return self.planned_id or self.options.job_id
+
+    def plan_ids(self, job_id: str | None, parent: Any) -> Any:
+        """Choose the id of the job; see :meth:`Canvas.freeze`."""
+        self.planned_id = job_id or self.id or str(uuid_utils.uuid7())
+        sender, task = self.task.sender, self.task
+        return AsyncResult(
+            self.planned_id, task.build({}, self.options).queue, sender.results, None, task.result_decoder, parent
+        )
+
+    def parts(self) -> Sequence[Canvas[Any, Any]]:
+        """Return the callbacks."""
+        return [*self.links, *self.errbacks]
+
+    @property
+    def stamps(self) -> Mapping[str, Any]:
+        """The stamps of the call; see :meth:`Canvas.stamp`."""
+        stamps: Mapping[str, Any] = self._given.get("stamps", {})
+        return stamps
+
+    def stamp_with(self, stamper: Stamper, headers: Mapping[str, Any]) -> None:
+        """Stamp the call, and its callbacks."""
+        stamper.stamp_links(self, headers)
+        given = stamper.headers("on_signature", self, headers)
+        stamps = {name: given[name] for name in given[STAMPED_HEADERS] if name in given}
+        merged = stamper.merged(self.stamps, stamps)
+        del merged[STAMPED_HEADERS]
+        self._given["stamps"] = merged
+        self.options = CallOptions.of(self._given)
+
+    def set_id(self, job_id: str) -> None:
+        """Set the option ``job_id``."""
+        self._given["job_id"] = job_id
+        self.options = CallOptions.of(self._given)
+
+    def calls(self) -> Iterator[Signature[Any, Any]]:
+        """Iterate over this signature."""
+        yield self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the signature in the format of Celery's JSON; see :meth:`Canvas.to_dict`."""
+        callbacks: dict[str, Sequence[Canvas[Any, Any]]] = {"link": self.links, "link_error": self.errbacks}
+        return {
+            "task": self.task.name,
+            "args": list(self.args),
+            "kwargs": dict(self.kwargs),
+            "options": {name: _as_json(value) for name, value in self._given.items() if name != "stamps"}
+            | ({**self.stamps, STAMPED_HEADERS: [*self.stamps]} if self.stamps else {})
+            | {name: [callback.to_dict() for callback in given] for name, given in callbacks.items() if given},
+            "subtask_type": None,
+            "immutable": self.immutable,
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any], app: Any = None) -> Canvas[Any, Any]:
+        """Return the signature, chain or group for a dictionary from ``to_dict``, bulltask's or Celery's.
+
+        Args:
+            d: The dictionary.
+            app: The app that sends it, ``None`` for the current one.
+
+        Raises:
+            TypeError: It is not a signature, or has options that this app does not know.
+        """
+        app = app or current_sender()
+        kind, kwargs = d.get("subtask_type"), dict(d.get("kwargs") or {})
+        options = _from_json(d.get("options") or {}, app)
+        if kind is None and "task" in d:
+            call = _call_of(app, d["task"], d.get("args") or (), kwargs)
+            return call.set(**options, immutable=bool(d.get("immutable")))
+        if kind in ("chain", "group") and "tasks" in kwargs:
+            parts = [cls.from_dict(part, app) for part in kwargs["tasks"]]
+            canvas: Canvas[Any, Any] = chain_of(parts) if kind == "chain" else Group(parts)
+        elif kind == "chord" and kwargs.keys() >= {"header", "body"}:
+            header: Group[Any, Any] = Group([cls.from_dict(part, app) for part in _as_list(kwargs["header"])])
+            canvas = chord_of(header, cls.from_dict(kwargs["body"], app))
+        else:
+            raise TypeError(f"the dictionary does not describe a signature, chain, group or chord: {d!r:.200}")
+        return cast(Canvas[Any, Any], canvas.clone((), None, **options))
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The options that were given and have an effect, by name."""
+        return self._given
+
+    def given_with_callbacks(self) -> dict[str, Any]:
+        """Return the options that were given, with ``link`` and ``link_error``."""
+        callbacks: dict[str, list[Any]] = {"link": [*self.links], "link_error": [*self.errbacks]}
+        return {**self._given, **{name: given for name, given in callbacks.items() if given}}
+
+    def link(self, callback: Canvas[R_co, Any]) -> Any:
+        """Run ``callback`` with the result when the call has completed; return ``callback``."""
+        check_canvas(callback)
+        self.links.append(callback)
+        return callback
+
+    def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
+        """Run ``callback`` if the call fails; see :meth:`Canvas.link_error`."""
+        check_canvas(callback)
+        self.errbacks.append(callback)
+        return callback
+
+    def _take_callbacks(self, options: dict[str, Any]) -> None:
+        """Add the callbacks given in Celery's options ``link`` and ``link_error``: one, or a list."""
+        self.links += pop_callbacks(options, "link")
+        self.errbacks += pop_callbacks(options, "link_error")
+
+    def send_by_public_method(self) -> Any:
+        """Send the call with the task's ``apply_async``, or with the app's ``send_task`` if only its name is known."""
+        task, options = cast(Any, self.task), self.given_with_callbacks()
+        if hasattr(task, "apply_async"):
+            return task.apply_async(self.args, self.kwargs, **options)
+        return task.sender.send_task(task.name, self.args, self.kwargs, **options)
+
+    def become(self, other: Signature[Any, Any]) -> None:
+        """Take the arguments, options and callbacks of another call of the same task."""
+        planned_id = self.planned_id or other.planned_id
+        vars(self).update({**vars(other), "immutable": self.immutable, "planned_id": planned_id})
+
+    def job(self) -> NewJob:
+        """Return this call's job, with a new id each time unless ``job_id`` is set.
+
+        Raises:
+            TypeError: The arguments do not match the task, or the signature has callbacks, which are other jobs.
+        """
+        if self.links or self.errbacks:
+            raise TypeError(f"{self!r:.200} has callbacks; send it with its method apply_async")
+        job = self.task.build(self.task.bind_json(self.args, self.kwargs, self.options.serializer), self.options)
+        return replace(job, id=self.planned_id) if self.planned_id else job
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task in this process, without a worker."""
+        return cast(Any, self.task)(*args, *self.args, **{**self.kwargs, **kwargs})
+
+    def __repr__(self) -> str:
+        given = [repr(arg) for arg in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return f"{self.task.name}({', '.join(given)})"
+
+
+def is_call(canvas: object) -> TypeGuard[Signature[Any, Any]]:
+    """Return whether a canvas is one call; chains and groups are instances of ``Signature``, too."""
+    return type.__instancecheck__(Signature, canvas)
+
+
+def _call_of(app: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Signature[Any, Any]:
+    mapped = app.tasks.get(kwargs.get("task")) if name == STARMAP else None
+    # The job of a starmap has the queue and the other options of the task that it calls.
+    call: Signature[Any, Any] = (
+        app.signature(name, args, kwargs) if mapped is None else mapped.one_job(kwargs.get("items", ()))
+    )
+    return call
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _flag(immutable: object) -> bool:
+    if not isinstance(immutable, bool):
+        raise TypeError(f"immutable must be True or False, not {immutable!r:.200}")
+    return immutable
+
+
+def _as_json(option: Any) -> Any:
+    if isinstance(option, timedelta):
+        return option.total_seconds()
+    return option.isoformat() if isinstance(option, datetime) else option
+
+
+def _from_json(options: Mapping[str, Any], app: Any) -> dict[str, Any]:
+    found = dict(options)
+    for name in _CALLBACKS & options.keys():
+        found[name] = [Signature.from_dict(callback, app) for callback in _as_list(options[name])]
+    for name in _TIMES & options.keys():
+        if isinstance(options[name], str):
+            found[name] = datetime.fromisoformat(options[name])
+    return found
+
+
+class SignatureConverter(Converter):
+    """Converts arguments of tasks whose hint is :class:`Signature`; chains and groups as well, as in Celery."""
+
+    name = "a signature"
+
+    def decode(self, value: Any) -> Canvas[Any, Any]:
+        """Return the signature for its JSON form."""
+        if not isinstance(value, Mapping):
+            raise self.mismatch(value)
+        try:
+            return Signature.from_dict(value)
+        except (AttributeError, TypeError, ValueError) as exc:  # AttributeError: a part is not a dictionary
+            raise Mismatch(f"expected {self.name}: {exc}") from exc
+
+    def encode(self, value: Any) -> dict[str, Any]:
+        """Return the JSON form of a signature."""
+        if isinstance(value, Canvas):
+            return value.to_dict()
+        return self.decode(value).to_dict()
+
+    def schema(self, definitions: Definitions) -> Schema:  # noqa: ARG002 - as Converter
+        """Return the JSON Schema of Celery's format."""
+        types = {"task": "string", "args": "array", "kwargs": "object", "options": "object", "immutable": "boolean"}
+        properties: Schema = {name: {"type": kind} for name, kind in types.items()}
+        return {"type": "object", "properties": {**properties, "subtask_type": {}}, "required": ["task"]}
+
+
+register_converter(Signature, SignatureConverter())
+
+
+# ``chain``, ``group`` and ``chord``, as in Celery.
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
+F = TypeVar("F")
+G = TypeVar("G")
+H = TypeVar("H")
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+class ChordHeader(Generic[A, B]):
+    """``chord(header)``, which sends the chord when it is called with a body."""
+
+    def __init__(self, header: Group[A, B]) -> None:
+        self._header = header
+
+    def __call__(self, body: Canvas[list[B], S], **options: Unpack[CallKeywords[S]]) -> AsyncResult[S]:
+        """Send the chord; return the handle of the body's result."""
+        return cast(AsyncResult[S], chord_of(self._header, body).apply_async(**options))
+
+
+class _Constructor:
+    """A function that is also the type of what it returns: ``isinstance(x, chain)``, as in Celery."""
+
+    def __init__(self, function: Callable[..., Any], of_type: type) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._type = function, of_type
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, self._type)
+
+    def __repr__(self) -> str:
+        return f"<function {self._function.__name__}>"
+
+
+def _constructor(of_type: type) -> Callable[[Fn], Fn]:
+    def construct(function: Fn) -> Fn:
+        return cast(Fn, _Constructor(function, of_type))
+
+    return construct
+
+
+@overload
+def chain(first: Canvas[A, B], second: Canvas[B, S], /) -> Chain[A, S]: ...
+@overload
+def chain(first: Canvas[A, B], second: Canvas[B, C], third: Canvas[C, S], /) -> Chain[A, S]: ...
+@overload
+def chain(first: Canvas[A, B], second: Canvas[B, C], third: Canvas[C, D], other: Canvas[D, S], /) -> Chain[A, S]: ...
+@overload
+def chain(
+    first: Canvas[A, B], second: Canvas[B, C], third: Canvas[C, D], fourth: Canvas[D, E], other: Canvas[E, S], /
+) -> Chain[A, S]: ...
+@overload
+def chain(
+    first: Canvas[A, B],
+    second: Canvas[B, C],
+    third: Canvas[C, D],
+    fourth: Canvas[D, E],
+    fifth: Canvas[E, F],
+    other: Canvas[F, S],
+    /,
+) -> Chain[A, S]: ...
+@overload
+def chain(
+    first: Canvas[A, B],
+    second: Canvas[B, C],
+    third: Canvas[C, D],
+    fourth: Canvas[D, E],
+    fifth: Canvas[E, F],
+    sixth: Canvas[F, G],
+    other: Canvas[G, S],
+    /,
+) -> Chain[A, S]: ...
+@overload
+def chain(
+    first: Canvas[A, B],
+    second: Canvas[B, C],
+    third: Canvas[C, D],
+    fourth: Canvas[D, E],
+    fifth: Canvas[E, F],
+    sixth: Canvas[F, G],
+    seventh: Canvas[G, H],
+    other: Canvas[H, S],
+    /,
+) -> Chain[A, S]: ...
+@overload
+def chain(  # after the eighth step, links are checked only as a | b | c …
+    first: Canvas[A, B],
+    second: Canvas[B, C],
+    third: Canvas[C, D],
+    fourth: Canvas[D, E],
+    fifth: Canvas[E, F],
+    sixth: Canvas[F, G],
+    seventh: Canvas[G, H],
+    eighth: Canvas[H, Any],
+    /,
+    *steps: Canvas[Any, Any],
+) -> Chain[A, Any]: ...
+@overload
+def chain(steps: Iterable[Canvas[Any, Any]], /, *, app: Any = ..., **options: Any) -> Chain[Any, Any]: ...
+@overload
+def chain(step: Canvas[A, S], /) -> Chain[A, S]: ...
+@overload
+def chain(*, app: Any = ..., **options: Any) -> Chain[Any, Any]: ...
+
+
+@_constructor(Chain)
+def chain(*steps: Any, app: Any = None, **options: Any) -> Chain[Any, Any]:  # noqa: ARG001 - Celery's signature
+    """Return a chain, ``a | b | c``. Each step receives the previous step's result as its first argument.
+
+    Args:
+        steps: Signatures, groups and chains, or one iterable of them. A chain without steps can be a step or a member,
+            where it has no effect, but it cannot be sent. An empty group has no effect, either, as in Celery; in
+            ``a | group() | b``, ``b`` receives its result, ``[]``.
+        app: Has no effect: each task has its app.
+        options: As for ``apply_async``.
+
+    Raises:
+        TypeError: One of the steps is something else.
+    """
+    every = list(_spread(steps))
+    canvas = chain_of([step for step in every if not _is_empty_group(step)] or every[:1])
+    return cast(Chain[Any, Any], canvas.clone((), None, **options)) if options else canvas
+
+
+@_constructor(Group)
+def group(*members: Canvas[A, B] | Iterable[Canvas[A, B]]) -> Group[A, B]:
+    """Return a group, whose members run at the same time. Its result is the list of the members' results, in order.
+
+    Args:
+        members: Signatures, chains and groups, or one iterable of them; without members, the group is empty. A task is
+            called without arguments of its own.
+
+    Raises:
+        TypeError: One of them is something else.
+    """
+    return Group(_spread(members))
+
+
+@overload
+def chord(header: Iterable[Canvas[A, B]] | Group[A, B]) -> ChordHeader[A, B]: ...
+@overload
+def chord(header: Canvas[A, B]) -> ChordHeader[A, B]: ...
+@overload
+def chord(header: Iterable[Canvas[A, B]] | Group[A, B], body: Canvas[list[B], S]) -> Chord[A, S]: ...
+@overload
+def chord(header: Canvas[A, B], body: Canvas[list[B], S]) -> Chord[A, S]: ...
+
+
+@_constructor(Chord)
+def chord(header: Any, body: Any = None) -> Any:
+    """Return a chord, ``group(*header) | body``: ``body`` receives the list of the results of ``header``.
+
+    Args:
+        header: The calls that run first, at the same time; or one call.
+        body: The call that follows; without it, ``chord(header)(body)`` sends the chord.
+    """
+    members: Group[Any, Any] = header if isinstance(header, Group) else group(header)
+    return ChordHeader(members) if body is None else chord_of(members, body)
+
+
+def signature(
+    name: str | Canvas[A, S] | Mapping[str, Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Canvas[Any, Any]:
+    """Return a signature of the current app, by task name; see :meth:`bulltask.App.signature`.
+
+    Args:
+        name: The task's name; a signature, chain or group is returned as it is; a dictionary that represents one
+            is converted (:meth:`bulltask.Signature.from_dict`).
+        args, kwargs, options: As for :meth:`bulltask.App.signature`; and ``app``, another app.
+    """
+    if isinstance(name, Canvas):
+        return name
+    app: Any = options.pop("app", None) or current_sender()
+    if isinstance(name, Mapping):
+        return Signature.from_dict(name, app)
+    return cast(Canvas[Any, Any], app.signature(name, args, kwargs, **options))
+
+
+subtask = signature
+"""Celery's alias of :func:`signature`."""
+
+
+def maybe_signature(d: Canvas[Any, Any] | Mapping[str, Any] | None, app: Any = None) -> Canvas[Any, Any] | None:
+    """Like :func:`signature` for a signature or a dictionary, but return ``None`` for ``None``, as in Celery."""
+    return None if d is None else signature(d, app=app)
+
+
+def _is_empty_group(canvas: object) -> bool:
+    return isinstance(canvas, Group) and not (canvas.members or canvas.links)
+
+
+def _spread(given: Sequence[Any]) -> Iterable[Canvas[Any, Any]]:
+    if len(given) == 1 and not isinstance(given[0], Canvas):
+        return cast(Iterable[Canvas[Any, Any]], given[0])
+    return given
+
+
+# Protocols for tasks by number of positional parameters, for methods that take the arguments of several calls.
+#
+# Python's type system has no type for "tuples of the positional arguments of a ``ParamSpec``", so there is one protocol
+# for each number of parameters. A task with optional parameters matches several protocols.
+
+
+B_contra = TypeVar("B_contra", contravariant=True)
+C_contra = TypeVar("C_contra", contravariant=True)
+
+
+class Takes1(Protocol[A_contra]):
+    """A task that can be called with one positional argument."""
+
+    def delay(self, first: A_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+
+class Takes2(Protocol[A_contra, B_contra]):
+    """A task that can be called with two positional arguments."""
+
+    def delay(self, first: A_contra, second: B_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+
+class Takes3(Protocol[A_contra, B_contra, C_contra]):
+    """A task that can be called with three positional arguments."""
+
+    def delay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+
+class Takes1To2(Protocol[A_contra, B_contra]):
+    """A task that can be called with one and with two positional arguments."""
+
+    def delay(self, first: A_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+    def adelay(self, first: A_contra, second: B_contra, /) -> Any:
+        """Send a call; this method and ``delay`` have the same parameters."""
+        ...
+
+
+class Takes1To3(Protocol[A_contra, B_contra, C_contra]):
+    """A task that can be called with one to three positional arguments."""
+
+    def delay(self, first: A_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+    def adelay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
+        """Send a call; this method and ``delay`` have the same parameters."""
+        ...
+
+
+class Takes2To3(Protocol[A_contra, B_contra, C_contra]):
+    """A task that can be called with two and with three positional arguments."""
+
+    def delay(self, first: A_contra, second: B_contra, /) -> Any:
+        """Send a call."""
+        ...
+
+    def adelay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
+        """Send a call; this method and ``delay`` have the same parameters."""
+        ...
+
+
+class TakesMany(Protocol):
+    """A task that can be called with four positional arguments or more, whose types are not checked."""
+
+    def delay(self, first: Any, second: Any, third: Any, fourth: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Send a call."""
+        ...
+
+
+Unchecked = list[Any] | Sequence[Never]
+"""A row whose items are not checked: a list, an empty tuple, or a sequence of ``Any``."""
+
+
+# The jobs of single calls, which are sent without a transaction.
+
+
+_Call = Signature[Any, Any] | NewJob
+
+
+def is_single(canvas: object) -> TypeGuard[Signature[Any, Any]]:
+    """Return whether a canvas is one call without callbacks."""
+    return is_call(canvas) and not (canvas.links or canvas.errbacks)
+
+
+def job_of(call: _Call) -> NewJob:
+    """Return the job of a single call.
+
+    Raises:
+        TypeError: It is a chain, a group, or something else.
+    """
+    if is_call(call):
+        return call.job()
+    if not isinstance(call, NewJob):
+        raise TypeError(f"send_many sends signatures of single calls, not {call!r:.200}; use its method apply_async")
+    return call
+
+
+def handle(task: Callee, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[Any]:
+    """Return the handle of a job of ``task`` that was sent, and is stored under ``job_id``."""
+    result = AsyncResult(job_id, job.queue, sender.results, sender.now_ms(), task.result_decoder)
+    own = getattr(task, "options", None)
+    if (own is not None and own.ignore_result) if (ignored := job.options.ignore_result) is None else ignored:
+        result.mark_ignored()
+    return result
+
+
+def handles(
+    sender: Sender, tasks: Tasks, jobs: Sequence[tuple[_Call, NewJob]], ids: Iterable[str]
+) -> list[AsyncResult[Any]]:
+    """Return the handles of jobs that were sent.
+
+    Args:
+        sender: The app.
+        tasks: Its tasks, whose hints determine the types of the results of jobs without a signature.
+        jobs: The calls, and their jobs.
+        ids: The ids under which they are stored.
+    """
+    results, now_ms = sender.results, sender.now_ms()
+    sent: list[AsyncResult[Any]] = []
+    for (call, job), job_id in zip(jobs, ids, strict=True):
+        task: Callee | None = call.task if is_call(call) else tasks.get(job.name)
+        sent.append(AsyncResult(job_id, job.queue, results, now_ms, None if task is None else task.result_decoder))
+    return sent
+
+
+# Sends through an ``apply_async`` or ``send_task`` that a subclass, or a test's patch, has replaced.
+#
+# As in Celery, all sends pass through these methods: ``delay`` calls ``apply_async``, which calls ``app.send_task``. If
+# nothing has replaced them, the detour is left out.
+#
+# The jobs of a canvas are stored in one transaction, and a coroutine must not block. In these cases, the replaced
+# method is called first, for each call. When it calls the original method, that method records the call instead of
+# sending it. The recorded calls are then sent together. If it does not call the original method, as a mock, nothing is
+# sent.
+
+
+class _Recorder:
+    """Records a call of a task that reaches the original method.
+
+    Attributes:
+        call: The recorded call, ``None`` before.
+    """
+
+    def __init__(self, task: Callee) -> None:
+        self._task = task
+        self.call: Signature[Any, Any] | None = None
+
+    def takes(self, name: str) -> bool:
+        """Return whether this is the call to record; other calls that the replaced method makes are sent."""
+        return self.call is None and name == self._task.name
+
+    def take(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> AsyncResult[Any]:
+        """Record the call, and return the handle of the job that will be sent."""
+        sender = self._task.sender
+        call = self.call = Signature(self._task, args, kwargs, options)
+        call.has_passed_overrides = True
+        job_id = call.options.job_id or str(uuid_utils.uuid7())
+        call.planned_id = job_id
+        own = getattr(self._task, "options", None)
+        queue = call.options.queue or (own and own.queue) or sender.config.default_queue
+        return AsyncResult(job_id, queue, sender.results, None, self._task.result_decoder)
+
+
+_recorder: ContextVar[_Recorder | None] = ContextVar("bulltask_recorder", default=None)
+
+
+def record_call(task: Callee, send: Callable[[], Any]) -> tuple[Signature[Any, Any] | None, Any]:
+    """Call ``send``, which sends a call of ``task``, and return that call instead of sending it, and what it returned.
+
+    The call is ``None`` if the original method was not called.
+    """
+    recorder = _Recorder(task)
+    token = _recorder.set(recorder)
+    try:
+        returned = send()
+    finally:
+        _recorder.reset(token)
+    return recorder.call, returned
+
+
+def send_call(
+    task: Callee, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+) -> AsyncResult[Any]:
+    """Send a call that has passed all replaced methods, or record it."""
+    if (recorder := _recorder.get()) is not None and recorder.takes(task.name):
+        return recorder.take(args, kwargs, options)
+    if "link" in options or "link_error" in options:
+        call: Signature[Any, Any] = Signature(task, args, kwargs, options)
+        call.has_passed_overrides = True
+        return cast(AsyncResult[Any], task.sender.send_canvas(call))
+    sender = task.sender
+    job = task.build(task.bind_json(args, kwargs, options.get("serializer")), CallOptions.of(options))
+    return handle(task, sender, job, sender.send([job])[0])
+
+
+async def send_recorded(call: Signature[Any, Any] | None, returned: Any) -> AsyncResult[Any]:
+    """Send a recorded call for asyncio; without one, return what the replaced method has returned."""
+    if call is None:
+        return cast(AsyncResult[Any], returned)
+    return cast(AsyncResult[Any], await call.task.sender.asend_canvas(call))
+
+
+def recorded(call: Signature[Any, Any] | NewJob) -> tuple[Signature[Any, Any] | NewJob | None, Any]:
+    """Return a single call, or what it becomes in a replaced method; see :func:`record_call`."""
+    if is_call(call) and call.task.is_overridden and not call.has_passed_overrides:
+        return record_call(call.task, call.send_by_public_method)
+    return call, None
+
+
+def is_overridden(canvas: Canvas[Any, Any]) -> bool:
+    """Return whether a call of a canvas, or one of its callbacks, must pass a replaced method."""
+    return any(call.task.is_overridden for call in _every_call(canvas) if not call.has_passed_overrides)
+
+
+def pass_overrides(canvas: Canvas[Any, Any]) -> bool:
+    """Pass the calls of a canvas through the replaced methods, which may change them.
+
+    Returns:
+        Whether all calls have reached the original method; if not, nothing may be sent.
+    """
+    complete = True
+    for call in _every_call(canvas):
+        if call.has_passed_overrides or not call.task.is_overridden:
+            continue
+        recorded, _ = record_call(call.task, call.send_by_public_method)
+        if recorded is None:
+            complete = False
+        else:
+            call.become(recorded)
+    return complete
+
+
+def check_overrides_passed(canvas: Canvas[Any, Any]) -> Canvas[Any, Any]:
+    """Return a copy of a canvas whose calls have passed the replaced methods.
+
+    Raises:
+        ConfigError: A replaced method has not called the original one.
+    """
+    if not is_overridden(canvas):
+        return canvas
+    copy: Canvas[Any, Any] = canvas.clone()
+    if not pass_overrides(copy):
+        raise ConfigError(
+            f"{canvas!r:.200} cannot be sent: an overridden apply_async() or send_task() did not call super()"
+        )
+    return copy
+
+
+def _every_call(canvas: Canvas[Any, Any]) -> Iterator[Signature[Any, Any]]:
+    """Iterate over the calls of a canvas and its callbacks. A call is yielded before its callbacks."""
+    if is_call(canvas):
+        yield canvas
+    for part in canvas.parts():
+        yield from _every_call(part)

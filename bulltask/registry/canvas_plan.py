@@ -1,44 +1,126 @@
-"""The jobs of a canvas: which job waits for which, and how results reach the next call.
-
-BullMQ has only one kind of dependency: a parent job runs after its child jobs. Thus, ``a | b`` is a parent ``b`` with a
-child ``a``, and ``group(a, b) | c`` is a parent ``c`` with the children ``a`` and ``b``. A parent reads the results of
-its child jobs from BullMQ (:mod:`bulltask.jobs.child_results`), and fails if one of them fails.
-
-A job can have only one parent. If several jobs wait for the same one, as in ``a | group(b, c)``, a *fan-out job* is
-inserted between them. It receives the result of ``a``. When a worker completes the fan-out job, its dependents, ``b``
-and ``c``, become ready to run atomically.
-"""
+"""The jobs of a canvas: which job waits for which, and how results reach the next call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 import uuid_utils
 
 from bulltask.config.config import Config
-from bulltask.errors import ConfigError
-from bulltask.group_result import GroupResult
 from bulltask.jobs import codec
-from bulltask.jobs.child_results import NO_RESULTS, ChildResults, Replacement, Shape, member_id
-from bulltask.jobs.errbacks import ETA, OF_CHORD, Errback, stored_errbacks
-from bulltask.jobs.flow import PlannedJob, in_order
-from bulltask.jobs.job import JobOptions, JobRef, NewJob, ParentLink
+from bulltask.jobs.errors import ConfigError
+from bulltask.jobs.fields import BULLTASK_KEY, NO_RESULTS, ChildResults, Replacement, Shape, member_id
+from bulltask.jobs.job import (
+    FAILURE_FLAGS,
+    JobOptions,
+    JobRef,
+    NewJob,
+    ParentLink,
+    PlannedJob,
+    in_order,
+    link_to_parent,
+)
 from bulltask.jobs.names import FAN_OUT, bullmq_name, qualified_name
-from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
-from bulltask.jobs.stored_options import BULLTASK_KEY
-from bulltask.ports import ResultReader
-from bulltask.registry.call_options import CallOptions
-from bulltask.registry.canvas import EMPTY_CHAIN, Canvas, Chain, Chord, Group
-from bulltask.registry.canvas_steps import Node, ResultList, Step, leaves, step_origins
-from bulltask.registry.job_plan import build_job
-from bulltask.registry.named_task import FAN_OUT_PARAMETER
-from bulltask.registry.signature import Signature
-from bulltask.registry.task_options import TaskOptions
-from bulltask.result import AsyncResult
+from bulltask.jobs.stored_job import ETA, OF_CHORD, Errback, stored_errbacks
+from bulltask.registry.call import FAN_OUT_PARAMETER, build_job
+from bulltask.registry.canvas import EMPTY_CHAIN, Canvas, Chain, Chord, Group, Signature
+from bulltask.registry.options import CallOptions, TaskOptions
+from bulltask.registry.protocols import ResultReader
+from bulltask.registry.results import AsyncResult, GroupResult
 
-__all__ = ["CanvasPlan", "plan_canvas", "plan_replacement"]
+__all__ = ["CanvasPlan", "Node", "ResultList", "Step", "leaves", "plan_canvas", "plan_replacement", "step_origins"]
+
+
+# The steps of a canvas before they become jobs, with the parent and root of each.
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A call that becomes a job, or a fan-out job (without a call).
+
+    Attributes:
+        queue: The queue, if the job exists already.
+        parent: The job that waits for it and receives its result.
+        receives: The structure of the results that it receives, ``None`` if it has no preceding step.
+        dependents: The other jobs that wait for it, if it is a fan-out job.
+        errbacks: Error callbacks of the chain that it ends; they are also called if an earlier step failed.
+        chord_errbacks: Those of the chord whose body it is; they are also called if a member of its header failed.
+        links: The results of its callbacks.
+    """
+
+    id: str
+    call: Signature[Any, Any] | None = None
+    queue: str = ""
+    parent: Step | None = None
+    children: list[Step] = field(default_factory=list)
+    receives: Node | None = None
+    dependents: list[Step] = field(default_factory=list)
+    errbacks: list[Signature[Any, Any]] = field(default_factory=list)
+    chord_errbacks: list[Signature[Any, Any]] = field(default_factory=list)
+    links: list[Node] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class ResultList:
+    """The results of a group, in order; ``id`` is that of the job that receives them, or of the group."""
+
+    id: str
+    items: list[Node]
+
+
+Node = Step | ResultList
+
+
+def leaves(node: Node) -> list[Step]:
+    """Return the steps whose results are those of ``node``, in order."""
+    return [node] if isinstance(node, Step) else [leaf for item in node.items for leaf in leaves(item)]
+
+
+def step_origins(steps: Iterable[Step], sent_by: Mapping[str, str]) -> dict[Step, Mapping[str, str]]:
+    """Return the ids of the parent and the root of each call, as they are stored; ``sent_by`` for the first calls.
+
+    As in Celery, the parent is the previous step; for the body of a chord, one of the members. The root is the first of
+    the preceding steps, unless a task sends the canvas.
+
+    Args:
+        steps: The steps of a canvas.
+        sent_by: The parent and the root of the first calls: those of jobs that the current task sends; empty for none.
+    """
+    found: dict[Step, Mapping[str, str]] = {}
+    for step in steps:
+        chain = [step]  # no recursion, as a chain may exceed Python's recursion limit
+        while chain[-1] not in found and (before := _call_before(chain[-1])) is not None:
+            chain.append(before)
+        first = chain.pop()
+        origin = found.setdefault(first, sent_by)
+        while chain:
+            parent, first = first, chain.pop()
+            origin = found[first] = {"parent": parent.id, "root": origin.get("root", parent.id)}
+    return found
+
+
+def _call_before(step: Step) -> Step | None:
+    """Return the call before a step, ``None`` for the first one."""
+    found: Step | None = step
+    while found is not None and (found is step or found.call is None):
+        received = [] if found.receives is None else leaves(found.receives)
+        # After an empty group, the step before that group is among the children.
+        found = next(reversed([*found.children, *received]), None)
+    return found
+
+
+# The jobs of a canvas: which job waits for which, and how results reach the next call.
+#
+# BullMQ has only one kind of dependency: a parent job runs after its child jobs. Thus, ``a | b`` is a parent ``b`` with
+# a child ``a``, and ``group(a, b) | c`` is a parent ``c`` with the children ``a`` and ``b``. A parent reads the results
+# of its child jobs from BullMQ (:mod:`bulltask.jobs.fields`), and fails if one of them fails.
+#
+# A job can have only one parent. If several jobs wait for the same one, as in ``a | group(b, c)``, a *fan-out job* is
+# inserted between them. It receives the result of ``a``. When a worker completes the fan-out job, its dependents, ``b``
+# and ``c``, become ready to run atomically.
+
 
 _FAILS_PARENT: Final = FAILURE_FLAGS["fail_parent_on_failure"]
 

@@ -1,44 +1,568 @@
-"""``self`` of a bound task: methods to report progress and to reschedule the job."""
+"""The context of the attempt that the current code belongs to, and ``current_task``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
+from contextvars import ContextVar
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Never, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, Protocol, TypeVar, Unpack, cast, overload
 
-from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.errors import (
+from bulltask.jobs import codec
+from bulltask.jobs.clock import Duration, mono_ms, to_epoch_ms, to_ms
+from bulltask.jobs.errors import (
     BrokerError,
     ConfigError,
+    EncodeError,
+    InvalidJobError,
     MaxRetriesExceededError,
+    PermanentError,
     RateLimitQueue,
     ReleaseJob,
     RescheduleJob,
     Retry,
     WaitForChildren,
+    WorkerShutdown,
+    warn_user,
 )
-from bulltask.jobs import codec
+from bulltask.jobs.fields import NO_CHECKPOINT, Checkpoint
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import check_queue_name
-from bulltask.payloads.payload_codec import PLAIN, PayloadCodec, PayloadFormat
-from bulltask.registry.canvas import Canvas
-from bulltask.registry.checkpoint_methods import CheckpointMethods
-from bulltask.registry.checkpoints import Checkpoints
-from bulltask.registry.current_job import current_job
-from bulltask.registry.explicit_retries import has_retries_left, max_attempts, no_retries_left
-from bulltask.registry.job_client import JobClient, JobCommand
-from bulltask.registry.option_types import CallKeywords
-from bulltask.registry.option_values import UNLIMITED_RETRIES, expiry_ms
-from bulltask.registry.overrides import check_overrides_passed
-from bulltask.registry.request import Request
-from bulltask.registry.signature import Signature
+from bulltask.jobs.payloads import PLAIN, PayloadCodec, PayloadFormat
+from bulltask.registry.canvas import Canvas, Signature, check_overrides_passed
+from bulltask.registry.options import UNLIMITED_RETRIES, CallKeywords, expiry_ms
+from bulltask.registry.request import Request, current_job, enter_job, in_started_thread
+from bulltask.registry.results import AsyncResult
 from bulltask.registry.stamping import Stamper
-from bulltask.result import AsyncResult
-from bulltask.typed.call import CallConversion
-from bulltask.user_warnings import warn_user
+from bulltask.registry.types import CallConversion
 
-__all__ = ["Context", "JobMethods"]
+__all__ = [
+    "CheckpointMethods",
+    "CheckpointStore",
+    "CheckpointedItems",
+    "Checkpoints",
+    "Context",
+    "Items",
+    "JobClient",
+    "JobCommand",
+    "JobMethods",
+    "LazyContext",
+    "Page",
+    "Source",
+    "current_context",
+    "current_task",
+    "enter_attempt",
+    "enter_context",
+    "has_retries_left",
+    "max_attempts",
+    "no_retries_left",
+    "running_task",
+]
+
+
+# The checkpoints of a running job: its cursor in memory, and when it is stored in Redis.
+
+
+_STOPPING: Final = "its worker is stopping; the next attempt continues from the cursor"
+
+
+class CheckpointStore(Protocol):
+    """Stores the checkpoint of a running job."""
+
+    def store_checkpoint(self, token: str, checkpoint: str, progress: bytes | None) -> bool:
+        """Store a checkpoint, and the job's progress unless it is ``None``; return False if the lock has expired.
+
+        Args:
+            token: The token of the job's lock.
+            checkpoint: The checkpoint in its stored form.
+            progress: The progress as JSON.
+
+        Raises:
+            LockMismatchError, JobNotFoundError: Another worker has the job, or it was removed.
+            BrokerError: Redis is unavailable, or returns an error.
+        """
+        ...
+
+    async def astore_checkpoint(self, token: str, checkpoint: str, progress: bytes | None) -> bool:
+        """:meth:`store_checkpoint` for asyncio."""
+        ...
+
+
+class Checkpoints:
+    """The checkpoints of one attempt.
+
+    The cursor advances in memory with each item. It is stored in Redis when the interval has passed, when the loop
+    ends, and with the outcome of the attempt.
+
+    Args:
+        stored: The checkpoint in the job's hash, ``""`` for none.
+        job_id: The job's id, ``""`` if the task was called directly.
+        attempts_started: The job's started attempts, including this one.
+        interval_ms: Minimum time between two writes; 0 stores each checkpoint.
+        store: Stores the checkpoints; ``None`` if the task was called directly.
+
+    Attributes:
+        total: The number of items, from which the job's progress is computed; ``None`` for no progress.
+        in_loop: Whether :meth:`Context.iterate` has been called.
+        is_async: Whether the task runs on an event loop, which a write must not block.
+
+    Raises:
+        DecodeError: The stored checkpoint is malformed.
+    """
+
+    def __init__(
+        self,
+        stored: str = NO_CHECKPOINT,
+        job_id: str = "",
+        attempts_started: int = 1,
+        interval_ms: int = 0,
+        store: CheckpointStore | None = None,
+    ) -> None:
+        self.job_id, self._attempts_started, self._interval_ms, self._store = (
+            job_id,
+            attempts_started,
+            interval_ms,
+            store,
+        )
+        checkpoint = Checkpoint.from_json(stored, job_id)
+        self._cursor, self._items, self._done = checkpoint.cursor, checkpoint.items, checkpoint.done
+        self._exists, self._changed = stored != NO_CHECKPOINT, False
+        self._token, self._is_stopping = "", _never
+        self._due_ms = mono_ms() + interval_ms
+        self._percent: int | None = None
+        self.total: int | None = None
+        self.in_loop = self.is_async = False
+
+    @property
+    def cursor(self) -> Any:
+        """The position after the last finished item; ``None`` before the first one."""
+        return self._cursor
+
+    @property
+    def done(self) -> bool:
+        """Whether the loop has ended, in this attempt or an earlier one."""
+        return self._done
+
+    def start(self, token: str, is_stopping: Callable[[], bool], *, is_async: bool) -> None:
+        """Begin the attempt.
+
+        Args:
+            token: The token of the job's lock.
+            is_stopping: Returns whether the worker is stopping.
+            is_async: Whether the task runs on an event loop.
+        """
+        self._token, self._is_stopping, self.is_async = token, is_stopping, is_async
+
+    def release_if_stopping(self) -> None:
+        """End the attempt between two items if the worker is stopping.
+
+        Raises:
+            WorkerShutdown: It is stopping.
+        """
+        if self._is_stopping():
+            raise WorkerShutdown(_STOPPING)
+
+    def advance(self, cursor: Any, *, done: bool = False) -> bool:
+        """Record that an item has finished; return whether it is time to store the checkpoint."""
+        self._cursor, self._items, self._done = cursor, self._items + 1, done
+        self._changed = True
+        return mono_ms() >= self._due_ms
+
+    def finish(self) -> bool:
+        """Record that the loop has ended; return whether this must be stored."""
+        is_new = self._changed or not self._done
+        self._done, self._changed = True, is_new
+        return is_new
+
+    def save(self) -> None:
+        """Store the checkpoint. While Redis is unavailable, it stays in memory and is stored later.
+
+        Raises:
+            EncodeError: The cursor is not plain JSON.
+            LockMismatchError, JobNotFoundError: Another worker has the job, or it was removed.
+        """
+        checkpoint, progress = self._to_store()
+        if self._store is not None:
+            with suppress(BrokerError):
+                self._changed = not self._store.store_checkpoint(self._token, checkpoint, progress)
+
+    async def asave(self) -> None:
+        """:meth:`save` for asyncio."""
+        checkpoint, progress = self._to_store()
+        if self._store is not None:
+            with suppress(BrokerError):
+                self._changed = not await self._store.astore_checkpoint(self._token, checkpoint, progress)
+
+    def last(self, *, completed: bool) -> str | None:
+        """Return the checkpoint to store with the attempt's outcome; ``None`` if Redis has it already.
+
+        Args:
+            completed: Whether the job has completed; its checkpoint is then removed.
+        """
+        if completed:
+            return NO_CHECKPOINT if self._exists else None
+        with suppress(EncodeError):  # the attempt has failed with this error already
+            return self._encode() if self._changed else None
+        return None
+
+    def _to_store(self) -> tuple[str, bytes | None]:
+        self._due_ms = mono_ms() + self._interval_ms
+        self._exists = True  # even if the reply is lost
+        percent = None if not self.total else min(100, 100 * self._items // self.total)
+        is_new, self._percent = percent != self._percent, percent
+        return self._encode(), codec.encode(percent) if is_new else None
+
+    def _encode(self) -> str:
+        return Checkpoint(self._cursor, self._items, self._attempts_started, self._done).to_json(self.job_id)
+
+
+def _never() -> bool:
+    return False
+
+
+# ``JobClient``: what a running task can do with its job in Redis.
+
+
+JobCommand = Literal[
+    "progress", "log", "data", "children_values", "pending_children", "child_failure", "incompatible_since"
+]
+"""Commands on a job. The first three store progress, append a log line, and replace the data. The others read the
+results of child jobs, the number of pending ones, the reason why one has failed, and since when no worker could run the
+job."""
+
+
+class JobClient(CheckpointStore, Protocol):
+    """Executes commands on a running task's job."""
+
+    def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """Execute a command; ``value`` is JSON, or the text of a log line."""
+        ...
+
+    async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """:meth:`send` for asyncio."""
+        ...
+
+    def replace(self, canvas: Any, *, retries: int = 0) -> None:
+        """Add a canvas as child jobs; its result becomes that of the job.
+
+        Args:
+            canvas: The canvas.
+            retries: The number of retries before it, if it is the next attempt of the job in another queue.
+        """
+        ...
+
+    async def areplace(self, canvas: Any, *, retries: int = 0) -> None:
+        """:meth:`replace` for asyncio."""
+        ...
+
+
+# How many retries a task may request, with ``self.retry()`` or ``autoretry_for``.
+
+
+def max_attempts(job: RunningJob, max_retries: int | None) -> int:
+    """Return the maximum number of attempts of a job that ``self.retry()`` retries.
+
+    Args:
+        job: The job.
+        max_retries: The argument of ``self.retry()``.
+    """
+    stored = job.opts.bulltask.get("max_explicit_retries")
+    retries = stored if max_retries is None and isinstance(stored, int) else max_retries
+    return max(1, job.attempts if retries is None else retries + 1)
+
+
+def has_retries_left(job: RunningJob, max_retries: int | None) -> bool:
+    """Return whether this is not the last attempt of a running job."""
+    return job.attempts_made + 1 < max_attempts(job, max_retries)
+
+
+def no_retries_left(job: RunningJob, max_retries: int | None) -> str:
+    """Return why a job that has requested a retry fails."""
+    maximum = max_attempts(job, max_retries)
+    return f"the task requested a retry, but this was attempt {job.attempts_made + 1} of {maximum}"
+
+
+# The loop of a checkpointed task: yields items, and advances the job's cursor after each.
+
+
+T = TypeVar("T")
+
+Items = Iterable[T] | AsyncIterable[T]
+Page = Items[T] | Awaitable[Iterable[T]]
+Source = Items[T] | Callable[[Any], Page[T]]
+
+
+class CheckpointedItems(Generic[T]):
+    """The items of a checkpointed task's loop, for ``for`` or ``async for``; :meth:`Context.iterate` returns it.
+
+    Args:
+        checkpoints: The cursor.
+        source: The items, or a function that returns the items after a cursor.
+        cursor: Returns the cursor after an item; ``None`` if ``source`` is not a function.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, source: Source[T], cursor: Callable[[T], Any] | None) -> None:
+        self._checkpoints, self._source, self._cursor = checkpoints, source, cursor
+
+    def __iter__(self) -> Iterator[T]:
+        """Return an iterator over the items that are left.
+
+        Raises:
+            TypeError: The items need ``async for``.
+            WorkerShutdown: The worker is stopping.
+        """
+        checkpoints = self._checkpoints
+        if checkpoints.is_async:
+            raise TypeError("self.iterate() is used with 'for' in an async task: use 'async for'")
+        for page in self._pages():
+            for item in _without_await(page.items, page.skipped):
+                position = page.position_after(item)
+                yield item
+                if checkpoints.advance(position, done=page.is_last):
+                    checkpoints.save()
+                checkpoints.release_if_stopping()
+                if page.is_last:
+                    break
+        if checkpoints.finish():
+            checkpoints.save()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        """Return an asynchronous iterator over the items that are left.
+
+        Raises:
+            WorkerShutdown: The worker is stopping.
+        """
+        checkpoints = self._checkpoints
+        for page in self._pages():
+            async for item in _with_await(page.items, page.skipped):
+                position = page.position_after(item)
+                yield item
+                if checkpoints.advance(position, done=page.is_last):
+                    await checkpoints.asave()
+                checkpoints.release_if_stopping()
+                if page.is_last:
+                    break
+        if checkpoints.finish():
+            await checkpoints.asave()
+
+    def _pages(self) -> Iterator[_Counted[T] | _AfterCursor[T]]:
+        """Yield what the source returns, until nothing is left."""
+        checkpoints, source, cursor = self._checkpoints, self._source, self._cursor
+        if checkpoints.done:
+            return
+        checkpoints.release_if_stopping()
+        if cursor is None:
+            yield _Counted(cast(Items[T], source), checkpoints.cursor, checkpoints.job_id)
+            return
+        fetch, start = cast(Callable[[Any], Page[T]], source), checkpoints.cursor
+        while True:
+            page = _AfterCursor(fetch(start), start, cursor, checkpoints.job_id)
+            yield page
+            if page.is_empty or page.is_last:
+                return
+            # Decoded like a cursor from Redis, so that the source receives a list instead of a tuple in every call.
+            start = codec.decode(page.check_moved(checkpoints.cursor))
+
+
+class _Counted(Generic[T]):
+    """Items whose cursor is the number of finished items.
+
+    Attributes:
+        skipped: How many items earlier attempts have finished.
+    """
+
+    is_last = False
+
+    def __init__(self, items: Items[T], start: Any, job_id: str) -> None:
+        if not isinstance(start, int | None):
+            raise InvalidJobError(
+                f"the cursor of job {job_id} is {start!r}, not the number of finished items: has the source of its "
+                "task's loop changed since the job started? Send the job again"
+            )
+        self.items = items
+        self.skipped = self._count = start or 0
+
+    def position_after(self, _item: T) -> int:
+        """Return the cursor after an item."""
+        self._count += 1
+        return self._count
+
+
+class _AfterCursor(Generic[T]):
+    """The items that a function has returned for a cursor.
+
+    Attributes:
+        is_empty: The function has returned no item.
+        is_last: The cursor after the current item is ``None``: nothing follows it.
+    """
+
+    skipped = 0
+
+    def __init__(self, items: Page[T], start: Any, cursor: Callable[[T], Any], job_id: str) -> None:
+        self.items, self.is_empty, self.is_last = items, True, False
+        self._start, self._cursor, self._job_id = start, cursor, job_id
+
+    def position_after(self, item: T) -> Any:
+        """Return the cursor after an item; called before the task's code, which may change or delete the item."""
+        position = self._cursor(item)
+        self.is_last = position is None
+        if self.is_empty:
+            self.check_moved(position)
+            self.is_empty = False
+        return position
+
+    def check_moved(self, position: Any) -> bytes:
+        """Return a position as JSON.
+
+        Raises:
+            EncodeError: It is not plain JSON.
+            PermanentError: It is the position where the items begin, so the loop would never end.
+        """
+        encoded = codec.encode(position, what=f"the cursor of job {self._job_id}")
+        if self._start is not None and encoded == codec.encode(self._start):
+            raise PermanentError(
+                f"the loop of job {self._job_id} makes no progress: its source was called with the cursor "
+                f"{self._start!r} and returned an item with the same cursor; it must return only items after the cursor"
+            )
+        return encoded
+
+
+def _without_await(items: Page[T], skipped: int) -> Iterable[T]:
+    if isinstance(items, Iterable):
+        return itertools.islice(items, skipped, None) if skipped else items
+    if isinstance(items, Coroutine):
+        items.close()  # otherwise, Python warns that it was never awaited
+    raise TypeError(f"self.iterate() cannot loop over {type(items).__name__}: in an async task, use 'async for'")
+
+
+async def _with_await(items: Page[T], skipped: int) -> AsyncIterator[T]:
+    if isinstance(items, Awaitable):
+        items = await items
+    if isinstance(items, AsyncIterable):  # before Iterable: Django's QuerySet is both
+        async for item in items:
+            if skipped:
+                skipped -= 1
+            else:
+                yield item
+    else:
+        for item in _without_await(items, skipped):
+            yield item
+
+
+# The methods of a bound task's context that continue a job where its last attempt stopped.
+
+
+class CheckpointMethods:
+    """Methods of :class:`bulltask.Context` for tasks with ``checkpoint=True``.
+
+    Args:
+        task: The task's name.
+        checkpoints: The job's cursor, ``None`` if the task has no checkpoints.
+    """
+
+    def __init__(self, task: str, checkpoints: Checkpoints | None) -> None:
+        self._task, self.checkpoints = task, checkpoints
+
+    @overload
+    def iterate(self, source: Items[T], *, total: int | None = None) -> CheckpointedItems[T]: ...
+    @overload
+    def iterate(
+        self, source: Callable[[Any], Page[T]], *, cursor: Callable[[T], Any], total: int | None = None
+    ) -> CheckpointedItems[T]: ...
+
+    def iterate(
+        self, source: Source[T], *, cursor: Callable[[T], Any] | None = None, total: int | None = None
+    ) -> CheckpointedItems[T]:
+        """Loop over items, so that the job continues after the last finished item when it runs again.
+
+        An item has finished when the loop asks for the next one. If the worker stops, the loop ends between two items,
+        and the job is released.
+
+        Args:
+            source: The items, in the same order in each attempt. The cursor is then the number of finished items, which
+                the next attempt skips. Alternatively, a function that receives the cursor (``None`` at first) and
+                returns the next items after it, in order. It is called again until it returns no items.
+            cursor: Required if ``source`` is a function: returns the cursor after an item, a small JSON value such as a
+                primary key. ``None`` means that no item follows.
+            total: The number of items. If given, the job's progress is stored in percent, together with its cursor.
+
+        Returns:
+            An object for ``for``, and in an async task for ``async for``.
+
+        Raises:
+            ConfigError: The task has no ``checkpoint=True``, or has called this method before.
+            TypeError: ``source`` is a function without ``cursor``, or ``cursor`` was given without a function.
+        """
+        checkpoints = self._checkpoints()
+        if checkpoints.in_loop:
+            raise ConfigError(
+                f"task {self._task!r} calls self.iterate() twice, but a job has one cursor: split it into two tasks"
+            )
+        if callable(source) != (cursor is not None):
+            raise TypeError("self.iterate() requires cursor= if source is a function, and does not accept it otherwise")
+        checkpoints.in_loop, checkpoints.total = True, total
+        return CheckpointedItems(checkpoints, source, cursor)
+
+    @property
+    def cursor(self) -> Any:
+        """The job's cursor: the position after the last finished item; ``None`` if no item has finished.
+
+        Raises:
+            ConfigError: The task has no ``checkpoint=True``.
+        """
+        return self._checkpoints().cursor
+
+    def checkpoint(self, cursor: Any) -> None:
+        """Move the job's cursor without :meth:`iterate`: call this method after each part of the work.
+
+        Args:
+            cursor: Where the next attempt continues: a small JSON value, which :attr:`cursor` returns.
+
+        Raises:
+            ConfigError: The task has no ``checkpoint=True``, or uses :meth:`iterate`.
+            EncodeError: The value is not plain JSON.
+            WorkerShutdown: The worker is stopping (a ``BaseException``, which ``except Exception`` does not catch).
+            LockMismatchError, JobNotFoundError: Another worker has the job, or it was removed.
+        """
+        checkpoints = self._checkpoints_without_loop()
+        if checkpoints.advance(cursor):
+            checkpoints.save()
+        checkpoints.release_if_stopping()
+
+    async def acheckpoint(self, cursor: Any) -> None:
+        """:meth:`checkpoint` for async tasks."""
+        checkpoints = self._checkpoints_without_loop()
+        if checkpoints.advance(cursor):
+            await checkpoints.asave()
+        checkpoints.release_if_stopping()
+
+    def _checkpoints_without_loop(self) -> Checkpoints:
+        checkpoints = self._checkpoints()
+        if checkpoints.in_loop:
+            raise ConfigError(
+                f"task {self._task!r} uses self.iterate(), which moves the cursor itself: do not call self.checkpoint()"
+            )
+        return checkpoints
+
+    def _checkpoints(self) -> Checkpoints:
+        if self.checkpoints is None:
+            raise ConfigError(f"task {self._task!r} has no cursor: add checkpoint=True to its decorator")
+        return self.checkpoints
+
+
+# ``self`` of a bound task: methods to report progress and to reschedule the job.
 
 
 class JobMethods:
@@ -555,3 +1079,103 @@ class Context(JobMethods, CheckpointMethods):
 
     def __repr__(self) -> str:
         return f"<Context of {self.request.task} job {self.request.id or '(called directly)'}>"
+
+
+# The context of the attempt that the current code belongs to, and ``current_task``.
+
+
+class LazyContext:
+    """The context of an attempt. It is created on first use, because most unbound tasks do not need it.
+
+    Args:
+        create: Creates it.
+        context: The context of a bound task, which was created with its arguments.
+
+    Attributes:
+        created: The context, ``None`` until it is used.
+    """
+
+    __slots__ = ("_create", "created")
+
+    def __init__(self, create: Callable[[], Context], context: Context | None) -> None:
+        self._create, self.created = create, context
+
+    def get(self) -> Context:
+        """Return the context."""
+        if self.created is None:
+            self.created = self._create()
+        return self.created
+
+
+_current: ContextVar[Context | LazyContext | None] = ContextVar("bulltask_context", default=None)
+
+
+def current_context(task: str) -> Context | None:
+    """Return the context of the attempt, or direct call, of a task that this code belongs to; ``None`` for none."""
+    context = _running_context()
+    return None if context is None or context.name != task else context
+
+
+def enter_context(context: Context | LazyContext | None) -> Context | LazyContext | None:
+    """Make ``context`` the current one, and return the previous one."""
+    previous = _current.get()
+    _current.set(context)
+    return previous
+
+
+def enter_attempt(job: RunningJob, context: LazyContext) -> None:
+    """Make a job and its context the current ones."""
+    enter_job(job)
+    _current.set(context)
+
+
+def running_task() -> Any:
+    """Return what ``self`` is in the running task if it is bound; ``None`` outside a task, and in a batch."""
+    context = _running_context()
+    if context is None:
+        return None
+    return context.task if context.task is not None and context.task.has_base else context
+
+
+def _running_context() -> Context | None:
+    if (context := _current.get()) is None:
+        context = in_started_thread(_current)
+    return context.get() if isinstance(context, LazyContext) else context
+
+
+if TYPE_CHECKING:
+    _Base = Context
+else:
+    _Base = object
+
+
+class _CurrentTask(_Base):
+    """A proxy for the running task; outside a task, it equals ``None`` (Celery's ``current_task``)."""
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            if (task := running_task()) is None:
+                raise AttributeError(f"current_task has no attribute {name!r}, because no task is running here")
+            return getattr(task, name)
+
+    def __bool__(self) -> bool:
+        return running_task() is not None
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or bool(running_task() == other)
+
+    def __hash__(self) -> int:
+        return hash(running_task())
+
+    def __repr__(self) -> str:
+        return f"<current_task: {running_task()!r}>"
+
+
+current_task: _CurrentTask = cast(Any, _CurrentTask)()
+"""The running task, for functions that a task calls. It has the attributes of ``self`` in a bound task. Outside a task,
+it is false and equals ``None``.
+
+It is a context variable, which ``asyncio.to_thread`` and asyncio tasks inherit. Other threads that a sync task starts
+see it while that task is the only one that its process is running. A task that another task calls directly does not
+change it."""

@@ -1,19 +1,311 @@
-"""``Request``: what a task can know about the job for which it is running."""
+"""``einfo`` of ``task_failure`` and ``task_retry``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import Context, ContextVar
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, cast
 
-from bulltask.jobs.job import RunningJob
-from bulltask.jobs.numbers import number
-from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
-from bulltask.registry.ancestry import ancestry
+from bulltask.jobs.errors import ConfigError, InvalidJobError
+from bulltask.jobs.fields import NO_LIMITS, ChildResults, TimeLimits, number
+from bulltask.jobs.job import NewJob, RunningJob
+from bulltask.registry.protocols import Sender
 from bulltask.registry.stamping import STAMPED_HEADERS
 
-__all__ = ["FailedRequest", "Request"]
+__all__ = [
+    "Ancestry",
+    "ExceptionInfo",
+    "FailedRequest",
+    "Request",
+    "ancestry",
+    "current_app",
+    "current_job",
+    "current_sender",
+    "current_task_class",
+    "enter_job",
+    "get_logger",
+    "get_task_logger",
+    "in_started_thread",
+    "job_in",
+    "origin_of_jobs_sent_by",
+    "origin_of_replacement",
+    "registered_task",
+    "sent_by",
+    "set_current",
+    "share_with_structlog",
+    "share_with_threads",
+    "source_location",
+    "task_name",
+]
+
+
+# Task names: ``module.function``, the same in the script that sends and in the worker that imports.
+
+
+def task_name(function: Callable[..., Any]) -> str:
+    """Return the automatic name of a task.
+
+    A module that runs as a script is called ``__main__`` in its process, but has another name in the worker, which
+    imports it. The task's name therefore contains the name that an import would use. (Celery names such a task
+    ``__main__.f``, which no worker has registered.)
+
+    Raises:
+        ConfigError: The function has no usable name (a lambda, for example).
+    """
+    qualname = getattr(function, "__qualname__", "")
+    if not qualname or "<lambda>" in qualname:
+        raise ConfigError(f"{function!r:.200} has no usable name: set one with @app.task(name='…')")
+    return f"{_module_name(function.__module__)}.{qualname.replace('<locals>.', '')}"
+
+
+def source_location(function: Callable[..., Any]) -> str:
+    """Return a function's ``file:line``, for messages."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def _module_name(module: str) -> str:
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return str(spec.name).removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else module
+
+
+# The ancestors of a job: the job whose task sent it, and the previous steps of its canvas.
+
+
+_GROUP_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}(\.\d+)*")
+
+_MAX_DIGITS: Final = 9
+
+
+class Ancestry(TypedDict):
+    """Fields of a :class:`bulltask.Request`."""
+
+    root_id: str | None
+    parent_id: str | None
+    group: str | None
+    chord: str | None
+    replaced_task_nesting: int
+
+
+def sent_by(job: RunningJob, jobs: Sequence[NewJob]) -> list[NewJob]:
+    """Return jobs that the task of ``job`` sends, with the ids of that job and of the first of its ancestors."""
+    origin = origin_of_jobs_sent_by(job)
+    return [replace(one, options=replace(one.options, origin=origin)) for one in jobs]
+
+
+def origin_of_jobs_sent_by(job: RunningJob | None) -> dict[str, str]:
+    """Return the ids of the parent and the root of jobs that the task of ``job`` sends; empty without a job."""
+    return {} if job is None else {"parent": job.id, "root": ancestry(job)["root_id"] or job.id}
+
+
+def origin_of_replacement(job: RunningJob) -> dict[str, str]:
+    """Return the origin of jobs by which the task of ``job`` replaces itself; it counts the replacements."""
+    return {**origin_of_jobs_sent_by(job), "replacements": str(ancestry(job)["replaced_task_nesting"] + 1)}
+
+
+def ancestry(job: RunningJob) -> Ancestry:
+    """Return the jobs from which ``job`` descends."""
+    nesting = 0
+    origin, parent = job.opts.bulltask.get("origin"), job.parent_key.rpartition(":")[2]
+    if isinstance(origin, dict):
+        root_id, parent_id = _id(origin.get("root")), _id(origin.get("parent"))
+        nesting = _count(origin.get("replacements"))
+    else:
+        parent_id = _step_before(job)
+        root_id = job.id if parent_id is None else None
+    group = job.id.rpartition(".")[0]
+    chord = parent if parent and group == parent else None
+    return {
+        "root_id": root_id,
+        "parent_id": parent_id,
+        "group": chord or _group_id(group),
+        "chord": chord,
+        "replaced_task_nesting": nesting,
+    }
+
+
+def _group_id(prefix: str) -> str | None:
+    """Return the id of the group from which a job's id is derived (:func:`bulltask.jobs.fields.member_id`).
+
+    It is not stored in the job, but is a part of the job's id: a UUIDv7, and a number for each enclosing group.
+    """
+    return prefix if prefix and _GROUP_ID.fullmatch(prefix) else None
+
+
+def _step_before(job: RunningJob) -> str | None:
+    try:
+        received = ChildResults.from_wire(job.canvas)
+    except InvalidJobError:
+        return None
+    return received.shape.rpartition(":")[2] if received is not None and isinstance(received.shape, str) else None
+
+
+def _id(stored: object) -> str | None:
+    return stored if isinstance(stored, str) else None
+
+
+def _count(stored: object) -> int:
+    return int(stored) if isinstance(stored, str) and stored.isdecimal() and len(stored) <= _MAX_DIGITS else 0
+
+
+# The current app, which sends shared tasks and empty groups, because these belong to no app.
+#
+# It is the package's only process-wide state. As in Celery, ``@shared_task`` must work before an app exists.
+
+
+_current_app: weakref.ref[Any] | None = None
+
+
+def set_current(sender: Sender) -> None:
+    """Make ``sender`` the current app. As in Celery, it is the app that was created last."""
+    global _current_app  # noqa: PLW0603 - see above: the only process-wide state
+    _current_app = weakref.ref(sender)
+
+
+def current_sender() -> Sender:
+    """Return the current app.
+
+    Raises:
+        ConfigError: This process has no app.
+    """
+    sender: Sender | None = None if _current_app is None else _current_app()
+    if sender is None:
+        raise ConfigError(
+            "a shared task, or a result without an app, needs the current app, but this process has no App: import the "
+            "module that creates it"
+        )
+    return sender
+
+
+def current_task_class() -> Any:
+    """Return the class of the current app's tasks that have no ``base``; ``None`` without an app."""
+    return getattr(None if _current_app is None else _current_app(), "Task", None)
+
+
+class _CurrentApp:
+    """A proxy for the app that is current when it is used (Celery's ``current_app``)."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(current_sender(), name)
+
+    def __repr__(self) -> str:
+        return "<the current app>"
+
+
+current_app: Any = _CurrentApp()
+"""The app that was created last, for modules that cannot import it."""
+
+
+def registered_task(name: str, module: str) -> Any:
+    """Return a task of the current app. A task is pickled as a call of this function.
+
+    Args:
+        name: The task's name.
+        module: The module that defines it; imported first.
+
+    Raises:
+        ConfigError: This process has no app.
+        TaskNotRegisteredError: The current app has no such task.
+    """
+    with suppress(ImportError):
+        import_module(module)
+    sender: Any = current_sender()
+    return sender.tasks[name]
+
+
+# The job that the current code runs for, so that log lines can name it.
+
+
+_OWN_THREADS: Final = "bulltask"  # such as the thread of the event loop
+
+_current_job: ContextVar[RunningJob | None] = ContextVar("bulltask_job", default=None)
+# structlog's merge_contextvars reads every context variable whose name has this prefix (STRUCTLOG_KEY_PREFIX).
+_STRUCTLOG_ID: ContextVar[str] = ContextVar("structlog_job_id")
+_STRUCTLOG_TASK: ContextVar[str] = ContextVar("structlog_task")
+_shared_with_structlog = False
+
+
+def current_job() -> RunningJob | None:
+    """Return the job that this code runs for, ``None`` outside a job.
+
+    It is a context variable: ``asyncio.to_thread`` and asyncio tasks inherit it. A ``threading.Thread`` does not, but
+    while a sync task is the only one that its process is running, the thread's code belongs to that job.
+    """
+    job = _current_job.get()
+    return in_started_thread(_current_job) if job is None else job
+
+
+_only_context: Callable[[], Context | None] | None = None
+
+
+def share_with_threads(context: Callable[[], Context | None]) -> None:
+    """Let threads without a context find the job of the only task that is running; ``context`` returns its context."""
+    global _only_context  # noqa: PLW0603 - a child has one set of running tasks
+    _only_context = context
+
+
+def in_started_thread(variable: ContextVar[Any]) -> Any:
+    """Return a variable's value in the only task that is running, if this thread has none of its own."""
+    context = None if _only_context is None else _only_context()
+    if context is None or threading.current_thread().name.startswith(_OWN_THREADS):
+        return None
+    return context.get(variable)
+
+
+def job_in(context: Context) -> RunningJob | None:
+    """Return the job that code in this context runs for."""
+    return context.get(_current_job)
+
+
+def enter_job(job: RunningJob) -> None:
+    """Make ``job`` the current one in this context; the caller discards the context afterwards."""
+    _current_job.set(job)
+    if _shared_with_structlog:
+        _STRUCTLOG_ID.set(job.id)
+        _STRUCTLOG_TASK.set(job.name)
+
+
+def share_with_structlog() -> None:
+    """Let ``structlog.contextvars.merge_contextvars`` add the job to log lines, for apps that configure structlog."""
+    global _shared_with_structlog  # noqa: PLW0603 - like structlog's configuration, it belongs to the process
+    _shared_with_structlog = True
+
+
+def get_task_logger(name: str) -> logging.Logger:
+    """Return the logger for a module's tasks (Celery's function): ``logger = get_task_logger(__name__)``.
+
+    It is ``logging.getLogger(name)``. In a worker, each line that a task logs, through any logger, contains the job's
+    id and the task's name.
+
+    Args:
+        name: The logger's name, usually ``__name__``.
+    """
+    return logging.getLogger(name)
+
+
+get_logger = logging.getLogger
+"""Celery's name for the function that returns any other logger."""
+
+
+# ``Request``: what a task can know about the job for which it is running.
+
 
 V = TypeVar("V")
 
@@ -237,3 +529,32 @@ def _of_type(kind: type[V], value: object, default: V) -> V:
 
 def _iso(epoch_ms: int | None) -> str | None:
     return None if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat()
+
+
+# ``einfo`` of ``task_failure`` and ``task_retry``.
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionInfo:
+    """An exception and its traceback, with the attribute names of Celery's ``einfo``.
+
+    Attributes:
+        exception: The exception.
+        traceback: The traceback as text, as it is stored in the job.
+    """
+
+    exception: BaseException
+    traceback: str
+
+    @property
+    def type(self) -> type[BaseException]:
+        """The exception's class."""
+        return type(self.exception)
+
+    @property
+    def tb(self) -> TracebackType | None:
+        """The traceback object."""
+        return self.exception.__traceback__
+
+    def __str__(self) -> str:
+        return self.traceback

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, cast, overload
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
 from bulltask.config.config import Config
-from bulltask.errors import ConfigError
-from bulltask.extras import SPARK, look_up
-from bulltask.jobs.job import NewJob
+from bulltask.jobs.errors import SPARK, BulltaskError, ConfigError, MissingExtraError, look_up
+from bulltask.jobs.job import JobRef, NewJob
 from bulltask.jobs.names import STARMAP
-from bulltask.payloads.envelope import JSON
-from bulltask.ports import DataFrameMapper, Sender
-from bulltask.registry.arguments import check_items
-from bulltask.registry.call_binding import CallBinding
-from bulltask.registry.call_options import CallOptions
-from bulltask.registry.canvas import Group
-from bulltask.registry.celery_task import CeleryTask
-from bulltask.registry.current import current_sender, registered_task
-from bulltask.registry.job_plan import JobPlan, build_job, plan_job
-from bulltask.registry.named_task import NamedTask
-from bulltask.registry.naming import source_location
-from bulltask.registry.on_commit_mixin import OnCommitMixin
-from bulltask.registry.option_types import CallKeywords
-from bulltask.registry.overrides import record_call, send_call, send_recorded
-from bulltask.registry.positional import (
+from bulltask.jobs.payloads import CLOUDPICKLE, JSON, PayloadCodec
+from bulltask.registry.batches import (
+    PARAMETER,
+    BatchArguments,
+    batch_types,
+    call_for_one,
+    check_batch_function,
+    from_wire,
+    to_wire,
+)
+from bulltask.registry.call import Arguments, JobPlan, NamedTask, build_job, check_items, plan_job
+from bulltask.registry.canvas import (
+    Group,
+    Signature,
     Takes1,
     Takes1To2,
     Takes1To3,
@@ -35,14 +41,635 @@ from bulltask.registry.positional import (
     Takes3,
     TakesMany,
     Unchecked,
+    handle,
+    record_call,
+    send_call,
+    send_recorded,
 )
-from bulltask.registry.signature import Signature
-from bulltask.registry.single_jobs import handle
-from bulltask.registry.task_class import TaskClass
-from bulltask.registry.task_options import TaskOptions
-from bulltask.result import AsyncResult
+from bulltask.registry.context import (
+    CheckpointMethods,
+    Checkpoints,
+    Context,
+    JobMethods,
+    current_context,
+    enter_context,
+)
+from bulltask.registry.options import TASK_OPTIONS, CallKeywords, CallOptions, SingleCallKeywords, TaskOptions
+from bulltask.registry.protocols import DataFrameMapper, Sender
+from bulltask.registry.request import (
+    ExceptionInfo,
+    Request,
+    current_job,
+    current_sender,
+    registered_task,
+    source_location,
+)
+from bulltask.registry.results import AsyncResult
+from bulltask.registry.types import CallConversion, CallTypes, Definitions, Schema
 
-__all__ = ["AnyTask", "AsyncTask", "Task"]
+__all__ = [
+    "HANDLERS",
+    "OPTIONS",
+    "AnyTask",
+    "AsyncTask",
+    "CallBinding",
+    "CeleryTask",
+    "OnCommitMixin",
+    "Task",
+    "TaskClass",
+    "attributes_of_class",
+    "close_connections",
+    "installed_packages",
+    "options_of_class",
+    "run_checks",
+    "set_up_django",
+]
+
+
+# Django, if the process uses it: its setup, its connections, and its installed apps as packages with tasks.
+
+
+_VARIABLE = "DJANGO_SETTINGS_MODULE"
+
+
+def set_up_django() -> bool:
+    """Call ``django.setup()`` if the environment names Django's settings, as Celery does before it imports tasks.
+
+    Without it, a task module that imports a model would raise ``AppRegistryNotReady``.
+
+    Returns:
+        Whether Django is ready.
+    """
+    if not os.environ.get(_VARIABLE) or importlib.util.find_spec("django") is None:
+        return False
+    if not importlib.import_module("django.apps").apps.ready:
+        importlib.import_module("django").setup()
+    return True
+
+
+def run_checks() -> None:
+    """Run Django's system checks, as Celery's worker does: they import the URLconf, whose modules may define tasks.
+
+    What the checks find is ignored, as in Celery. The environment variable ``CELERY_SKIP_CHECKS`` skips them.
+    """
+    if not os.environ.get("CELERY_SKIP_CHECKS"):
+        importlib.import_module("django.core.checks").run_checks()
+
+
+def close_connections() -> None:
+    """Close the database connections of this thread, if Django is in use, so that forked children do not share them."""
+    if "django.db" in sys.modules and importlib.import_module("django.apps").apps.ready:
+        importlib.import_module("django.db").connections.close_all()
+
+
+def installed_packages() -> list[str]:
+    """Return the packages in ``INSTALLED_APPS``, for ``autodiscover_tasks()`` without arguments.
+
+    Raises:
+        ConfigError: This process does not use Django.
+    """
+    if not set_up_django():
+        raise ConfigError(
+            f"autodiscover_tasks() without packages needs Django and the environment variable {_VARIABLE}; pass the "
+            "names of the packages, as in autodiscover_tasks(['shop', 'mail'])"
+        )
+    return [config.name for config in importlib.import_module("django.apps").apps.get_app_configs()]
+
+
+# ``OnCommitMixin``: sends calls of a task after a Django transaction has committed.
+
+
+CP = ParamSpec("CP")
+CR = TypeVar("CR")
+
+
+class OnCommitMixin(ABC, Generic[CP, CR]):
+    """A base class of tasks: sends calls after a Django transaction has committed."""
+
+    @property
+    @abstractmethod
+    def sender(self) -> Sender:
+        """The app that sends the calls."""
+
+    @property
+    @abstractmethod
+    def result_decoder(self) -> Callable[[Any], CR] | None:
+        """Converts a JSON result to the type of the return value."""
+
+    @property
+    @abstractmethod
+    def is_overridden(self) -> bool:
+        """Whether a replaced method sends the calls."""
+
+    @abstractmethod
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
+        """Return a call's arguments in their JSON form, unless they will be pickled."""
+
+    @abstractmethod
+    def build(self, data: Any, call: CallOptions) -> NewJob:
+        """Return the job for bound arguments."""
+
+    def delay_on_commit(self, *args: CP.args, **kwargs: CP.kwargs) -> AsyncResult[CR]:
+        """Send a call when the current Django transaction commits (Celery's ``delay_on_commit``).
+
+        Outside a transaction, the call is sent immediately. If the transaction is rolled back, nothing is sent. The
+        arguments are checked and converted now.
+
+        If the send fails, a ``BrokerError`` is raised where the transaction ends, after the database has committed. To
+        have the error logged instead, use :meth:`apply_async_on_commit` with ``robust``.
+
+        Returns:
+            The result handle. Its id is final, but the job does not exist before the commit. (Celery returns ``None``.)
+
+        Raises:
+            TypeError, EncodeError, PayloadTooLargeError: As for ``delay``.
+            MissingExtraError: Django is not installed.
+        """
+        return self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        using: str | None = None,
+        robust: bool = False,
+        **options: Unpack[SingleCallKeywords],
+    ) -> AsyncResult[CR]:
+        """Send a call with options when the current Django transaction commits.
+
+        Args:
+            args, kwargs: The arguments.
+            using: The alias of the database: the call is sent when the transaction in this database commits. Default:
+                ``"default"``.
+            robust: If the send fails, the error is logged instead of raised, and the transaction's other callbacks
+                run. The call is then lost.
+            options: As for ``apply_async``, except ``link`` and ``link_error``. ``countdown`` and ``expires`` count
+                from the commit.
+
+        Returns:
+            As for :meth:`delay_on_commit`. If the call is a duplicate (``deduplication``), its id changes at the commit
+            to that of the existing job.
+
+        Raises:
+            TypeError: An option is unknown. Also raises the errors of :meth:`delay_on_commit`.
+        """
+        if linked := options.keys() & {"link", "link_error"}:
+            raise TypeError(
+                f"apply_async_on_commit() does not accept {min(linked)}; use "
+                "transaction.on_commit(lambda: task.apply_async(…))"
+            )
+        if self.is_overridden:
+            task: Any = self
+            call, returned = record_call(task, lambda: task.apply_async(args, kwargs, **options))
+            return (
+                cast(AsyncResult[CR], returned)
+                if call is None
+                else self._send_on_commit(call.job(), using, robust=robust)
+            )
+        job = self.build(self.bind_json(args, kwargs or {}, options.get("serializer")), CallOptions.of(options))
+        return self._send_on_commit(job, using, robust=robust)
+
+    def _send_on_commit(self, job: NewJob, using: str | None = None, *, robust: bool = False) -> AsyncResult[CR]:
+        sender = self.sender
+        result = AsyncResult(job.id, job.queue, sender.results, sender.now_ms(), self.result_decoder)
+
+        def send() -> None:
+            (stored_id,) = sender.send([job])
+            if stored_id != job.id:
+                result.ref = JobRef(job.queue, stored_id)
+
+        send.__qualname__ = f"the send of job {job.id} of task {job.name}"  # Django logs this name, if robust
+        _transaction().on_commit(send, using=using, robust=robust)
+        return result
+
+
+def _transaction() -> ModuleType:
+    try:
+        return import_module("django.db.transaction")
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] != "django":
+            raise
+        raise MissingExtraError(
+            "delay_on_commit() needs Django, which is not installed: pip install 'bulltask[django]'"
+        ) from exc
+
+
+# How a task's calls become jobs' data, and how a job's data becomes its task's arguments.
+
+
+class CallBinding:
+    """Binds a task's calls: checks arguments against the signature, and converts them by their hints.
+
+    Args:
+        function: The function.
+        name: The task's name.
+        options: The decorator's options.
+        sender: Returns the app that sends.
+        bind: The function's first parameter is the context.
+
+    Attributes:
+        is_batch: Whether the function is called for several jobs; a call then has one argument.
+        arguments: The signature of a call.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: TaskOptions,
+        sender: Callable[[], Sender],
+        *,
+        bind: bool,
+    ) -> None:
+        self.function, self.name, self.options, self.bind, self._sender = function, name, options, bind, sender
+        self.is_batch = options.batch is not None
+        if self.is_batch:
+            check_batch_function(function, name, bind=bind, spark=options.spark)
+            self.arguments: Arguments = BatchArguments(name)
+        else:
+            self.arguments = Arguments(function, name, skip_first=bind)
+
+    @functools.cached_property
+    def types(self) -> CallTypes:
+        """The types of the parameters and the return value, derived from their hints.
+
+        The hints are evaluated on first use, because they may name classes that are defined after the task.
+        """
+        if self.is_batch:
+            return batch_types(self.function, self.name)
+        return CallTypes(self.function, self.name, skip_first=self.bind)
+
+    @functools.cached_property
+    def conversion(self) -> CallConversion | None:
+        """The conversion of arguments and results according to their hints, ``None`` if nothing is converted.
+
+        Raises:
+            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
+        """
+        typed = self.options.enforced_hints
+        conversion = self.types.conversion(self._sender().typed if typed is None else typed)
+        return conversion and replace(conversion, hides_values=lambda: bool(self._sender().config.encryption_keys))
+
+    @functools.cached_property
+    def result_decoder(self) -> Callable[[Any], Any] | None:
+        """Converts a JSON result to the hinted return type; ``None`` if results are not converted.
+
+        With Celery's option ``pydantic=True``, a caller receives the JSON, as in Celery.
+        """
+        conversion = self.conversion
+        if conversion is None or conversion.result is None or self.options.pydantic:
+            return None
+        return conversion.decode_result
+
+    @functools.cached_property
+    def _default_serializer(self) -> str:
+        return self._sender().serializer
+
+    def data_schema(self, definitions: Definitions) -> Schema:
+        """Return the JSON Schema of a job's data; for a batch task, that of its one argument."""
+        if not self.is_batch:
+            return self.types.data_schema(definitions)
+        schema = self.types.fields[PARAMETER].converter.schema(definitions)
+        if schema.get("type") != "array":
+            return schema
+        return {"type": "array", "prefixItems": [schema], "minItems": 1, "maxItems": 1}
+
+    def check_types(self) -> None:
+        """Evaluate the type hints now, so that a worker's children inherit them and errors are raised at startup.
+
+        Raises:
+            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
+        """
+        _ = self.conversion
+
+    def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise ``TypeError`` if the arguments cannot be completed to form a valid call."""
+        self.arguments.bind_partial(args, kwargs)
+
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
+        """Return a call's data: the arguments by parameter name; for a batch task, its one argument.
+
+        They are in their JSON form unless they will be pickled.
+
+        Args:
+            args, kwargs: The arguments.
+            serializer: The serializer of the call, ``None`` for the task's.
+
+        Raises:
+            TypeError: The arguments do not match the signature.
+            EncodeError: An argument does not match its type hint.
+        """
+        data = self._encoded(self.arguments.bind(args, kwargs), serializer)
+        return to_wire(data) if self.is_batch else data
+
+    def bind_json_after(
+        self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
+    ) -> tuple[Any, list[str]]:
+        """Bind a call whose first arguments are not known yet; see :meth:`Arguments.bind_after`.
+
+        Raises:
+            TypeError, EncodeError: As for :meth:`bind_json`.
+        """
+        data, names = self.arguments.bind_after(count, args, kwargs)
+        return ([], [""]) if self.is_batch else (self._encoded(data, serializer), names)
+
+    def unbind_json(self, data: Any, pickled: Collection[str] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a job's data as positional and keyword arguments, converted to the types of their hints.
+
+        Args:
+            data: The data.
+            pickled: Names of parameters that are not converted, because their values were pickled.
+
+        Raises:
+            InvalidJobError: The data does not match the signature or a type hint.
+        """
+        args, kwargs = (from_wire(data, self.name), {}) if self.is_batch else self.arguments.unbind(data)
+        conversion = self.conversion
+        if conversion is None:
+            return args, kwargs
+        return (conversion.without(pickled) if pickled else conversion).decode_arguments(args, kwargs)
+
+    def pickled_parameters(self, data: Any) -> set[str]:
+        """Return the parameters whose values are in pickled data, and are therefore not converted."""
+        conversion = self.conversion
+        return set(data) if isinstance(data, dict) else set() if conversion is None else set(conversion.items)
+
+    def _encoded(self, data: dict[str, Any], serializer: str | None) -> dict[str, Any]:
+        conversion = self.conversion
+        if conversion is None:
+            return data
+        used = serializer or self.options.serializer or self._default_serializer
+        return data if used == CLOUDPICKLE else conversion.encode_arguments(data)
+
+
+# Attributes of tasks that exist for code written for Celery.
+
+
+class CeleryTask:
+    """A task with more of Celery's names: a base class of :class:`bulltask.registry.task.AnyTask`."""
+
+    _sender: Callable[[], Sender]
+
+    @property
+    def app(self) -> Any:
+        """The app that sends the task's calls."""
+        return self._sender()
+
+    def AsyncResult(self, task_id: str) -> AsyncResult[Any]:
+        """Return the handle of a job by its id; see :meth:`bulltask.App.AsyncResult`."""
+        app: Any = self._sender()
+        result: AsyncResult[Any] = app.AsyncResult(task_id)
+        return result
+
+    def signature(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Signature[Any, Any]:
+        """Return a call that is sent later. Type checkers check only the arguments of ``task.s(…).set(…)``.
+
+        Args:
+            args, kwargs: The arguments; the result of the previous call comes before them.
+            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`; and ``immutable=True``.
+
+        Raises:
+            TypeError: The task has no such parameters.
+        """
+        immutable = bool(options.pop("immutable", False))
+        task: Any = self
+        return Signature(task, args, kwargs, options, immutable=immutable)
+
+    subtask = signature
+
+
+# ``TaskClass``: the base class of users' task classes, in which ``self`` is the task, as in Celery.
+
+
+HANDLERS: Final = ("before_start", "on_success", "on_failure", "on_retry", "after_return")
+
+_FIELDS: Final = frozenset(field.name for field in fields(TaskOptions)) - {"unlimited_retries"}
+_EFFECTIVE: Final = frozenset(["max_retries", "default_retry_delay"])
+OPTIONS: Final = _FIELDS | TASK_OPTIONS
+_RESERVED: Final = frozenset(
+    "function options bind is_async is_batch arguments target has_base has_handlers location config sender types "
+    "conversion result_decoder check_types check_partial bind_json bind_json_after unbind_json pickled_parameters "
+    "build direct".split()
+)
+
+
+class TaskClass(CallBinding, JobMethods, CheckpointMethods):
+    """The methods that a task class can override, and those of a :class:`Context` for the running job."""
+
+    if TYPE_CHECKING:  # options; at run time, __getattr__ reads those that the user's class does not set
+        max_retries: int | None
+        default_retry_delay: Any
+        rate_limit: Any
+        queue: str | None
+        priority: int | None
+        throws: Any
+        autoretry_for: Any
+
+    is_async: bool
+    has_base: bool
+    has_handlers: bool
+    has_async_handlers: bool
+    target: Callable[..., Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__ == "bulltask.registry.task":
+            return
+        if taken := sorted(_RESERVED & vars(cls).keys()):
+            raise ConfigError(
+                f"{cls.__qualname__}.{taken[0]} would replace an attribute that bulltask uses; give it another name"
+            )
+
+    # ---- for the user's class to override -------------------------------------------------------------------------
+
+    def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Called before the function, within its time limits; an exception fails the attempt."""
+
+    def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Called after Redis has stored the result."""
+
+    def on_failure(
+        self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], einfo: ExceptionInfo
+    ) -> Any:
+        """Called after the job has failed in Redis, when no retry is left."""
+
+    def on_retry(
+        self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], einfo: ExceptionInfo
+    ) -> Any:
+        """Called after a failed attempt, once Redis has stored that the job will be retried."""
+
+    def after_return(
+        self,
+        status: str,
+        retval: Any,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        einfo: ExceptionInfo | None,
+    ) -> Any:
+        """Called after ``on_success`` or ``on_failure``; ``status`` is ``SUCCESS``, ``FAILURE`` or ``REVOKED``."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task's function; a class for ``app.register_task`` defines this method instead."""
+        if not self.has_base:
+            return self.direct(args, kwargs)
+        return self.function(self, *args, **kwargs) if self.bind else self.function(*args, **kwargs)
+
+    # ---- the running job -------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the sending app."""
+        return self._sender().config
+
+    @property
+    def request(self) -> Request:  # type: ignore[override]
+        """The request of the job that this code runs for (Celery's ``task.request``); empty outside a job."""
+        if (context := current_context(self.name)) is not None:
+            return context.request
+        job = current_job()
+        if job is None or job.name != self.name:
+            return Request(task=self.name, called_directly=True)
+        try:
+            loaded = PayloadCodec(self.config).load_arguments(job)
+            pickled = self.pickled_parameters(loaded.value) if loaded.is_pickled else ()
+            return Request.of(job, *self.unbind_json(loaded.value, pickled))
+        except BulltaskError:  # the task is not called, but hooks learn of the failure
+            return Request.of(job, (), {})
+
+    def direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function in this process, as ``task(…)`` and ``super().__call__(…)`` do."""
+        if self.is_batch:
+            request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
+            return call_for_one(self.function, self.arguments.bind(args, kwargs), request, is_async=self.is_async)
+        if not self.has_base:
+            given = (self._direct_context(args, kwargs),) if self.bind else ()
+            return self.function(*given, *args, **kwargs)
+        if self.target is not self.function and current_context(self.name) is not None:
+            return self.run(*args, **kwargs)  # from the __call__ of the user's class, in an attempt
+        context = self._direct_context(args, kwargs)
+        if self.is_async:
+            return _awaited(context, lambda: self.run(*args, **kwargs))
+        previous = enter_context(context)
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            enter_context(previous)
+
+    @property
+    def _context(self) -> Context:
+        return current_context(self.name) or self._direct_context((), {})
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:  # type: ignore[override]
+        """The checkpoints of the running job."""
+        return self._context.checkpoints
+
+    @property
+    def _task(self) -> str:  # type: ignore[override]
+        return self.name
+
+    def _direct_context(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Context:
+        checkpoints = Checkpoints() if self.options.checkpoint else None
+        request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
+        return Context(request, checkpoints=checkpoints, task=self)
+
+    def set_attribute(self, name: str, value: object) -> None:
+        """Set an attribute for ``self`` of a bound task, as in Celery, where ``self`` is the task.
+
+        Raises:
+            AttributeError: bulltask uses the name.
+        """
+        if name in _RESERVED or hasattr(type(self), name):
+            raise AttributeError(f"self.{name} would replace an attribute that bulltask uses; give it another name")
+        setattr(self, name, value)
+
+    def prepare(self) -> None:
+        """Check the user's class, and look up which methods it overrides.
+
+        Raises:
+            ConfigError: A method is an ``async def``, but the function is not; ``__call__`` is a plain method, but the
+                function is an ``async def``; or the class of a batch task overrides a method.
+        """
+        kind = type(self)
+        overridden = [name for name in HANDLERS if getattr(kind, name) is not getattr(TaskClass, name)]
+        self.has_handlers = bool(overridden)
+        self.has_async_handlers = any(inspect.iscoroutinefunction(getattr(kind, name)) for name in overridden)
+        has_call = not kind.__call__.__module__.startswith("bulltask.registry.")
+        if self.is_batch and (names := overridden + ["__call__"] * has_call):
+            raise ConfigError(
+                f"{kind.__qualname__}.{names[0]} would be called for one job, but the function of batch task "
+                f"{self.name!r} is called for many; give the task another base="
+            )
+        self.target = cast(Any, self) if has_call else self.function
+        if not self.is_async:
+            overridden += ["__call__"] if has_call else []
+            if wrong := [name for name in overridden if inspect.iscoroutinefunction(getattr(kind, name))]:
+                raise ConfigError(
+                    f"{kind.__qualname__}.{wrong[0]} is an async def, but the task {self.name!r} is not; make the "
+                    "method a plain one, or give the task another base="
+                )
+        elif has_call and not inspect.iscoroutinefunction(kind.__call__):
+            raise ConfigError(
+                f"the task {self.name!r} is an async def, so {kind.__qualname__}.__call__ must also be an async def "
+                "that awaits self.run(…); or give the task another base="
+            )
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        @property
+        def rate_limit(self) -> Any:
+            """The option ``rate_limit``; while a job of the task runs, :meth:`Context.rate_limit`, as on ``self``."""
+            options = vars(self).get("options")
+            if options is None or current_context(self.name) is not None:
+                return super().rate_limit
+            return options.rate_limit
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an option of the task, such as ``self.queue``; in a job, the effective ``self.max_retries``."""
+            options = vars(self).get("options")
+            if name in _EFFECTIVE and options is not None and (context := current_context(self.name)) is not None:
+                return getattr(context, name)
+            if options is not None and name in _FIELDS:
+                return getattr(options, name)
+            hint = ""
+            if options is None and not name.startswith("__"):
+                hint = "; register the task first: task = app.register_task(…)"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+
+def options_of_class(kind: type) -> dict[str, Any]:
+    """Return the options that a user's task class sets as class attributes."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if not base.__module__.startswith("bulltask.registry."):
+            for name in OPTIONS & vars(base).keys():
+                value = vars(base)[name]
+                value = value.__func__ if isinstance(value, staticmethod) else value
+                if name == "retry_backoff" or not hasattr(type(value), "__get__"):
+                    found[name] = value
+    return found
+
+
+def attributes_of_class(kind: type) -> set[str]:
+    """Return the names of the attributes that a user's task class and its base classes define."""
+    own = (base for base in kind.__mro__ if not base.__module__.startswith("bulltask.registry."))
+    return {name for base in own if base is not object for name in vars(base) if not name.startswith("__")}
+
+
+async def _awaited(context: Context, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    previous = enter_context(context)
+    try:
+        return await call()
+    finally:
+        enter_context(previous)
+
+
+# Tasks: functions that can be called in this process or sent to a worker.
+
 
 if TYPE_CHECKING:  # at run time, defaults need Python 3.13
     import typing_extensions
@@ -59,7 +686,7 @@ C = TypeVar("C")
 FrameT = TypeVar("FrameT")
 
 _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
-"""The module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
+"""The module of the :class:`bulltask.registry.protocols.DataFrameMapper`; imported by name, because it is in a layer above."""
 
 
 class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
@@ -140,7 +767,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             kwargs: Keyword arguments.
             options: ``countdown``, ``eta``, ``expires``, ``priority``, ``queue``, ``job_id``, ``headers``,
                 ``max_retries``, ``lifo``, ``deduplication``, ``parent`` …: see
-                :class:`bulltask.registry.call_options.CallOptions`; ``link`` and ``link_error``, a signature or a
+                :class:`bulltask.registry.options.CallOptions`; ``link`` and ``link_error``, a signature or a
                 list: see :meth:`bulltask.registry.canvas.Canvas.link`.
 
         Raises:

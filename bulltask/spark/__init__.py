@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bulltask.extras import SPARK, look_up
+from bulltask.jobs.errors import SPARK, look_up
 
 if TYPE_CHECKING:
     from bulltask.spark.connector.enqueue_stream import enqueue_stream

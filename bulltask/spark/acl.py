@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bulltask.transport.grants import Grants
+from bulltask.transport.permissions import Grants
 
 __all__ = ["READER", "WRITER", "Grants"]
 

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.config.parsers import choice
 from bulltask.config.urls import SecretUrl
+from bulltask.jobs.clock import Duration, mono_ms, to_ms
 from bulltask.lake.atomic_swap import finish_intents
 from bulltask.lake.compaction import CompactResult, compact
 from bulltask.lake.layout import Layout, check_local

@@ -9,14 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bulltask.testing.app_server import use_server
-    from bulltask.testing.clock import FakeClock
-    from bulltask.testing.enqueued import assert_enqueued, enqueued_jobs
     from bulltask.testing.flaky import FlakyProxy
-    from bulltask.testing.inline_worker import InlineWorker
-    from bulltask.testing.server import RedisServer
-    from bulltask.testing.wait import wait_until
-    from bulltask.testing.worker import WorkerProcess
+    from bulltask.testing.inline import FakeClock, InlineWorker
+    from bulltask.testing.worker import (
+        RedisServer,
+        WorkerProcess,
+        assert_enqueued,
+        enqueued_jobs,
+        use_server,
+        wait_until,
+    )
 
 __all__ = [
     "FakeClock",
@@ -32,14 +34,14 @@ __all__ = [
 
 _MODULES: Final = {
     "FlakyProxy": "bulltask.testing.flaky",
-    "InlineWorker": "bulltask.testing.inline_worker",
-    "FakeClock": "bulltask.testing.clock",
-    "RedisServer": "bulltask.testing.server",
+    "InlineWorker": "bulltask.testing.inline",
+    "FakeClock": "bulltask.testing.inline",
+    "RedisServer": "bulltask.testing.worker",
     "WorkerProcess": "bulltask.testing.worker",
-    "assert_enqueued": "bulltask.testing.enqueued",
-    "enqueued_jobs": "bulltask.testing.enqueued",
-    "use_server": "bulltask.testing.app_server",
-    "wait_until": "bulltask.testing.wait",
+    "assert_enqueued": "bulltask.testing.worker",
+    "enqueued_jobs": "bulltask.testing.worker",
+    "use_server": "bulltask.testing.worker",
+    "wait_until": "bulltask.testing.worker",
 }
 """The module of each public name."""
 

@@ -29,9 +29,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 
-from bulltask.clock import Duration, to_ms
 from bulltask.embedded.server import STARTED_HERE
-from bulltask.errors import BulltaskError, ConfigError
+from bulltask.jobs.clock import Duration, to_ms
+from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.testing.flaky_connection import ProxiedConnection
 from bulltask.testing.flaky_faults import AfterLoss, CommandFilter, Counters, Faults, InjectedReply
 

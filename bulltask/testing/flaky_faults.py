@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bulltask import loop_timers
+from bulltask.jobs import clock as loop_timers
 
 __all__ = ["MATCH_BYTES", "AfterLoss", "CommandFilter", "Counters", "Faults", "InjectedReply"]
 

@@ -11,9 +11,8 @@ import pytest
 
 if TYPE_CHECKING:
     from bulltask.app import App
-    from bulltask.testing.clock import FakeClock
-    from bulltask.testing.inline_worker import InlineWorker
-    from bulltask.testing.server import RedisServer
+    from bulltask.testing.inline import FakeClock, InlineWorker
+    from bulltask.testing.worker import RedisServer
 
 __all__ = [
     "assert_enqueued",
@@ -29,7 +28,7 @@ __all__ = [
 
 isolated_urls: str | tuple[str, ...] = ()
 """The beginning of the URLs instead of which apps use a server of this process; ``()`` for none
-(:mod:`bulltask.embedded.under_test`)."""
+(:mod:`bulltask.embedded.shared`)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +52,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def bulltask_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """The Redis or Valkey server of this test session; with pytest-xdist, each process has its own."""
-    from bulltask.testing.server import RedisServer  # noqa: PLC0415
+    from bulltask.testing.worker import RedisServer  # noqa: PLC0415
 
     with RedisServer.start(tmp_path_factory.mktemp("bulltask")) as server:
         yield server
@@ -62,7 +61,7 @@ def bulltask_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisS
 @pytest.fixture
 def bulltask_app(request: pytest.FixtureRequest, bulltask_server: RedisServer) -> Iterator[App]:
     """The app in the setting ``bulltask_app``, or a new one, with an empty server and a fake clock."""
-    from bulltask.testing.app_server import use_server  # noqa: PLC0415
+    from bulltask.testing.worker import use_server  # noqa: PLC0415
 
     settings = [marker.kwargs for marker in request.node.iter_markers("bulltask")]
     merged = {name: value for kwargs in reversed(settings) for name, value in kwargs.items()}
@@ -74,7 +73,7 @@ def bulltask_app(request: pytest.FixtureRequest, bulltask_server: RedisServer) -
 @pytest.fixture
 def bulltask_worker(bulltask_app: App) -> Iterator[InlineWorker]:
     """A worker that runs the app's jobs in the test's thread when the test asks it to."""
-    from bulltask.testing.inline_worker import InlineWorker  # noqa: PLC0415
+    from bulltask.testing.inline import InlineWorker  # noqa: PLC0415
 
     with InlineWorker(bulltask_app) as worker:
         yield worker
@@ -83,7 +82,7 @@ def bulltask_worker(bulltask_app: App) -> Iterator[InlineWorker]:
 @pytest.fixture
 def bulltask_clock(bulltask_app: App) -> FakeClock:
     """The clock of ``bulltask_app``."""
-    from bulltask.testing.clock import FakeClock  # noqa: PLC0415
+    from bulltask.testing.inline import FakeClock  # noqa: PLC0415
 
     clock = bulltask_app.broker.clock
     assert isinstance(clock, FakeClock)
@@ -93,14 +92,14 @@ def bulltask_clock(bulltask_app: App) -> FakeClock:
 @pytest.fixture
 def assert_enqueued(bulltask_app: App) -> Callable[..., Any]:
     """:func:`bulltask.testing.assert_enqueued` for ``bulltask_app``."""
-    from bulltask.testing.enqueued import assert_enqueued  # noqa: PLC0415
+    from bulltask.testing.worker import assert_enqueued  # noqa: PLC0415
 
     return functools.partial(assert_enqueued, bulltask_app)
 
 
 def _find_app(config: pytest.Config) -> App:
     from bulltask.app import App  # noqa: PLC0415
-    from bulltask.registry.discovery import add_to_import_path, find_app  # noqa: PLC0415
+    from bulltask.registry.tasks import add_to_import_path, find_app  # noqa: PLC0415
 
     spec = config.getini("bulltask_app") or _django_project()
     if not spec:

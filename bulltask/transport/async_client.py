@@ -11,15 +11,13 @@ from typing import Any, TypeVar
 import redis.asyncio
 from redis.exceptions import AuthenticationError, ResponseError
 
-from bulltask import loop_timers
-from bulltask.clock import ServerClock, mono_ms, mono_s
-from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError
-from bulltask.loop_timers import LoopTimer
+from bulltask.jobs import clock as loop_timers
+from bulltask.jobs.clock import LoopTimer, ServerClock, mono_ms, mono_s
+from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, packed_with_sources
-from bulltask.transport.discovery import PrimaryLink
+from bulltask.transport.discovery import TIME, PrimaryLink, check_server, handshake_calls
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.server_info import TIME, check_server, handshake_calls
 
 __all__ = ["AsyncClient"]
 

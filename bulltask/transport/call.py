@@ -1,38 +1,428 @@
-"""A call to Redis as a value, which the sync and the async client send in the same way.
-
-Every script has one function in ``transport/scripts`` that builds its :class:`Call`. The two clients only send calls,
-so the protocol is implemented once.
-"""
+"""Replies that are read later than their calls are sent."""
 
 from __future__ import annotations
 
+import base64
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import hiredis
 import msgpack
 
-from bulltask.errors import EncodeError
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.codec import ON_SURROGATE
+from bulltask.jobs.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    BulltaskError,
+    EncodeError,
+    FailedChildrenError,
+    JobError,
+    JobNotFoundError,
+    JobStateError,
+    LockMismatchError,
+    LockMissingError,
+    ParentConflictError,
+    ParentNotFoundError,
+    PendingChildrenError,
+    SchedulerBusyError,
+    SchedulerCollisionError,
+    SchedulerJobError,
+)
 from bulltask.lua import wrappers
 from bulltask.lua.loader import Script
-from bulltask.value_class import value_class
 
 __all__ = [
+    "NO_JOB",
     "AllNodesCall",
+    "AnyAsyncClient",
     "Arg",
+    "BullKeys",
     "Call",
+    "Fetched",
     "PackedCall",
+    "QueueKeys",
+    "SyncClient",
+    "UnreadReplies",
+    "adrive",
     "as_is",
+    "beat_queues",
     "command",
+    "drive",
+    "error_parser",
+    "guard_key",
     "is_wait_for_replicas",
     "packed_chunks",
     "packed_with_sources",
+    "parse_fetched",
+    "queue_consumers",
+    "raise_for",
+    "saved_group",
+    "schedule_versions",
     "script_call",
+    "text",
+    "texts",
     "to_msgpack",
 ]
+
+
+# The names of all keys in Redis. No other module builds them.
+
+
+_BULLTASK_ROOT: Final = "bulltask"
+
+
+def beat_queues(prefix: str, app: str) -> str:
+    """Return the key of a set: the queues in which an app's ``beat_schedule`` has created job schedulers."""
+    return f"{_BULLTASK_ROOT}:beat:{prefix}:{app}"
+
+
+def schedule_versions(prefix: str, app: str) -> str:
+    """Return the key of a hash: the workers of an app, and the version of its schedule that each of them runs."""
+    return f"{_BULLTASK_ROOT}:schedule-versions:{prefix}:{app}"
+
+
+def queue_consumers(prefix: str, app: str) -> str:
+    """Return the key of a hash: the workers of an app with their queues, and when each queue last had a worker."""
+    return f"{_BULLTASK_ROOT}:queue-consumers:{prefix}:{app}"
+
+
+def saved_group(prefix: str, group_id: str) -> str:
+    """Return the key of a saved group result: the addresses of its members."""
+    return f"{_BULLTASK_ROOT}:group:{prefix}:{group_id}"
+
+
+def guard_key(key: str) -> str | None:
+    """Return a key in the same slot of a Redis Cluster that never exists; ``None`` if ``key`` has no hash tag.
+
+    It starts as ``key`` does, so that a user who may access ``key`` may access it, too.
+    """
+    start = key.find("{")
+    end = key.find("}", start + 1)
+    if start < 0 or end <= start + 1:
+        return None
+    colon = key.find(":", end)
+    return f"{key if colon < 0 else key[:colon]}::guard"  # no job has an id that starts with a colon
+
+
+class QueueKeys:
+    """The keys of one queue.
+
+    Args:
+        prefix: BullMQ's prefix, ``bull`` by default.
+        name: The queue's name in BullMQ, with the hash tag.
+        queue: The queue's name in the app, for messages, logs and metrics.
+    """
+
+    __slots__ = (
+        "active",
+        "base",
+        "bulltask_base",
+        "completed",
+        "delayed",
+        "events",
+        "failed",
+        "id",
+        "incompatible",
+        "limiter",
+        "lock_expiries",
+        "marked_stalled",
+        "marker",
+        "meta",
+        "metrics_completed",
+        "metrics_failed",
+        "name",
+        "paused",
+        "pc",
+        "prefix",
+        "prioritized",
+        "probe",
+        "queue",
+        "repeat",
+        "replicated",
+        "revoked",
+        "schedulers_checked",
+        "stalled",
+        "stalled_check",
+        "temporary",
+        "wait",
+        "waiting_children",
+    )
+
+    def __init__(self, prefix: str, name: str, queue: str = "") -> None:
+        self.prefix, self.name, self.queue = prefix, name, queue or name
+        self.base = base = f"{prefix}:{name}:"
+        self.wait = f"{base}wait"
+        self.paused = f"{base}paused"
+        self.active = f"{base}active"
+        self.prioritized = f"{base}prioritized"
+        self.pc = f"{base}pc"
+        self.delayed = f"{base}delayed"
+        self.waiting_children = f"{base}waiting-children"
+        self.completed = f"{base}completed"
+        self.failed = f"{base}failed"
+        self.stalled = f"{base}stalled"
+        self.stalled_check = f"{base}stalled-check"
+        self.limiter = f"{base}limiter"
+        self.marker = f"{base}marker"
+        self.meta = f"{base}meta"
+        self.events = f"{base}events"
+        self.id = f"{base}id"
+        self.repeat = f"{base}repeat"
+        self.metrics_completed = f"{base}metrics:completed"
+        self.metrics_failed = f"{base}metrics:failed"
+        # bulltask's keys do not start with BullMQ's prefix, because BullMQ's `removeOrphanedJobs` deletes
+        # unknown keys with it.
+        self.bulltask_base = f"{_BULLTASK_ROOT}:{name}:" if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}:{name}:"
+        self.revoked = f"{self.bulltask_base}revoked"
+        self.incompatible = f"{self.bulltask_base}incompatible"  # ids of waiting jobs, by when they are due
+        self.lock_expiries = f"{self.bulltask_base}lock-expiries"  # when locks expire, by job id
+        self.probe = f"{self.bulltask_base}probe"  # never exists
+        self.replicated = f"{self.bulltask_base}replicated"  # exists for a millisecond
+        self.schedulers_checked = f"{self.bulltask_base}schedulers-checked"  # exists until the next check is due
+        self.marked_stalled = f"{self.bulltask_base}marked-stalled"
+        # These exist only while a script runs.
+        self.temporary = tuple(f"{self.bulltask_base}temporary{number}" for number in range(3))
+
+    def job(self, job_id: str) -> str:
+        """The job's hash."""
+        return self.base + job_id
+
+    def logs(self, job_id: str) -> str:
+        """The job's log lines."""
+        return f"{self.base}{job_id}:logs"
+
+    def lock(self, job_id: str) -> str:
+        """The job's lock."""
+        return f"{self.base}{job_id}:lock"
+
+    def dependencies(self, job_id: str) -> str:
+        """Full keys of the job's pending child jobs."""
+        return f"{self.base}{job_id}:dependencies"
+
+    def processed(self, job_id: str) -> str:
+        """Return values of the job's completed child jobs, by their full key."""
+        return f"{self.base}{job_id}:processed"
+
+    def ignored(self, job_id: str) -> str:
+        """Failure reasons for the job's failed child jobs whose failure is ignored, by their full key."""
+        return f"{self.base}{job_id}:failed"
+
+    def unsuccessful(self, job_id: str) -> str:
+        """Full keys of the job's failed child jobs whose failure fails the job."""
+        return f"{self.base}{job_id}:unsuccessful"
+
+    def scheduler(self, scheduler_id: str) -> str:
+        """A job scheduler: its rule and its template."""
+        return f"{self.repeat}:{scheduler_id}"
+
+    def deduplication(self, dedup_id: str) -> str:
+        """The id of the job that owns a deduplication id."""
+        return f"{self.base}de:{dedup_id}"
+
+    def deferred(self, dedup_id: str) -> str:
+        """The duplicate that BullMQ 5.72 and newer defer until the owner of a deduplication id has finished."""
+        return f"{self.base}dn:{dedup_id}"
+
+    @property
+    def deprecated_priority(self) -> str:
+        """A key that BullMQ 3 had in addition to ``wait``."""
+        return f"{self.base}priority"
+
+    @property
+    def task_rates(self) -> str:
+        """The rate limits of tasks, and the workers that have stored them (bulltask's own hash, which expires)."""
+        return f"{self.bulltask_base}task-rates"
+
+    def next_start(self, task: str) -> str:
+        """When the next job of a task with a rate limit may start (bulltask's own key, which expires)."""
+        return f"{self.bulltask_base}next-start:{task}"
+
+    def throttled(self, task: str) -> str:
+        """Ids of a task's jobs that its rate limit delays, in their order (bulltask's own set, which expires)."""
+        return f"{self.bulltask_base}throttled:{task}"
+
+    def added_ids(self, write_id: str) -> str:
+        """Ids of the jobs that a DataFrame write or an outbox has added (bulltask's own set, which expires)."""
+        return f"{self.bulltask_base}added:{write_id}"
+
+    def client_name(self, worker: str = "") -> str:
+        """The connection name that identifies a worker to Node's ``getWorkers()`` and to dashboards."""
+        encoded = base64.b64encode(self.name.encode()).decode()
+        return f"{self.prefix}:{encoded}:w:{worker}" if worker else f"{self.prefix}:{encoded}"
+
+    def __repr__(self) -> str:
+        return f"<QueueKeys {self.base}>"
+
+
+class BullKeys(QueueKeys):
+    """A queue's keys in Bull 1 to 4, BullMQ's predecessor; most names are BullMQ's, but the layout differs.
+
+    Args:
+        prefix: Bull's prefix, ``bull`` by default.
+        name: The queue's name in Bull.
+    """
+
+    __slots__ = ("limiter_index", "meta_paused", "priority")
+
+    def __init__(self, prefix: str, name: str) -> None:
+        super().__init__(prefix, name)
+        self.meta_paused = f"{self.base}meta-paused"
+        self.priority = f"{self.base}priority"
+        self.limiter_index = f"{self.base}limiter:index"
+
+
+# Parses script replies: a negative number is an error code and becomes an exception.
+
+
+JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
+    -1: JobNotFoundError,
+    -2: LockMissingError,
+    -3: JobStateError,
+    -4: PendingChildrenError,
+    -5: ParentNotFoundError,
+    -6: LockMismatchError,
+    -7: ParentConflictError,
+    -8: SchedulerJobError,
+    -9: FailedChildrenError,
+    -10: SchedulerCollisionError,
+    -11: SchedulerBusyError,
+}
+
+
+@value_class
+class Fetched:
+    """Result of a fetch: a job, or the reason why there is none.
+
+    Attributes:
+        job_id: The job's id, ``""`` for none.
+        fields: The job's hash as a flat list of names and values.
+        limited_ms: Time until the queue's rate limit ends.
+        due_ms: When the next delayed job is due (server time); 0 if there is none.
+    """
+
+    job_id: str = ""
+    fields: Sequence[bytes] = ()
+    limited_ms: int = 0
+    due_ms: int = 0
+
+
+NO_JOB: Final = Fetched()
+
+
+def parse_fetched(reply: Any) -> Fetched:
+    """Parse the four-element reply from ``moveToActive``, or from ``moveToFinished`` when it fetches the next job.
+
+    Raises:
+        ValueError, TypeError: It is not such a reply.
+    """
+    if not isinstance(reply, list):
+        return NO_JOB
+    fields, job_id, limited_ms, due_ms = reply
+    if fields:
+        if not isinstance(job_id, bytes | int) or not _is_hash(fields):
+            raise ValueError(f"not a job: {reply!r:.100}")
+        return Fetched(text(job_id), fields)
+    if limited_ms or due_ms:
+        return Fetched(limited_ms=max(0, int(limited_ms)), due_ms=max(0, int(float(due_ms))))
+    return NO_JOB
+
+
+def _is_hash(fields: Any) -> bool:
+    return isinstance(fields, list) and not len(fields) % 2 and set(map(type, fields)) == {bytes}
+
+
+def raise_for(reply: Any, job_id: str, queue: str) -> None:
+    """Raise the error for a negative error code; do nothing for any other reply.
+
+    Raises:
+        JobError: The subclass for the code.
+        BrokerError: The code is unknown.
+    """
+    if isinstance(reply, int) and reply < 0:
+        kind = JOB_ERRORS.get(reply)
+        if kind is None:
+            raise BrokerError(f"a script returned the unknown code {reply} for job {job_id} in queue {queue}")
+        raise kind(job_id, queue)
+
+
+def error_parser(keys: QueueKeys, job_id: str) -> Callable[[Any], None]:
+    """Return the parser for scripts that return only an error code."""
+
+    def parse_reply(reply: Any) -> None:
+        raise_for(reply, job_id, keys.name)
+
+    return parse_reply
+
+
+def text(raw: bytes | str | int) -> str:
+    """Return an id as text; scripts return bulk strings, or numbers for ids that are numbers."""
+    return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else str(raw)
+
+
+def texts(reply: Any) -> list[str]:
+    """Return several ids, each converted by :func:`text`; a script may return nil instead of an empty list."""
+    return [text(item) for item in reply or ()]
+
+
+# Drives sans-I/O generators: logic that is written once, and whose steps a sync or an asyncio caller takes.
+
+
+S = TypeVar("S")
+R = TypeVar("R")
+_Errors = type[BulltaskError] | tuple[type[BulltaskError], ...]
+
+
+def drive(steps: Generator[S, Any, R], take: Callable[[S], object], errors: _Errors = BulltaskError) -> R:
+    """Take each step that a generator yields, and send it the result, until it returns.
+
+    Args:
+        steps: The generator.
+        take: Takes a step.
+        errors: The errors of a step that are raised at the ``yield``; the caller receives the others.
+
+    Returns:
+        What the generator returns.
+    """
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = take(step)
+            except errors as exc:
+                step = steps.throw(exc)
+            else:
+                step = steps.send(result)
+    except StopIteration as end:
+        returned: R = end.value
+        return returned
+
+
+async def adrive(
+    steps: Generator[S, Any, R], take: Callable[[S], Awaitable[object]], errors: _Errors = BulltaskError
+) -> R:
+    """:func:`drive` for asyncio."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = await take(step)
+            except errors as exc:
+                step = steps.throw(exc)
+            else:
+                step = steps.send(result)
+    except StopIteration as end:
+        returned: R = end.value
+        return returned
+
+
+# A call to Redis as a value, which the sync and the async client send in the same way.
+#
+# Every script has one function in ``transport/scripts`` that builds its :class:`Call`. The two clients only send calls,
+# so the protocol is implemented once.
+
 
 # hiredis's type stub declares wrong types for the arguments and the result.
 _hiredis_pack: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
@@ -46,7 +436,6 @@ _FIRST_CHUNK_BYTES: Final = 8_192
 _CHUNK_BYTES: Final = 65_536
 """About a hundred small jobs; smaller chunks need more system calls."""
 
-R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 Arg = bytes | str | int | float
 
@@ -250,3 +639,192 @@ def _as_float(value: object) -> float:
     if not isinstance(value, int):
         raise TypeError(f"a value of type {type(value).__name__}")
     return float(max(-_LARGEST, min(value, _LARGEST)))
+
+
+# The clients that other modules use: of a single server or of a cluster, sync or asyncio.
+
+
+T = TypeVar("T")
+
+
+class SyncClient(Protocol):
+    """:class:`~bulltask.transport.client.Client` or :class:`~bulltask.transport.cluster.ClusterClient`.
+
+    The latter sends every call to the node that has its keys. An error of one node affects only the calls to that node.
+    """
+
+    @property
+    def safe_url(self) -> str:
+        """The server's URL without its password."""
+
+    def set_deadline(self, deadline_ms: int | None) -> None:
+        """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
+
+    def connect(self) -> None:
+        """Connect now instead of on the first call, which sets the clock; raises the errors of :meth:`run`."""
+
+    def run(self, call: Call[R]) -> R:
+        """Make one call.
+
+        Raises:
+            BrokerError: The server could not be reached or returned an error reply. After ``BrokerUnavailableError`` it
+                is unknown whether the call was executed.
+            JobError: The script returned an error code.
+        """
+
+    def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
+        """Make several calls in one round trip (to each node), and return their results in order.
+
+        Args:
+            calls: The calls. If it is an iterator, a single server executes the first calls while it builds the next.
+
+        Raises:
+            BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made, too, unless
+                their node is unreachable.
+        """
+
+    def run_on_all_nodes(self, call: Call[R]) -> list[R]:
+        """Make a call without keys on every server that has keys, and return all results.
+
+        Raises:
+            BrokerError: As in :meth:`run`, if it failed on any server.
+        """
+
+    def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
+        """Make independent calls; the result of a failed call is its error.
+
+        Args:
+            calls: The calls.
+            packed: Their bytes, if they are packed already (:meth:`pack`).
+
+        Raises:
+            BrokerUnavailableError: The connection broke; it is unknown which calls were executed. In a cluster, only if
+                no node replies: otherwise, it is the result of the calls for the node, whose name it contains.
+        """
+
+    def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
+        """Send independent calls, without waiting for their replies if possible; arguments as in :meth:`try_many`.
+
+        Other calls may be made meanwhile: they read these replies first.
+
+        Returns:
+            A function that waits for the replies and returns the results, or raises, as :meth:`try_many` does.
+
+        Raises:
+            BrokerUnavailableError: As in :meth:`try_many`.
+        """
+
+    def pack(self, call: Call[Any]) -> bytes:
+        """Return the bytes that :meth:`send_packed` sends for a call."""
+
+    def send_packed(self, packed: Sequence[bytes]) -> list[Any]:
+        """Make calls that another process has packed, in one round trip; return the raw replies, or errors.
+
+        Raises:
+            BrokerUnavailableError: As in :meth:`try_many`.
+        """
+
+    def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
+        """Make a call that blocks for up to ``wait_ms``, to the millisecond.
+
+        Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
+
+        Args:
+            call: The blocking command, with the timeout ``wait_ms``.
+            wait_ms: Maximum wait.
+            ping: Sends a command to the same server on another connection, so that Redis checks the timeouts of blocked
+                clients.
+
+        Raises:
+            BrokerError: As in :meth:`run`.
+        """
+
+    def wait_then(
+        self, call: Call[R], then: Call[T], wait_ms: int, ping: Callable[[], object]
+    ) -> tuple[R, T | BulltaskError]:
+        """Make a call that blocks, as :meth:`wait` does, and one after it, which Redis runs as soon as the first ends.
+
+        Both replies arrive together, so this process wakes up once. If the second call fails, its result is the error.
+        The keys of both calls are in the same slot.
+        """
+
+    def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
+        """Queue calls in a transaction and discard it; the replies show which calls Redis would reject.
+
+        Returns ``None`` if the server rejects transactions. Raises the errors of :meth:`run` if the connection breaks.
+        """
+
+    def close(self) -> None:
+        """Close all connections. A later call opens new ones."""
+
+    def close_if_dead(self) -> None:
+        """Close connections that the server has closed (a restart, an idle timeout); the next call opens new ones."""
+
+    def interrupt(self) -> None:
+        """Abort the call that another thread is waiting for; it raises ``BrokerUnavailableError`` immediately."""
+
+
+class AnyAsyncClient(Protocol):
+    """:class:`~bulltask.transport.async_client.AsyncClient`, or that of a cluster; any number of tasks share it."""
+
+    async def run(self, call: Call[R]) -> R:
+        """Make one call; raises the same errors as :meth:`SyncClient.run`."""
+
+    async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
+        """Make several calls in one round trip (to each node); raises the same errors as :meth:`SyncClient.run_many`.
+
+        Args:
+            calls: The calls.
+            deadline_ms: Deadline (``mono_ms``), in addition to the endpoint's timeouts.
+        """
+
+    async def connect(self, deadline_ms: int | None = None) -> None:
+        """Connect now instead of on the first call; ``deadline_ms`` as in :meth:`run_many`."""
+
+    async def close(self) -> None:
+        """Close the connections. Calls that are waiting fail with ``BrokerUnavailableError``."""
+
+
+# Replies that are read later than their calls are sent.
+
+
+class UnreadReplies:
+    """The replies to calls that a client has sent without waiting for them.
+
+    The client reads them before it makes another call, and keeps them here until somebody asks for them.
+
+    Args:
+        count: How many replies there are.
+        receive: Reads that many replies from the connection.
+    """
+
+    def __init__(self, count: int, receive: Callable[[int], list[Any]]) -> None:
+        self._count, self._receive = count, receive
+        self._replies: list[Any] | None = None
+        self._error: BrokerUnavailableError | None = None
+
+    def read(self) -> None:
+        """Read the replies now, unless they have been read or the connection was closed; keep an error, too."""
+        if self._replies is None and self._error is None:
+            self._error = BrokerUnavailableError("the replies were not read, because the process was interrupted")
+            try:
+                self._replies = self._receive(self._count)
+            except BrokerUnavailableError as exc:
+                self._error = exc
+
+    def abandon(self, reason: str) -> None:
+        """Record that the connection was closed before the replies were read."""
+        if self._replies is None and self._error is None:
+            self._error = BrokerUnavailableError(reason)
+
+    def get(self) -> list[Any]:
+        """Return the replies.
+
+        Raises:
+            BrokerUnavailableError: They could not be read; it is unknown which calls were executed.
+        """
+        self.read()
+        if self._replies is None:
+            assert self._error is not None
+            raise self._error
+        return self._replies

@@ -1,31 +1,472 @@
-"""A client of a Redis Cluster: routes calls to the node that has their keys, even while slots move and nodes fail."""
+"""Checks that the queues of a flow are in one slot of a Redis Cluster, before its jobs are sent."""
 
 from __future__ import annotations
 
+import asyncio
+import select
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
-from bulltask.transport.call import AllNodesCall, Call, PackedCall, command
-from bulltask.transport.client import Client
-from bulltask.transport.cluster_rounds import (
-    Backoff,
-    Batch,
-    Rounds,
-    moving_slot_error,
-    name_node,
-    redirect_of,
-    target_of,
-)
-from bulltask.transport.cluster_slots import Address, SlotMap, SlotRedirectError, guarded, slot_of, slots
-from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.redis_errors import is_no_cluster, is_try_again, no_cluster_error, result_or_raise
-from bulltask.transport.server_info import TIME
-from bulltask.transport.topology import PROBE_MS, Topology
+from redis.crc import key_slot
 
-__all__ = ["ClusterClient"]
+from bulltask.jobs import clock as loop_timers
+from bulltask.jobs.clock import ServerClock, mono_ms
+from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError, ConfigError
+from bulltask.jobs.job import NewJob
+from bulltask.jobs.stored_job import read_errbacks
+from bulltask.transport.async_client import AsyncClient
+from bulltask.transport.call import AllNodesCall, Call, PackedCall, QueueKeys, command
+from bulltask.transport.client import Client
+from bulltask.transport.cluster_slots import (
+    Address,
+    RoutedCall,
+    SlotMap,
+    SlotRedirectError,
+    guarded,
+    route_calls,
+    slot_of,
+    slots,
+)
+from bulltask.transport.discovery import TIME
+from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.redis_errors import (
+    is_no_cluster,
+    is_transient_in_cluster,
+    is_try_again,
+    no_cluster_error,
+    result_or_raise,
+)
+
+__all__ = [
+    "PROBE_MS",
+    "AsyncClusterClient",
+    "Backoff",
+    "Batch",
+    "ClusterClient",
+    "HashSlotWaits",
+    "Rounds",
+    "Topology",
+    "check_one_slot",
+    "moving_slot_error",
+    "name_node",
+    "redirect_of",
+    "target_of",
+]
+
+
+# What the clients of a Redis Cluster know about its nodes.
+
+
+PROBE_MS: Final = 500
+"""Timeout of the first call to a node that was silent."""
+
+_SILENT_MS: Final = 5_000
+"""How long a node that did not reply is not called."""
+
+
+class Topology:
+    """The slot map that the clients of one cluster share, so that each change is learned once.
+
+    It makes no calls: a client reads the map when :attr:`is_known` is false. Any number of threads may use it without
+    a lock, and so may a forked process, because every method makes a single change.
+
+    Args:
+        seeds: The nodes in the URL, from which the others are discovered.
+
+    Attributes:
+        version: The number of slot maps that were read.
+    """
+
+    def __init__(self, seeds: Sequence[Address]) -> None:
+        self._seeds = tuple(seeds)
+        self._map: SlotMap | None = None
+        self._moved: dict[int, Address] = {}
+        self._nodes: tuple[Address, ...] = ()
+        self._failed: Address | None = None
+        self._is_current = False
+        self._silent_until_ms: dict[Address, int] = {}
+        self.version = 0
+
+    @property
+    def is_known(self) -> bool:
+        """False if the map must be read before the next call."""
+        return self._is_current
+
+    def set(self, slot_map: SlotMap) -> None:
+        """Set the map that a node has returned."""
+        self._map, self._moved, self._nodes = slot_map, {}, tuple(slot_map.primaries())
+        self._is_current = True
+        self.version += 1
+
+    def forget(self) -> None:
+        """Read the map again before the next call, because a node has become a replica, or is gone."""
+        self._is_current = False
+
+    def record_move(self, slot: int, address: Address) -> None:
+        """Record the new node of a slot, until the map is read again."""
+        self._moved[slot] = address
+
+    def record_failure(self, address: Address, took_ms: int = 0) -> None:
+        """Record that a node is unreachable: another node may have its slots, and the map is not read from it.
+
+        Args:
+            address: The node.
+            took_ms: How long it took to notice the failure. A node that hangs is not tried again for a while, because
+                each attempt would take a whole timeout, and delay the calls to other nodes.
+        """
+        self._failed = address
+        self._is_current = False
+        if took_ms >= PROBE_MS:
+            self._silent_until_ms[address] = mono_ms() + _SILENT_MS
+
+    def record_reply(self, address: Address) -> None:
+        """Record that a node that was silent has replied."""
+        self._silent_until_ms.pop(address, None)
+
+    def was_silent(self, address: Address) -> bool:
+        """Whether a node did not reply to the last call. Before the next one, ``PING`` it with a short timeout."""
+        return address in self._silent_until_ms
+
+    def is_silent(self, address: Address) -> bool:
+        """Whether a node should not be called at the moment, because it did not reply to the last call."""
+        return self._silent_until_ms.get(address, 0) > mono_ms()
+
+    def address(self, slot: int | None) -> Address:
+        """Return the node that serves a slot; for ``None``, a node for calls without keys, preferably a reachable one.
+
+        Raises:
+            BrokerNotReadyError: No node serves the slot.
+        """
+        assert self._map is not None
+        if slot is None:
+            return self.by_preference()[0]
+        return self._moved.get(slot) or self._map.address(slot)
+
+    def serves(self, slot: int | None) -> bool:
+        """Return whether a node serves a slot."""
+        try:
+            self.address(slot)
+        except BrokerNotReadyError:
+            return False
+        return True
+
+    def primaries(self) -> tuple[Address, ...]:
+        """Return all nodes that had slots when the map was read, in the order of their addresses."""
+        return self._nodes
+
+    def by_preference(self) -> list[Address]:
+        """Return :meth:`primaries`, nodes that were unreachable last."""
+        return sorted(self._nodes, key=self._has_failed)
+
+    def candidates(self) -> list[Address]:
+        """Return the nodes that may know the map, in the order in which to ask them."""
+        known = dict.fromkeys((*self._nodes, *self._moved.values(), *self._seeds))
+        return sorted(known, key=self._has_failed)
+
+    def _has_failed(self, address: Address) -> bool:
+        return address == self._failed or address in self._silent_until_ms
+
+
+# Rounds of calls in a Redis Cluster: which call goes to which node, and which are made again. It does no I/O.
+#
+# The sync and the async client of a cluster differ only in how they make the calls of a round.
+
+
+_ASKING: Final[Call[Any]] = command("ASKING")
+_MIN_PAUSE_MS: Final = 10
+_MAX_PAUSE_MS: Final = 500
+
+
+class Backoff:
+    """Pauses of 10 ms to 500 ms, each twice as long as the previous one."""
+
+    def __init__(self) -> None:
+        self.next_ms = _MIN_PAUSE_MS
+
+    def pause_ms(self) -> int:
+        """Return how long to wait now."""
+        pause_ms, self.next_ms = self.next_ms, min(2 * self.next_ms, _MAX_PAUSE_MS)
+        return pause_ms
+
+
+@dataclass(slots=True)
+class Batch:
+    """The calls of a round for one node.
+
+    Attributes:
+        address: The node.
+        routed: The routed calls, single ones and transactions, that ``calls`` consists of.
+        calls: The calls to send, in one round trip.
+    """
+
+    address: Address
+    routed: list[RoutedCall] = field(default_factory=list)
+    calls: list[Call[Any]] = field(default_factory=list)
+
+    def add(self, routed: RoutedCall, calls: Sequence[Call[Any]]) -> None:
+        """Add a routed call, some of ``calls``."""
+        self.routed.append(routed)
+        selected = [calls[position] for position in routed.positions]
+        if routed.ask is not None:
+            # With the source, because if the node did not have the script, the resent call would not follow an ASKING.
+            selected = [_ASKING, *map(_with_source, selected)]
+        self.calls += selected
+
+    def outcomes(self, results: Sequence[Any]) -> list[tuple[RoutedCall, Sequence[Any]]]:
+        """Return the results of each routed call."""
+        pairs, start = [], 0
+        for routed in self.routed:
+            end = start + len(routed.positions) + (routed.ask is not None)
+            outcome = results[start:end]
+            pairs.append((routed, outcome if routed.ask is None else _drop_asking(outcome)))
+            start = end
+        return pairs
+
+
+class Rounds:
+    """The calls of one request, their results, and the calls that are still to be made.
+
+    A call to the wrong node is not executed there, so it is redirected. A call that no node can execute at the moment
+    is retried until the deadline. If a node is unreachable, this is the result of its calls, because it is unknown
+    whether the node has executed them. If it refused the connection, nothing was sent, so a node that has replaced it
+    gets the calls.
+
+    Args:
+        topology: The nodes.
+        calls: The calls.
+        until_ms: No round begins later (``mono_ms``).
+        url: The cluster, without its password, for messages.
+        watched: The node of the last ``WATCH`` (:attr:`watched`).
+        waits: Whether calls that no node can execute at the moment are retried; otherwise, they fail.
+
+    Attributes:
+        results: The result of each call, or its error.
+        watched: The node on which a ``WATCH`` is in force; a transaction that another node would execute is an error.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        calls: Sequence[Call[Any]],
+        until_ms: int,
+        url: str,
+        watched: Address | None = None,
+        *,
+        waits: bool = True,
+    ) -> None:
+        self._topology, self._calls, self._until_ms, self._url = topology, [*map(guarded, calls)], until_ms, url
+        self._pending = list(route_calls(self._calls))
+        self._redirected: set[int | None] = set()
+        self._waiting: set[int | None] = set()
+        self._refused: set[Address] = set()
+        self._backoff, self._must_wait, self._has_sent = Backoff(), False, False
+        self._waits, self._parts = waits, dict[int, list[Any]]()
+        self.results: list[Any] = [None] * len(calls)
+        self.watched = watched
+
+    def batches(self) -> list[Batch]:
+        """Return the calls of the next round by node; the slot map must be known."""
+        pending, self._pending, self._must_wait = self._pending, [], False
+        self._waiting = set()
+        by_node: dict[Address, Batch] = {}
+        for routed in pending:
+            if isinstance(self._calls[routed.positions[0]], AllNodesCall):
+                for node in self._topology.primaries():
+                    by_node.setdefault(node, Batch(node)).add(replace(routed, node=node), self._calls)
+                continue
+            try:
+                address = self._address(routed)
+            except BrokerNotReadyError as exc:  # no node serves the slot
+                self._topology.forget()
+                self._set(routed, [exc] * len(routed.positions))
+                self._retry(routed, wait=True)
+                continue
+            if address in self._refused:
+                continue  # no other node has replaced it: the error remains the result
+            if self._name(routed) == "MULTI" and self.watched not in {None, address}:
+                self._abort_watched(routed)
+                continue
+            by_node.setdefault(address, Batch(address)).add(routed, self._calls)
+        return list(by_node.values())
+
+    def record(self, batch: Batch, results: Sequence[Any] | BrokerError) -> None:
+        """Record the results of a batch, or the error of its node."""
+        self._has_sent = True
+        if isinstance(results, BrokerError):
+            self._record_error(batch, results)
+            return
+        for routed, outcome in batch.outcomes(results):
+            self._set(routed, outcome)
+            error = None if routed.node else next(filter(None, map(redirect_of, outcome)), None)
+            if error is None:
+                self._record_watch(routed, outcome, batch.address)
+            else:
+                self._reroute(routed, error, batch.address)
+
+    def _record_error(self, batch: Batch, error: BrokerError) -> None:
+        was_sent = True
+        if isinstance(error, BrokerUnavailableError):
+            self._topology.record_failure(batch.address)
+            if error.refused:
+                self._refused.add(batch.address)
+                was_sent = False
+        for routed in batch.routed:
+            self._set(routed, [name_node(error, batch.address)] * len(routed.positions))
+            if not was_sent and routed.node is None:
+                self._retry(replace(routed, ask=None), wait=False)
+
+    def fail(self, error: BrokerError) -> None:
+        """Make all remaining calls fail with this error.
+
+        Raises:
+            BrokerError: No call has been sent.
+        """
+        if not self._has_sent:
+            raise error
+        for routed in self._pending:
+            self._set(routed, [error] * len(routed.positions))
+        self._pending = []
+
+    def pause_ms(self) -> int | None:
+        """Return how long to wait before the next round; ``None`` if there is none."""
+        if not self._pending:
+            return None
+        if self._must_wait and not self._waits:
+            self._give_up([routed for routed in self._pending if routed.slot in self._waiting])
+            self._pending = [routed for routed in self._pending if routed.slot not in self._waiting]
+            return 0 if self._pending else None
+        # A round that begins after the deadline would report a late reply instead of a moving slot.
+        if mono_ms() + self._backoff.next_ms * self._must_wait >= self._until_ms:
+            self._give_up(self._pending)
+            return None
+        return self._backoff.pause_ms() if self._must_wait else 0
+
+    def _address(self, routed: RoutedCall) -> Address:
+        if self._name(routed) == "UNWATCH" and self.watched is not None:
+            return self.watched
+        return routed.ask or self._topology.address(routed.slot)
+
+    def _reroute(self, routed: RoutedCall, error: BrokerError, address: Address) -> None:
+        """Route a call that was not executed again."""
+        if isinstance(error, SlotRedirectError) and not error.moving:
+            self._topology.record_move(error.slot, target_of(error, address))
+        if self._name(routed) == "MULTI" and self.watched is not None:
+            self._abort_watched(routed)
+            return
+        if not isinstance(error, SlotRedirectError):
+            if not is_try_again(error):  # otherwise, the node will redirect the call when the slot has been moved
+                self._topology.forget()
+            self._retry(replace(routed, ask=None), wait=True)
+            return
+        target = target_of(error, address)
+        if error.moving:
+            # Calls that belong together cannot be sent with ASKING: they wait until the slot has been moved.
+            is_single = len(routed.positions) == 1 and self._name(routed) != "WATCH"
+            self._retry(replace(routed, ask=target if is_single else None), wait=not is_single)
+            return
+        self._retry(replace(routed, ask=None), wait=routed.slot in self._redirected)  # nodes redirect to each other
+        self._redirected.add(routed.slot)
+
+    def _retry(self, routed: RoutedCall, *, wait: bool) -> None:
+        self._pending.append(routed)
+        if wait:
+            self._must_wait = True
+            self._waiting.add(routed.slot)
+
+    def _record_watch(self, routed: RoutedCall, outcome: Sequence[Any], address: Address) -> None:
+        name = self._name(routed)
+        if name == "WATCH":
+            self.watched = None if isinstance(outcome[0], BulltaskError) else address
+        elif name in {"MULTI", "UNWATCH"}:
+            self.watched = None
+
+    def _abort_watched(self, routed: RoutedCall) -> None:
+        """Make a transaction fail if its watched key is now on another node, which does not watch the key."""
+        self.watched = None
+        error = BrokerNotReadyError(
+            f"the Redis Cluster at {self._url} did not execute a transaction, because slot {routed.slot}, with a "
+            "watched key, is moving to another node"
+        )
+        self._set(routed, [error] * len(routed.positions))
+
+    def _give_up(self, calls: Sequence[RoutedCall]) -> None:
+        """Turn replies about a moving slot into errors with an explanation, which name the node."""
+        for routed in calls:
+            for position in routed.positions:
+                error = self.results[position]
+                if isinstance(error, SlotRedirectError) or is_try_again(error):
+                    error = moving_slot_error(routed.slot, self._url)
+                if not isinstance(error, BrokerError):
+                    continue
+                if self._topology.serves(routed.slot):
+                    self.results[position] = name_node(error, self._topology.address(routed.slot))
+                elif routed.slot is not None:
+                    error.node = f"slot {routed.slot}"  # no node serves it; those of other slots may be available
+
+    def _set(self, routed: RoutedCall, outcome: Sequence[Any]) -> None:
+        if routed.node is not None:
+            self._add(routed.positions[0], outcome[0])
+            return
+        for position, result in zip(routed.positions, outcome, strict=True):
+            self.results[position] = result
+
+    def _add(self, position: int, result: Any) -> None:
+        """Add one node's result of a call that is made on every node."""
+        results, call = self._parts.setdefault(position, []), self._calls[position]
+        results.append(result)
+        assert isinstance(call, AllNodesCall)
+        errors = [part for part in results if isinstance(part, BulltaskError)]
+        self.results[position] = errors[0] if errors else call.merge(results)
+
+    def _name(self, routed: RoutedCall) -> object:
+        return self._calls[routed.positions[0]].args[0]
+
+
+def moving_slot_error(slot: int | None, url: str) -> BrokerNotReadyError:
+    """Return the error for a call that waited too long for a slot that is being moved."""
+    return BrokerNotReadyError(
+        f"slot {slot} of the Redis Cluster at {url} is being moved. Scripts and transactions wait until the move is "
+        "complete, which has taken longer than the timeout"
+    )
+
+
+def name_node(error: BrokerError, address: Address) -> BrokerError:
+    """Note in an error which node is unreachable or not ready, and return the error."""
+    if isinstance(error, BrokerUnavailableError | BrokerNotReadyError):
+        error.node = f"{address[0]}:{address[1]}"
+    if isinstance(error, BrokerUnavailableError):
+        error.refused = False  # the node is gone, but another node may replace it
+    return error
+
+
+def target_of(error: SlotRedirectError, address: Address) -> Address:
+    """Return the node to which ``address`` has redirected a call."""
+    return error.host or address[0], error.port
+
+
+def redirect_of(result: object) -> BrokerError | None:
+    """Return the error if it means that the call was not executed and must be made again; otherwise ``None``."""
+    if isinstance(result, SlotRedirectError) or (isinstance(result, BrokerError) and is_transient_in_cluster(result)):
+        return result
+    return None
+
+
+def _with_source(call: Call[Any]) -> Call[Any]:
+    if call.script is None:
+        return call
+    return command(call.script.by_source, call.script.source, *call.args, parse_reply=call.parse_reply)
+
+
+def _drop_asking(outcome: Sequence[Any]) -> list[Any]:
+    """Return the results without ``ASKING``'s; if the ACL forbids ``ASKING``, its error is each call's result."""
+    asking, *results = outcome
+    return [asking] * len(results) if isinstance(asking, BulltaskError) else results
+
+
+# A client of a Redis Cluster: routes calls to the node that has their keys, even while slots move and nodes fail.
+
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -42,7 +483,7 @@ class ClusterClient:
     is unknown whether the node executed them; the slot map is read again for the next call.
 
     It is not thread-safe, and a forked process must create a new client (see
-    :class:`~bulltask.transport.client_pool.ClientPool`).
+    :class:`~bulltask.transport.client.ClientPool`).
 
     Args:
         endpoint: Nodes from which the others are discovered.
@@ -353,3 +794,351 @@ def _send_to(batch: Batch) -> Callable[[Client], None]:
 
 def _receive_from(batch: Batch) -> Callable[[Client], list[Any]]:
     return lambda client: client.results(batch.calls, client.receive(len(batch.calls)))
+
+
+# The asyncio client of a Redis Cluster.
+
+
+class AsyncClusterClient:
+    """One connection to each node, which the tasks of one event loop share.
+
+    It does for asyncio what :class:`~bulltask.transport.cluster.ClusterClient` does, with the same arguments. The calls
+    of one task for one queue are executed in their order, but a call that a node redirects may be executed after later
+    calls. ``WATCH`` is not supported, because the tasks share the connections.
+
+    Args:
+        endpoint: Nodes from which the others are discovered.
+        clock: Set when connecting and every few seconds, unless there is a name; ``None`` for no clock.
+        name: The name of the connections in ``CLIENT LIST``.
+        topology: The nodes, if other clients share them.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        clock: ServerClock | None = None,
+        name: str | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        self._endpoint, self._clock, self._name = endpoint.for_cluster(), clock if name is None else None, name
+        self._topology = Topology(endpoint.seeds) if topology is None else topology
+        self._topology_version = 0
+        self._clients: dict[Address, AsyncClient] = {}
+        self._connecting = asyncio.Lock()
+
+    async def run(self, call: Call[R]) -> R:
+        """Make one call; raises the same errors as ``AsyncClient.run``."""
+        result: R = (await self.run_many([call]))[0]
+        return result
+
+    async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
+        """Make several calls in one round trip to each node; raises the same errors as ``AsyncClient.run_many``.
+
+        Args:
+            calls: The calls.
+            deadline_ms: Deadline (``mono_ms``), in addition to the endpoint's timeouts.
+        """
+        results = await self.try_many(calls, deadline_ms)
+        for result in results:
+            if isinstance(result, BulltaskError):
+                raise result
+        return results
+
+    async def try_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
+        """Make independent calls; the result of a failed call is its error.
+
+        Raises:
+            BrokerUnavailableError: No node replies.
+            BrokerError: Calls that belong together have keys in several slots; no call was sent.
+        """
+        until_ms = mono_ms() + self._endpoint.command_timeout_ms
+        if deadline_ms is not None:
+            until_ms = min(until_ms, deadline_ms)
+        rounds = Rounds(self._topology, calls, until_ms, self._endpoint.safe_url)
+        pause_ms: int | None = 0 if calls else None
+        while pause_ms is not None:
+            if pause_ms:
+                await loop_timers.sleep(pause_ms / 1000)
+            try:
+                await self.connect(deadline_ms)
+            except BrokerError as exc:
+                rounds.fail(exc)
+                break
+            batches = rounds.batches()
+            for batch, results in zip(batches, await self._exchange(batches, deadline_ms), strict=True):
+                rounds.record(batch, results)
+            pause_ms = rounds.pause_ms()
+        return rounds.results
+
+    async def connect(self, deadline_ms: int | None = None) -> None:
+        """Read the slot map and set the clock, unless both are known; ``deadline_ms`` as in :meth:`run_many`."""
+        if not self._is_ready:
+            async with self._connecting:
+                if not self._topology.is_known:
+                    self._topology.set(await self._read_map(deadline_ms))
+                if self._clock is not None and self._clock.due:
+                    await self._set_clock(self._clock, deadline_ms)
+                    while self._clock.is_uncertain:
+                        await self._set_clock(self._clock, deadline_ms)
+                if self._topology_version != self._topology.version:
+                    self._topology_version = self._topology.version
+                    await self._close_unused()
+
+    async def close(self) -> None:
+        """Close the connections. Calls that are waiting fail with ``BrokerUnavailableError``."""
+        for client in tuple(self._clients.values()):
+            await client.close()
+
+    @property
+    def _is_ready(self) -> bool:
+        return (
+            self._topology.is_known
+            and self._topology_version == self._topology.version
+            and (self._clock is None or not self._clock.due)
+        )
+
+    async def _exchange(self, batches: Sequence[Batch], deadline_ms: int | None) -> Sequence[list[Any] | BrokerError]:
+        attempts = [_attempt(self._client(batch.address).try_many(batch.calls, deadline_ms)) for batch in batches]
+        return [await attempts[0]] if len(attempts) == 1 else await asyncio.gather(*attempts)
+
+    async def _read_map(self, deadline_ms: int | None) -> SlotMap:
+        errors: list[BrokerError] = []
+        for address in self._topology.candidates():
+            # Not on a connection with a name, as in ClusterClient.
+            client = self._client(address) if self._name is None else AsyncClient(self._endpoint.at(*address))
+            try:
+                slot_map: SlotMap = (await client.run_many([slots(address)], deadline_ms))[0]
+            except (BrokerUnavailableError, BrokerNotReadyError) as exc:
+                errors.append(exc)
+            except BrokerError as exc:
+                raise (no_cluster_error(self._endpoint.safe_url) if is_no_cluster(exc) else exc) from exc
+            else:
+                return slot_map
+            finally:
+                if self._name is not None:
+                    await client.close()
+        raise errors[-1]
+
+    async def _set_clock(self, clock: ServerClock, deadline_ms: int | None) -> None:
+        errors: list[BrokerError] = []
+        for address in self._topology.by_preference():
+            sent_ms = mono_ms()
+            result = await _attempt(self._client(address).run_many([TIME], deadline_ms))
+            if not isinstance(result, BrokerError):
+                clock.set(result[0], sent_ms, mono_ms())
+                return
+            self._topology.record_failure(address)
+            errors.append(name_node(result, address))
+        raise errors[-1]
+
+    async def _close_unused(self) -> None:
+        """Close the connections to nodes that no longer have slots."""
+        known = self._topology.primaries()
+        for address in [address for address in self._clients if address not in known]:
+            await self._clients.pop(address).close()
+
+    def _client(self, address: Address) -> AsyncClient:
+        if (client := self._clients.get(address)) is None:
+            client = self._clients[address] = AsyncClient(self._endpoint.at(*address), None, self._name)
+        return client
+
+
+async def _attempt(use: Coroutine[Any, Any, R]) -> R | BrokerError:
+    try:
+        return await use
+    except BrokerError as exc:
+        return exc
+
+
+# Blocking calls in several slots of a Redis Cluster at once: one connection per slot.
+
+
+_CONNECT_MS: Final = 1_000
+"""Timeout for a new connection, because the replies from other nodes are not read meanwhile."""
+
+_MAX_REDIRECTS: Final = 3
+"""How many times a call is redirected during one wait. If that is not enough, the nodes disagree."""
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """A connection that waits for the keys of one slot.
+
+    Attributes:
+        address: The node to which it is connected.
+        identity: The connection's id on that node.
+    """
+
+    address: Address
+    client: Client
+    identity: int = 0
+
+
+class HashSlotWaits:
+    """Makes blocking calls in several slots, and ends all of them when the first one returns.
+
+    A node of a cluster rejects a blocking command whose keys are in several slots, even if it has all of them.
+
+    It is not thread-safe, and must not be used after a fork.
+
+    Args:
+        endpoint: The cluster, with timeouts for blocking calls.
+        topology: Its nodes.
+        client: Ends the waits, and reads the slot map.
+    """
+
+    def __init__(self, endpoint: Endpoint, topology: Topology, client: ClusterClient) -> None:
+        self._endpoint, self._topology, self._client = endpoint, topology, client
+        self._waiters: dict[int, _Waiter] = {}
+
+    def wait(self, calls: Mapping[int, Call[R]], wait_ms: int) -> dict[int, R | BrokerError]:
+        """Make the calls, and wait until one of them returns, or fails.
+
+        A call that has not returned by then is unblocked with ``CLIENT UNBLOCK``, and returns what it returns after its
+        timeout.
+
+        Args:
+            calls: A blocking call for each slot, with a timeout of at least ``wait_ms``.
+            wait_ms: Maximum wait.
+
+        Returns:
+            The result of each call, or its error. Several may have returned at the same time.
+
+        Raises:
+            BrokerError: No node of the cluster is reachable.
+        """
+        until_ms = mono_ms() + wait_ms
+        results: dict[int, R | BrokerError] = {}
+        try:
+            self._client.connect()
+            waiting = {slot for slot, call in calls.items() if self._begin(slot, call, results)}
+            redirects = 0
+            while waiting and not results:
+                for slot in self._ready(waiting, until_ms - mono_ms()):
+                    waiting.discard(slot)
+                    result = self._receive(slot, calls[slot])
+                    if self._is_redirected(slot, result) and (redirects := redirects + 1) <= _MAX_REDIRECTS:
+                        if self._begin(slot, calls[slot], results):
+                            waiting.add(slot)
+                    else:
+                        results[slot] = result
+                if mono_ms() >= until_ms:
+                    break
+            for slot in sorted(waiting):
+                results[slot] = self._end(slot, calls[slot])
+        except BaseException:
+            self.close()  # otherwise, the next wait would read the replies
+            raise
+        return results
+
+    def close(self) -> None:
+        """Close the connections; they are opened again when needed."""
+        for waiter in self._waiters.values():
+            waiter.client.close()
+
+    def _begin(self, slot: int, call: Call[R], results: dict[int, R | BrokerError]) -> bool:
+        """Send a call; return False, and set its result to the error, if that is not possible."""
+        began_ms = mono_ms()
+        try:
+            waiter = self._waiter(slot)
+            waiter.client.set_deadline(mono_ms() + _CONNECT_MS)
+            try:
+                waiter.identity = waiter.client.connection_id()
+            finally:
+                waiter.client.set_deadline(None)
+            waiter.client.send([call.packed()])
+        except BrokerError as exc:
+            results[slot] = self._failed(slot, exc, mono_ms() - began_ms)
+            return False
+        return True
+
+    def _ready(self, waiting: set[int], timeout_ms: int) -> list[int]:
+        """Return the slots whose replies have arrived within ``timeout_ms``."""
+        poll, slots = select.poll(), {}
+        for slot in waiting:
+            descriptor = self._waiters[slot].client.fileno()
+            slots[descriptor] = slot
+            poll.register(descriptor, select.POLLIN)
+        ready = [slots[descriptor] for descriptor, _ in poll.poll(max(0, timeout_ms))]
+        return [slot for slot in ready if self._waiters[slot].client.has_reply()]
+
+    def _receive(self, slot: int, call: Call[R]) -> R | BrokerError:
+        client = self._waiters[slot].client
+        try:
+            result: R | BrokerError = client.results([call], client.receive(1))[0]
+        except BrokerError as exc:
+            return self._failed(slot, exc)
+        return result
+
+    def _end(self, slot: int, call: Call[R]) -> R | BrokerError:
+        """End a call that is still blocked; return its result."""
+        waiter = self._waiters[slot]
+        try:
+            self._client.run_at(waiter.address, command("CLIENT", "UNBLOCK", waiter.identity))
+        except BrokerError as exc:
+            waiter.client.close()
+            return exc
+        return self._receive(slot, call)
+
+    def _is_redirected(self, slot: int, result: object) -> bool:
+        """Return whether the slot is on another node, which is recorded."""
+        if not isinstance(result, SlotRedirectError) or result.moving:
+            return False
+        self._topology.record_move(slot, target_of(result, self._waiters[slot].address))
+        return True
+
+    def _failed(self, slot: int, error: BrokerError, took_ms: int = 0) -> BrokerError:
+        """Return the error, with its node; another node may have the slot by now."""
+        waiter = self._waiters.get(slot)
+        if isinstance(error, BrokerUnavailableError) and waiter is not None:
+            if not self._topology.is_silent(waiter.address):
+                self._topology.record_failure(waiter.address, took_ms)
+            return name_node(error, waiter.address)
+        return error
+
+    def _waiter(self, slot: int) -> _Waiter:
+        """Return the connection to the node that serves the slot."""
+        address, waiter = self._topology.address(slot), self._waiters.get(slot)
+        if self._topology.is_silent(address):
+            raise BrokerUnavailableError(f"the node {address[0]}:{address[1]} does not reply")
+        if waiter is None or waiter.address != address:
+            if waiter is not None:
+                waiter.client.close()
+            waiter = self._waiters[slot] = _Waiter(address, Client(self._endpoint.at(*address), None))
+        return waiter
+
+
+# Checks that the queues of a flow are in one slot of a Redis Cluster, before its jobs are sent.
+
+
+def check_one_slot(jobs: Iterable[tuple[QueueKeys, NewJob]]) -> None:
+    """Check that a cluster can store jobs in one transaction, and later run them as a flow.
+
+    A worker finishes a job and updates its parent, or adds its error callbacks, in one script, whose keys must be in
+    one slot, too. If they were not, only that script would fail, after the task has run.
+
+    Args:
+        jobs: The jobs of one flow, each with the keys of its queue, which are in one slot.
+
+    Raises:
+        ConfigError: The queues of the jobs, of their parents and of their error callbacks are in several slots.
+    """
+    slots: dict[str, int] = {}
+    for keys, job in jobs:
+        slots[keys.base[:-1]] = _slot(keys.base)
+        if job.parent is not None:
+            slots[str(job.parent.data["queueKey"])] = _slot(job.parent.key)
+        for errback in read_errbacks(job.options.canvas.get("errbacks", "[]")):
+            slots[errback.queue] = _slot(f"{errback.queue}:")
+    if len(set(slots.values())) > 1:
+        queues = ", ".join(f"{queue} (slot {slot})" for queue, slot in sorted(slots.items()))
+        raise ConfigError(
+            "in a Redis Cluster, the queues of a flow or canvas, of its parent job and of its error callbacks must be "
+            f"in one slot, but these are in several: {queues}. Nothing was sent. Put the queues into one slot: give "
+            "them names with the same tag ('mail{shop}', 'news{shop}'; in Node.js: new Queue('mail{shop}')), or set "
+            "prefix='{bull}' in every app and Node.js client, which puts all queues on one node"
+        )
+
+
+def _slot(key: str) -> int:
+    return int(key_slot(key.encode("utf-8", "surrogateescape")))

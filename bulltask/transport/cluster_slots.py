@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from redis.crc import key_slot
 
-from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.jobs.codec import ON_SURROGATE
+from bulltask.jobs.errors import BrokerError, BrokerNotReadyError
 from bulltask.lua.loader import Script
-from bulltask.transport.call import Arg, Call, PackedCall, command, is_wait_for_replicas
-from bulltask.transport.keys import guard_key
+from bulltask.transport.call import Arg, Call, PackedCall, command, guard_key, is_wait_for_replicas
 
 __all__ = [
     "CROSS_SLOT",

@@ -1,19 +1,24 @@
-"""Sans-I/O operations: sequences of calls that are written once and run by the sync or the async client.
-
-An operation is a generator. It yields the calls of one round trip, receives their results, and returns a result. A
-call's error is raised at the ``yield``, where the operation may handle it.
-"""
+"""Transactions: ``MULTI`` … ``EXEC`` in one round trip, all or nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from bulltask.transport.call import Call
-from bulltask.transport.client_types import AnyAsyncClient
-from bulltask.transport.steps import adrive, drive
+from redis.exceptions import ResponseError
 
-__all__ = ["Operation", "execute", "run_async", "run_sync"]
+from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BulltaskError
+from bulltask.transport import redis_errors
+from bulltask.transport.call import AnyAsyncClient, Call, adrive, command, drive
+
+__all__ = ["Operation", "atomic", "execute", "run_async", "run_sync", "transaction"]
+
+
+# Sans-I/O operations: sequences of calls that are written once and run by the sync or the async client.
+#
+# An operation is a generator. It yields the calls of one round trip, receives their results, and returns a result. A
+# call's error is raised at the ``yield``, where the operation may handle it.
+
 
 R = TypeVar("R")
 
@@ -42,3 +47,82 @@ def run_sync(client: _Runner, operation: Operation[R]) -> R:
 async def run_async(client: AnyAsyncClient, operation: Operation[R]) -> R:
     """:func:`run_sync` for asyncio."""
     return await adrive(operation, client.run_many)
+
+
+# Transactions: ``MULTI`` … ``EXEC`` in one round trip, all or nothing.
+#
+# If the server does not have a script, its call fails inside ``EXEC``, but the other calls are executed, so half a flow
+# would be stored. Loading the script first does not help, because another client may send ``SCRIPT FLUSH`` in between.
+# Therefore, the first call to each script contains its source (``EVAL``, which runs and caches it), and later calls
+# need only the hash, because no other client can run commands inside a transaction.
+
+
+def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
+    """Return the calls that execute ``calls`` in a transaction, in one round trip; only the last call has a result.
+
+    Args:
+        calls: Calls that do not block: Redis replies immediately to a blocking call inside a transaction.
+        where: The server for error messages, without its password (``Endpoint.safe_url``).
+
+    Returns:
+        Calls for one ``run_many``. The result of the last call is a list with the result, or the ``BulltaskError``, of
+        each of ``calls``.
+
+    If the server rejects one of the calls when it is queued (the ACL forbids it, its keys are in several slots), the
+    round trip raises and nothing was executed. A server that cannot write at all (it is at maxmemory, or a replica)
+    also rejects calls at that point or, depending on its version, executes no part of any script, and all results are
+    that error.
+    """
+    return [
+        command("MULTI"),
+        *_with_sources(calls),
+        command("EXEC", parse_reply=lambda reply: _results(calls, reply, where)),
+    ]
+
+
+def transaction(calls: Sequence[Call[Any]], where: str, then: Sequence[Call[Any]] = ()) -> Operation[list[Any]]:
+    """Return :func:`atomic` as an operation, whose result is the transaction's.
+
+    Args:
+        calls: The calls of the transaction.
+        where: As for :func:`atomic`.
+        then: Calls that are sent after the transaction, in the same round trip.
+    """
+    requests = atomic(calls, where)
+    results: list[Any] = (yield [*requests, *then])[len(requests) - 1]
+    return results
+
+
+def _with_sources(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
+    """Return the same calls as plain commands, so that the client does not resend individual calls."""
+    known: set[str] = set()
+    plain: list[Call[Any]] = []
+    for call in calls:
+        if call.script is None:
+            plain.append(command(*call.args))
+        elif call.script.sha in known:
+            plain.append(command(call.script.by_sha, call.script.sha, *call.args))
+        else:
+            plain.append(command(call.script.by_source, call.script.source, *call.args))
+            known.add(call.script.sha)
+    return plain
+
+
+def _results(calls: Sequence[Call[Any]], reply: Any, where: str) -> list[Any]:
+    if reply is None:
+        raise BrokerNotReadyError(f"Redis at {where} did not execute a transaction, because a watched key has changed")
+    if not isinstance(reply, list) or len(reply) != len(calls):
+        raise BrokerError(f"Redis at {where} replied to a transaction of {len(calls)} calls with {reply!r:.200}")
+
+    return [_result(call, entry, where) for call, entry in zip(calls, reply, strict=True)]
+
+
+def _result(call: Call[Any], reply: Any, where: str) -> Any:
+    if isinstance(reply, ResponseError):
+        error = redis_errors.reply_error(reply, where)
+        error.__cause__ = reply
+        return error
+    try:
+        return call.parse_reply(reply)
+    except BulltaskError as exc:
+        return exc

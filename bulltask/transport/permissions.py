@@ -2,16 +2,179 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
-from bulltask.errors import BrokerAuthError
-from bulltask.transport.advice import rejected_command, user_of
-from bulltask.transport.call import Call, command
-from bulltask.transport.client_types import SyncClient
-from bulltask.transport.keys import QueueKeys
+from bulltask.jobs.errors import BrokerAuthError
+from bulltask.lua import loader
+from bulltask.lua.loader import Script
+from bulltask.transport.call import (
+    Call,
+    QueueKeys,
+    SyncClient,
+    beat_queues,
+    command,
+    queue_consumers,
+    saved_group,
+    schedule_versions,
+)
+from bulltask.transport.redis_errors import rejected_command, user_of
 
-__all__ = ["check_permissions"]
+__all__ = [
+    "CLUSTER",
+    "ROLES",
+    "Grants",
+    "check_permissions",
+    "key_patterns",
+    "metrics_commands",
+    "role_grants",
+    "worker_commands",
+]
+
+
+# The permissions that Redis users need, by role, for ``bulltask acl``, a worker's check, and the documentation.
+
+
+ROLES: Final = {
+    "worker": "run jobs, with schedules, retries, revocation and metrics",
+    "sender": "send jobs, canvases and flows, including from an outbox, and wait for results",
+    "reader": "read queues, jobs, results, schedules and events",
+    "manager": "everything that bulltask does: all methods of queues and jobs, all commands",
+}
+"""The roles, and what a user with that role can do. A user can have several."""
+
+CLUSTER: Final = ("asking", "client|id", "client|unblock", "cluster|slots")
+"""Commands that every role needs in a Redis Cluster."""
+
+_CONNECT: Final = ("time",)
+
+_WORKER: Final = (
+    "bzpopmin client|setname discard eval evalsha get hget hgetall hmget hset hsetnx info llen multi ping pexpire sadd "
+    "scard set zadd zcard zrem zscan"
+).split()
+_SENDER: Final = (
+    "del eval evalsha exec exists get hmget hsetnx multi set unwatch wait watch xrange xread xrevrange"
+).split()
+_READER: Final = (
+    "client|list client|setname eval evalsha exec exists get hexists hget hgetall hmget llen lrange multi scan "
+    "smembers xinfo|stream xread xrevrange zcard zcount zrange zrevrange zscan zscore"
+).split()
+_MANAGER: Final = "hdel hlen ltrim srem type xadd xtrim".split()
+"""Commands that are called directly; those inside scripts are read from the scripts."""
+
+_NOT_FOR_WORKERS: Final = frozenset(
+    "cleanJobsInSet cleanPage convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob "
+    "pageAfter paginate pause promote resetAttempts setPaused lastIdOfRange".split()
+)
+"""Scripts of queues, readers and migrations. All other scripts are a worker's, so a new script needs no entry."""
+
+_SENDERS: Final = frozenset(
+    "addDelayedJob addOnce addParentJob addPrioritizedJob addStandardJob deduplicationGuard getStateV2 "
+    "isFinished".split()
+)
+_READERS: Final = frozenset(
+    "getCounts getCountsPerPriority getDependencyCounts getJobScheduler getMetrics getRanges getRateLimitTtl "
+    "getStateV2 isFinished isMaxed pageAfter paginate".split()
+)
+_WRITES_OF_READERS: Final = frozenset(("del", "rpop"))
+"""Write commands in scripts that read. They remove what BullMQ 4 and earlier, or an expired rate limit, have left. A
+reader is not permitted to run them; scripts call them only if there is something to remove."""
+
+_CALLED: Final = re.compile(rb"""\b(?:r|redis\.p?|server\.p?)?call\s*\(\s*["'](\w+)["']""")
+_IN_VARIABLE: Final = re.compile(rb"""["']([LR]PUSH|Z(?:REV)?RAN(?:K|GE)|SCARD|SSCAN|HLEN|HSCAN)["']""")
+"""Names of commands that scripts choose before the call."""
+_APP_KEYS: Final = (saved_group, beat_queues, schedule_versions, queue_consumers)
+"""Functions that return the names of keys that belong to no queue."""
+_GLOB: Final = re.compile(r"([*?\[\]\\])")
+_SPACE: Final = re.compile(r"[ \t\n\v\f\r]")
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """The grants of a Redis user.
+
+    Attributes:
+        access: The prefix of key patterns: ``~`` for full access, ``%R~`` for reading.
+        commands: The names of Redis commands, with a subcommand if only that is needed.
+    """
+
+    access: str
+    commands: tuple[str, ...]
+
+    def rules(self, prefix: str = "bull", *, cluster: bool = False, queues: Sequence[QueueKeys] = ()) -> list[str]:
+        """Return the rules for ``ACL SETUSER name on >password …``.
+
+        Args:
+            prefix: The setting ``prefix``.
+            cluster: Whether the servers are a cluster. Each node needs the user.
+            queues: The only queues to which the user has access; by default, to all with the prefix.
+        """
+        keys = [f"{self.access}{pattern}" for pattern in key_patterns(prefix, queues)]
+        allowed = sorted({*self.commands, *(CLUSTER if cluster else ())})
+        return ["resetkeys", *keys, "resetchannels", "-@all", *(f"+{name}" for name in allowed)]
+
+
+def key_patterns(prefix: str, queues: Sequence[QueueKeys] = ()) -> list[str]:
+    """Return the patterns of all keys with a prefix, or those of some queues and those that belong to no queue."""
+    if queues:
+        own = [f"{_literal(base)}*" for keys in queues for base in (keys.base, keys.bulltask_base)]
+    else:
+        own = [f"{_literal(prefix)}:*", "bulltask:*" if prefix == "bull" else f"bulltask:{_literal(prefix)}:*"]
+    if prefix == "bull" and not queues:
+        return own
+    return [*own, *(key(_literal(prefix), "*") for key in _APP_KEYS)]
+
+
+def role_grants(roles: Iterable[str]) -> Grants:
+    """Return the permissions of a user with one or several of :data:`ROLES`."""
+    commands = {name for role in roles for name in _commands_of(role)}
+    return Grants("~", tuple(sorted(commands)))
+
+
+@cache
+def worker_commands() -> tuple[str, ...]:
+    """Return the commands that a running worker needs, including those that its scripts call."""
+    scripts = (script for script in loader.all_scripts() if script.name not in _NOT_FOR_WORKERS)
+    direct = (name for name in _WORKER if "|" not in name)
+    return tuple(sorted({*direct, *called_in(scripts)} - {"discard", "info", "multi"}))
+
+
+@cache
+def metrics_commands() -> tuple[str, ...]:
+    """Return the additional commands that a worker needs for its metrics, which include the lengths of its queues."""
+    return tuple(sorted(called_in([loader.official_script("getCounts")]).difference(worker_commands())))
+
+
+@cache
+def _commands_of(role: str) -> frozenset[str]:
+    scripts = loader.all_scripts()
+    reader = called_in(script for script in scripts if script.name in _READERS) - _WRITES_OF_READERS
+    sender = called_in(script for script in scripts if script.name in _SENDERS)
+    commands: dict[str, set[str]] = {
+        "worker": {*_WORKER, *worker_commands(), *metrics_commands()},
+        "sender": {*_SENDER, *sender},
+        "reader": {*_READER, *reader},
+        "manager": {*_WORKER, *_SENDER, *_READER, *_MANAGER, *called_in(scripts)},
+    }
+    return frozenset(commands[role] | set(_CONNECT))
+
+
+def called_in(scripts: Iterable[Script]) -> set[str]:
+    """Return the commands that scripts call."""
+    names = (pattern.findall(script.source) for script in scripts for pattern in (_CALLED, _IN_VARIABLE))
+    return {name.decode().lower() for group in names for name in group}
+
+
+def _literal(text: str) -> str:
+    """Escape the characters that have a meaning in a pattern; Redis allows no space in one, so ``?`` replaces it."""
+    return _SPACE.sub("?", _GLOB.sub(r"\\\1", text))
+
+
+# Checks whether the server's ACL permits a Redis user to run the commands that a worker needs.
+
 
 _MAX_ARGUMENTS: Final = 4
 

@@ -8,20 +8,17 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final, NoReturn, TypeVar
 
-from bulltask import loop_timers
-from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
+from bulltask.jobs import clock as loop_timers
 from bulltask.jobs.backoff import reconnect_delay_ms
-from bulltask.jobs.job import NewJob
-from bulltask.jobs.options import text_chars
-from bulltask.transport.call import Call, command
-from bulltask.transport.client_pool import ClientPool
-from bulltask.transport.client_types import AnyAsyncClient
+from bulltask.jobs.clock import ServerClock, mono_ms
+from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
+from bulltask.jobs.job import NewJob, text_chars
+from bulltask.transport.call import AnyAsyncClient, Call, QueueKeys, command
+from bulltask.transport.client import ClientPool
+from bulltask.transport.cluster import check_one_slot
 from bulltask.transport.cluster_slots import slot_of
-from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
-from bulltask.transport.scripts.one_slot import check_one_slot
 
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget", "wait_for_replicas"]
 

@@ -9,28 +9,30 @@ from contextlib import suppress
 from itertools import compress
 from typing import Final
 
-from bulltask import loop_timers
-from bulltask.clock import mono_ms
-from bulltask.errors import (
+from bulltask.config.config import Config
+from bulltask.jobs import clock as loop_timers
+from bulltask.jobs import codec
+from bulltask.jobs.clock import mono_ms
+from bulltask.jobs.errors import (
+    RECOVERABLE,
     BrokerError,
     BrokerNotReadyError,
     BrokerUnavailableError,
+    DecodeError,
     JobNotFoundError,
     LockMismatchError,
     ResultTimeoutError,
 )
-from bulltask.jobs import codec
-from bulltask.jobs.job import JobRef
-from bulltask.jobs.states import JobState, Revocation
+from bulltask.jobs.job import INCOMPATIBLE_FIELD, JobRef, RunningJob
+from bulltask.jobs.names import FAN_OUT, JobState, Revocation
+from bulltask.jobs.payloads import PayloadCodec
 from bulltask.jobs.stored_job import Finished, StoredCall, StoredSnapshot
-from bulltask.payloads.payload_codec import PayloadCodec
-from bulltask.task_waits import warn_about_wait
-from bulltask.transport.call import command
-from bulltask.transport.client_pool import ClientPool
-from bulltask.transport.client_types import AnyAsyncClient, SyncClient
-from bulltask.transport.keys import QueueKeys, saved_group
-from bulltask.transport.operation import Operation, run_async, run_sync
-from bulltask.transport.replies import text
+from bulltask.registry.protocols import warn_about_wait
+from bulltask.transport.call import AnyAsyncClient, QueueKeys, SyncClient, command, saved_group, text
+from bulltask.transport.client import ClientPool
+from bulltask.transport.operation import Operation, execute, run_async, run_sync
+from bulltask.transport.scripts import job as job_scripts
+from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.job import (
     finished_state,
     get_state,
@@ -40,10 +42,136 @@ from bulltask.transport.scripts.job import (
     remove_job,
     snapshot,
 )
-from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
-from bulltask.transport.unfinished import describe_unfinished
+from bulltask.transport.scripts.move import (
+    FetchOptions,
+    fail_malformed,
+    malformed_finish,
+    move_to_finished,
+    with_dependents,
+)
+from bulltask.transport.scripts.queue import ClientRow, list_clients, worker_queues
+from bulltask.transport.streams import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
 
-__all__ = ["FAILOVER_MS", "RECHECK_MS", "Results"]
+__all__ = ["FAILOVER_MS", "RECHECK_MS", "Results", "describe_unfinished", "revoke"]
+
+
+# Revoking a job: one operation for queues, results and workers.
+
+
+_LOCK_OWNER: Final = "revoked"  # the token of a lock that is held for one step
+
+
+def revoke(
+    keys: QueueKeys, job_id: str, config: Config, now_ms: Callable[[], int], *, terminate: bool
+) -> Operation[Revocation]:
+    """Fail a job that is not running; with ``terminate``, request that the worker of a running job cancel it.
+
+    Args:
+        keys: The queue.
+        job_id: The job.
+        config: The caller's settings.
+        now_ms: Returns the server's time; called once there is a connection.
+        terminate: Add a revocation request if the job is running.
+    """
+    job = yield from _read(keys, job_id)
+    try:
+        revocation = yield from execute(job_scripts.revoke(keys, job, config, now_ms(), terminate=terminate))
+    except BrokerError as exc:
+        if isinstance(exc, RECOVERABLE) or not (yield from _fail_malformed(keys, job, config, now_ms(), exc)):
+            raise
+        return Revocation.REVOKED
+    if revocation is Revocation.REVOKED and job.deduplication_id:
+        # BullMQ 5.72 and newer may defer a duplicate until this job has finished.
+        yield from execute(add_deferred_duplicate(keys, job.deduplication_id, job_id, now_ms()))
+    return revocation
+
+
+def _fail_malformed(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
+    """Fail a job that made the script fail with an error, if the job's hash is malformed."""
+    options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
+    failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
+    finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)
+    finish = with_dependents(keys, job, finish, None, now_ms)
+    return (yield from execute(fail_malformed(keys, finish, _LOCK_OWNER, only_malformed=True)))
+
+
+def _read(keys: QueueKeys, job_id: str) -> Operation[RunningJob]:
+    """Read what is needed to revoke a job: its options, and which jobs follow a fan-out job."""
+    name, opts = yield from execute(job_scripts.job_fields(keys, job_id, ("name", "opts")))
+    fields = [b"opts", opts or b"{}", b"name", name or b""]
+    if name == FAN_OUT.encode():
+        (data,) = yield from execute(job_scripts.job_fields(keys, job_id, ("data",)))
+        fields += [b"data", data or b"null"]
+    try:
+        return RunningJob.from_hash(keys.queue, job_id, fields)
+    except DecodeError as exc:  # a job that cannot be read can still be revoked
+        return RunningJob.placeholder(keys.queue, job_id, str(exc))
+
+
+# Why a job has not finished: a sentence for ``ResultTimeoutError``, from what Redis knows.
+
+
+_FIELDS: Final = ("name", "failedReason", "pb", "atm", INCOMPATIBLE_FIELD)
+_MAX_TEXT: Final = 300
+_MAX_QUEUES: Final = 5
+
+
+def describe_unfinished(keys: QueueKeys, job_id: str, url: str) -> Operation[str]:
+    """Return what the job is waiting for; ``""`` if it has finished in the meantime.
+
+    Args:
+        keys: The keys of the job's queue.
+        job_id: The job's id.
+        url: The server's URL without its password: a worker may be connected to another server.
+    """
+    state, fields, is_paused = yield [
+        get_state(keys, job_id),
+        job_fields(keys, job_id, _FIELDS),
+        command("HEXISTS", keys.meta, "paused"),
+    ]
+    name, reason, worker, attempts, incompatible = (codec.decode_text(value)[:_MAX_TEXT] for value in fields)
+    if state.finished or state is JobState.UNKNOWN:
+        return ""
+    match state:
+        case JobState.ACTIVE:
+            why = f" on worker {worker}" if worker else ""
+        case JobState.WAITING_CHILDREN:
+            why = ": its child jobs have not finished"
+        case _ if incompatible.startswith(f"{attempts or 0}:"):
+            why = f", because no worker could run it: {reason}"
+        case _ if reason:
+            why = f", because an attempt failed: {reason}"
+        case _ if is_paused:
+            why = ", because the queue is paused"
+        case _:
+            why = yield from _workers(keys, url)
+    return f"its task is {name!r}, and it is {state}{why}"
+
+
+def _workers(keys: QueueKeys, url: str) -> Operation[str]:
+    """Return how many workers the queue has; ``""`` if the server does not say."""
+    own = keys.client_name()
+    try:
+        rows: list[ClientRow] = yield from execute(list_clients(own, f"{own}:w:"))
+        others: set[str] = set() if rows else (yield from execute(worker_queues(keys.prefix)))
+    except BrokerError:  # CLIENT LIST is forbidden
+        return ""
+    if rows:
+        return f"; workers that are connected to this queue: {len(rows)}"
+    served = f", only to {_names(sorted(others))}" if others else ""
+    return (
+        f", because no worker is connected to this queue at {url}{served}. Start one with `bulltask worker -A APP -Q "
+        f"{keys.queue}`, with the same broker_url"
+    )
+
+
+def _names(queues: Sequence[str]) -> str:
+    shown = ", ".join(name.strip("{}") for name in queues[:_MAX_QUEUES])
+    return shown if len(queues) <= _MAX_QUEUES else f"{shown} and {len(queues) - _MAX_QUEUES} other queues"
+
+
+# Reads results, and waits for them on a queue's event stream.
+
 
 FAILOVER_MS: Final = 60_000
 """How long a waiter tolerates an outage if another server can take over; Sentinel's default settings need 30 s."""
@@ -117,7 +245,7 @@ class Results:
         return StoredCall.from_fields(*self._pool.run(job_fields(self._keys(ref.queue), ref.id, _CALL_FIELDS)))
 
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
-        """Return how the jobs finished, as in :meth:`bulltask.ports.ResultReader.finished_states`."""
+        """Return how the jobs finished, as in :meth:`bulltask.registry.protocols.ResultReader.finished_states`."""
         states: list[JobState | None] = []
         for start in range(0, len(refs), _REFS_PER_ROUND_TRIP):
             part = refs[start : start + _REFS_PER_ROUND_TRIP]
@@ -138,7 +266,7 @@ class Results:
         _check_removed(ref, await self._async_client().run(remove_job(self._keys(ref.queue), ref.id, children=False)))
 
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
-        """Store the references of a group's members; see :meth:`bulltask.ports.ResultReader.save_group`."""
+        """Store the references of a group's members; see :meth:`bulltask.registry.protocols.ResultReader.save_group`."""
         key, expiry = saved_group(self._keys(queue).prefix, group_id), () if keep_ms is None else ("PX", keep_ms)
         self._pool.run(command("SET", key, members, *expiry))
 
@@ -164,7 +292,7 @@ class Results:
         return await run_async(client, self._revocation(ref, terminate))
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """Wait until the job has finished; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
+        """Wait until the job has finished; arguments and errors as in :meth:`bulltask.registry.protocols.ResultReader.wait`."""
         keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
         tolerance, replied = _OutageTolerance(self.outage_timeout_ms), False
         with self._waiters.client() as client:

@@ -1,32 +1,38 @@
-"""Keeps the job schedulers in Redis: stores ``beat_schedule``, and adds next iterations that are missing.
-
-There is no beat process: the worker that acquires a scheduler's job adds the next one. The template of the scheduler's
-jobs contains its owner (``opts.bulltask``: ``beat`` is the app's name, ``digest`` a hash of the entry). Node.js keeps
-these fields. A scheduler with the same id that another client created has no owner, and is not changed.
-
-Old and new workers may run side by side. All workers of an app register the version of the schedule that they run, and
-only those of the newest version change it (``scheduleVersion.lua``).
-"""
+"""Keeps the job schedulers in Redis: stores ``beat_schedule``, and adds next iterations that are missing."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC
-from typing import TYPE_CHECKING, Final
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
-from bulltask.clock import mono_ms, zone_of
-from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError, JobError
-from bulltask.queue.next_iteration import restore_iterations
-from bulltask.queue.schedulers import all_rows, put
-from bulltask.schedules.repeat import Repeat
-from bulltask.transport.client_types import SyncClient
-from bulltask.transport.keys import QueueKeys
+from bulltask.config.parsers import time_zone
+from bulltask.jobs.clock import mono_ms, zone_of
+from bulltask.jobs.errors import (
+    BrokerError,
+    BrokerNotReadyError,
+    BrokerUnavailableError,
+    BulltaskError,
+    ConfigError,
+    JobError,
+    did_you_mean,
+)
+from bulltask.jobs.job import NewJob
+from bulltask.jobs.names import check_scheduler_id
+from bulltask.jobs.payloads import PayloadCodec
+from bulltask.jobs.schedules import Repeat, crontab
+from bulltask.queue.schedulers import all_rows, put, restore_iterations
+from bulltask.registry.call import check_args, check_kwargs
+from bulltask.registry.options import CallOptions
+from bulltask.registry.task import AnyTask
+from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.operation import Operation, execute, run_sync
-from bulltask.transport.scripts.schedule import (
+from bulltask.transport.scripts.queue import (
     CHECK_MS,
     BeatLabel,
     add_beat_queue,
@@ -39,13 +45,155 @@ from bulltask.transport.scripts.schedule import (
     remove_beat_queue,
     remove_job_scheduler,
 )
-from bulltask.worker.beat_entries import BeatEntry
 from bulltask.worker.broker_backoff import ReconnectBackoff
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["Beat", "BeatWorker", "Changes", "reconcile"]
+__all__ = [
+    "Beat",
+    "BeatEntry",
+    "BeatWorker",
+    "Changes",
+    "entry_problems",
+    "read_entries",
+    "reconcile",
+    "unregistered_tasks",
+]
+
+
+# Reads and checks the entries of ``beat_schedule``, which have Celery's format.
+
+
+_KEYS: Final = ("task", "schedule", "args", "kwargs", "options", "relative")
+_INVALID_OPTIONS: Final = ("countdown", "eta", "job_id", "timestamp", "deduplication", "parent")
+
+
+@dataclass(frozen=True, slots=True)
+class BeatEntry:
+    """A valid entry of ``beat_schedule``.
+
+    Attributes:
+        name: The key of the entry, which is the id of its job scheduler.
+        rule: When its jobs run.
+        job: The template of its jobs, with their queue.
+        data: A string that changes only when the template's data changes, even if the encrypted data is never the same.
+    """
+
+    name: str
+    rule: Repeat
+    job: NewJob
+    data: str
+
+    @property
+    def digest(self) -> str:
+        """A short hash that changes with the entry and the settings that it depends on."""
+        content = [self.job.name, self.data, self.rule.to_wire(), self.job.options.to_template()]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_entries(app: App) -> list[BeatEntry] | None:
+    """Return the entries of ``app.conf.beat_schedule`` and ``app.add_periodic_task``, ``None`` if there are none.
+
+    Raises:
+        ConfigError: An entry is invalid; the message names it.
+    """
+    app.set_up_periodic_tasks()
+    schedule = app.config.beat_schedule
+    if schedule is None and not app.periodic_tasks:
+        return None
+    return [_parse_entry(app, name, entry) for name, entry in {**(schedule or {}), **app.periodic_tasks}.items()]
+
+
+def entry_problems(app: App) -> list[str]:
+    """Return what is wrong with the entries of ``beat_schedule``, without freezing the app's settings.
+
+    An entry may still be invalid together with other settings: :func:`read_entries`.
+    """
+    schedule, problems = app.conf.beat_schedule, []
+    for name, entry in (schedule or {}).items():
+        try:
+            _check_entry(name, entry)
+            _parse_rule(entry, time_zone(app.conf.timezone, "timezone"))
+            task, args, kwargs, options = _parse_call(entry)
+            CallOptions.of(options)
+            if (registered := app.tasks.get(task)) is not None:
+                registered.arguments.bind(args, kwargs)
+        except (BulltaskError, TypeError, ValueError) as exc:
+            problems.append(f"beat_schedule[{name!r}]: {exc}")
+    return problems
+
+
+def unregistered_tasks(app: App) -> dict[str, str]:
+    """Return the entries of ``beat_schedule`` whose task the app does not have, with the task's name."""
+    entries = (app.conf.beat_schedule or {}).items()
+    names = {name: _task_name(entry.get("task")) for name, entry in entries if isinstance(entry, Mapping)}
+    return {name: task for name, task in names.items() if isinstance(task, str) and app.tasks.get(task) is None}
+
+
+def _parse_entry(app: App, name: str, entry: object) -> BeatEntry:
+    try:
+        _check_entry(name, entry)
+        assert isinstance(entry, Mapping)
+        rule, job = _parse_rule(entry, app.config.timezone), app.build_job(*_parse_call(entry))
+        return BeatEntry(name, rule, job, PayloadCodec(app.config).fingerprint(job))
+    except (BulltaskError, TypeError, ValueError) as exc:
+        raise ConfigError(f"beat_schedule[{name!r}]: {exc}") from exc
+
+
+def _check_entry(name: str, entry: object) -> None:
+    check_scheduler_id(name)
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"an entry must be a dictionary, not {entry!r}")
+    for key in entry:
+        if key not in _KEYS:
+            raise ConfigError(f"unknown key {key!r}{did_you_mean(str(key), _KEYS)}")
+    for key in ("task", "schedule"):
+        if key not in entry:
+            raise ConfigError(f"the key {key!r} is missing")
+    if entry.get("relative"):
+        raise ConfigError("relative intervals are not supported; use crontab(…)")
+
+
+def _parse_rule(entry: Mapping[str, Any], timezone: str) -> Repeat:
+    schedule = entry["schedule"]
+    if isinstance(schedule, crontab):
+        schedule = schedule.pattern
+    if isinstance(schedule, str):
+        # The time zone is always stored, because otherwise Node.js would use its machine's.
+        return replace(Repeat.of(cron=schedule), tz=timezone)
+    if isinstance(schedule, int | float | timedelta) and not isinstance(schedule, bool):
+        return Repeat.of(every=schedule)
+    raise ConfigError(f"schedule must be crontab(…), a timedelta, seconds or a cron pattern, not {schedule!r}")
+
+
+def _task_name(task: object) -> object:
+    return task.name if isinstance(task, AnyTask) else task
+
+
+def _parse_call(entry: Mapping[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any], Mapping[str, Any]]:
+    """Return the task's name, the arguments and the options."""
+    task, options = entry["task"], entry.get("options") or {}
+    name = _task_name(task)
+    if not isinstance(name, str):
+        raise ConfigError(f"task must be the name of a task, not {task!r}")
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"options must be a dictionary, not {options!r}")
+    for option in _INVALID_OPTIONS:
+        if options.get(option) is not None:
+            raise ConfigError(f"the option {option} cannot be used for scheduled jobs")
+    return name, tuple(check_args(entry.get("args"), name)), dict(check_kwargs(entry.get("kwargs"), name)), options
+
+
+# Keeps the job schedulers in Redis: stores ``beat_schedule``, and adds next iterations that are missing.
+#
+# There is no beat process: the worker that acquires a scheduler's job adds the next one. The template of the
+# scheduler's jobs contains its owner (``opts.bulltask``: ``beat`` is the app's name, ``digest`` a hash of the entry).
+# Node.js keeps these fields. A scheduler with the same id that another client created has no owner, and is not changed.
+#
+# Old and new workers may run side by side. All workers of an app register the version of the schedule that they run,
+# and only those of the newest version change it (``scheduleVersion.lua``).
+
 
 _PAGE: Final = 1_000
 _RESTORE_MS: Final = 20

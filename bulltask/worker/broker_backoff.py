@@ -1,35 +1,69 @@
-"""Backoff after Redis errors, and the events that report them."""
+"""The jobs of error callbacks, which are added when a job of a canvas fails."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from bulltask.clock import mono_ms
+import uuid_utils
+
 from bulltask.config.config import Config
-from bulltask.errors import (
+from bulltask.jobs.backoff import reconnect_delay_ms
+from bulltask.jobs.clock import ServerClock, mono_ms
+from bulltask.jobs.errors import (
     BrokerAuthError,
     BrokerConfigError,
     BrokerError,
     BrokerNotReadyError,
     BrokerOutOfMemoryError,
     BrokerUnavailableError,
+    BulltaskError,
+    InvalidJobError,
+    JobError,
 )
-from bulltask.events import (
-    Bus,
+from bulltask.jobs.fields import KEEP_ALL, counter
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.names import REVOKED, name_in_app
+from bulltask.jobs.payloads import PayloadCodec
+from bulltask.jobs.stored_job import OF_CHORD, Errback, FailedJob, read_errbacks
+from bulltask.observe.bus import Bus
+from bulltask.observe.events import (
+    MalformedJobFailed,
     RedisDisconnected,
     RedisErrorReply,
     RedisReconnected,
     RedisReconnecting,
     RedisRecovered,
 )
-from bulltask.jobs.backoff import reconnect_delay_ms
-from bulltask.transport.keys import QueueKeys
+from bulltask.registry.request import ancestry
+from bulltask.transport.call import QueueKeys, SyncClient
+from bulltask.transport.scripts.add import AddedJob, added_job
+from bulltask.transport.scripts.move import CRASHES, FetchOptions, fail_malformed, malformed_finish, move_to_finished
 
-__all__ = ["QueueBackoff", "ReconnectBackoff"]
+__all__ = [
+    "ALONE",
+    "EXTRA_CRASHES",
+    "SMALL_GROUP",
+    "MalformedJobHandler",
+    "QueueBackoff",
+    "ReconnectBackoff",
+    "called_errbacks",
+    "errback_data",
+    "errback_jobs",
+    "errback_queue",
+    "max_concurrent",
+    "parent_waits",
+    "should_fail",
+    "with_parent_waits",
+]
+
+
+# Backoff after Redis errors, and the events that report them.
+
 
 MAX_CHEAP_DELAY_MS: Final = 1_000
 _SERVER_ERRORS = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemoryError, BrokerConfigError)
@@ -184,3 +218,196 @@ class QueueBackoff:
         if self._failing and (state := self._failing.pop(index, None)) is not None:
             duration_ms = mono_ms() - state.since_ms
             self._bus.emit(RedisRecovered(self._queues[index].queue, state.attempt, duration_ms))
+
+
+# Fails jobs whose hash is malformed, so that they do not block other jobs.
+
+
+def parent_waits(job: RunningJob, exc: BulltaskError) -> str:
+    """Return the part of a job's reason that says that its parent is not informed, because of ``exc``."""
+    return f"its parent {job.parent_key} still waits for it: {exc}; then retry this job"
+
+
+def with_parent_waits(reason: str, trace: str, waits: str) -> tuple[str, str]:
+    """Return a failure's reason and trace with the result of :func:`parent_waits`, which may be empty.
+
+    By its reason, clients recognize a revoked job.
+    """
+    if not waits:
+        return reason, trace
+    return (reason, f"{trace}{waits}\n") if reason == REVOKED else (f"{reason} ({waits})", trace)
+
+
+class MalformedJobHandler:
+    """Fails jobs that cannot be acquired or recovered because their hash is malformed.
+
+    Args:
+        client: The process's client.
+        clock: The server's time.
+        config: The settings for retention and metrics.
+        bus: Receives an event for every such job.
+    """
+
+    def __init__(self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus) -> None:
+        self._client, self._clock, self._config, self._bus = client, clock, config, bus
+        self._keep = config.keep_failed or KEEP_ALL
+
+    def fail_if_malformed(self, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> bool:
+        """Fail the job that is locked with ``token`` if its hash caused ``exc``.
+
+        If the queue caused the error reply instead, nothing is changed.
+
+        Returns:
+            False if the job's hash is well-formed.
+
+        Raises:
+            BrokerError: Redis is unavailable, or returns an error reply to this call, too.
+        """
+        is_reply = isinstance(exc, BrokerError)
+        finish_options = malformed_finish(str(exc) if is_reply else f"{type(exc).__name__}: {exc}", self._keep)
+        options, now_ms = FetchOptions.from_config(self._config, keys, token, ""), self._clock.now_ms()
+        finish = move_to_finished(keys, job_id, options, finish_options, fetch_next=False, now_ms=now_ms)
+        try:
+            failed = self._client.run(fail_malformed(keys, finish, token, only_malformed=is_reply))
+        except JobError:  # the job has finished, or another worker has it: it no longer blocks this worker
+            return True
+        if failed:
+            self._bus.emit(MalformedJobFailed(job_id, keys.queue, finish_options.value.decode("utf-8", "replace")))
+        return failed
+
+
+# Crash quarantine: separates a job that crashes children (a poison pill) from the other jobs of those children.
+#
+# Up to a hundred jobs share a child; at most one of them is sync, except with the thread pool. When the child crashes,
+# the job that caused the crash is unknown. If the crash counted against every job, one poison pill would fail a hundred
+# other jobs. Therefore, all these jobs are quarantined: each is retried with only a few others and, after a second
+# crash, alone. A job fails only after a crash in which it was alone in its child: the second or the third, by default.
+# A job that is never alone, because the child processes that acquire it crash while they do so, fails after
+# ``EXTRA_CRASHES`` more.
+#
+# The number of crashes is stored in the job's hash (``bulltask:crashes``), because another worker may acquire the job
+# next. Reading it needs no additional command, because a fetch returns all fields of a job.
+
+
+SMALL_GROUP: Final = 10
+"""Maximum number of jobs in a child while it is running a job that has crashed once, this job included. Most isolated
+crashes are caused by an operator or the kernel, so running every such job alone would be needlessly slow."""
+
+ALONE: Final = 1
+
+EXTRA_CRASHES: Final = 3
+"""How many crashes beyond ``max_crashes`` it takes to fail a job that was being acquired or settled.
+
+A job that crashes children in these steps (for example, because reading it exhausts the memory) may do so before the
+child can wait for its other jobs. It would then never run alone and never fail, so it fails after this many additional
+crashes, which are unlikely to have another cause.
+"""
+
+_FIELD: Final = CRASHES.encode()
+
+
+def max_concurrent(fields: Sequence[bytes], max_crashes: int) -> int:
+    """Return how many jobs a child may run in total while it runs a job with these fields; 0: no limit.
+
+    Args:
+        fields: The fields of the job's hash as Redis returns them: name, value, name, value …
+        max_crashes: The setting.
+    """
+    if _FIELD not in fields:  # almost every job
+        return 0
+    crashes = dict(zip(fields[::2], fields[1::2], strict=False)).get(_FIELD)
+    if crashes is None:  # the name was found as a value
+        return 0
+    try:
+        return ALONE if counter(crashes) >= min(2, max_crashes) else SMALL_GROUP
+    except ValueError:  # not a number
+        return ALONE
+
+
+def should_fail(crashes: int, max_crashes: int, *, concurrent: int, running: bool) -> bool:
+    """Return whether a job fails after a crash.
+
+    Args:
+        crashes: How many children crashed while they had the job, this crash included.
+        max_crashes: The setting.
+        concurrent: How many jobs the child had when it crashed, this job included.
+        running: False if the child was acquiring or settling the job.
+    """
+    if concurrent == ALONE:
+        return crashes >= max_crashes
+    return not running and crashes >= max_crashes + EXTRA_CRASHES
+
+
+# The jobs of error callbacks, which are added when a job of a canvas fails.
+
+
+def called_errbacks(job: RunningJob, failed_job: FailedJob | None) -> Sequence[tuple[Errback, FailedJob]]:
+    """Return the error callbacks of a job that fails, and the job that each of them describes.
+
+    Args:
+        job: The job.
+        failed_job: The job whose failure causes this one to fail, if it is a different job. If it is a step before this
+            one, the callbacks of this call are not called, but those of its chain. If it is the canvas with which the
+            job's task has replaced itself, all of them are called.
+    """
+    if "errbacks" not in job.canvas:
+        return ()
+    try:
+        errbacks = read_errbacks(job.canvas["errbacks"])
+    except InvalidJobError:
+        return ()  # another client has replaced the options
+    own = FailedJob(job.id, job.name, job.queue)
+    in_header = failed_job is not None and not job.replacement
+    return [
+        (it, own if failed_job is None or (in_header and it.cascades == OF_CHORD) else failed_job)
+        for it in errbacks
+        if it.cascades or failed_job is None or job.replacement
+    ]
+
+
+def errback_jobs(
+    job: RunningJob, reason: str, trace: str, config: Config, now_ms: int, failed_job: FailedJob | None = None
+) -> list[AddedJob]:
+    """Return the jobs to add when a job fails, as arguments of ``finish_with_errbacks``.
+
+    Args:
+        job: The job that fails.
+        reason, trace: Its failure.
+        config: The app's settings.
+        now_ms: The server's time.
+        failed_job: As for :func:`called_errbacks`.
+    """
+    errbacks = called_errbacks(job, failed_job)
+    if not errbacks:
+        return []
+    root_id = ancestry(job)["root_id"]
+    return [
+        added_job(
+            f"{errback.queue}:",
+            str(uuid_utils.uuid7()),
+            errback.task,
+            errback_data(errback, failed, reason, trace, config),
+            errback.opts_of(failed, root_id, now_ms),
+            now_ms,
+        )
+        for errback, failed in errbacks
+    ]
+
+
+def errback_queue(errback: Errback, config: Config) -> str:
+    """Return the name of an error callback's queue in the app."""
+    return name_in_app(errback.queue.removeprefix(f"{config.prefix}:"), hash_tag=config.queue_hash_tag)
+
+
+def errback_data(errback: Errback, failed: FailedJob, reason: str, trace: str, config: Config) -> bytes:
+    """Return the data of an error callback's job as it is stored."""
+
+    def with_failure(own: Any) -> Any:
+        return errback.data_of(own, failed, reason, trace)
+
+    try:
+        queue = errback_queue(errback, config)
+        return PayloadCodec(config).change_arguments(errback.data, queue, errback.task, with_failure)
+    except BulltaskError:
+        # Add the callback anyway: if its arguments cannot be read here, its own job fails with an error that says so.
+        return json.dumps(errback.data).encode()

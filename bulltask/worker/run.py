@@ -1,77 +1,255 @@
-"""Assembles a worker. This module, ``app.py``, ``child/main.py`` and ``in_process.py`` are the composition roots: only
-they create the long-lived objects and connect them.
-"""
+"""Assembles a worker, after it has checked the server."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
+from bulltask.config.celery_settings import CELERY_SETTINGS
+from bulltask.config.config import CONFIG_VARIABLE, ENV_PREFIX, FILE_VARIABLES, SETTINGS, Config
+from bulltask.config.process import anonymous_file, life_line, memory_kib
 from bulltask.config.urls import redact_command
-from bulltask.events import RedisReconnected, WorkerRestarting, WorkerStarted
-from bulltask.events.bus import Bus
-from bulltask.jobs.names import EVERY_QUEUE, check_queue_name
-from bulltask.jobs.retention import KEEP_FAILED
-from bulltask.observe.app_logging import configure_logging, worker_id
+from bulltask.jobs.errors import BrokerAuthError, BrokerConfigError, BrokerError, ScriptIntegrityError, did_you_mean
+from bulltask.jobs.fields import KEEP_FAILED
+from bulltask.jobs.names import EVERY_QUEUE, bullmq_name, check_queue_name
+from bulltask.lua import loader
+from bulltask.observe.bus import Bus
 from bulltask.observe.counters import MetricsListener, MetricsMemory
-from bulltask.observe.listener_errors import listener_errors
-from bulltask.observe.log_listener import LogListener
-from bulltask.process import anonymous_file, life_line, memory_kib
-from bulltask.registry.django import close_connections
-from bulltask.signals.catalog import worker_init
-from bulltask.transport.client_types import SyncClient
-from bulltask.transport.inspect import count_runnable_jobs, queue_lengths
-from bulltask.worker.beat import Beat, BeatWorker
-from bulltask.worker.beat_entries import read_entries
+from bulltask.observe.events import RedisReconnected, WorkerRestarting, WorkerStarted
+from bulltask.observe.log import LogListener, configure_logging, listener_errors, worker_id
+from bulltask.observe.signals import worker_init
+from bulltask.registry.task import close_connections
+from bulltask.transport.broker import (
+    ServerSettings,
+    count_runnable_jobs,
+    count_unfinished_jobs,
+    queue_lengths,
+    read_queue_versions,
+    read_server_settings,
+)
+from bulltask.transport.call import QueueKeys, SyncClient
+from bulltask.transport.permissions import CLUSTER, check_permissions, metrics_commands, worker_commands
+from bulltask.transport.produce import PROTOCOL_VERSION
+from bulltask.transport.scripts.add import write_queue_meta
+from bulltask.worker.async_loop import jobs_per_child, slots_per_child
+from bulltask.worker.beat import Beat, BeatWorker, read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child.capacity import jobs_per_child, slots_per_child
-from bulltask.worker.child.inherited import find_executors, forget_exit_handlers, renew_executors
-from bulltask.worker.child.main import ChildPlan, child_bus, run_child
-from bulltask.worker.child.spark_tasks import missing_dependencies
-from bulltask.worker.child.spawned import SpawnSpec
-from bulltask.worker.descendants import Descendants
-from bulltask.worker.exit_codes import ExitCode
-from bulltask.worker.guard_process import GuardProcess
-from bulltask.worker.helper_process import HelperProcess
-from bulltask.worker.hook_process import HookProcess, WorkerInfo
-from bulltask.worker.metrics_process import MetricsProcess
-from bulltask.worker.outbox_process import OutboxProcess
-from bulltask.worker.preflight import Preflight
-from bulltask.worker.slots import Slots
-from bulltask.worker.states import ProcessState
-from bulltask.worker.supervisor.autoscaler import Autoscaler
-from bulltask.worker.supervisor.call_limits import CallLimits
-from bulltask.worker.supervisor.canceller import Canceller
-from bulltask.worker.supervisor.child_pool import ChildPool
-from bulltask.worker.supervisor.completion import BurstCheck, MaxJobsCheck
-from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.incompatible_jobs import IncompatibleJobs
-from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
-from bulltask.worker.supervisor.loop import SIGNAL_PATIENCE_MS, Supervisor
-from bulltask.worker.supervisor.memory_check import MemoryCheck
-from bulltask.worker.supervisor.named_connections import SUPERVISOR_TIMEOUT_MS, NamedConnections
-from bulltask.worker.supervisor.primary_check import PrimaryCheck
-from bulltask.worker.supervisor.process_spec import ProcessSpec
-from bulltask.worker.supervisor.queue_check import QueueCheck
-from bulltask.worker.supervisor.rate_limit_check import RateLimitCheck
-from bulltask.worker.supervisor.recovery import Recovery
-from bulltask.worker.supervisor.revocation_check import RevocationCheck
-from bulltask.worker.supervisor.services import Service, Ticker
-from bulltask.worker.supervisor.signals import STOP_METHODS
-from bulltask.worker.supervisor.stacks import StackCollector
-from bulltask.worker.supervisor.stalled_check import StalledCheck
-from bulltask.worker.supervisor.takeover import Takeover
-from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
-from bulltask.worker.wakeup_pipe import WakeupPipe
+from bulltask.worker.child import ChildPlan, child_bus, find_executors, forget_exit_handlers, renew_executors, run_child
+from bulltask.worker.child_pool import (
+    ChildPool,
+    Descendants,
+    ForkLauncher,
+    Launcher,
+    MemoryCheck,
+    SpawnLauncher,
+    StackCollector,
+    choose_launcher,
+)
+from bulltask.worker.fleet import IncompatibleJobs, QueueCheck, RateLimitCheck
+from bulltask.worker.helpers import GuardProcess, HelperProcess, HookProcess, MetricsProcess, OutboxProcess, WorkerInfo
+from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
+from bulltask.worker.locks import Heartbeat, StalledCheck
+from bulltask.worker.recovery import Recovery, Takeover
+from bulltask.worker.slots import ExitCode, ProcessState, Slots, WakeupPipe
+from bulltask.worker.spark_tasks import missing_dependencies
+from bulltask.worker.spawned import SpawnSpec
+from bulltask.worker.supervisor import (
+    SIGNAL_PATIENCE_MS,
+    STOP_METHODS,
+    SUPERVISOR_TIMEOUT_MS,
+    Autoscaler,
+    BurstCheck,
+    CallLimits,
+    MaxJobsCheck,
+    NamedConnections,
+    PrimaryCheck,
+    ProcessSpec,
+    Service,
+    Supervisor,
+    Ticker,
+)
 
-__all__ = ["StopConditions", "default_queues", "run_worker"]
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+__all__ = ["Preflight", "StopConditions", "default_queues", "run_worker"]
+
+
+# Checks before a worker starts: its scripts, settings, Redis, permissions, and other clients of its queues.
+
+
+MIN_REDIS_VERSION: Final = (6, 2)
+_BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
+NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG_VARIABLE, *FILE_VARIABLES.values())
+"""Prefixes of environment variables that are not settings."""
+
+
+class Preflight:
+    """Connects to Redis and checks it before the first child starts.
+
+    Args:
+        client: The supervisor's client.
+        keys: The worker's queues.
+        config: The settings.
+        logger: Logs warnings about settings that an operator should change.
+        backoff: The delays between attempts to connect.
+        connections: How many connections the worker needs at least.
+
+    Attributes:
+        max_clients: How many clients the server allows, after :meth:`run`; ``None`` if it does not say.
+    """
+
+    def __init__(
+        self,
+        client: SyncClient,
+        keys: Sequence[QueueKeys],
+        config: Config,
+        logger: FilteringBoundLogger,
+        backoff: ReconnectBackoff,
+        connections: int = 1,
+    ) -> None:
+        self._client, self._keys, self._config, self._logger, self._backoff = client, keys, config, logger, backoff
+        self._connections = connections
+        self.max_clients: int | None = None
+
+    def run(self, wait: Callable[[float], None], stopped: Callable[[], bool]) -> ExitCode | None:
+        """Wait for Redis, check it, and store the queues' metadata; return an exit code if the worker cannot start.
+
+        Args:
+            wait: Waits for a number of milliseconds, or until a signal.
+            stopped: Whether the worker was asked to stop.
+        """
+        if not self._check_scripts():
+            return ExitCode.FAILED
+        self._check_environment()
+        self._check_lock_settings()
+        while True:
+            try:
+                self._check_redis()
+            except (BrokerAuthError, BrokerConfigError) as exc:
+                # One line for the operator; a traceback would not help.
+                rejected = isinstance(exc, BrokerAuthError)
+                event = "Redis rejected this worker" if rejected else "This worker cannot use this Redis server"
+                self._logger.error(event, error=str(exc))  # noqa: TRY400
+                return ExitCode.BROKER_UNUSABLE
+            except BrokerError as exc:
+                pause_ms = self._backoff.record_failure(exc)
+                if self._backoff.is_exhausted:
+                    return ExitCode.BROKER_UNREACHABLE
+                wait(pause_ms)
+            else:
+                self._backoff.reset()
+                return None
+            if stopped():
+                return ExitCode.OK
+
+    def _check_redis(self) -> None:
+        server = read_server_settings(self._client)
+        if server.version < MIN_REDIS_VERSION:
+            self._logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, server.version)))
+        if server.eviction != "noeviction":
+            self._logger.warning(
+                "Redis may evict jobs silently when it is out of memory; set maxmemory-policy to noeviction",
+                maxmemory_policy=server.eviction,
+            )
+        needed = worker_commands() + (() if self._config.metrics_port is None else metrics_commands())
+        if self._config.broker_url.kind == "cluster":
+            needed += CLUSTER
+        check_permissions(self._client, self._keys[0], needed)
+        self._check_connections(server)
+        max_events = self._config.max_events
+        self._client.run_many(
+            [call for keys in self._keys for call in write_queue_meta(keys, PROTOCOL_VERSION, max_events)]
+        )
+        self._check_hash_tags()
+        for keys, version in zip(self._keys, read_queue_versions(self._client, self._keys), strict=True):
+            self._check_other_versions(keys, version)
+
+    def _check_connections(self, server: ServerSettings) -> None:
+        """Check that this worker's connections do not shut other clients out.
+
+        Raises:
+            BrokerConfigError: They would.
+        """
+        self.max_clients = server.max_clients
+        if server.max_clients is None or server.max_clients - server.connected >= self._connections:
+            return
+        raise BrokerConfigError(
+            f"This worker needs {self._connections} connections, but Redis at {self._client.safe_url} allows "
+            f"{server.max_clients} (maxclients), and {server.connected} clients are connected: raise maxclients, "
+            "reduce worker_concurrency, or start fewer workers"
+        )
+
+    def _check_scripts(self) -> bool:
+        """Check all Lua scripts now: if a modified script were noticed later, outcomes could not be written."""
+        try:
+            loader.all_scripts()
+        except ScriptIntegrityError as exc:
+            self._logger.error("A Lua script in the bulltask package was modified", error=str(exc))  # noqa: TRY400
+            return False
+        return True
+
+    def _check_lock_settings(self) -> None:
+        if self._config.renew_ms > self._config.lock_ms // 2:
+            self._logger.warning(
+                "lock_renew_time is more than half of lock_duration: reduce it, or a few failed renewals lose a lock",
+                lock_renew_time=self._config.renew_ms / 1000,
+                lock_duration=self._config.lock_ms / 1000,
+            )
+
+    def _check_environment(self) -> None:
+        """Warn about misspelled environment variables, which would otherwise be ignored silently."""
+        for variable in sorted(os.environ):
+            name = variable.removeprefix(ENV_PREFIX).lower()
+            if name in SETTINGS or not variable.startswith(ENV_PREFIX) or variable.startswith(NON_SETTING_VARIABLES):
+                continue
+            celery = CELERY_SETTINGS.get(name)
+            hint = f": {celery.reason}" if celery else did_you_mean(name, SETTINGS)
+            self._logger.warning(f"An environment variable matches no setting and is ignored{hint}", variable=variable)
+
+    def _check_hash_tags(self) -> None:
+        """Warn about jobs in ``{emails}`` if this worker processes ``emails``, and vice versa: these are two queues."""
+        tagged = self._config.queue_hash_tag
+        processed = [keys for keys in self._keys if "{" not in keys.queue]
+        others = [QueueKeys(keys.prefix, bullmq_name(keys.queue, hash_tag=not tagged)) for keys in processed]
+        try:
+            counts = count_unfinished_jobs(self._client, others)
+        except BrokerAuthError:  # a user for these queues may not read the other ones, and needs not
+            return
+        for keys, other, jobs in zip(processed, others, counts, strict=True):
+            if jobs:
+                self._logger.warning(
+                    f"Jobs are waiting in the queue of the same name {'without' if tagged else 'with'} a hash tag, "
+                    "which this worker does not process; if other clients use that name, set "
+                    f"queue_hash_tag={not tagged} (BULLTASK_QUEUE_HASH_TAG)",
+                    queue=keys.queue,
+                    processed=keys.base,
+                    other=other.base,
+                    jobs=jobs,
+                )
+
+    def _check_other_versions(self, keys: QueueKeys, version: str) -> None:
+        """Warn about BullMQ 6 clients, which pause queues differently: mixed with BullMQ 5, jobs can be lost."""
+        if (match := _BULLMQ.match(version)) and int(match[1]) > 5:
+            self._logger.warning(
+                "A client with BullMQ 6 or newer is using this queue. If the queue is paused, resume it only with "
+                "bulltask or with that client: if a BullMQ 5 client resumes it, jobs may be lost "
+                "(docs/reference/mixed-versions.md)",
+                queue=keys.queue,
+                version=version,
+            )
+
+
+# Assembles a worker. This module, ``app.py``, ``child/main.py`` and ``in_process.py`` are the composition roots: only
+# they create the long-lived objects and connect them.
 
 
 @dataclass(frozen=True, slots=True)

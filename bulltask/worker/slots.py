@@ -1,33 +1,544 @@
-"""Shared memory through which the supervisor reads its children's state.
-
-A child has one slot for each job that it may have at a time (:mod:`bulltask.worker.slot`). No job is lost in a crash,
-because every job that a dead child had acquired, or was acquiring, is locked with one of the child's tokens.
-
-A control page precedes the children's blocks. The supervisor writes its instructions there; the
-children read them, and take permits from it.
-
-While jobs are short, a child prefetches several and writes several outcomes in one round trip. It then stores each
-outcome in its slot first, and holds its block's lock except while it runs a task's code. If that code takes too long,
-the supervisor takes the lock, releases the jobs that have not started, and writes the outcomes
-(:mod:`bulltask.worker.supervisor.takeover`).
-"""
+"""Decides when a child has reached a limit, and asks the supervisor to replace it."""
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
+import select
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Final
 from uuid import uuid4
 
-from bulltask.worker.control_page import ControlPage
-from bulltask.worker.slot import OUTCOME_BYTES, SLOT_BYTES, TOKEN_AT, Slot
-from bulltask.worker.states import ProcessState, RetireReason
+from bulltask.config.config import Config
+from bulltask.config.process import memory_kib
+from bulltask.jobs.errors import ConfigError
+from bulltask.observe.bus import Bus
+from bulltask.observe.events import ChildLimitReached
+from bulltask.transport.endpoint import PrimaryState
+
+__all__ = [
+    "HAS_JOB",
+    "ID_BYTES",
+    "LONG_MS",
+    "OUTCOME_BYTES",
+    "SLOT_BYTES",
+    "STACKS_NAME",
+    "TOKEN_AT",
+    "UNKNOWN_ATTEMPT",
+    "CancelReason",
+    "ChildBlock",
+    "ControlPage",
+    "Deadlines",
+    "ExitCode",
+    "ProcessState",
+    "RetireReason",
+    "Retirement",
+    "Slot",
+    "SlotState",
+    "SlotView",
+    "Slots",
+    "WakeupPipe",
+]
+
+
+# States of slots and of a worker's processes.
+
+
+class SlotState(IntEnum):
+    """State of a child's slot. The child writes it; in a takeover, the supervisor does, too."""
+
+    FREE = 0
+    RESERVED = 1  # a fetch has been sent, so the token may lock a job that the child has not received yet
+    ACTIVE = 2  # a job is running
+    SETTLING = 3  # its outcome is being written, and the token may already lock the next job
+    PREFETCHED = 4  # a prefetched job, whose attempt has not started
+    ENDED = 5  # the attempt has ended; the slot contains the call that writes its outcome
+    WRITTEN = 6  # the supervisor has written the outcome, because the child's next job takes too long
+    UNCERTAIN = 7  # the supervisor has received no reply to that call
+    RELEASING = 8  # the supervisor is releasing the job that the token locks, or has received no reply to that call
+    RELEASED = (
+        9  # the child has sent the outcome; the supervisor has released the job that the call had fetched, if any
+    )
+
+
+HAS_JOB: Final = frozenset(SlotState) - {
+    SlotState.FREE,
+    SlotState.RESERVED,
+    SlotState.WRITTEN,
+    SlotState.RELEASING,
+    SlotState.RELEASED,
+}
+"""The states of a slot that has a job. After a takeover, another worker may have acquired the job."""
+
+
+class CancelReason(IntEnum):
+    """Why the supervisor cancels an attempt; a larger number replaces a smaller one."""
+
+    NONE = 0
+    SOFT_LIMIT = 1  # the task can clean up, and may even continue
+    SHUTDOWN = 2  # the worker is about to kill its children
+    HARD_LIMIT = 3
+    REVOKED = 4
+
+
+class RetireReason(IntEnum):
+    """Why a child acquires no more jobs and is replaced; the child writes it, the supervisor reads it."""
+
+    NONE = 0
+    MAX_TASKS_PER_CHILD = 1
+    MAX_MEMORY_PER_CHILD = 2
+
+
+class ProcessState(IntEnum):
+    """State of a supervisor or child (Celery's RUN, CLOSE, TERMINATE). It never decreases."""
+
+    INIT = 0
+    RUN = 1
+    CLOSE = 2  # warm shutdown: no new jobs, running jobs may finish
+    TERMINATE = 3  # cold shutdown: children are killed, their jobs are released
+    CLOSED = 4
+
+
+# One slot: what a child tells its supervisor about one job, in shared memory (:mod:`bulltask.worker.slots`).
+#
+# The child writes the state, queue and job id; the supervisor writes the token before it starts the child.
+# In a takeover, the supervisor also writes the state.
+#
+# To cancel an attempt, the supervisor writes a request into a word of the slot that only the supervisor writes to. The
+# request contains the attempt's number, so a late request does not cancel the slot's next attempt.
+#
+# A slot has a sequence number that is odd while the slot is being written (a seqlock). A reader that finds an odd or
+# changed number reads again; if several reads fail, only the token is certain.
+
+
+ID_BYTES: Final = 768
+"""Maximum length of a job id in a slot; a job with a longer id (from another client) is found by the slot's token."""
+
+OUTCOME_BYTES: Final = 4096
+"""Maximum length of a call in a slot; a larger outcome is written immediately."""
+
+_WORD: Final = 8
+_HEADER_WORDS: Final = 16
+_TOKEN_BYTES: Final = 64
+
+TOKEN_AT: Final = _HEADER_WORDS * _WORD
+_ID_AT: Final = TOKEN_AT + _TOKEN_BYTES
+
+SLOT_BYTES: Final = _ID_AT + ID_BYTES
+"""Size of a slot without its outcome."""
+
+# Words of a slot's header.
+(
+    _SEQ,
+    _STATE,
+    _QUEUE,
+    _SINCE,
+    _ID_LENGTH,
+    _ATTEMPT,
+    _SOFT_AT,
+    _HARD_AT,
+    _HARD_MS,
+    _FLAGS,
+    _CANCEL,
+    _ACKNOWLEDGED,
+    _WAITING,
+    _OUTCOME_LENGTH,
+    _ORDER,
+    _HOLDS_LOOP,
+) = range(16)
+
+_MAX_READS: Final = 5
+_REASON_BITS: Final = 3
+_IS_ASYNC: Final = 1
+_WILL_RETRY: Final = 2
+_IN_BATCH: Final = 4
+
+_next_order: Final = itertools.count(1).__next__
+
+UNKNOWN_ATTEMPT: Final = -1
+"""The attempt number of a slot that is being written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """The deadlines of an attempt, with the data that the supervisor needs to enforce them without running user code.
+
+    Attributes:
+        soft_at_ms, hard_at_ms: Monotonic times, 0 for none.
+        hard_ms: The duration of the hard limit.
+        is_async: Whether the task is async or runs in a thread, so that its child may run other attempts, too.
+        will_retry: Whether the job is retried after the hard limit, if it has attempts left.
+        in_batch: Whether the same call also runs other jobs, so this attempt cannot be cancelled alone.
+    """
+
+    soft_at_ms: int = 0
+    hard_at_ms: int = 0
+    hard_ms: int = 0
+    is_async: bool = False
+    will_retry: bool = False
+    in_batch: bool = False
+
+
+_NO_DEADLINES: Final = Deadlines()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A consistent copy of a slot.
+
+    Attributes:
+        job_id: The job, ``""`` if unknown (being written, or too long for a slot).
+        since_ms: When the slot entered this state (monotonic time).
+        attempt: The number of the slot's current attempt, counted by the child; :data:`UNKNOWN_ATTEMPT` if unknown.
+        deadlines: The deadlines of that attempt.
+        cancel_reason: Why the supervisor is cancelling that attempt.
+        acknowledged: Whether the child has passed the cancel request to the task.
+        holds_loop: Whether this attempt blocks the event loop of its child.
+    """
+
+    state: SlotState
+    token: str
+    queue_index: int
+    job_id: str
+    since_ms: int
+    attempt: int = field(default=0, compare=False)
+    deadlines: Deadlines = field(default=_NO_DEADLINES, compare=False)
+    cancel_reason: CancelReason = field(default=CancelReason.NONE, compare=False)
+    acknowledged: bool = field(default=False, compare=False)
+    holds_loop: bool = field(default=False, compare=False)
+
+
+class Slot:
+    """A slot. Only its child writes to it, except for :meth:`request_cancel` and in a takeover.
+
+    Args:
+        memory: The slot.
+        outcome: Room for the call that writes an outcome.
+    """
+
+    __slots__ = ("_bytes", "_outcome", "_words", "token")
+
+    def __init__(self, memory: memoryview, outcome: memoryview) -> None:
+        self._bytes, self._outcome = memory, outcome
+        self._words = memory[: _HEADER_WORDS * _WORD].cast("q")
+        self.token = bytes(memory[TOKEN_AT:_ID_AT]).rstrip(b"\0").decode()
+
+    @property
+    def since_ms(self) -> int:
+        """When the slot entered its state (monotonic time)."""
+        return self._words[_SINCE]
+
+    @property
+    def order(self) -> int:
+        """The position of the slot's job among the jobs that its child has acquired: many come in one millisecond."""
+        return self._words[_ORDER]
+
+    def reserve(self, now_ms: int) -> None:
+        """Record that a fetch is starting: from now on, the token may lock a job."""
+        self._set(SlotState.RESERVED, now_ms)
+
+    def activate(self, queue_index: int, job_id: str, now_ms: int, state: SlotState = SlotState.ACTIVE) -> None:
+        """Record that a job was acquired and is running; in state ``PREFETCHED``, it starts with :meth:`start`."""
+        encoded = job_id.encode("utf-8", "surrogateescape")
+        words = self._words
+        words[_SEQ] += 1
+        words[_STATE], words[_QUEUE], words[_SINCE] = state, queue_index, now_ms
+        words[_ORDER] = _next_order()
+        words[_ATTEMPT] += 1
+        words[_SOFT_AT] = words[_HARD_AT] = words[_FLAGS] = words[_OUTCOME_LENGTH] = 0
+        fits = len(encoded) <= ID_BYTES
+        words[_ID_LENGTH] = len(encoded) if fits else -1
+        if fits:
+            self._bytes[_ID_AT : _ID_AT + len(encoded)] = encoded
+        words[_SEQ] += 1
+
+    def set_deadlines(self, deadlines: Deadlines) -> None:
+        """Record the deadlines of the job's attempt, which is about to start."""
+        words = self._words
+        words[_SEQ] += 1
+        words[_SOFT_AT], words[_HARD_AT] = deadlines.soft_at_ms, deadlines.hard_at_ms
+        words[_HARD_MS] = deadlines.hard_ms
+        words[_FLAGS] = (
+            _IS_ASYNC * deadlines.is_async | _WILL_RETRY * deadlines.will_retry | _IN_BATCH * deadlines.in_batch
+        )
+        words[_SEQ] += 1
+
+    @property
+    def cancel_reason(self) -> CancelReason:
+        """Why the supervisor is cancelling the current attempt; ``NONE`` if it is not."""
+        request = self._words[_CANCEL]
+        if request >> _REASON_BITS != self._words[_ATTEMPT]:
+            return CancelReason.NONE
+        return CancelReason(request % (1 << _REASON_BITS))
+
+    def request_cancel(self, attempt: int, reason: CancelReason) -> None:
+        """Request the cancellation of an attempt; the child reads the request after a signal."""
+        self._words[_CANCEL] = attempt << _REASON_BITS | reason
+
+    def acknowledge(self, acknowledged: bool = True) -> None:
+        """Acknowledge the cancel request, or withdraw the acknowledgment, so that the request is sent again."""
+        self._words[_ACKNOWLEDGED] = self._words[_CANCEL] if acknowledged else 0
+
+    def hold_loop(self, holds: bool) -> None:
+        """Record whether the current attempt blocks the event loop of its child."""
+        self._words[_HOLDS_LOOP] = self._words[_ATTEMPT] if holds else 0
+
+    def postpone(self, delay_ms: int) -> None:
+        """Postpone the deadlines of the current attempt. It gets a new number, so a cancel request is void."""
+        words = self._words
+        words[_SEQ] += 1
+        for deadline in (_SOFT_AT, _HARD_AT):
+            words[deadline] += delay_ms if words[deadline] else 0
+        words[_ATTEMPT] += 1
+        words[_SEQ] += 1
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the slot has no job: a quick check without the seqlock of :meth:`read`."""
+        return self._words[_STATE] == SlotState.FREE
+
+    @property
+    def waiting(self) -> bool:
+        """True while the child waits for a job with this slot, which is free, or reserved if the wait also fetches."""
+        return bool(self._words[_WAITING])
+
+    @waiting.setter
+    def waiting(self, waiting: bool) -> None:
+        self._words[_WAITING] = waiting
+
+    def is_overdue(self, now_ms: int) -> bool:
+        """Whether a deadline of the attempt may have passed: a quick check without the seqlock of :meth:`read`."""
+        words = self._words
+        return words[_STATE] == SlotState.ACTIVE and (0 < words[_SOFT_AT] <= now_ms or 0 < words[_HARD_AT] <= now_ms)
+
+    def start(self, now_ms: int) -> None:
+        """Record that the attempt of a prefetched job is starting."""
+        self._set(SlotState.ACTIVE, now_ms)
+
+    def finish(self, call: bytes, now_ms: int) -> bool:
+        """Store the call that writes the attempt's outcome; return False if it is too long."""
+        if len(call) > OUTCOME_BYTES:
+            return False
+        self._outcome[: len(call)] = call
+        words = self._words
+        words[_SEQ] += 1
+        words[_STATE], words[_SINCE], words[_OUTCOME_LENGTH] = SlotState.ENDED, now_ms, len(call)
+        words[_SEQ] += 1
+        return True
+
+    @property
+    def outcome(self) -> bytes:
+        """The call that writes the outcome, ``b""`` if there is none; the token may then lock the next job."""
+        return bytes(self._outcome[: self._words[_OUTCOME_LENGTH]])
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the call that writes the outcome has been sent, and is stored here, and its reply has not been read.
+
+        A quick check without the seqlock of :meth:`read`.
+        """
+        return self._words[_STATE] == SlotState.SETTLING and self._words[_OUTCOME_LENGTH] > 0
+
+    @property
+    def state(self) -> int:
+        """The slot's :class:`SlotState`: a quick check without the seqlock of :meth:`read`."""
+        return self._words[_STATE]
+
+    def record_takeover(self, state: SlotState, now_ms: int) -> None:
+        """Record what the supervisor, which holds the block's lock, has done with the job."""
+        self._set(state, now_ms)
+
+    def settle(self, now_ms: int) -> None:
+        """Record that the job's outcome is being written; its lock is still needed."""
+        self._set(SlotState.SETTLING, now_ms)
+
+    def free(self, now_ms: int) -> None:
+        """Record that the token locks no job."""
+        self._words[_OUTCOME_LENGTH] = 0
+        self._set(SlotState.FREE, now_ms)
+
+    def _set(self, state: SlotState, now_ms: int) -> None:
+        words = self._words
+        words[_SEQ] += 1
+        words[_STATE], words[_SINCE] = state, now_ms
+        words[_SEQ] += 1
+
+    def read(self) -> SlotView:
+        """Return a consistent copy, for the supervisor."""
+        words = self._words
+        for _ in range(_MAX_READS):
+            seq = words[_SEQ]
+            state, queue, since, length = words[_STATE], words[_QUEUE], words[_SINCE], words[_ID_LENGTH]
+            attempt, deadlines, cancel_reason = words[_ATTEMPT], self._deadlines(), self.cancel_reason
+            raw = bytes(self._bytes[_ID_AT : _ID_AT + max(0, length)])
+            if seq % 2 == 0 and words[_SEQ] == seq:
+                job_id = raw.decode("utf-8", "surrogateescape")
+                acknowledged = cancel_reason is not CancelReason.NONE and words[_ACKNOWLEDGED] == words[_CANCEL]
+                cancel = cancel_reason, acknowledged, words[_HOLDS_LOOP] == attempt
+                return SlotView(SlotState(state), self.token, queue, job_id, since, attempt, deadlines, *cancel)
+        # The child was stopped or killed while it was writing, so only the token is certain.
+        return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_ATTEMPT)
+
+    def _deadlines(self) -> Deadlines:
+        words = self._words
+        soft_at_ms, hard_at_ms, flags = words[_SOFT_AT], words[_HARD_AT], words[_FLAGS]
+        if not (soft_at_ms or hard_at_ms or flags):
+            return _NO_DEADLINES
+        return Deadlines(
+            soft_at_ms=soft_at_ms,
+            hard_at_ms=hard_at_ms,
+            hard_ms=words[_HARD_MS],
+            is_async=bool(flags & _IS_ASYNC),
+            will_retry=bool(flags & _WILL_RETRY),
+            in_batch=bool(flags & _IN_BATCH),
+        )
+
+
+# A page of shared memory with the supervisor's instructions for all children of a worker.
+
+
+if sys.platform != "win32":
+    import fcntl
+
+
+# Indexes of the page's 64-bit words.
+_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _PRIMARY = range(7)
+_STOPPING = 2
+
+
+class ControlPage:
+    """The supervisor's instructions for all children, including children that start later.
+
+    Args:
+        memory: The page.
+        lock_fd: A descriptor of the file that contains the page; the lock of its first byte makes changes of permits
+            atomic.
+
+    Attributes:
+        has_permits: Whether the number of jobs is limited, so that a child needs a permit for each job.
+    """
+
+    def __init__(self, memory: memoryview, lock_fd: int | None) -> None:
+        self._words, self._lock_fd = memory.cast("q"), lock_fd
+        # Not read from shared memory for every job: it does not change after the first child has started.
+        self.has_permits = bool(self._words[_HAS_PERMITS])
+
+    @property
+    def paused(self) -> bool:
+        """True while children must not acquire jobs, also if the worker stops; running jobs continue."""
+        return bool(self._words[_PAUSED])
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        if not self.stopping:
+            self._words[_PAUSED] = paused
+
+    @property
+    def stopping(self) -> bool:
+        """True once the worker stops. A child whose task has replaced the handler of SIGTERM learns it only here."""
+        return self._words[_PAUSED] == _STOPPING
+
+    def stop(self) -> None:
+        """Let no child acquire a job any more."""
+        self._words[_PAUSED] = _STOPPING
+
+    @property
+    def finishing(self) -> bool:
+        """True while the worker stops, but running jobs may take as long as they need."""
+        return bool(self._words[_FINISHING])
+
+    @finishing.setter
+    def finishing(self, finishing: bool) -> None:
+        self._words[_FINISHING] = finishing
+
+    @property
+    def watches(self) -> bool:
+        """True while the supervisor checks often whether a job delays those that its child has prefetched."""
+        return bool(self._words[_WATCHES])
+
+    @watches.setter
+    def watches(self, watches: bool) -> None:
+        self._words[_WATCHES] = watches
+
+    def primary(self) -> PrimaryState:
+        """Return what the supervisor knows about the primary that sentinels monitor."""
+        return PrimaryState(*self._words[_PRIMARY : _PRIMARY + 3])
+
+    def set_primary(self, state: PrimaryState) -> None:
+        """Pass what the supervisor knows to the children."""
+        words = (state.epoch, state.failover_until_ms, state.known_ms)
+        for offset, word in enumerate(words):
+            self._words[_PRIMARY + offset] = word
+
+    def limit_jobs(self, jobs: int) -> None:
+        """Let all children together start at most ``jobs`` jobs; call this before the first child starts.
+
+        Raises:
+            ConfigError: This platform has no anonymous files, which permits need.
+        """
+        if self._lock_fd is None:
+            raise ConfigError("--max-jobs needs memfd_create, which this platform does not have")
+        self.has_permits = True
+        self._words[_HAS_PERMITS], self._words[_PERMITS] = True, jobs
+
+    @property
+    def exhausted(self) -> bool:
+        """True while no permit is left. A child whose fetch finds no job returns its permit."""
+        return self.has_permits and self._words[_PERMITS] <= 0
+
+    @property
+    def jobs_started(self) -> int:
+        """Number of jobs that were started with a permit."""
+        return self._words[_STARTED]
+
+    def take_permit(self) -> bool:
+        """Take a permit before a fetch; return False if there is none."""
+        with self._locked() as words:
+            if words[_PERMITS] <= 0:
+                return False
+            words[_PERMITS] -= 1
+            return True
+
+    def settle_permit(self, *, used: bool) -> None:
+        """Record whether the fetch has acquired a job; if it has not, give the permit back."""
+        with self._locked() as words:
+            words[_STARTED if used else _PERMITS] += 1
+
+    @contextmanager
+    def _locked(self) -> Iterator[memoryview[int]]:
+        assert self._lock_fd is not None, "call limit_jobs() first"
+        # The kernel releases the lock of a process that is killed.
+        fcntl.lockf(self._lock_fd, fcntl.LOCK_EX, 1)
+        try:
+            yield self._words
+        finally:
+            fcntl.lockf(self._lock_fd, fcntl.LOCK_UN, 1)
+
+
+# Shared memory through which the supervisor reads its children's state.
+#
+# A child has one slot for each job that it may have at a time. No job is lost in a crash, because every job that a dead
+# child had acquired, or was acquiring, is locked with one of the child's tokens.
+#
+# A control page precedes the children's blocks. The supervisor writes its instructions there; the
+# children read them, and take permits from it.
+#
+# While jobs are short, a child prefetches several and writes several outcomes in one round trip. It then stores each
+# outcome in its slot first, and holds its block's lock except while it runs a task's code. If that code takes too long,
+# the supervisor takes the lock, releases the jobs that have not started, and writes the outcomes
+# (:mod:`bulltask.worker.recovery`).
+
 
 if sys.platform != "win32":  # there, tasks that run in the test's or the caller's process import this module
     import fcntl
 
-__all__ = ["LONG_MS", "STACKS_NAME", "ChildBlock", "Slots"]
 
 STACKS_NAME: Final = "bulltask-stacks"
 """Name of the file for a child's stacks, as shown in ``/proc``."""
@@ -212,7 +723,7 @@ class Slots:
     Args:
         children: The maximum number of children; a block that is never used needs no memory.
         per_child: How many slots a child has.
-        fd: A descriptor from :func:`bulltask.process.anonymous_file`, which spawned children need; ``None`` for
+        fd: A descriptor from :func:`bulltask.config.process.anonymous_file`, which spawned children need; ``None`` for
             anonymous memory.
     """
 
@@ -228,3 +739,123 @@ class Slots:
         self.control = ControlPage(self._memory[:page], fd)
         starts = (page + index * self._stride for index in range(children))
         self.children = [ChildBlock(self._memory[start : start + size], per_child, fd, start) for start in starts]
+
+
+# A pipe that signals and threads write to in order to end a wait immediately (self-pipe).
+
+
+class WakeupPipe:
+    """Wakes the main thread of a process when a signal arrives or another thread calls :meth:`wake`.
+
+    The interpreter writes to the pipe when a signal arrives, before any handler runs, so a signal that arrives just
+    before the wait is not missed.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def wait(self, timeout_ms: float) -> None:
+        """Return after ``timeout_ms``, or as soon as the pipe has data."""
+        readable, _, _ = select.select([self._read], [], [], max(0.0, timeout_ms) / 1000)
+        if readable:
+            os.read(self._read, 4096)
+
+    def wake(self) -> None:
+        """End the wait; callable from any thread."""
+        with suppress(BlockingIOError):  # the pipe is full, so the wait ends anyway
+            os.write(self._write, b"\0")
+
+    def close(self) -> None:
+        """Close the pipe."""
+        signal.set_wakeup_fd(-1)
+        os.close(self._read)
+        os.close(self._write)
+
+
+# Exit codes of the worker and its children; docs/reference/signals.md lists them.
+
+
+class ExitCode(IntEnum):
+    """Why a process exited."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2  # click's exit code for invalid options
+    BOOT_FAILED = 3  # a child could not start; after several in a row, the worker exits with this code too
+    # Wrong password, commands forbidden by the ACL, a redis:// URL that points to a cluster node or a Sentinel, or a
+    # database that does not exist.
+    BROKER_UNUSABLE = 4
+    BROKER_UNREACHABLE = 5  # Redis was unavailable for more than broker_connection_max_retries attempts
+
+
+# Decides when a child has reached a limit, and asks the supervisor to replace it.
+
+
+class Retirement:
+    """Retires a child: the child acquires no more jobs, finishes its jobs, exits, and is replaced.
+
+    The limits are Celery's ``worker_max_tasks_per_child`` and ``worker_max_memory_per_child``. Unlike in Celery, a
+    child can run several jobs at a time, so the jobs that it has acquired are counted, not those that have finished.
+    The replacement starts when the child acquires no more jobs, not when its last job has finished, which may take a
+    long time. The current memory is compared; Celery compares the maximum so far, even if it has been freed.
+
+    Args:
+        config: The limits.
+        block: The child's block, in which the supervisor reads that the child is retiring.
+        index: The child's index in the pool.
+        bus: Receives an event when the child has reached a limit.
+        supervisor_pid: Process id of the supervisor.
+    """
+
+    def __init__(self, config: Config, block: ChildBlock, index: int, bus: Bus, supervisor_pid: int) -> None:
+        self._block, self._index, self._bus, self._supervisor_pid = block, index, bus, supervisor_pid
+        self._max_tasks = config.max_tasks_per_child
+        self._max_memory_kib = config.max_memory_kib or config.hard_memory_kib
+        self._memory_kib: int | None = None
+        self._jobs, self._lock = 0, threading.Lock()
+        self._reason = RetireReason.NONE
+
+    @property
+    def limits_jobs(self) -> bool:
+        """Whether the number of the child's jobs is limited."""
+        return self._max_tasks is not None
+
+    def count_job(self) -> bool:
+        """Count a job that the child has acquired; return True if the child must not acquire another one."""
+        with self._lock:  # the main thread and the event loop call this
+            self._jobs += 1
+        if self._jobs != self._max_tasks:
+            return False
+        self._reason = RetireReason.MAX_TASKS_PER_CHILD
+        return True
+
+    def check_memory(self) -> None:
+        """Retire the child if its memory exceeds the limit; call this after a task, on any thread.
+
+        The check runs only after a task: if new children exceeded the limit before their first one, the worker would
+        replace them forever and run no jobs.
+        """
+        if self._max_memory_kib is None or self._reason is not RetireReason.NONE:
+            return
+        self._memory_kib = memory_kib()
+        if self._memory_kib > self._max_memory_kib:
+            self._reason = RetireReason.MAX_MEMORY_PER_CHILD
+            # The handler of SIGTERM closes the fetcher on the main thread, which may be waiting for a job.
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def announce(self, running: Callable[[], int]) -> None:
+        """Let the supervisor replace the child, if it is retiring; call this when the child acquires no more jobs.
+
+        Args:
+            running: Returns the number of jobs that the child is still running.
+        """
+        if self._reason is RetireReason.NONE:
+            return
+        self._block.retire_reason = self._reason
+        limit = self._reason.name.lower()
+        self._bus.emit(ChildLimitReached(self._index, os.getpid(), limit, self._jobs, running(), self._memory_kib))
+        # The supervisor's SIGCHLD handler only ends the loop's wait; the loop then starts the missing child.
+        os.kill(self._supervisor_pid, signal.SIGCHLD)

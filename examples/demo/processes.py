@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, TypeVar, cast
 
-from bulltask.config.settings import SETTINGS
+from bulltask.config.config import SETTINGS
+from bulltask.config.process import die_with_parent
 from bulltask.embedded import EmbeddedServer
-from bulltask.process import die_with_parent
 
 HERE = Path(__file__).parent
 WORKER = ["worker", "-A", "tasks", "-c", "2", "-l", "warning"]

@@ -24,7 +24,7 @@ from typing import Any, Final
 import click
 import redis
 
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tests.chaos import topologies
 from tests.chaos.cell import Cell, Result
 from tests.chaos.matrix import all_cells, fault_free_cells, problems_of, run_cells

@@ -30,9 +30,9 @@ from bulltask.transport import redis_errors
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
-from bulltask.worker import outbox_process, run
-from bulltask.worker.slot import Slot
-from bulltask.worker.supervisor import child_pool
+from bulltask.worker import child_pool, run
+from bulltask.worker import helpers as outbox_process
+from bulltask.worker.slots import Slot
 
 __all__ = ["BUSY_S", "FAULTS", "LOCK_S", "METHODS", "STALLED_S", "install", "reach", "record"]
 

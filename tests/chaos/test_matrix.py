@@ -42,14 +42,14 @@ def test_no_fault_of_a_random_part_of_the_matrix_loses_a_job_or_repeats_one_too_
 
 
 def test_without_lock_renewal_a_job_of_a_stopped_child_runs_twice(broker_url: str, tmp_path: Path) -> None:
-    source = "from bulltask.worker.supervisor.heartbeat import Heartbeat\nHeartbeat.tick = lambda *_: None\n"
+    source = "from bulltask.worker.locks import Heartbeat\nHeartbeat.tick = lambda *_: None\n"
     result = run_cell(Cell("jobs", "sync", IN_THE_TASK, "SIGSTOP"), broker_url, tmp_path / "cell", source=source)
     assert result.repeated > 0, "otherwise, the matrix could not find a job that runs too often"
     assert problems_of(result) != []
 
 
 def test_without_recovery_the_job_of_a_killed_child_is_late(broker_url: str, tmp_path: Path) -> None:
-    source = "from bulltask.worker.supervisor.recovery import Recovery\nRecovery.recover = lambda *_: None\n"
+    source = "from bulltask.worker.recovery import Recovery\nRecovery.recover = lambda *_: None\n"
     result = run_cell(Cell("jobs", "sync", IN_THE_TASK, "kill -9"), broker_url, tmp_path / "cell", source=source)
     assert result.recovery_s is not None
     assert result.recovery_s > 1.0, "otherwise, the matrix could not find a job that is recovered too late"

@@ -21,10 +21,9 @@ from typing import Any, Final, Protocol
 import redis
 
 from bulltask import App
-from bulltask.embedded.binary import Flavor
+from bulltask.embedded.server import Flavor
 from bulltask.errors import BrokerError
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.redis_cluster import Cluster
 from tests.support.sentinels import Sentinels

@@ -14,8 +14,8 @@ from django.db import connections
 
 from bulltask import App
 from bulltask.contrib.django.project import project_app
-from bulltask.registry import current
-from bulltask.registry.shared import SHARED
+from bulltask.registry import request as current
+from bulltask.registry.tasks import SHARED
 from bulltask.testing import InlineWorker, use_server
 
 BACKEND = "bulltask.contrib.django.backend.BulltaskBackend"
@@ -36,9 +36,9 @@ if not settings.configured:
             name: {"ENGINE": engine, "NAME": Path(_FOLDER.name, f"{name}.sqlite3")} for name in ("default", "other")
         },
     )
-    current._current, previous = None, current._current  # another test's app is not the project's
+    current._current_app, previous = None, current._current_app  # another test's app is not the project's
     django.setup()
-    current._current = previous
+    current._current_app = previous
 
 # Other tests in this process must not find these tasks and queues in their apps.
 tasks, queues = dict(SHARED), dict(SHARED._queues)

@@ -12,8 +12,8 @@ from django.db import connection, connections, transaction
 from django.test import override_settings
 
 from bulltask import App, Middleware
-from bulltask.hooks.django_connections import DjangoConnections
-from bulltask.registry.django import close_connections
+from bulltask.observe.hooks import DjangoConnections
+from bulltask.registry.task import close_connections
 from bulltask.testing import InlineWorker
 
 pytestmark = pytest.mark.redis

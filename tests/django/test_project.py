@@ -17,8 +17,8 @@ from bulltask.contrib import django as package
 from bulltask.contrib.django import project
 from bulltask.contrib.django.project import check_schedule, project_app
 from bulltask.errors import AppNotFoundError
-from bulltask.registry import current
-from bulltask.registry.discovery import find_app
+from bulltask.registry import request as current
+from bulltask.registry.tasks import find_app
 
 elsewhere = App("elsewhere", set_as_current=False)
 

@@ -19,7 +19,9 @@ from bulltask import App, BrokerUnavailableError, ResultTimeoutError, chain, gro
 from bulltask.config.urls import SecretUrl
 from bulltask.contrib.django.project import project_app
 from bulltask.contrib.django.test import JobsMixin
-from bulltask.embedded import binary, is_under_test, server_of_tests, shared, under_test
+from bulltask.embedded import is_under_test, server_of_tests, shared
+from bulltask.embedded import server as binary
+from bulltask.embedded import shared as under_test
 from bulltask.outbox.django import Outbox
 from bulltask.queue import FlowJob, Queue
 from bulltask.queue.aio.queue import AsyncQueue

@@ -12,7 +12,7 @@ from typing import Any, Final
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.worker import Worker
 
 __all__ = ["SETTINGS", "TASKS", "Processes", "make_examples"]

@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 import redis
 
-from bulltask.testing.wait import wait_until
-from bulltask.transport.keys import QueueKeys
+from bulltask.testing.worker import wait_until
+from bulltask.transport.call import QueueKeys
 from tests.fuzz.running import SETTINGS, TASKS, Processes, make_examples
 from tests.fuzz.strategies import FuzzedJob, fuzzed_jobs
 from tests.interop.node_bridge import NodeBridge, NodeError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tests.interop.board import Board
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.interop_queue import InteropQueue

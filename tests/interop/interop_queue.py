@@ -10,7 +10,7 @@ import redis
 
 from bulltask import App, AsyncResult
 from bulltask.jobs.names import bullmq_name
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.tasks import register
 from tests.support.programs import ROOT

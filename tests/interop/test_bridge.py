@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.conftest import ServerFactory
 from tests.interop.node_bridge import NodeBridge, NodeError, connection_of
 from tests.support.processes import has_exited

@@ -8,7 +8,7 @@ import pytest
 
 from bulltask import group
 from bulltask.queue import FlowJob
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.board import Board, BoardError
 from tests.interop.board_tasks import (
     PARTS,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.clock import zone_of
 from bulltask.errors import ConfigError
-from bulltask.schedules.cron import Cron
+from bulltask.jobs.clock import zone_of
+from bulltask.jobs.cron import Cron
 from tests.interop.node_bridge import NodeBridge
 
 pytestmark = pytest.mark.interop

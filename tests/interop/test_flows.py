@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from bulltask.queue import FlowJob, FlowProducer, Job
-from bulltask.queue.flow_plan import FlowNode
-from bulltask.testing.wait import wait_until
+from bulltask.queue.flows import FlowNode
+from bulltask.testing.worker import wait_until
 from tests.interop.node_bridge import NodeBridge, connection_of
 from tests.support.programs import ROOT
 from tests.support.streams import Stream

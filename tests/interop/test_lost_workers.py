@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from bulltask import PermanentError
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeBridge
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.migrate.outcome import SkipReason
+from bulltask.migrate.inspection import SkipReason
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.migration_harness import MigrationHarness
 from tests.interop.node_bridge import NodeBridge

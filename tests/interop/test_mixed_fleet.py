@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.testing.wait import wait_until
-from bulltask.transport.keys import queue_consumers
+from bulltask.testing.worker import wait_until
+from bulltask.transport.call import queue_consumers
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeBridge
 from tests.support.worker import Worker

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeError
 from tests.support.machine_load import scale_to_load

@@ -14,10 +14,10 @@ import redis
 
 from bulltask import App
 from bulltask.config.config import Settings
+from bulltask.jobs.fields import StoredOptions
 from bulltask.jobs.job import JobRef, RunningJob
-from bulltask.jobs.stored_options import StoredOptions
-from bulltask.payloads.payload_codec import PayloadCodec, PayloadFormat
-from bulltask.testing.wait import wait_until
+from bulltask.jobs.payloads import PayloadCodec, PayloadFormat
+from bulltask.testing.worker import wait_until
 from tests.interop.node_program import node_program
 from tests.support.payloads import ENCRYPTION_KEY
 from tests.support.programs import ROOT

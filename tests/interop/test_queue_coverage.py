@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from bulltask.jobs.schedules import Rule
 from bulltask.queue import AddOptions, AsyncFlowProducer, FlowProducer, Job, Queue
 from bulltask.queue.sync.repeatables import Repeatables
 from bulltask.queue.sync.schedulers import JobSchedulers
-from bulltask.schedules.repeat import Rule
 from tests.interop.conftest import HERE
 from tests.support.programs import ROOT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask import App
-from bulltask.transport.keys import queue_consumers
+from bulltask.transport.call import queue_consumers
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeBridge
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask import TaskRevokedError
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeError
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from bulltask.jobs.schedules import Rule
 from bulltask.queue.sync.schedulers import JobSchedulers
-from bulltask.schedules.repeat import Rule
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.queue.responses import Metrics
+from bulltask.queue.fields import Metrics
 from tests.interop.interop_queue import InteropQueue
 from tests.support.rate_windows import max_starts_per_window
 from tests.support.streams import server_ms

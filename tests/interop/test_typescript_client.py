@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.payloads.envelope import is_envelope
+from bulltask.jobs.payloads import is_envelope
 from tests.interop.conftest import HERE
 from tests.support.payloads import ENCRYPTION_KEY
 from tests.support.programs import ROOT

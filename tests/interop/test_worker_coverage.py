@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bulltask import events
-from bulltask.config.settings import SETTINGS
+from bulltask.config.config import SETTINGS
+from bulltask.observe import events
 from bulltask.queue import AsyncQueueEvents, Queue, QueueEvents
 from bulltask.queue import events as queue_events
-from bulltask.queue.event_reader import EventReaderBase
+from bulltask.queue.events import EventReaderBase
 from bulltask.testing.worker import WorkerProcess
-from bulltask.worker.supervisor.signals import SIGNAL_METHODS
+from bulltask.worker.supervisor import SIGNAL_METHODS
 from tests.interop.test_queue_coverage import declared, options, without_comments
 from tests.support.programs import ROOT
 

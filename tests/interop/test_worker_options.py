@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.test_lost_workers import STALLS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tests.interop.conftest import node_client, open_interop_queue  # noqa: F401 - a fixture
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeBridge

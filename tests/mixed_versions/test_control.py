@@ -12,7 +12,7 @@ import pytest
 from bulltask.errors import QueueActiveError
 from bulltask.queue import FlowJob, QueueEvents
 from bulltask.queue import events as types
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeError
 from tests.mixed_versions.conftest import Clients

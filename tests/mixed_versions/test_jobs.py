@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.jobs.states import JobState
-from bulltask.testing.wait import wait_until
+from bulltask.jobs.names import JobState
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeBridge
 from tests.mixed_versions.conftest import PACKAGES

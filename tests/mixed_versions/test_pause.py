@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.jobs.states import JobState
+from bulltask.jobs.names import JobState
 from bulltask.queue import Queue
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.conftest import open_interop_queue
 from tests.interop.interop_queue import InteropQueue
 from tests.mixed_versions.conftest import Clients

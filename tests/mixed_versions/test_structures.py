@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bulltask.errors import InvalidNameError
-from bulltask.jobs.options import Deduplication
-from bulltask.jobs.states import JobState
+from bulltask.jobs.job import Deduplication
+from bulltask.jobs.names import JobState
 from bulltask.queue import FlowJob
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeError
 from tests.mixed_versions.conftest import Clients

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.jobs.states import JobState
+from bulltask.jobs.names import JobState
 from bulltask.lua import loader
 from bulltask.queue import Queue
 from tests.interop.interop_queue import InteropQueue

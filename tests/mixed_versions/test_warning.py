@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue
 from tests.mixed_versions.page import NEWEST_6, PAGE, PYTHON_6
 from tests.support.worker import Worker

@@ -16,7 +16,7 @@ from sqlalchemy import orm
 from bulltask import App
 from bulltask.cli.main import main
 from bulltask.outbox.sqlalchemy import Outbox
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.programs import ROOT
 
 SHOP = """

@@ -23,8 +23,8 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from bulltask import App, group
-from bulltask.clock import to_epoch_ms
 from bulltask.errors import BrokerUnavailableError, BulltaskError, ConfigError, EncodeError, ResultTimeoutError
+from bulltask.jobs.clock import to_epoch_ms
 from bulltask.outbox.sqlalchemy import Outbox
 from bulltask.testing import InlineWorker, use_server
 from tests.conftest import ServerFactory

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bulltask
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.slots import ExitCode
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from bulltask import AsyncResult
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

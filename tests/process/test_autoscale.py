@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from bulltask.testing.wait import wait_until
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.testing.worker import wait_until
+from bulltask.worker.slots import ExitCode
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

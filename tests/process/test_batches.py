@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult, JobState, PermanentError, TimeLimitExceeded
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

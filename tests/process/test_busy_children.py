@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
@@ -26,7 +26,7 @@ def c_call(self, micros):
     ctypes.PyDLL(None).usleep(micros)  # unlike CDLL, PyDLL keeps the GIL during the call, so no other thread runs
 """
 NO_HEARTBEAT = """
-from bulltask.worker.supervisor.heartbeat import Heartbeat
+from bulltask.worker.locks import Heartbeat
 
 Heartbeat.tick = lambda *_: None
 """

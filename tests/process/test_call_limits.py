@@ -13,14 +13,14 @@ pytestmark = pytest.mark.process
 
 PROGRAM = """
 import signal, socket, sys
-from bulltask.clock import mono_ms
+from bulltask.jobs.clock import mono_ms
 from bulltask.errors import BrokerUnavailableError
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
 from bulltask.transport.endpoint import Endpoint
-from bulltask.worker.control_page import ControlPage
-from bulltask.worker.supervisor.call_limits import CallLimits
-from bulltask.worker.supervisor.primary_check import PrimaryCheck
+from bulltask.worker.slots import ControlPage
+from bulltask.worker.supervisor import CallLimits
+from bulltask.worker.supervisor import PrimaryCheck
 
 limit, waits_for = sys.argv[1:]
 silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(10)]  # connect, and never reply

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from bulltask import AsyncResult
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.slots import ExitCode
 from tests.support.machine_load import scale_to_load
 from tests.support.worker_harness import WorkerHarness
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from bulltask import App
 from bulltask.cli.main import main
 from bulltask.queue import FlowJob, FlowProducer, Queue
-from bulltask.transport.grants import CLUSTER
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.transport.permissions import CLUSTER
+from bulltask.worker.slots import ExitCode
 from tests.support.redis_cluster import Cluster
 from tests.support.worker import Worker
 

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from bulltask import App, AsyncResult
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.conftest import FLAVOR
 from tests.support.redis_cluster import Cluster
 from tests.support.streams import Stream

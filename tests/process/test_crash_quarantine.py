@@ -13,10 +13,9 @@ from bulltask import App, AsyncResult
 from bulltask.events import Bus, CrashLimitReached
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
-from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.quarantine import EXTRA_CRASHES
-from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
+from bulltask.transport.scripts.move import FetchOptions, move_to_active
+from bulltask.worker.broker_backoff import EXTRA_CRASHES, ReconnectBackoff
+from bulltask.worker.recovery import JobsOfDeadChild, Recovery
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
-from bulltask.transport.grants import role_grants
+from bulltask.testing.worker import RedisServer, wait_until
+from bulltask.transport.permissions import role_grants
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.slots import ExitCode
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
 from tests.support.worker_harness import WorkerHarness
@@ -31,7 +31,7 @@ def leave(self, code):
 """
 
 NO_RECOVERY = """
-from bulltask.worker.supervisor.recovery import Recovery
+from bulltask.worker.recovery import Recovery
 
 Recovery.recover = lambda *_: None
 """

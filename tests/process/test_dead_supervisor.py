@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.like_macos import LIKE_MACOS
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.programs import ROOT, run_program
 
 pytestmark = pytest.mark.process

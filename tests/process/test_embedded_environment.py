@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tests.support.programs import run_program
 
 pytestmark = [

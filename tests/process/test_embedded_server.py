@@ -15,12 +15,16 @@ import pytest
 import redis
 
 from bulltask.embedded import EmbeddedServer, find_binary, resolve_url
-from bulltask.embedded.data_directory import DataDirectory, ServerRecord
-from bulltask.embedded.launch import PortTakenError, lock_directory, pick_port
-from bulltask.embedded.probe import send_command
+from bulltask.embedded.server import (
+    DataDirectory,
+    PortTakenError,
+    ServerRecord,
+    lock_directory,
+    pick_port,
+    send_command,
+)
 from bulltask.errors import BrokerUnavailableError, ConfigError
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.processes import has_exited, wait_for_exit
 from tests.support.programs import Program, run_program
 

@@ -22,7 +22,7 @@ import redis
 
 from bulltask import App
 from bulltask.testing import InlineWorker, use_server
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.programs import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]  # the first test in examples/node installs its client

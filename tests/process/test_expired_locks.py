@@ -9,8 +9,7 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.queue import AddOptions
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
 

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bulltask.errors import ConfigError
-from bulltask.observe.exporter import bind
+from bulltask.observe.metrics import bind
 from tests.support.processes import wait_for_exit
 from tests.support.programs import Program, run_program
 
@@ -28,9 +28,9 @@ import json, os, signal, sys
 from bulltask import events
 from bulltask.events import Bus
 from bulltask.observe.counters import MetricsListener, MetricsMemory
-from bulltask.observe.exporter import bind, run_exporter
+from bulltask.observe.metrics import bind, run_exporter
 from bulltask.observe.metrics import MetricsCollector
-from bulltask.process import die_with_parent
+from bulltask.config.process import die_with_parent
 
 QUEUES = ("mail", "sms")
 memory = MetricsMemory(QUEUES, blocks=4)
@@ -240,7 +240,7 @@ def test_metrics_can_be_served_on_ipv6() -> None:
 
 ORPHAN = """
 import os, signal, sys
-from bulltask.process import die_with_parent
+from bulltask.config.process import die_with_parent
 
 middle = os.getpid()
 ready, notify = os.pipe()

@@ -14,8 +14,7 @@ from bulltask import App, chain
 from bulltask.cli.main import main
 from bulltask.errors import BrokerAuthError, TaskRevokedError
 from bulltask.queue import FlowJob, FlowProducer
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.manual_worker import ManualWorker
 from tests.support.worker_harness import WorkerHarness
 

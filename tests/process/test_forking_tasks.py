@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.worker import wait_until_exited
 from tests.support.worker_harness import WorkerHarness
 

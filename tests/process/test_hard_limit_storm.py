@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from bulltask.transport.scripts.move import CRASHES
 from tests.support.worker_harness import WorkerHarness
 
@@ -19,7 +19,7 @@ import asyncio
 import time
 
 from bulltask.worker.supervisor import canceller, child_pool
-from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
+from bulltask.worker.limits import TimeLimitCheck
 
 TimeLimitCheck.interval_ms = canceller.Canceller.interval_ms = 1
 canceller.GRACE_MS = 1

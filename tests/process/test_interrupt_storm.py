@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from bulltask.transport.scripts.move import CRASHES
 from tests.support.worker_harness import WorkerHarness
 
@@ -21,8 +21,8 @@ import random
 import time
 
 from bulltask import SoftTimeLimitExceeded
-from bulltask.worker.supervisor.canceller import Canceller
-from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
+from bulltask.worker.limits import Canceller
+from bulltask.worker.limits import TimeLimitCheck
 
 # The supervisor checks as often as it can, so that cancel requests arrive at any moment of an attempt or just after it.
 TimeLimitCheck.interval_ms = Canceller.interval_ms = 1

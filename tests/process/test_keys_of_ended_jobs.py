@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

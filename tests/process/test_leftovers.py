@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.processes import LeftoverProcesses, has_exited, wait_for_exit
 
 pytestmark = pytest.mark.process

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.slots import ExitCode
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

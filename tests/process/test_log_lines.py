@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 FOUR_WRITERS = """
 import os, sys
 from bulltask.observe.log import configure
-from bulltask.observe.writer import LineWriter
+from bulltask.observe.log import LineWriter
 
 LineWriter.timeout_ms = 50_000
 log = configure(level="info", worker_id="node-1-1-abc", stream=sys.stdout)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bulltask.observe.log_values import NAME_CHARS, shorten
-from bulltask.testing.wait import wait_until
-from bulltask.transport.keys import QueueKeys
+from bulltask.observe.log import NAME_CHARS, shorten
+from bulltask.testing.worker import wait_until
+from bulltask.transport.call import QueueKeys
 from tests.support.malformed_jobs import MalformedJob, malformed_job, store
 from tests.support.server_clients import client_of
 from tests.support.worker_harness import WorkerHarness

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from bulltask.transport.scripts.move import CRASHES
 from tests.support.worker_harness import WorkerHarness
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult
-from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope
-from bulltask.payloads.pickling import dump
-from bulltask.testing.wait import wait_until
+from bulltask.jobs.payloads import ENVELOPE_KEY, Envelope, dump
+from bulltask.testing.worker import wait_until
 from tests.support.payloads import ENCRYPTION_KEY, FIRST_KEY, PICKLES, Refused, WritesFile
 from tests.support.programs import ROOT
 from tests.support.worker_harness import WorkerHarness

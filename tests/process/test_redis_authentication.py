@@ -14,9 +14,9 @@ from redis.cluster import RedisCluster
 
 from bulltask.cli.main import main
 from bulltask.errors import TaskRevokedError
-from bulltask.testing.server import RedisServer
-from bulltask.transport.grants import role_grants
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.testing.worker import RedisServer
+from bulltask.transport.permissions import role_grants
+from bulltask.worker.slots import ExitCode
 from tests.support.machine_load import scale_to_load
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from bulltask import App, AsyncResult, BrokerError
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
 from tests.support.worker_harness import WorkerHarness

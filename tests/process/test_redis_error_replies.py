@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.machine_load import scale_to_load
 from tests.support.worker_harness import WorkerHarness
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
 

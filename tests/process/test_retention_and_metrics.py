@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from bulltask import App
-from bulltask.queue.responses import Metrics
+from bulltask.queue.fields import Metrics
 from tests.support.streams import server_ms
 from tests.support.worker_harness import WorkerHarness
 

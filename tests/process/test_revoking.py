@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult, TaskRevokedError
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from bulltask.transport.scripts.move import CRASHES
 from tests.support.programs import run_program
 from tests.support.worker import wait_until_exited

@@ -11,8 +11,7 @@ import pytest
 
 from bulltask.lua import loader
 from bulltask.queue.sync.schedulers import JobSchedulers
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.streams import server_ms
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness

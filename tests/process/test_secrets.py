@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.embedded.launch import pick_port
-from bulltask.testing.server import RedisServer
+from bulltask.embedded.server import pick_port
+from bulltask.testing.worker import RedisServer
 from tests.support.payloads import ENCRYPTION_KEY, FIRST_KEY
 from tests.support.processes import parent_of
 from tests.support.worker_harness import WorkerHarness

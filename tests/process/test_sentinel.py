@@ -14,16 +14,14 @@ import pytest
 import redis
 
 from bulltask import App, AsyncResult
-from bulltask.clock import mono_ms
 from bulltask.config.urls import Address
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerUnavailableError
+from bulltask.jobs.clock import mono_ms
 from bulltask.queue import FlowJob, Queue
-from bulltask.testing.wait import wait_until
-from bulltask.transport import sentinel_events
-from bulltask.transport.discovery import _events, refresh
-from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.known_primary import CHECK_MS
-from bulltask.transport.sentinel_events import SentinelEvents
+from bulltask.testing.worker import wait_until
+from bulltask.transport import discovery as sentinel_events
+from bulltask.transport.discovery import SentinelEvents, _events, refresh
+from bulltask.transport.endpoint import CHECK_MS, Endpoint
 from tests.conftest import FLAVOR
 from tests.support.machine_load import scale_to_load
 from tests.support.sentinels import SERVICE, Sentinels

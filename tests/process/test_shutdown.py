@@ -14,7 +14,7 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.lua import wrappers
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from bulltask.transport.scripts.move import CRASHES
 from tests.support.machine_load import scale_to_load
 from tests.support.worker import Worker

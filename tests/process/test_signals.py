@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.testing.wait import wait_until
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.testing.worker import wait_until
+from bulltask.worker.slots import ExitCode
 from tests.support.processes import has_exited
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness

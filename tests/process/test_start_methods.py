@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bulltask.testing.wait import wait_until
-from bulltask.worker.child.spawned import SpawnSpec
+from bulltask.testing.worker import wait_until
+from bulltask.worker.spawned import SpawnSpec
 from tests.support.like_macos import LIKE_MACOS
 from tests.support.worker_harness import WorkerHarness
 
@@ -42,7 +42,7 @@ def test_children_are_forks_unless_the_app_has_threads(harness: WorkerHarness) -
     threaded = harness.worker(THREAD)
     job = harness.hold()
     pid = int(harness.wait_for_start(job)["pid"])
-    assert "bulltask.worker.child.spawned" in command_line(pid)
+    assert "bulltask.worker.spawned" in command_line(pid)
     warnings = [line for line in threaded.warnings() if "threads" in line["event"]]
     assert len(warnings) == 1, "logged once, not for each child"
     harness.open_gate()
@@ -145,7 +145,7 @@ def test_a_spawned_child_imports_the_app_from_the_path_of_the_supervisor(tmp_pat
     )
     fd = spec.write()
     try:
-        command = [sys.executable, "-m", "bulltask.worker.child.spawned", str(fd)]
+        command = [sys.executable, "-m", "bulltask.worker.spawned", str(fd)]
         ended = subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, timeout=60, check=False)
     finally:
         os.close(fd)

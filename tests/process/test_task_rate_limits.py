@@ -10,7 +10,7 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.lua import wrappers
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.machine_load import scale_to_load
 from tests.support.worker_harness import WorkerHarness
 

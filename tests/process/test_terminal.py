@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bulltask import App
-from bulltask.clock import mono_s
+from bulltask.jobs.clock import mono_s
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

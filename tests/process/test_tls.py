@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.slots import ExitCode
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.worker_harness import WorkerHarness
 

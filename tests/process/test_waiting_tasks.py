@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
 

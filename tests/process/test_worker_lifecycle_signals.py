@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.processes import has_exited
 from tests.support.worker_harness import WorkerHarness
 

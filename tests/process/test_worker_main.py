@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bulltask import App
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.slots import ExitCode
 
 pytestmark = pytest.mark.process
 

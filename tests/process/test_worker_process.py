@@ -10,8 +10,7 @@ import pytest
 
 from bulltask import App
 from bulltask.errors import BulltaskError
-from bulltask.testing.wait import wait_until
-from bulltask.testing.worker import WorkerProcess
+from bulltask.testing.worker import WorkerProcess, wait_until
 
 pytestmark = pytest.mark.process
 

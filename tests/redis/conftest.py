@@ -14,11 +14,12 @@ from click.testing import CliRunner, Result
 from bulltask.app import App
 from bulltask.cli.main import main
 from bulltask.events import Bus, Event
-from bulltask.queue import AsyncQueue, Queue, aio, event_reader, sync
+from bulltask.queue import AsyncQueue, Queue, aio, sync
+from bulltask.queue import events as event_reader
 from bulltask.testing import InlineWorker
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from bulltask.transport.broker import Broker
-from bulltask.transport.client_types import SyncClient
+from bulltask.transport.call import SyncClient
 from tests.conftest import FLAVOR
 from tests.support.cluster_and_sentinel import CLUSTER_NODE, assign_all_slots
 from tests.support.lake import LakeBuilder

@@ -18,15 +18,14 @@ from click.testing import CliRunner
 from bulltask import App, GroupResult, chord
 from bulltask.cli.main import main
 from bulltask.errors import BrokerAuthError, ConfigError, JobNotFoundError, ResultTimeoutError
-from bulltask.events.bus import Bus
+from bulltask.observe.bus import Bus
 from bulltask.queue import FlowJob, FlowProducer, Queue
-from bulltask.queue.flow_once import add_flow_once
-from bulltask.queue.flow_plan import plan
-from bulltask.transport.grants import CLUSTER, ROLES, role_grants
+from bulltask.queue.flows import add_flow_once, plan
 from bulltask.transport.operation import run_sync
+from bulltask.transport.permissions import CLUSTER, ROLES, role_grants
 from bulltask.transport.scripts.add import IdempotentWrite
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.preflight import Preflight
+from bulltask.worker.run import Preflight
 from tests.conftest import ServerFactory, needs_redis_7
 from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import add

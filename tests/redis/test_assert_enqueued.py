@@ -10,7 +10,7 @@ import pytest
 
 from bulltask import App
 from bulltask.testing import InlineWorker, assert_enqueued, enqueued_jobs, use_server
-from bulltask.testing.clock import FakeClock
+from bulltask.testing.inline import FakeClock
 
 pytestmark = pytest.mark.redis
 

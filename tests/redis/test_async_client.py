@@ -11,18 +11,15 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.clock import ServerClock, mono_ms, wall_ms
 from bulltask.config.config import Settings
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReadyError, BrokerUnavailableError, JobNotFoundError
+from bulltask.jobs.clock import ServerClock, mono_ms, wall_ms
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import Call, command
-from bulltask.transport.client_types import AnyAsyncClient
+from bulltask.transport.call import AnyAsyncClient, Call, QueueKeys, command
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.job import add_log, update_progress
 from bulltask.transport.scripts.queue import get_counts
 from tests.conftest import ServerFactory

@@ -12,7 +12,7 @@ import pytest
 
 from bulltask import App, BatchJob, ConfigError, JobState, Middleware, PermanentError, group
 from bulltask.errors import EncodeError, Ignore, InvalidJobError
-from bulltask.registry.schema import schema_of
+from bulltask.registry.tasks import schema_of
 from bulltask.signals import task_success
 from bulltask.testing import InlineWorker, assert_enqueued, use_server
 

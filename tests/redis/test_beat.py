@@ -14,11 +14,10 @@ import redis
 from bulltask import App, crontab
 from bulltask.events import Bus
 from bulltask.queue.sync.schedulers import JobSchedulers
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.operation import run_sync
-from bulltask.transport.scripts.schedule import leave_schedule, register_schedule_version
-from bulltask.worker.beat import Beat, BeatWorker, Changes, reconcile
-from bulltask.worker.beat_entries import read_entries
+from bulltask.transport.scripts.queue import leave_schedule, register_schedule_version
+from bulltask.worker.beat import Beat, BeatWorker, Changes, read_entries, reconcile
 from bulltask.worker.broker_backoff import ReconnectBackoff
 
 QUEUE = "default"

@@ -13,11 +13,11 @@ import redis
 from bulltask import App, GroupResult, Signature, chain, chord, group, signature
 from bulltask.errors import ConfigError, PermanentError
 from bulltask.events import Bus
-from bulltask.jobs.states import REVOKED
+from bulltask.jobs.names import REVOKED
 from bulltask.registry.canvas import Canvas
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.worker.supervisor.killed_attempts import FailureRecorder
+from bulltask.testing.worker import RedisServer
+from bulltask.worker.recovery import FailureRecorder
 
 pytestmark = pytest.mark.redis
 

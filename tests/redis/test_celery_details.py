@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from bulltask import App, AsyncResult, Context, Request, ResultSet, chain, chord, crontab, current_task, group
 from bulltask.errors import ConfigError, JobExpiredError, Reject, TaskError, TaskRejectedError, TaskRevokedError
 from bulltask.exceptions import TimeoutError as CeleryTimeoutError
-from bulltask.jobs.failures import ARGUMENTS_CHARS, arguments_for, storable_arguments
+from bulltask.jobs.fields import ARGUMENTS_CHARS, arguments_for, storable_arguments
 from bulltask.signals import after_task_publish, before_task_publish
 from bulltask.testing import InlineWorker, use_server
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.registry.shared import SHARED
+from bulltask.registry.tasks import SHARED
 from bulltask.testing import InlineWorker, use_server
 from tests.celery_parity.idioms import MISSING, for_bulltask, lines, outcomes
 

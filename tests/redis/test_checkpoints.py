@@ -20,10 +20,9 @@ from bulltask.errors import (
     LockMismatchError,
     ReleaseJob,
 )
-from bulltask.registry.checkpoints import Checkpoints
+from bulltask.registry.context import Checkpoints
 from bulltask.testing import InlineWorker, use_server
-from bulltask.transport.scripts.checkpoint import store_checkpoint
-from bulltask.transport.scripts.move import CRASHES
+from bulltask.transport.scripts.move import CRASHES, store_checkpoint
 from tests.support.server_clients import client_of
 
 pytestmark = pytest.mark.redis

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.clock import ServerClock, wall_ms
 from bulltask.errors import (
     BrokerAuthError,
     BrokerError,
@@ -28,17 +27,14 @@ from bulltask.errors import (
     ConfigError,
     JobNotFoundError,
 )
+from bulltask.jobs.clock import ServerClock, wall_ms
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.async_client import AsyncClient
-from bulltask.transport.call import Call, command, script_call
-from bulltask.transport.client import Client
-from bulltask.transport.client_pool import ClientPool
-from bulltask.transport.client_types import SyncClient
+from bulltask.transport.call import Call, QueueKeys, SyncClient, command, script_call
+from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.job import add_log, update_progress
 from bulltask.transport.scripts.move import retry_job
 from bulltask.transport.scripts.queue import get_counts

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from bulltask import App
-from bulltask.clock import ServerClock
+from bulltask.jobs.clock import ServerClock
 from tests.support.streams import server_ms
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]

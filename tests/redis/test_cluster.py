@@ -15,25 +15,21 @@ from click.testing import CliRunner
 
 from bulltask import App
 from bulltask.cli.main import main
-from bulltask.clock import ServerClock, mono_ms, wall_ms
 from bulltask.errors import BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
+from bulltask.jobs.clock import ServerClock, mono_ms, wall_ms
 from bulltask.lua import loader, wrappers
 from bulltask.queue import AsyncQueue, Queue, QueueEvents
 from bulltask.queue.events import JobEvent
-from bulltask.testing.wait import wait_until
-from bulltask.transport import topology
-from bulltask.transport.async_cluster import AsyncClusterClient
-from bulltask.transport.call import Call, command, script_call
-from bulltask.transport.client import Client
-from bulltask.transport.client_pool import ClientPool
-from bulltask.transport.client_types import SyncClient
-from bulltask.transport.cluster import ClusterClient
+from bulltask.testing.worker import wait_until
+from bulltask.transport import cluster as topology
+from bulltask.transport.broker import read_server_settings
+from bulltask.transport.call import Call, QueueKeys, SyncClient, command, script_call
+from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.cluster import AsyncClusterClient, ClusterClient
 from bulltask.transport.cluster_slots import guarded
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.inspect import read_server_settings
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.operation import atomic
 from bulltask.transport.scripts.queue import get_counts, is_maxed, list_clients
-from bulltask.transport.transaction import atomic
 from tests.conftest import ServerFactory
 from tests.support.redis_cluster import Cluster
 

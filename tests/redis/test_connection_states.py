@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.clock import ServerClock
 from bulltask.errors import BrokerUnavailableError
+from bulltask.jobs.clock import ServerClock
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.endpoint import Endpoint, socket_of

@@ -20,8 +20,8 @@ import docker
 import pytest
 import redis
 
-from bulltask.embedded.binary import Flavor, find_binary
-from bulltask.testing.wait import wait_until
+from bulltask.embedded.server import Flavor, find_binary
+from bulltask.testing.worker import wait_until
 from tests.redis import test_queue_basics
 from tests.support.containers import IMAGES, ContainerServer, container_server, has_container_engine
 from tests.support.processes import SESSION_VARIABLE

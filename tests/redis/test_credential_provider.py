@@ -17,7 +17,7 @@ from redis.credentials import CredentialProvider
 
 from bulltask import App
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerUnavailableError, ConfigError
-from bulltask.transport import authentication
+from bulltask.transport import endpoint as authentication
 from bulltask.transport.call import Call, command
 
 pytestmark = pytest.mark.redis

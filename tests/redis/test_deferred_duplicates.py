@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from bulltask.queue import Queue
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.add import add_deferred_duplicate
 
 pytestmark = pytest.mark.redis

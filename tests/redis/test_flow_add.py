@@ -25,9 +25,9 @@ from bulltask.errors import (
 )
 from bulltask.jobs.job import JobRef
 from bulltask.queue import AsyncFlowProducer, AsyncJob, FlowJob, FlowProducer, Job, Queue
-from bulltask.queue.flow_plan import FlowNode
+from bulltask.queue.flows import FlowNode
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
 from tests.redis.test_flow_transaction import scripts_flushed_every_20_ms

@@ -12,7 +12,7 @@ import redis
 from bulltask.config.config import Settings
 from bulltask.errors import ConfigError, InvalidNameError
 from bulltask.queue import AsyncFlowProducer, FlowJob, FlowProducer, Queue
-from bulltask.queue.flow_plan import FlowNode
+from bulltask.queue.flows import FlowNode
 from bulltask.transport.broker import Broker
 from tests.support.manual_worker import ManualWorker
 from tests.support.sync_facade import SyncFacade

@@ -15,12 +15,10 @@ from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError, JobNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import Call, command
-from bulltask.transport.client_types import AnyAsyncClient, SyncClient
-from bulltask.transport.operation import run_async, run_sync
+from bulltask.transport.call import AnyAsyncClient, Call, SyncClient, command
+from bulltask.transport.operation import run_async, run_sync, transaction
 from bulltask.transport.scripts.add import add_job
 from bulltask.transport.scripts.job import update_progress
-from bulltask.transport.transaction import transaction
 from tests.conftest import ServerFactory
 from tests.support.server_clients import client_of
 

@@ -21,11 +21,11 @@ from bulltask.cli.main import main
 from bulltask.config.config import Settings
 from bulltask.errors import BulltaskError, DecodeError
 from bulltask.jobs.job import JobRef
-from bulltask.payloads.payload_codec import PayloadCodec, PayloadFormat
+from bulltask.jobs.payloads import PayloadCodec, PayloadFormat
 from bulltask.queue import FlowProducer, Queue, QueueEvents
 from bulltask.spark.source.broker_options import broker_options
 from bulltask.spark.source.options import EventsOptions, read_options
-from bulltask.worker.child.spawned import SpawnSpec
+from bulltask.worker.spawned import SpawnSpec
 from tests.conftest import ServerFactory
 
 pytestmark = pytest.mark.redis

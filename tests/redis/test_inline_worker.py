@@ -18,7 +18,8 @@ from bulltask.errors import BulltaskError, Ignore, Reject, ResultTimeoutError, T
 from bulltask.events import JobCompleted, JobFailed, JobRetried, JobStarted
 from bulltask.jobs.job import JobRef
 from bulltask.queue import FlowJob
-from bulltask.testing import FakeClock, InlineWorker, assert_enqueued, inline_run, use_server
+from bulltask.testing import FakeClock, InlineWorker, assert_enqueued, use_server
+from bulltask.testing import inline as inline_run
 
 pytestmark = pytest.mark.redis
 

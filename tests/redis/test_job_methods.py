@@ -22,9 +22,9 @@ from bulltask.errors import (
     TaskError,
 )
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.states import JobState
+from bulltask.jobs.names import JobState
 from bulltask.queue import BulkJob, FlowJob, FlowProducer, Job, Queue
-from bulltask.worker.child.job_client import RedisJobClient
+from bulltask.worker.attempt import RedisJobClient
 from tests.support.manual_worker import ManualWorker
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bulltask import App
-from bulltask.clock import mono_ms
 from bulltask.events import (
     Bus,
     CrashLimitReached,
@@ -21,12 +20,13 @@ from bulltask.events import (
     RedisErrorReply,
     SchedulingFailed,
 )
+from bulltask.jobs.clock import mono_ms
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.client import Client
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
-from bulltask.worker.supervisor.stalled_check import StalledCheck
+from bulltask.worker.locks import StalledCheck
+from bulltask.worker.recovery import JobsOfDeadChild, Recovery
 from tests.support.in_process_child import Child
 
 pytestmark = pytest.mark.redis

@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import redis
 
-from bulltask.clock import mono_ms
 from bulltask.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -24,10 +23,11 @@ from bulltask.errors import (
     Retry,
     TransientError,
 )
-from bulltask.jobs.failures import REASON_CHARS
-from bulltask.jobs.states import JobState
+from bulltask.jobs.clock import mono_ms
+from bulltask.jobs.fields import REASON_CHARS
+from bulltask.jobs.names import JobState
 from bulltask.queue import AsyncQueue, Job, Queue
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.conftest import ServerFactory
 from tests.support.machine_load import scale_to_load
 

@@ -10,12 +10,11 @@ import redis
 
 from bulltask.errors import ConfigError, InvalidNameError, MigrationError
 from bulltask.migrate import BullMigration, QueueLayout
-from bulltask.migrate.check import JobCheck, MigrationOptions
-from bulltask.migrate.inspection import read_jobs
-from bulltask.migrate.outcome import MigrationOutcome
+from bulltask.migrate.inspection import MigrationOutcome, read_jobs
+from bulltask.migrate.plan import JobCheck, MigrationOptions
 from bulltask.queue import Queue
-from bulltask.transport.keys import BullKeys
-from bulltask.transport.scripts.bull import MoveResult, convert_bull_job, move_bull_job
+from bulltask.transport.call import BullKeys
+from bulltask.transport.scripts.queue import MoveResult, convert_bull_job, move_bull_job
 from tests.support.cluster_and_sentinel import routed
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]  # Bull's queues have no hash tag

@@ -10,10 +10,10 @@ from unittest.mock import ANY
 import pytest
 import redis
 
+from bulltask.jobs.schedules import Scheduler
 from bulltask.queue import Queue
-from bulltask.queue.next_iteration import restore_iterations
-from bulltask.schedules.repeat import Scheduler
-from bulltask.transport.keys import QueueKeys
+from bulltask.queue.schedulers import restore_iterations
+from bulltask.transport.call import QueueKeys
 
 RULES: dict[str, dict[str, Any]] = {"interval": {"every": 3600}, "pattern": {"cron": "0 3 * * *", "tz": "UTC"}}
 HOUR_MS = 3_600_000

@@ -11,17 +11,30 @@ import pytest
 
 from bulltask import App
 from bulltask.events import Bus
-from bulltask.queue import FlowJob, Queue, bulk, manual, read, repeatables, schedulers
+from bulltask.queue import (
+    FlowJob,
+    Queue,
+    manual,
+    schedulers,
+)
+from bulltask.queue import (
+    fields as bulk,
+)
+from bulltask.queue import (
+    fields as read,
+)
+from bulltask.queue import (
+    schedulers as repeatables,
+)
 from bulltask.queue.context import QueueContext
-from bulltask.transport.client_types import SyncClient
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.operation import Operation, run_sync
-from bulltask.transport.scripts.fetch import FetchOptions, collect_batch, fetch_ahead
 from bulltask.transport.scripts.job import revocation_requests
+from bulltask.transport.scripts.move import FetchOptions, collect_batch, fetch_ahead
 from bulltask.transport.scripts.queue import PageCursor, get_ranges, page_after
 from bulltask.worker.beat import reconcile
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.supervisor.stalled_check import StalledCheck
+from bulltask.worker.locks import StalledCheck
 from tests.support.piled_up import OLD_MS, pile_up, pile_up_schedulers
 
 pytestmark = pytest.mark.redis
@@ -187,8 +200,8 @@ def test_no_reply_contains_all_of_thousands_of_schedulers(
 ) -> None:
     pile_up_schedulers(redis_client, keys, COUNT)
     operations: dict[str, Operation[Any]] = {
-        "list": schedulers.list_all(keys, 0, -1, asc=True),
-        "list of repeatable jobs": repeatables.list_all(keys),
+        "list": schedulers.list_all_schedulers(keys, 0, -1, asc=True),
+        "list of repeatable jobs": repeatables.list_repeatables(keys),
         "beat": reconcile(keys, [], app.name, context.now_ms()),
     }
     lengths: list[int] = []
@@ -357,7 +370,7 @@ def test_a_stalled_check_of_thousands_of_active_jobs_takes_several_calls(
 def test_a_supervisor_interrupts_a_long_stalled_check_for_its_other_services(
     app: App, client: SyncClient, keys: QueueKeys, redis_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulltask.worker.supervisor.stalled_check._MAX_TICK_MS", 0)
+    monkeypatch.setattr("bulltask.worker.locks._MAX_TICK_MS", 0)
     pile_up(redis_client, keys, "active", COUNT)
     check = stalled_check(app, keys, client)
     usual_ms, ticks = check.interval_ms, 0
@@ -372,7 +385,7 @@ def test_a_supervisor_interrupts_a_long_stalled_check_for_its_other_services(
 def test_jobs_that_finish_and_begin_during_a_stalled_check_are_not_taken_for_stalled(
     app: App, client: SyncClient, keys: QueueKeys, redis_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulltask.worker.supervisor.stalled_check._MAX_TICK_MS", 0)
+    monkeypatch.setattr("bulltask.worker.locks._MAX_TICK_MS", 0)
     pile_up(redis_client, keys, "active", COUNT)
     check = stalled_check(app, keys, client)
     check.tick(0, 0)

@@ -15,7 +15,6 @@ import pytest
 import redis
 
 from bulltask import App, AsyncResult, JobState
-from bulltask.clock import wall_ms
 from bulltask.errors import (
     BrokerNotReadyError,
     BrokerOutOfMemoryError,
@@ -24,13 +23,14 @@ from bulltask.errors import (
     InvalidNameError,
     PayloadTooLargeError,
 )
+from bulltask.jobs.clock import wall_ms
 from bulltask.queue import FlowJob, Queue
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from bulltask.transport import produce
 from bulltask.transport.async_client import AsyncClient
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.client import Client
-from bulltask.transport.keys import QueueKeys
 from tests.conftest import ServerFactory
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import ROUND_TRIP_MS, server_ms
@@ -251,7 +251,7 @@ def test_results_are_kept_for_a_day_by_default(broker_url: str, redis_client: re
 def test_job_times_are_server_times_even_if_the_senders_clock_is_wrong(
     app: App, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulltask.clock.wall_ms", lambda: wall_ms() + 120_000)
+    monkeypatch.setattr("bulltask.jobs.clock.wall_ms", lambda: wall_ms() + 120_000)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     result = send(app, countdown=1)
     assert abs(int(stored(redis_client, result.id)["timestamp"]) - server_ms(redis_client)) < 1_000

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from bulltask.errors import ConfigError, InvalidNameError, QueueActiveError
-from bulltask.jobs.states import JobState
+from bulltask.jobs.names import JobState
 from bulltask.queue import Queue, QueueSummary
 from tests.support.manual_worker import ManualWorker
 

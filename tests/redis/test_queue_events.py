@@ -21,8 +21,7 @@ from bulltask.queue import AsyncQueueEvents, QueueEvents
 from bulltask.queue import events as types
 from bulltask.queue.events import KINDS, QueueEvent
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
 from tests.support.machine_load import scale_to_load

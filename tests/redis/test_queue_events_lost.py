@@ -12,11 +12,9 @@ from bulltask.config.config import Settings
 from bulltask.queue import AsyncQueueEvents, QueueEvents
 from bulltask.queue.events import EventsLost, QueueEvent
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.broker import Broker
-from bulltask.transport.follow import NEWEST, EventPage, Follower, StreamGap
-from bulltask.transport.scripts.stream import BEGINNING, Entry, StreamInfo
+from bulltask.transport.streams import BEGINNING, NEWEST, Entry, EventPage, Follower, StreamGap, StreamInfo
 from tests.conftest import needs_redis_7
 from tests.support.streams import server_ms
 

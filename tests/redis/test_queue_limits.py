@@ -11,7 +11,7 @@ import redis
 from bulltask import App
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.queue import Queue
-from bulltask.queue.responses import RateLimit
+from bulltask.queue.fields import RateLimit
 from tests.support.manual_worker import ManualWorker
 
 META = "bull:{mail}:meta"

@@ -13,9 +13,9 @@ import redis
 from bulltask import App
 from bulltask.errors import BulltaskError, ConfigError, EncodeError, InvalidNameError, PayloadTooLargeError
 from bulltask.jobs.backoff import Backoff
-from bulltask.jobs.options import Deduplication
+from bulltask.jobs.job import Deduplication
 from bulltask.queue import FlowJob, Queue
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.manual_worker import ManualWorker
 
 DEFAULTS = {

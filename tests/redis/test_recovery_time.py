@@ -12,10 +12,9 @@ import redis
 
 from bulltask import App
 from bulltask.events import Bus
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
-from bulltask.transport.scripts.move import renew_locks
+from bulltask.transport.scripts.move import FetchOptions, move_to_active, renew_locks
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.supervisor.stalled_check import StalledCheck
+from bulltask.worker.locks import StalledCheck
 
 pytestmark = pytest.mark.redis
 

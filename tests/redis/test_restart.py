@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bulltask import App
-from bulltask.jobs.states import JobState
-from bulltask.testing.server import RedisServer
+from bulltask.jobs.names import JobState
+from bulltask.testing.worker import RedisServer
 
 
 def test_results_are_read_and_jobs_are_sent_after_a_restart_of_redis(tmp_path: Path) -> None:

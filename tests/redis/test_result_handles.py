@@ -16,7 +16,7 @@ import redis
 
 from bulltask import App, AsyncResult, ConfigError, Context, GroupResult, JobState, group
 from bulltask.errors import DecodeError, ResultTimeoutError
-from bulltask.task_waits import allow_join_result
+from bulltask.registry.protocols import allow_join_result
 from bulltask.testing import InlineWorker, use_server
 
 pytestmark = pytest.mark.redis

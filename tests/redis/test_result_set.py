@@ -11,7 +11,7 @@ import pytest
 
 from bulltask import App, GroupResult, ResultSet, ResultTimeoutError, group
 from bulltask.testing import InlineWorker, use_server
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 
 pytestmark = pytest.mark.redis
 

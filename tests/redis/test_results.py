@@ -17,12 +17,10 @@ import redis
 from bulltask import App, AsyncResult, JobState
 from bulltask.errors import BrokerUnavailableError, DecodeError, JobNotFoundError, ResultTimeoutError, TaskError
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport import results
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
-from bulltask.transport.scripts.move import FinishOptions, move_to_finished
+from bulltask.transport.call import QueueKeys
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 from tests.conftest import ServerFactory
 from tests.support.machine_load import scale_to_load
 

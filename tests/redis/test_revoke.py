@@ -13,14 +13,13 @@ from bulltask import App, AsyncResult, TaskError, TaskRevokedError
 from bulltask.config.config import Settings
 from bulltask.errors import LockMismatchError, SchedulerJobError
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.states import JobState, Revocation
+from bulltask.jobs.names import JobState, Revocation
 from bulltask.lua import loader, wrappers
 from bulltask.queue import FlowJob, FlowProducer, Queue
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.client import Client
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.job import RevocationRequests, finish_revoked, revocation_requests, revoke
-from bulltask.transport.scripts.move import FinishOptions, move_to_finished
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_finished
 from tests.support.manual_worker import ManualWorker
 from tests.support.streams import server_ms
 

@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from bulltask.errors import ConfigError, InvalidNameError, SchedulerBusyError, SchedulerCollisionError
+from bulltask.jobs.schedules import Scheduler
 from bulltask.queue import AsyncQueue, Queue
 from bulltask.queue.sync.schedulers import JobSchedulers
-from bulltask.schedules.repeat import Scheduler
-from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
+from bulltask.transport.scripts.queue import Iteration, update_job_scheduler
 from tests.support.machine_load import scale_to_load
 from tests.support.manual_worker import ManualWorker
 from tests.support.sync_facade import SyncFacade

@@ -22,7 +22,7 @@ from bulltask.signals import (
     task_success,
 )
 from bulltask.testing import InlineWorker, use_server
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 from tests.support.server_clients import client_of
 
 pytestmark = pytest.mark.redis

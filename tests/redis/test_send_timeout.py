@@ -18,9 +18,8 @@ import bulltask
 from bulltask import App
 from bulltask.errors import BrokerUnavailableError
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.transport.call import command
-from bulltask.transport.keys import QueueKeys
+from bulltask.testing.worker import RedisServer
+from bulltask.transport.call import QueueKeys, command
 from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]

@@ -15,10 +15,9 @@ import redis
 from bulltask import App, BatchJob, Context, chain, chord, group
 from bulltask.errors import DecodeError, EncodeError
 from bulltask.events import JobCompleted, JobFailed
-from bulltask.payloads.envelope import ENVELOPE_KEY, ENVELOPE_START, Envelope
-from bulltask.payloads.pickling import dump
+from bulltask.jobs.payloads import ENVELOPE_KEY, ENVELOPE_START, Envelope, dump
 from bulltask.testing import InlineWorker, use_server
-from bulltask.worker.beat_entries import read_entries
+from bulltask.worker.beat import read_entries
 from tests.support.payloads import ENCRYPTION_KEY, PICKLES, Refused, WritesFile
 
 pytestmark = pytest.mark.redis

@@ -14,12 +14,13 @@ import pytest
 import time_machine
 from freezegun import freeze_time
 
-from bulltask import App, ResultSet, loop_timers
-from bulltask.clock import mono_s
-from bulltask.embedded.launch import lock
+from bulltask import App, ResultSet
+from bulltask.embedded.server import lock
 from bulltask.errors import BrokerUnavailableError, ResultTimeoutError
+from bulltask.jobs import clock as loop_timers
+from bulltask.jobs.clock import mono_s
 from bulltask.testing import FlakyProxy, InlineWorker, RedisServer, wait_until
-from bulltask.testing.app_server import use_server
+from bulltask.testing.worker import use_server
 
 # Without a limit, a test that fails would wait for ever.
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(60)]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import redis
 
-from bulltask.transport.client_types import SyncClient
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scan import scan_all
+from bulltask.transport.broker import scan_all
+from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import count_by_score, ids_by_score, list_ids, scan_queues, score_at
-from bulltask.transport.scripts.stream import MAX_RANGE, last_id_of_range, page, stream_info
+from bulltask.transport.streams import MAX_RANGE, last_id_of_range, page, stream_info
 from tests.conftest import needs_redis_7
 
 pytestmark = pytest.mark.redis

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import pytest
 
 from bulltask import App
-from bulltask.clock import mono_ms
 from bulltask.events import (
     Bus,
     Event,
@@ -22,21 +21,15 @@ from bulltask.events import (
     RedisRecovered,
     RunningJobLostLock,
 )
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
-from bulltask.transport.scripts.move import renew_lock
+from bulltask.jobs.clock import mono_ms
+from bulltask.testing.worker import RedisServer, wait_until
+from bulltask.transport.scripts.move import FetchOptions, move_to_active, renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.slot import Slot
-from bulltask.worker.slots import Slots
-from bulltask.worker.states import CancelReason, SlotState
-from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.killed_attempts import KilledAttempt
-from bulltask.worker.supervisor.named_connections import NamedConnections
-from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
-from bulltask.worker.supervisor.stalled_check import StalledCheck
-from bulltask.worker.wakeup_pipe import WakeupPipe
+from bulltask.worker.fetch import JobFetcher
+from bulltask.worker.locks import Heartbeat, StalledCheck
+from bulltask.worker.recovery import JobsOfDeadChild, KilledAttempt, Recovery
+from bulltask.worker.slots import CancelReason, Slot, Slots, SlotState, WakeupPipe
+from bulltask.worker.supervisor import NamedConnections
 from tests.support.server_clients import client_of
 
 pytestmark = pytest.mark.redis

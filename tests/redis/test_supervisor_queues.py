@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from bulltask import App
-from bulltask.clock import mono_ms
 from bulltask.errors import BrokerUnavailableError
 from bulltask.events import (
     Bus,
@@ -22,18 +21,15 @@ from bulltask.events import (
     RedisErrorReply,
     RedisRecovered,
 )
+from bulltask.jobs.clock import mono_ms
 from bulltask.transport.client import Client
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.slot import SlotView
-from bulltask.worker.slots import Slots
-from bulltask.worker.states import SlotState
-from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
-from bulltask.worker.supervisor.revocation_check import RevocationCheck
-from bulltask.worker.supervisor.stalled_check import StalledCheck
-from bulltask.worker.wakeup_pipe import WakeupPipe
+from bulltask.worker.fetch import JobFetcher
+from bulltask.worker.limits import RevocationCheck
+from bulltask.worker.locks import Heartbeat, StalledCheck
+from bulltask.worker.recovery import JobsOfDeadChild, Recovery
+from bulltask.worker.slots import Slots, SlotState, SlotView, WakeupPipe
 
 pytestmark = pytest.mark.redis
 

@@ -16,7 +16,7 @@ from bulltask.lua import wrappers
 from bulltask.queue import Queue
 from bulltask.testing import FakeClock, InlineWorker, use_server
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tests.support.in_process_child import Child
 from tests.support.server_clients import client_of
 
@@ -47,7 +47,7 @@ class Starts(list[tuple[float, Any]]):
 @pytest.fixture
 def worker(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[InlineWorker]:
     """A worker whose clock stands still unless the test advances it."""
-    monkeypatch.setattr("bulltask.testing.clock.wall_ms", lambda: START)
+    monkeypatch.setattr("bulltask.testing.inline.wall_ms", lambda: START)
     with InlineWorker(app) as worker:
         yield worker
 

@@ -14,7 +14,7 @@ from bulltask import App, AsyncResult, group
 from bulltask.errors import ResultTimeoutError
 from bulltask.testing import RedisServer
 from bulltask.transport.call import Call, command
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, move_to_active
 
 pytestmark = pytest.mark.redis
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from bulltask import App
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tests.conftest import FLAVOR
 
 pytestmark = pytest.mark.redis

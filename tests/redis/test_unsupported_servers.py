@@ -13,11 +13,11 @@ import structlog
 
 from bulltask import App
 from bulltask.errors import BrokerConfigError
-from bulltask.events.bus import Bus
+from bulltask.observe.bus import Bus
 from bulltask.queue import FlowJob, Queue, QueueEvents
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.exit_codes import ExitCode
-from bulltask.worker.preflight import Preflight
+from bulltask.worker.run import Preflight
+from bulltask.worker.slots import ExitCode
 from tests.conftest import ServerFactory
 from tests.support.cluster_and_sentinel import sentinel
 

@@ -16,7 +16,7 @@ import pytest
 from bulltask import App, Context
 from bulltask.errors import EncodeError
 from bulltask.jobs import codec
-from bulltask.jobs.text_forms import to_plain
+from bulltask.jobs.names import to_plain
 from bulltask.testing import InlineWorker, assert_enqueued, use_server
 
 pytestmark = pytest.mark.redis

@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 NOT_IMPORTED = (
     # Only the processes of a worker import these.
-    "bulltask.observe.exporter",
-    "bulltask.worker.child.forks",
-    "bulltask.worker.child.main",
-    "bulltask.worker.child.spawned",
-    "bulltask.worker.child.stacks",
+    "bulltask.observe.metrics",
+    "bulltask.worker.child",
+    "bulltask.worker.child",
+    "bulltask.worker.spawned",
+    "bulltask.worker.child",
     "bulltask.worker.run",
     "bulltask.worker.supervisor.",
     # These need Django's settings, or Spark, or run a command.
@@ -50,7 +50,7 @@ from click.testing import CliRunner
 from bulltask import App, chain
 from bulltask.cli.main import main
 from bulltask.errors import BulltaskError
-from bulltask.process import stop_signals
+from bulltask.config.process import stop_signals
 from bulltask.testing import InlineWorker, use_server
 
 

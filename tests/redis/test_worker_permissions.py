@@ -11,16 +11,15 @@ import redis
 import structlog
 
 from bulltask import App
-from bulltask.events.bus import Bus
 from bulltask.lua import loader
-from bulltask.transport import grants
-from bulltask.transport.grants import metrics_commands, role_grants, worker_commands
-from bulltask.worker.beat import Beat
-from bulltask.worker.beat_entries import read_entries
+from bulltask.observe.bus import Bus
+from bulltask.transport import permissions as grants
+from bulltask.transport.permissions import metrics_commands, role_grants, worker_commands
+from bulltask.worker.beat import Beat, read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.exit_codes import ExitCode
-from bulltask.worker.preflight import Preflight
-from bulltask.worker.supervisor.queue_check import QueueCheck
+from bulltask.worker.fleet import QueueCheck
+from bulltask.worker.run import Preflight
+from bulltask.worker.slots import ExitCode
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]
 

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from bulltask import App, JobState
-from bulltask.clock import ServerClock
 from bulltask.errors import BrokerUnavailableError
+from bulltask.jobs.clock import ServerClock
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
-from bulltask.transport.client_pool import ClientPool
+from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.soak.environment import SoakEnvironment
 from tests.soak.load import Sent
 from tests.soak.tasks import QUEUES

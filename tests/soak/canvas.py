@@ -29,7 +29,7 @@ import redis
 
 from bulltask import App, Signature, group
 from bulltask.result import AsyncResult
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tests.soak.killed_sender import CanvasSender
 from tests.soak.killed_workers import KilledWorkers
 

@@ -15,9 +15,8 @@ import redis
 
 from bulltask import App
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
-from bulltask.transport.keys import QueueKeys
+from bulltask.testing.worker import RedisServer, wait_until
+from bulltask.transport.call import QueueKeys
 from tests.interop.node_bridge import NodeBridge
 from tests.soak.fleet import Fleet, probe_queue
 from tests.soak.journal import Journal, now_ms

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import redis
 
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 
 __all__ = ["MALFORMED", "add_malformed"]
 

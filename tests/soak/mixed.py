@@ -23,8 +23,8 @@ import click
 import redis
 
 from bulltask import App
-from bulltask.testing.server import RedisServer
-from bulltask.transport.keys import QueueKeys
+from bulltask.testing.worker import RedisServer
+from bulltask.transport.call import QueueKeys
 from tests.interop.node_bridge import NodeBridge
 from tests.soak.attempts import causes_of_repetitions, read_attempts
 from tests.soak.mixed_fleet import QUEUE, MixedFleet

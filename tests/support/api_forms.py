@@ -21,8 +21,8 @@ from bulltask.queue import (
     Queue,
     QueueEvents,
 )
-from bulltask.queue.flow_plan import FlowNode
-from bulltask.queue.job_fields import JobFields
+from bulltask.queue.fields import JobFields
+from bulltask.queue.flows import FlowNode
 from bulltask.result import AsyncResult
 from bulltask.transport.call import command
 from tests.interop.differential.state import State, dump

@@ -12,7 +12,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 
 __all__ = ["attach", "gateway_variables", "release"]
 

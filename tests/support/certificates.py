@@ -6,8 +6,8 @@ from pathlib import Path
 
 import trustme
 
-from bulltask.embedded.launch import pick_port
-from bulltask.testing.server import RedisServer
+from bulltask.embedded.server import pick_port
+from bulltask.testing.worker import RedisServer
 
 __all__ = ["Certificates", "TlsServer"]
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import redis
 
-from bulltask.embedded.binary import find_binary
-from bulltask.embedded.launch import pick_port
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.embedded.server import find_binary, pick_port
+from bulltask.testing.worker import RedisServer, wait_until
 
 __all__ = ["CLUSTER_NODE", "assign_all_slots", "routed", "sentinel"]
 

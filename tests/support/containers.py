@@ -13,10 +13,8 @@ from urllib.parse import urlsplit
 
 import redis
 
-from bulltask.embedded.binary import Flavor
-from bulltask.embedded.launch import pick_port
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.embedded.server import Flavor, pick_port
+from bulltask.testing.worker import RedisServer, wait_until
 
 __all__ = ["IMAGES", "ContainerServer", "container_server", "has_container_engine", "session_server"]
 

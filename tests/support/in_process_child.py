@@ -9,30 +9,24 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from bulltask import App
-from bulltask.clock import mono_ms
 from bulltask.events import Bus
+from bulltask.jobs.clock import mono_ms
+from bulltask.worker.async_loop import AsyncLoop, IterationAdder, JobStarter
+from bulltask.worker.attempt import AttemptRunner
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child.async_loop import AsyncLoop
-from bulltask.worker.child.attempt import AttemptRunner
-from bulltask.worker.child.batch_collector import BatchCollector
-from bulltask.worker.child.cancellation import Cancellation
-from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.child.job_starter import IterationAdder, JobStarter
-from bulltask.worker.child.prefetch_loop import PrefetchLoop
-from bulltask.worker.child.retirement import Retirement
-from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.spark_tasks import SparkTaskRunner
-from bulltask.worker.child.sync_loop import SyncLoop
-from bulltask.worker.child.sync_writer import OutcomeWriter
-from bulltask.worker.child.thread_tasks import TaskThreads
-from bulltask.worker.slots import Slots
-from bulltask.worker.wakeup_pipe import WakeupPipe
+from bulltask.worker.cancellation import Cancellation, TaskThreads
+from bulltask.worker.fetch import JobFetcher
+from bulltask.worker.finish import OutcomeWriter, Settler
+from bulltask.worker.prefetch import PrefetchLoop
+from bulltask.worker.slots import Retirement, Slots, WakeupPipe
+from bulltask.worker.spark_tasks import SparkTaskRunner
+from bulltask.worker.sync_loop import BatchCollector, SyncLoop
 
 __all__ = ["Child"]
 
 
 class Child:
-    """The parts of a child, as ``bulltask.worker.child.main`` assembles them, without signal handlers.
+    """The parts of a child, as ``bulltask.worker.child`` assembles them, without signal handlers.
 
     Args:
         app: The app whose sync tasks are run.

@@ -9,11 +9,9 @@ from typing import Any, Final, Self
 
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import Call
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import Call, QueueKeys
 from bulltask.transport.scripts.add import add_job
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
-from bulltask.transport.scripts.move import FinishOptions, move_to_finished
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 
 __all__ = ["LoadGenerator"]
 

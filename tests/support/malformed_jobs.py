@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 
 __all__ = ["MalformedJob", "malformed_job", "store"]
 

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from bulltask.transport.broker import Broker
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
-from bulltask.transport.scripts.move import FinishOptions, move_to_finished
+from bulltask.transport.call import QueueKeys
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 
 __all__ = ["ManualWorker"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 
 __all__ = ["OLD_MS", "pile_up", "pile_up_schedulers"]
 

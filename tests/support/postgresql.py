@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.processes import SESSION_VARIABLE
 
 __all__ = ["PostgresServer", "postgres_programs"]

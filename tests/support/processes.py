@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 
 SESSION_VARIABLE = "BULLTASK_TEST_SESSION"
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one per process, on purpose

@@ -11,11 +11,9 @@ from typing import Any, Self
 
 import redis
 
-from bulltask.embedded.binary import Flavor
-from bulltask.embedded.launch import pick_port
-from bulltask.testing import server as testing_server
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.embedded.server import Flavor, pick_port
+from bulltask.testing import worker as testing_server
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.certificates import Certificates
 
 __all__ = ["Cluster"]

@@ -13,10 +13,8 @@ from typing import Any, Self
 
 import redis
 
-from bulltask.embedded.binary import Flavor, find_binary
-from bulltask.embedded.launch import pick_port
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.embedded.server import Flavor, find_binary, pick_port
+from bulltask.testing.worker import RedisServer, wait_until
 
 __all__ = ["Sentinels"]
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.spark_jvm import conf_options
 
 __all__ = ["SparkCluster"]

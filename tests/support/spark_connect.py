@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.processes import SESSION_VARIABLE
 from tests.support.spark_cluster import free_port
 from tests.support.spark_jvm import conf_options

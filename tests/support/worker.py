@@ -67,7 +67,7 @@ def hold(self, gate):
 def fixed_prefetch_count(jobs: int) -> str:
     """Return source code that makes a worker acquire this many jobs per round trip, however long they take."""
     return f"""
-from bulltask.worker.child.prefetch_count import PrefetchCount
+from bulltask.worker.prefetch import PrefetchCount
 PrefetchCount.jobs = {jobs}
 """
 
@@ -76,12 +76,12 @@ PREFETCHING = {
     "": "",
     "off": fixed_prefetch_count(1),
     "always": """
-from bulltask.worker.child.prefetch_count import PrefetchCount
+from bulltask.worker.prefetch import PrefetchCount
 PrefetchCount.jobs = property(lambda self: self._maximum)
 """,
     "random": """
 import random
-from bulltask.worker.child.prefetch_count import PrefetchCount
+from bulltask.worker.prefetch import PrefetchCount
 PrefetchCount.jobs = property(lambda self: random.randint(1, self._maximum))
 """,
 }

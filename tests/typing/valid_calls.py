@@ -34,10 +34,10 @@ from bulltask import (
 )
 from bulltask.events import JobFailed
 from bulltask.hooks import OutgoingJob
+from bulltask.jobs.schedules import Scheduler
 from bulltask.queue import AsyncJob, AsyncQueue, FlowJob, Job, Queue
-from bulltask.queue.flow_plan import FlowNode
+from bulltask.queue.flows import FlowNode
 from bulltask.registry.canvas import Canvas, Chain, Group
-from bulltask.schedules.repeat import Scheduler
 from bulltask.signals import task_failure
 
 app = App("typed", lock_duration=60)

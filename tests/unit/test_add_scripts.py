@@ -9,7 +9,7 @@ import pytest
 
 from bulltask.jobs.backoff import Backoff
 from bulltask.jobs.job import JobOptions, NewJob
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.add import add_job
 
 NOW_MS = 1_700_000_000_000

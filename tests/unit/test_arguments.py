@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bulltask.errors import InvalidJobError
 from bulltask.jobs import codec
-from bulltask.registry.arguments import Arguments
+from bulltask.registry.call import Arguments
 
 KINDS = [
     Parameter.POSITIONAL_ONLY,

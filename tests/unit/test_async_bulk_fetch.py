@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from bulltask.worker.child.async_bulk_fetch import AsyncBulkFetcher
-from bulltask.worker.child.attempt import Attempt
+from bulltask.worker.attempt import Attempt
+from bulltask.worker.sync_loop import AsyncBulkFetcher
 
 
 def job(name: str, slot: Any = None) -> Any:

@@ -14,16 +14,13 @@ from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.events import Bus, Event, JobCompleted, JobFailed
 from bulltask.jobs.job import RunningJob
-from bulltask.testing.wait import wait_until
-from bulltask.transport.call import Call
-from bulltask.transport.keys import QueueKeys
-from bulltask.worker.child.async_loop import AsyncLoop
-from bulltask.worker.child.cancellation import Cancellation
-from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, Outcome
-from bulltask.worker.child.settle import Settler
-from bulltask.worker.slot import Slot
-from bulltask.worker.slots import Slots
-from bulltask.worker.states import SlotState
+from bulltask.testing.worker import wait_until
+from bulltask.transport.call import Call, QueueKeys
+from bulltask.worker.async_loop import AsyncLoop
+from bulltask.worker.cancellation import Cancellation
+from bulltask.worker.finish import Settler
+from bulltask.worker.outcomes import AcquiredJob, CompletedOutcome, Outcome
+from bulltask.worker.slots import Slot, Slots, SlotState
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 FIELDS = [b"name", b"send", b"data", b"{}", b"timestamp", b"1", b"ats", b"1"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.worker.child.async_writer import AsyncOutcomeWriter
-from bulltask.worker.child.outcomes import CompletedOutcome
+from bulltask.worker.async_loop import AsyncOutcomeWriter
+from bulltask.worker.outcomes import CompletedOutcome
 
 
 async def most_writes_at_once(duration_ms: float) -> int:

@@ -13,20 +13,12 @@ import pytest
 from bulltask import App
 from bulltask.errors import InvalidJobError, incompatible
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.states import REVOKED
-from bulltask.worker.child import attempt as module
-from bulltask.worker.child.attempt import Attempt, AttemptRunner
-from bulltask.worker.child.cancellation import TaskExecution
-from bulltask.worker.child.outcomes import (
-    CompletedOutcome,
-    FailedOutcome,
-    IncompatibleOutcome,
-    Outcome,
-    RetriedOutcome,
-)
-from bulltask.worker.child.thread_tasks import TaskThreads
-from bulltask.worker.slot import Deadlines, Slot
-from bulltask.worker.states import CancelReason
+from bulltask.jobs.names import REVOKED
+from bulltask.worker import attempt as module
+from bulltask.worker.attempt import Attempt, AttemptRunner
+from bulltask.worker.cancellation import TaskExecution, TaskThreads
+from bulltask.worker.outcomes import CompletedOutcome, FailedOutcome, IncompatibleOutcome, Outcome, RetriedOutcome
+from bulltask.worker.slots import CancelReason, Deadlines, Slot
 
 NOW_MS = 1_700_000_000_000
 MONO_MS = 5_000

@@ -11,7 +11,7 @@ from bulltask.config.parsers import Autoscale
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.events import Bus, ConcurrencyChanged
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.supervisor.autoscaler import Autoscaler
+from bulltask.worker.supervisor import Autoscaler
 
 
 class Pool:

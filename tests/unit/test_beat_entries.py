@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError, crontab
-from bulltask.worker.beat_entries import BeatEntry, read_entries
+from bulltask.worker.beat import BeatEntry, read_entries
 
 
 def app_with(entries: Any, **settings: Any) -> App:

@@ -17,7 +17,7 @@ from bulltask.errors import (
 )
 from bulltask.events import Bus, Event, RedisDisconnected, RedisReconnected, RedisReconnecting, RedisRecovered
 from bulltask.events import RedisErrorReply as ErrorReply
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
 MAX_JITTER = 1.2  # jitter may lengthen even the maximum delay

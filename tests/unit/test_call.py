@@ -6,11 +6,9 @@ import hiredis
 import pytest
 
 from bulltask.jobs.job import JobOptions, NewJob
-from bulltask.transport.call import Arg, Call, command, to_msgpack
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import Arg, Call, QueueKeys, command, to_msgpack
 from bulltask.transport.scripts.add import add_job
-from bulltask.transport.scripts.fetch import FetchOptions
-from bulltask.transport.scripts.move import FinishOptions, find_by_token, move_to_finished, retry_job
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, find_by_token, move_to_finished, retry_job
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled, TimeLimitExceeded
-from bulltask.jobs.time_limits import TimeLimits
-from bulltask.worker.child import cancellation as module
-from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task, uninterrupted
-from bulltask.worker.slot import Slot
-from bulltask.worker.slots import Slots
-from bulltask.worker.states import CancelReason
+from bulltask.jobs.fields import TimeLimits
+from bulltask.worker import cancellation as module
+from bulltask.worker.cancellation import Cancellation, TaskExecution, call_task, uninterrupted
+from bulltask.worker.slots import CancelReason, Slot, Slots
 
 LIMITS = TimeLimits(1_000, 2_000)
 

@@ -45,9 +45,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis._parsers.base import BaseParser
 
-from bulltask import errors
 from bulltask.categories import Categorizer, ErrorCategory, categorize_error, explicit_category, retry_after_ms
 from bulltask.errors import ConfigError, PermanentError, TransientError
+from bulltask.jobs import errors
 
 T, P, U = ErrorCategory.TRANSIENT, ErrorCategory.PERMANENT, ErrorCategory.UNKNOWN
 NOW = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import bulltask
-from bulltask import App, Celery, ConfigError, crontab, exceptions, schedule, schedules
+from bulltask import App, Celery, ConfigError, crontab, exceptions, schedule
 from bulltask.errors import BulltaskError, Interrupt
+from bulltask.jobs import schedules
 from tests.celery_parity.idioms import SETUP, for_bulltask, lines
 
 EXCEPTIONS = """

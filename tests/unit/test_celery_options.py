@@ -9,9 +9,8 @@ import pytest
 
 from bulltask import App
 from bulltask.errors import ConfigError
-from bulltask.registry.call_options import CallOptions
-from bulltask.registry.job_plan import plan_job
-from bulltask.registry.task_options import TaskOptions
+from bulltask.registry.call import plan_job
+from bulltask.registry.options import CallOptions, TaskOptions
 
 SAME = {
     "acks_late": True,

@@ -16,8 +16,7 @@ import pytest
 
 from bulltask import App, ConfigError
 from bulltask.config.celery_settings import CELERY_SETTINGS
-from bulltask.config.config import Settings
-from bulltask.config.settings import SETTINGS
+from bulltask.config.config import SETTINGS, Settings
 
 NAMES = (Path(__file__).parent / "celery_settings.txt").read_text().split()
 

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import AskError, MovedError, RedisError, TryAgainError
 
-from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
+from bulltask.jobs.clock import mono_ms
 from bulltask.transport.call import AllNodesCall, Call, command
-from bulltask.transport.cluster_rounds import Batch, Rounds
+from bulltask.transport.cluster import Batch, Rounds, Topology
 from bulltask.transport.cluster_slots import Address, SlotMap, slot_of_key
 from bulltask.transport.redis_errors import reply_error
-from bulltask.transport.topology import Topology
 
 NODES = [("a", 1), ("b", 2), ("c", 3)]
 MAP = SlotMap((0, 5_000, 10_000), (4_999, 9_999, 16_383), tuple(NODES))

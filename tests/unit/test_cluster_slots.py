@@ -17,7 +17,7 @@ from redis.exceptions import (
 
 from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.lua import loader
-from bulltask.transport.call import Call, PackedCall, command, script_call
+from bulltask.transport.call import Call, PackedCall, QueueKeys, command, guard_key, script_call
 from bulltask.transport.cluster_slots import (
     RoutedCall,
     SlotMap,
@@ -28,10 +28,9 @@ from bulltask.transport.cluster_slots import (
     slot_of_key,
     slots,
 )
-from bulltask.transport.keys import QueueKeys, guard_key
+from bulltask.transport.operation import atomic
 from bulltask.transport.redis_errors import is_transient_in_cluster, reply_error
-from bulltask.transport.scripts.stream import last_id_of_range
-from bulltask.transport.transaction import atomic
+from bulltask.transport.streams import last_id_of_range
 
 MAIL, NEWS = QueueKeys("bull", "{mail}"), QueueKeys("bull", "{news}")
 SLOT, OTHER = 4_247, 5_161  # CLUSTER KEYSLOT {mail}, {news}

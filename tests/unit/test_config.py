@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask import App
-from bulltask.config.config import Config, Settings
-from bulltask.config.settings import SETTINGS
+from bulltask.config.config import SETTINGS, Config, Settings
+from bulltask.config.process import usable_cores
 from bulltask.errors import ConfigError
-from bulltask.process import usable_cores
 from tools import generate_setting_types
 
 DURATIONS = [

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulltask.clock import zone_of
 from bulltask.errors import ConfigError
-from bulltask.schedules.cron import Cron
+from bulltask.jobs.clock import zone_of
+from bulltask.jobs.cron import Cron
 
 BERLIN, NEW_YORK = zone_of("Europe/Berlin"), zone_of("America/New_York")
 YEAR_MS = 366 * 86_400_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bulltask import crontab
 from bulltask.errors import ConfigError
-from bulltask.schedules.cron import Cron
+from bulltask.jobs.cron import Cron
 
 
 @pytest.mark.parametrize(

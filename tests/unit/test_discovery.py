@@ -9,7 +9,7 @@ import pytest
 
 from bulltask import App
 from bulltask.errors import AppNotFoundError, ConfigError
-from bulltask.registry.discovery import add_to_import_path, find_app, import_related
+from bulltask.registry.tasks import add_to_import_path, find_app, import_related
 
 APP = "from bulltask import App\n"
 

@@ -28,16 +28,15 @@ from bulltask import App, Context
 from bulltask.cli import migrate_bull
 from bulltask.cli import worker as worker_command
 from bulltask.cli.main import COMMANDS, main
-from bulltask.config.settings import SETTINGS
+from bulltask.config.config import SETTINGS
 from bulltask.events import Bus
-from bulltask.registry import shared
-from bulltask.registry.call_options import CallOptions
-from bulltask.registry.task_options import TaskOptions
-from bulltask.testing.wait import wait_until
+from bulltask.registry import tasks as shared
+from bulltask.registry.options import CallOptions, TaskOptions
+from bulltask.testing.worker import wait_until
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.exit_codes import ExitCode
-from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.signals import SIGNAL_METHODS
+from bulltask.worker.locks import Heartbeat
+from bulltask.worker.slots import ExitCode
+from bulltask.worker.supervisor import SIGNAL_METHODS
 from tests.interop.conftest import HERE as NODE_FOLDER
 from tests.interop.conftest import node_client  # noqa: F401 - a fixture
 from tests.support.worker import Worker

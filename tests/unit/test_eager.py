@@ -14,7 +14,7 @@ import pytest
 from bulltask import App, Context, JobState, PermanentError, chain, chord, group
 from bulltask.errors import BulltaskError, EncodeError, InvalidJobError, JobNotFoundError, TaskError
 from bulltask.events import JobCompleted, JobFailed, JobRetried
-from bulltask.group_result import GroupResult
+from bulltask.registry.results import GroupResult
 
 NOWHERE = "redis://nowhere.invalid:1"
 

@@ -13,9 +13,7 @@ import pytest
 import bulltask
 from bulltask import App, ConfigError
 from bulltask.embedded import import_directory
-from bulltask.embedded.data_directory import DataDirectory
-from bulltask.embedded.launch import open_lock
-from bulltask.embedded.project import find_project, server_name
+from bulltask.embedded.server import DataDirectory, find_project, open_lock, server_name
 from bulltask.errors import BrokerUnavailableError
 
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from bulltask import events
 from bulltask.events import Bus, ChildEvent, Event, JobCompleted, JobStarted, RedisReconnecting
+from bulltask.observe import events
 
 STARTED = JobStarted("1", "mail", "mail.send", attempt=1)
 RECONNECTING = RedisReconnecting(attempt=2)

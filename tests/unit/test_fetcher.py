@@ -8,19 +8,15 @@ from typing import Any
 
 import pytest
 
-from bulltask.clock import mono_ms
 from bulltask.config.config import Settings
-from bulltask.config.rate_limits import TaskRate
+from bulltask.config.parsers import TaskRate
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.events import Bus
-from bulltask.transport.call import Call
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import Fetched
-from bulltask.worker.child import fetcher as module
-from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.control_page import ControlPage
-from bulltask.worker.slots import Slots
-from bulltask.worker.states import SlotState
+from bulltask.jobs.clock import mono_ms
+from bulltask.transport.call import Call, Fetched, QueueKeys
+from bulltask.worker import fetch as module
+from bulltask.worker.fetch import JobFetcher
+from bulltask.worker.slots import ControlPage, Slots, SlotState
 
 CONFIG = Settings({"lock_duration": 30}, {}).freeze()
 FIELDS = {"name": "send", "data": "{}", "opts": json.dumps({"attempts": 1}), "timestamp": "1", "ats": "1"}

@@ -11,8 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.raw_redis import SILENCE, Connect, RawConnection, request
 
 pytestmark = pytest.mark.redis

@@ -14,8 +14,7 @@ import redis
 from bulltask.errors import BulltaskError, ConfigError
 from bulltask.testing import flaky
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.raw_redis import Connect, RawConnection
 
 pytestmark = pytest.mark.redis

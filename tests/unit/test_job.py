@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError, DecodeError, InvalidNameError
 from bulltask.jobs.backoff import Backoff
+from bulltask.jobs.fields import StoredOptions
 from bulltask.jobs.job import (
     MAX_PRIORITY,
+    Deduplication,
     JobOptions,
     JobRef,
     NewJob,
     RunningJob,
 )
-from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, check_scheduler_id
-from bulltask.jobs.options import Deduplication
-from bulltask.jobs.states import JobState
-from bulltask.jobs.stored_options import StoredOptions
-from bulltask.registry.ancestry import ancestry
+from bulltask.jobs.names import JobState, check_job_id, check_job_name, check_queue_name, check_scheduler_id
+from bulltask.registry.request import ancestry
 
 NOW_MS = 1_800_000_000_000
 BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": 3_600_000}

@@ -7,10 +7,10 @@ import os
 import pytest
 
 from bulltask.errors import BrokerUnavailableError
-from bulltask.transport import known_primary, sentinel_events
-from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.known_primary import KnownPrimary, PrimaryState
-from bulltask.transport.sentinel_events import SentinelEvents
+from bulltask.transport import discovery as sentinel_events
+from bulltask.transport import endpoint as known_primary
+from bulltask.transport.discovery import SentinelEvents
+from bulltask.transport.endpoint import Endpoint, KnownPrimary, PrimaryState
 
 SENTINELS = ("a", "b", "c")
 

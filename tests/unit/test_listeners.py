@@ -20,7 +20,7 @@ from bulltask.events import (
     JobStarted,
     WorkerStarted,
 )
-from bulltask.events.listeners import Listeners
+from bulltask.observe.bus import Listeners
 
 STARTED = JobStarted("1", "mail", "mail.send", attempt=1)
 DONE = JobCompleted("1", "mail", "mail.send", 1.0, None)

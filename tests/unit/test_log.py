@@ -14,19 +14,18 @@ from typing import Any
 import pytest
 import structlog
 
-from bulltask import events
 from bulltask.errors import ConfigError
 from bulltask.events import Bus
+from bulltask.jobs.fields import StoredOptions
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.stored_options import StoredOptions
-from bulltask.observe.listener_errors import listener_errors
-from bulltask.observe.log import LogListener, configure
-from bulltask.observe.writer import LineWriter
-from bulltask.registry.current_job import enter_job
+from bulltask.observe import events
+from bulltask.observe.bus import Event
+from bulltask.observe.log import LineWriter, LogListener, configure, listener_errors
+from bulltask.registry.request import enter_job
 
 WORKER = "node-1-12345-a1b2c3"
 TRACEBACK = 'Traceback (most recent call last):\n  File "mail.py", line 3, in send\nValueError: no such user\n'
-EVENTS: list[events.Event] = [
+EVENTS: list[Event] = [
     events.JobStarted("1", "mail", "mail.send", 1),
     events.JobCompleted("1", "mail", "mail.send", 2500.0, {"sent": True}),
     events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK),
@@ -116,7 +115,7 @@ class Log:
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(text) for text in self.texts()]
 
-    def emit(self, event: events.Event) -> dict[str, Any]:
+    def emit(self, event: Event) -> dict[str, Any]:
         """Emit the event and return the fields of its line, without those that all lines have."""
         self.bus.emit(event)
         (line,) = self.lines()

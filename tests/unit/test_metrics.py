@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bulltask import events
 from bulltask.events import Bus
+from bulltask.observe import events
 from bulltask.observe.counters import BUCKETS, MetricsListener, MetricsMemory
 from bulltask.observe.metrics import MetricsCollector
 

@@ -8,11 +8,11 @@ import pytest
 
 from bulltask import App, ConfigError, Middleware, Request
 from bulltask.hooks import OutgoingJob
+from bulltask.jobs.fields import StoredOptions
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.stored_options import StoredOptions
 from bulltask.signals import task_postrun, task_prerun
-from bulltask.worker.child.outcomes import ReleasedOutcome
-from bulltask.worker.child.run_hooks import RunHooks
+from bulltask.worker.outcomes import ReleasedOutcome
+from bulltask.worker.run_hooks import RunHooks
 
 
 class AsyncBeforeSend(Middleware):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bulltask.errors import DecodeError
 from bulltask.jobs.stored_job import StoredJob
-from bulltask.migrate.bull_job import BullJob, JobOrigin
-from bulltask.migrate.convert import convert
+from bulltask.migrate.inspection import BullJob, JobOrigin
+from bulltask.migrate.plan import convert
 
 PLAIN = {"name": "n", "data": "{}", "opts": '{"attempts":1,"delay":0,"timestamp":5}', "timestamp": "5", "delay": "0"}
 STATES = {"wait": "waiting", "delayed": "delayed", "completed": "completed", "failed": "failed", "active": "recovered"}

@@ -9,11 +9,9 @@ import pytest
 
 from bulltask import App, chain, group
 from bulltask.errors import BrokerUnavailableError, ConfigError
-from bulltask.jobs.flow import PlannedJob
-from bulltask.jobs.job import JobRef
+from bulltask.jobs.job import JobRef, PlannedJob
 from bulltask.queue import FlowJob
-from bulltask.queue.flow_plan import plan
-from bulltask.queue.flow_send import FlowSender, ServerFacts
+from bulltask.queue.flows import FlowSender, ServerFacts, plan
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_canvas, plan_replacement
 from bulltask.transport.broker import Broker

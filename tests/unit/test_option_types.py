@@ -8,11 +8,18 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from bulltask.registry import canvas, signature
-from bulltask.registry.call_options import CallOptions
-from bulltask.registry.celery_options import IGNORED_CALL_OPTIONS, IGNORED_TASK_OPTIONS, translate_task_options
-from bulltask.registry.option_types import BatchTaskKeywords, CallKeywords, TaskKeywords
-from bulltask.registry.task_options import TaskOptions
+from bulltask.registry import canvas
+from bulltask.registry import canvas as signature
+from bulltask.registry.options import (
+    IGNORED_CALL_OPTIONS,
+    IGNORED_TASK_OPTIONS,
+    BatchTaskKeywords,
+    CallKeywords,
+    CallOptions,
+    TaskKeywords,
+    TaskOptions,
+    translate_task_options,
+)
 
 RESOLVED = {"unlimited_retries"}
 """Fields that another keyword sets."""

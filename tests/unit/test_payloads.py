@@ -21,13 +21,21 @@ from bulltask import App
 from bulltask.config.config import Settings
 from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
 from bulltask.jobs.codec import has_more_tokens
+from bulltask.jobs.fields import StoredOptions
 from bulltask.jobs.job import JobRef, RunningJob
-from bulltask.jobs.stored_options import StoredOptions
-from bulltask.payloads.encryption import encrypt
-from bulltask.payloads.envelope import ENVELOPE_KEY, Envelope, PayloadContext, SecretKey, describe
-from bulltask.payloads.payload_codec import Loaded, PayloadCodec, PayloadFormat
-from bulltask.payloads.pickling import dump
-from bulltask.payloads.signing import sign
+from bulltask.jobs.payloads import (
+    ENVELOPE_KEY,
+    Envelope,
+    Loaded,
+    PayloadCodec,
+    PayloadContext,
+    PayloadFormat,
+    SecretKey,
+    describe,
+    dump,
+    encrypt,
+    sign,
+)
 from tests.support.payloads import ENCRYPTION_KEY, FIRST_KEY, OTHER_ENCRYPTION_KEY, PICKLES, SECOND_KEY, WritesFile
 
 WHAT = "the arguments of task pay"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError, chain, crontab
-from bulltask.worker.beat_entries import read_entries
+from bulltask.worker.beat import read_entries
 
 
 @pytest.fixture

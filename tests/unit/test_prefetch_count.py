@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bulltask.worker.child.prefetch_count import PrefetchCount
+from bulltask.worker.prefetch import PrefetchCount
 
 
 def count_after(*durations_ms: float, maximum: int = 16) -> PrefetchCount:

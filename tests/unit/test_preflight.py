@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.events import Bus, Event, RedisErrorReply, RedisRecovered
-from bulltask.transport.keys import QueueKeys
-from bulltask.worker import preflight
+from bulltask.transport.call import QueueKeys
+from bulltask.worker import run as preflight
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.slots import ExitCode
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import bulltask
-from bulltask import errors
 from bulltask.errors import BulltaskError, Interrupt
+from bulltask.jobs import errors
 
 PACKAGE = Path(bulltask.__file__).parent
 
@@ -124,11 +124,12 @@ def raised_errors(function: Definition) -> set[str]:
 
 
 def test_public_definitions_have_a_docstring(modules: dict[Path, ast.Module]) -> None:
-    inherited = {Path("typed"): {"decode", "encode", "schema"}}  # converters implement an abstract class
+    inherited = {"registry/types.py", "registry/pydantic_types.py"}  # their converters implement an abstract class
     undocumented = []
     for path, module in modules.items():
         definitions = list(public_definitions(module, str(path)))
-        definitions = [pair for pair in definitions if pair[1].name not in inherited.get(path.parent, ())]
+        if str(path) in inherited:
+            definitions = [pair for pair in definitions if pair[1].name not in {"decode", "encode", "schema"}]
         undocumented += [name for name, node in definitions if needs_docstring(node) and not ast.get_docstring(node)]
         if definitions and path.name != "__init__.py" and not ast.get_docstring(module):
             undocumented.append(str(path))

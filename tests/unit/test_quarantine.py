@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask.transport.scripts.move import CRASHES
-from bulltask.worker.quarantine import ALONE, EXTRA_CRASHES, SMALL_GROUP, max_concurrent, should_fail
+from bulltask.worker.broker_backoff import ALONE, EXTRA_CRASHES, SMALL_GROUP, max_concurrent, should_fail
 
 FIELD = CRASHES.encode()
 

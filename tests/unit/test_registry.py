@@ -30,15 +30,13 @@ from bulltask.errors import (
     TaskNotRegisteredError,
 )
 from bulltask.jobs.job import NewJob
-from bulltask.ports import ResultReader
-from bulltask.registry import current, shared
-from bulltask.registry.call_options import CallOptions
+from bulltask.registry import request as current
+from bulltask.registry import tasks as shared
+from bulltask.registry.call import build_job
 from bulltask.registry.canvas_plan import plan_canvas
-from bulltask.registry.current import set_current
-from bulltask.registry.job_plan import build_job
-from bulltask.registry.naming import source_location, task_name
-from bulltask.registry.option_values import UNLIMITED_RETRIES
-from bulltask.registry.task_options import TaskOptions
+from bulltask.registry.options import UNLIMITED_RETRIES, CallOptions, TaskOptions
+from bulltask.registry.protocols import ResultReader
+from bulltask.registry.request import set_current, source_location, task_name
 from bulltask.registry.tasks import Tasks
 from tests.support.programs import ROOT
 

@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 import pytest
 
 import bulltask
-from bulltask.categories.database import by_database
-from bulltask.categories.text import by_text
 from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_url
 from bulltask.errors import did_you_mean
 from bulltask.events import JobStalled
+from bulltask.jobs.categories import by_database, by_text
 from bulltask.jobs.names import address_of
 from bulltask.lake.formatting import one_line
 from bulltask.lake.report.tables import _csv_cell, markdown_text
 from bulltask.observe.log import LogListener, configure
-from bulltask.result import _rebuild
+from bulltask.registry.results import _rebuild
 from bulltask.spark.lifecycle.error_fingerprints import error_fingerprint, plain_reason
-from bulltask.transport.advice import acl_advice, tls_hint
+from bulltask.transport.redis_errors import acl_advice, tls_hint
 
 ROOT = Path(bulltask.__file__).parent
 METHODS = frozenset({"search", "match", "fullmatch", "sub", "split", "findall", "finditer"})

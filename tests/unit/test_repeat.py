@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.clock import zone_of
 from bulltask.errors import DecodeError
+from bulltask.jobs.clock import zone_of
 from bulltask.jobs.job import JobOptions, RunningJob
-from bulltask.queue.next_iteration import next_iteration
-from bulltask.queue.repeatables import next_repeat
-from bulltask.schedules.repeat import Repeat, Scheduler
+from bulltask.jobs.schedules import Repeat, Scheduler
+from bulltask.queue.schedulers import next_iteration, next_repeat
 
 NOON = round(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp() * 1000)
 DAY = 86_400_000

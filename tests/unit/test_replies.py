@@ -21,7 +21,7 @@ from bulltask.errors import (
     SchedulerCollisionError,
     SchedulerJobError,
 )
-from bulltask.transport.replies import NO_JOB, Fetched, parse_fetched, raise_for, text
+from bulltask.transport.call import NO_JOB, Fetched, parse_fetched, raise_for, text
 
 
 @pytest.mark.parametrize(

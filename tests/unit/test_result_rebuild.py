@@ -25,13 +25,13 @@ from bulltask.errors import (
     TaskRevokedError,
     TransientError,
 )
-from bulltask.jobs.failures import REASON_CHARS, reason_of
+from bulltask.jobs.fields import REASON_CHARS, reason_of
 from bulltask.jobs.job import JobRef
-from bulltask.jobs.states import JobState, Revocation
+from bulltask.jobs.names import JobState, Revocation
+from bulltask.jobs.payloads import PayloadCodec
 from bulltask.jobs.stored_job import Finished, StoredSnapshot
-from bulltask.payloads.payload_codec import PayloadCodec
-from bulltask.result import AsyncResult, RemoteTraceback, _rebuild
-from bulltask.worker.child.retry_decision import trace_of
+from bulltask.registry.results import AsyncResult, RemoteTraceback, _rebuild
+from bulltask.worker.outcomes import trace_of
 from tests.support.machine_load import scale_to_load
 
 

@@ -16,25 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask import App, ErrorCategory, PermanentError, Retry, TransientError
-from bulltask.clock import ServerClock
 from bulltask.errors import InvalidJobError, JobExpiredError
 from bulltask.events import Bus
-from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, truncate_traces
+from bulltask.jobs.clock import ServerClock
+from bulltask.jobs.fields import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, StoredOptions, truncate_traces
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.stored_options import StoredOptions
+from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
-from bulltask.registry.task_options import TaskOptions
-from bulltask.transport.keys import QueueKeys
-from bulltask.worker.child.attempt import Attempt, AttemptRunner
-from bulltask.worker.child.cancellation import Cancellation
-from bulltask.worker.child.job_payloads import JobArguments
-from bulltask.worker.child.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome
-from bulltask.worker.child.retirement import Retirement
-from bulltask.worker.child.retry_decision import decide_retry, trace_of
-from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.spark_tasks import SparkTaskRunner
-from bulltask.worker.child.thread_tasks import TaskThreads
-from bulltask.worker.slots import Slots
+from bulltask.transport.call import QueueKeys
+from bulltask.worker.attempt import Attempt, AttemptRunner, JobArguments
+from bulltask.worker.cancellation import Cancellation, TaskThreads
+from bulltask.worker.finish import Settler
+from bulltask.worker.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome, decide_retry, trace_of
+from bulltask.worker.slots import Retirement, Slots
+from bulltask.worker.spark_tasks import SparkTaskRunner
 
 BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}
 BULLTASK_OPTS = {"bulltask": {"v": 1}, "backoff": BACKOFF}

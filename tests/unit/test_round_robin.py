@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.clock import ServerClock
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import NO_JOB, Fetched
-from bulltask.worker.child import round_robin as module
-from bulltask.worker.child.round_robin import EMPTY_POLL_MS, MAX_LIMIT_MS, RoundRobin
+from bulltask.jobs.clock import ServerClock
+from bulltask.transport.call import NO_JOB, Fetched, QueueKeys
+from bulltask.worker import fetch as module
+from bulltask.worker.fetch import EMPTY_POLL_MS, MAX_LIMIT_MS, RoundRobin
 
 START_MS = 1_000_000
 SERVER_AHEAD_MS = 7_000_000

@@ -21,30 +21,21 @@ from bulltask.errors import (
     LockMismatchError,
     PayloadTooLargeError,
 )
-from bulltask.jobs.job import JobOptions, NewJob, RunningJob
-from bulltask.jobs.options import check_size
-from bulltask.jobs.states import Revocation
-from bulltask.transport.advice import acl_advice
-from bulltask.transport.call import Call
-from bulltask.transport.client import Client
-from bulltask.transport.client_pool import ClientPool
+from bulltask.jobs.job import JobOptions, NewJob, RunningJob, check_size
+from bulltask.jobs.names import Revocation
+from bulltask.transport.call import BullKeys, Call, QueueKeys
+from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster_slots import CROSS_SLOT
 from bulltask.transport.endpoint import DeadlineParser, Endpoint
-from bulltask.transport.follow import Follower, StreamGap
-from bulltask.transport.keys import BullKeys, QueueKeys
 from bulltask.transport.produce import Producer, RetryBudget, _parts
-from bulltask.transport.redis_errors import connection_error, is_wrong_type, reply_error
-from bulltask.transport.results import RECHECK_MS, _OutageTolerance
-from bulltask.transport.revoke import revoke
+from bulltask.transport.redis_errors import acl_advice, connection_error, is_wrong_type, reply_error
+from bulltask.transport.results import RECHECK_MS, _OutageTolerance, revoke
 from bulltask.transport.scripts.add import IdempotentWrite, add_job, add_jobs_once
-from bulltask.transport.scripts.bull import JobConversion, move_bull_job
-from bulltask.transport.scripts.fetch import FetchOptions
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
-from bulltask.transport.scripts.move import fail_malformed, malformed_finish, move_to_finished, retry_job
-from bulltask.transport.scripts.queue import state_size, worker_queues
-from bulltask.transport.scripts.schedule import read_repeatable
-from bulltask.transport.scripts.stream import StreamInfo, is_retained, read_blocking
+from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished, retry_job
+from bulltask.transport.scripts.queue import JobConversion, move_bull_job, read_repeatable, state_size, worker_queues
+from bulltask.transport.streams import Follower, StreamGap, StreamInfo, is_retained, read_blocking
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 NOW_MS = 1_700_000_000_000

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.embedded.launch import ServerLog
+from bulltask.embedded.server import ServerLog
 from bulltask.errors import BrokerUnavailableError
 
 

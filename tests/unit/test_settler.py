@@ -13,15 +13,15 @@ import pytest
 
 from bulltask.config.config import Settings
 from bulltask.events import Bus, Event, JobFailed, JobRetried
+from bulltask.jobs.fields import KEEP_ALL, StoredOptions
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.retention import KEEP_ALL
-from bulltask.jobs.states import REVOKED
-from bulltask.jobs.stored_options import StoredOptions
+from bulltask.jobs.names import REVOKED
 from bulltask.lua.loader import bulltask_script
 from bulltask.lua.wrappers import outcome_scripts
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.packed_options import pack_finish
-from bulltask.worker.child.outcomes import (
+from bulltask.transport.call import QueueKeys
+from bulltask.transport.scripts.add import pack_finish
+from bulltask.worker.finish import Settler
+from bulltask.worker.outcomes import (
     AcquiredJob,
     CompletedOutcome,
     FailedOutcome,
@@ -33,7 +33,6 @@ from bulltask.worker.child.outcomes import (
     RetriedOutcome,
     WaitingForChildrenOutcome,
 )
-from bulltask.worker.child.settle import Settler
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 CONFIG = Settings({}, {}).freeze()

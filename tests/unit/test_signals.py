@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bulltask import App, ConfigError, signals
-from bulltask.signals.signal import ReceiverFlag, Signal
+from bulltask import App, ConfigError
+from bulltask.observe import signals
+from bulltask.observe.signals import ReceiverFlag, Signal
 
 Calls = list[tuple[str, Any]]
 

@@ -14,7 +14,7 @@ from bulltask import App, Signature, chain, chord, group, signature
 from bulltask.errors import EncodeError
 from bulltask.jobs import codec
 from bulltask.registry.canvas import Canvas
-from bulltask.typed.definitions import Definitions
+from bulltask.registry.types import Definitions
 
 
 class Tasks:

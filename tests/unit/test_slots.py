@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bulltask.config.process import anonymous_file
 from bulltask.errors import ConfigError
-from bulltask.process import anonymous_file
-from bulltask.worker.slot import ID_BYTES, Deadlines, Slot, SlotView
-from bulltask.worker.slots import ChildBlock, Slots
-from bulltask.worker.states import CancelReason, ProcessState, SlotState
+from bulltask.worker.slots import (
+    ID_BYTES,
+    CancelReason,
+    ChildBlock,
+    Deadlines,
+    ProcessState,
+    Slot,
+    Slots,
+    SlotState,
+    SlotView,
+)
 
 # Python 3.12 warns about a fork in a process with threads (xdist's). These children only write to memory and exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -11,10 +11,10 @@ import redis
 
 from bulltask import App
 from bulltask.events import Bus, RedisReconnected
-from bulltask.transport.client_types import SyncClient
+from bulltask.transport.call import SyncClient
+from bulltask.worker import locks as stalled_check
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.supervisor import stalled_check
-from bulltask.worker.supervisor.stalled_check import StalledCheck
+from bulltask.worker.locks import StalledCheck
 from tests.support.redis_cluster import Cluster
 
 pytestmark = pytest.mark.redis

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from bulltask import App, Context, Signature, StampingVisitor, Task, chain, chord, group, signals
+from bulltask import App, Context, Signature, StampingVisitor, Task, chain, chord, group
 from bulltask.errors import EncodeError, PermanentError
+from bulltask.observe import signals
 from bulltask.registry.canvas import Canvas
 
 

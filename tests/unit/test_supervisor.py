@@ -9,9 +9,9 @@ import pytest
 
 from bulltask.config.config import Settings
 from bulltask.events import Bus, ConcurrencyChanged, Event, SignalIgnored, WorkerStopping
-from bulltask.worker.exit_codes import ExitCode
-from bulltask.worker.supervisor.loop import Supervisor
-from bulltask.worker.supervisor.recovery import Recovery
+from bulltask.worker.recovery import Recovery
+from bulltask.worker.slots import ExitCode
+from bulltask.worker.supervisor import Supervisor
 
 
 class Worker:

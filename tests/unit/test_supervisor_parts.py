@@ -13,21 +13,25 @@ import pytest
 
 from bulltask.config.config import Settings
 from bulltask.events import Bus, StacksDumped
-from bulltask.observe.app_logging import worker_id
-from bulltask.transport.call import Call
-from bulltask.transport.keys import QueueKeys
+from bulltask.observe.log import worker_id
+from bulltask.transport.call import Call, QueueKeys
+from bulltask.worker import child_pool, spark_tasks
+from bulltask.worker import child_pool as launch
+from bulltask.worker import child_pool as stacks
+from bulltask.worker import limits as canceller
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child import spark_tasks
-from bulltask.worker.slot import Deadlines, SlotView
-from bulltask.worker.slots import Slots
-from bulltask.worker.states import CancelReason, ProcessState, SlotState
-from bulltask.worker.supervisor import canceller, child_pool, launch, stacks
-from bulltask.worker.supervisor.child_pool import _MAX_BOOT_FAILURES, ChildBootError, ChildPool
-from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAttempt
-from bulltask.worker.supervisor.launch import choose_launcher, limit_native_threads
-from bulltask.worker.supervisor.process_spec import _directory
-from bulltask.worker.supervisor.revocation_check import RevocationCheck
+from bulltask.worker.child_pool import (
+    _MAX_BOOT_FAILURES,
+    ChildBootError,
+    ChildPool,
+    choose_launcher,
+    limit_native_threads,
+)
+from bulltask.worker.limits import RevocationCheck
+from bulltask.worker.locks import Heartbeat
+from bulltask.worker.recovery import FailureRecorder, KilledAttempt
+from bulltask.worker.slots import CancelReason, Deadlines, ProcessState, Slots, SlotState, SlotView
+from bulltask.worker.supervisor import _directory
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 CONFIG = Settings({}, {}).freeze()

@@ -9,14 +9,12 @@ from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.events import Bus, JobCompleted
 from bulltask.jobs.job import RunningJob
-from bulltask.transport.call import Call
-from bulltask.transport.keys import QueueKeys
-from bulltask.worker.child.job_starter import IterationAdder, JobStarter
-from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome
-from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.sync_loop import SyncLoop
-from bulltask.worker.child.sync_writer import OutcomeWriter
+from bulltask.transport.call import Call, QueueKeys
+from bulltask.worker.async_loop import IterationAdder, JobStarter
+from bulltask.worker.finish import OutcomeWriter, Settler
+from bulltask.worker.outcomes import AcquiredJob, CompletedOutcome
 from bulltask.worker.slots import Slots
+from bulltask.worker.sync_loop import SyncLoop
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 OPTS = b'{"attempts":1,"de":{"id":"only-one"}}'

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from bulltask.clock import mono_ms
+from bulltask.config.process import anonymous_file
 from bulltask.errors import BrokerError, BrokerUnavailableError
-from bulltask.process import anonymous_file
-from bulltask.transport.call import Call
-from bulltask.transport.keys import QueueKeys
-from bulltask.worker.slots import LONG_MS, Slots
-from bulltask.worker.states import SlotState
-from bulltask.worker.supervisor.takeover import Takeover
+from bulltask.jobs.clock import mono_ms
+from bulltask.transport.call import Call, QueueKeys
+from bulltask.worker.recovery import Takeover
+from bulltask.worker.slots import LONG_MS, Slots, SlotState
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 

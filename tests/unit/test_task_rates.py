@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError
-from bulltask.config.rate_limits import TaskRate, task_rate
+from bulltask.config.parsers import TaskRate, task_rate
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bulltask.errors import EncodeError
-from bulltask.jobs import numbers
+from bulltask.jobs import fields as numbers
 from bulltask.jobs.codec import ON_SURROGATE, encode
-from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, trace_text, truncate_reason, truncate_traces
+from bulltask.jobs.fields import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, trace_text, truncate_reason, truncate_traces
 
 
 def test_surrogates_are_encoded_as_their_original_bytes() -> None:

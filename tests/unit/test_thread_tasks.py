@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled
-from bulltask.worker.child.thread_tasks import InterruptibleCall, TaskThreads
+from bulltask.worker.cancellation import InterruptibleCall, TaskThreads
 from bulltask.worker.slots import Slots
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from bulltask.config.config import Settings
 from bulltask.errors import BrokerUnavailableError
 from bulltask.events import Bus, ServiceFailed
+from bulltask.worker import supervisor as module
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.supervisor import services as module
-from bulltask.worker.supervisor.services import Ticker
+from bulltask.worker.supervisor import Ticker
 
 START_MS = 1_000_000
 

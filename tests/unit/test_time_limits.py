@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError
+from bulltask.jobs.fields import BULLTASK_KEY, NO_LIMITS, StoredOptions, TimeLimits
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.stored_options import BULLTASK_KEY, StoredOptions
-from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 
 app = App("limits", "redis://127.0.0.1:1/0")
 

@@ -28,11 +28,16 @@ from jsonschema import Draft202012Validator, FormatChecker
 from bulltask import App
 from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidJobError
 from bulltask.jobs import codec
-from bulltask.registry.schema import schema_of
-from bulltask.typed.build import NoConverter, converter_of
-from bulltask.typed.call import CallConversion, CallTypes
-from bulltask.typed.converter import Converter, Mismatch
-from bulltask.typed.definitions import Definitions
+from bulltask.registry.tasks import schema_of
+from bulltask.registry.types import (
+    CallConversion,
+    CallTypes,
+    Converter,
+    Definitions,
+    Mismatch,
+    NoConverter,
+    converter_of,
+)
 
 if TYPE_CHECKING:
     from unknown import Session  # type: ignore[import-not-found]  # as in modules that import it only for hints

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 
 import pytest
 
-from bulltask.value_class import value_class
+from bulltask.jobs.clock import value_class
 
 
 @value_class

@@ -17,16 +17,12 @@ from typing import Any
 import pytest
 
 from bulltask.events import Bus, ChildDied, ChildExited, ChildStarted, Event, StacksDumped
-from bulltask.testing.wait import wait_until
-from bulltask.worker.child.stacks import StackDumper, tasks_text
-from bulltask.worker.slots import ChildBlock, Slots
-from bulltask.worker.states import ProcessState, RetireReason
-from bulltask.worker.supervisor.child_pool import ChildPool
-from bulltask.worker.supervisor.process_spec import ProcessSpec
-from bulltask.worker.supervisor.recovery import JobsOfDeadChild
-from bulltask.worker.supervisor.signals import SIGNAL_METHODS, STOP_METHODS, SignalQueue
-from bulltask.worker.supervisor.stacks import StackCollector
-from bulltask.worker.wakeup_pipe import WakeupPipe
+from bulltask.testing.worker import wait_until
+from bulltask.worker.child import StackDumper, tasks_text
+from bulltask.worker.child_pool import ChildPool, StackCollector
+from bulltask.worker.recovery import JobsOfDeadChild
+from bulltask.worker.slots import ChildBlock, ProcessState, RetireReason, Slots, WakeupPipe
+from bulltask.worker.supervisor import SIGNAL_METHODS, STOP_METHODS, ProcessSpec, SignalQueue
 
 # Python 3.12 warns about a fork in a process with threads (xdist's). These children only write to memory and exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

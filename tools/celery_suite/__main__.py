@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tools.celery_suite.guide import CODE, PAGES, SOURCE, blocks
 
 ROOT: Final = Path(__file__).parents[2]

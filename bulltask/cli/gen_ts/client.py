@@ -10,9 +10,9 @@ from typing import Any, Final
 from bulltask.app import App
 from bulltask.cli.gen_ts.types import TypeWriter, doc_comment
 from bulltask.jobs.names import name_in_app
-from bulltask.payloads.payload_codec import PayloadCodec, PayloadFormat
-from bulltask.registry.schema import plan_of, schema_of
+from bulltask.jobs.payloads import PayloadCodec, PayloadFormat
 from bulltask.registry.task import AnyTask
+from bulltask.registry.tasks import plan_of, schema_of
 
 __all__ = ["client_source"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bulltask.cli.options import job_lake_option
-from bulltask.process import stop_signals
+from bulltask.config.process import stop_signals
 
 __all__ = ["command"]
 

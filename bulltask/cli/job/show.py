@@ -10,7 +10,7 @@ import click
 from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.options import job_lake_option, redis_options
 from bulltask.cli.terminal import echo
-from bulltask.errors import BrokerError, ConfigError
+from bulltask.jobs.errors import BrokerError, ConfigError
 from bulltask.lake.formatting import json_text
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.cli.terminal import ago, as_table, duration_text, in_one_line, safe, stamp
-from bulltask.jobs.stored_options import BULLTASK_KEY
-from bulltask.payloads.envelope import describe, is_envelope
+from bulltask.jobs.fields import BULLTASK_KEY
+from bulltask.jobs.payloads import describe, is_envelope
 
 if TYPE_CHECKING:
     from bulltask.cli.job_lookup import FoundJob

@@ -8,7 +8,7 @@ import click
 
 from bulltask.cli.app_loader import load_tasks
 from bulltask.cli.options import app_options
-from bulltask.process import stop_signals
+from bulltask.config.process import stop_signals
 
 __all__ = ["command"]
 
@@ -21,8 +21,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Workers also do this unless the setting worker_outbox_relay is false. Any number of relays may run at the same time.
     """
-    from bulltask.observe.app_logging import configure_logging, worker_id  # noqa: PLC0415 - slow
-    from bulltask.outbox.relay import run_relays  # noqa: PLC0415
+    from bulltask.observe.log import configure_logging, worker_id  # noqa: PLC0415 - slow
+    from bulltask.outbox.outbox import run_relays  # noqa: PLC0415
 
     app = load_tasks(ctx, options)[1]
     if not app.outboxes:

@@ -18,7 +18,7 @@ from bulltask.cli.options import seconds
 from bulltask.cli.pipeline.options import QueueSource, source_of, source_options
 from bulltask.cli.pipeline.status import skipped_queue_lines
 from bulltask.cli.terminal import as_table, echo
-from bulltask.errors import BulltaskError
+from bulltask.jobs.errors import BulltaskError
 from bulltask.lake.status import SkippedQueue
 from bulltask.lake.stream_retention import RetentionNeed, StreamRetention, retention_examples
 

@@ -15,7 +15,7 @@ from bulltask.cli.app_loader import load_app
 from bulltask.cli.options import redis_options
 from bulltask.config.config import Settings
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import MissingExtraError
+from bulltask.jobs.errors import MissingExtraError
 
 __all__ = [
     "EXIT_LOST",

@@ -13,7 +13,7 @@ import click
 
 from bulltask.cli.options import day, days, lake_option, seconds
 from bulltask.cli.terminal import echo
-from bulltask.errors import MissingExtraError
+from bulltask.jobs.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from bulltask.lake.layout import Layout

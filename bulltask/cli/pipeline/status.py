@@ -14,7 +14,7 @@ import click
 from bulltask.cli.options import lake_option
 from bulltask.cli.pipeline.options import source_of, source_options
 from bulltask.cli.terminal import as_table, echo, in_one_line
-from bulltask.errors import LakeError
+from bulltask.jobs.errors import LakeError
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.layout import Layout
 

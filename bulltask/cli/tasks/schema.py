@@ -9,7 +9,7 @@ import click
 
 from bulltask.cli.app_loader import load_tasks
 from bulltask.cli.options import app_options
-from bulltask.registry.schema import schema_of
+from bulltask.registry.tasks import schema_of
 
 __all__ = ["command"]
 

@@ -13,13 +13,12 @@ from bulltask.contrib.django.project import project_app
 from bulltask.contrib.django.stored_tasks import HEADER, new_result, result_of
 from bulltask.contrib.django.task_runs import find_task, register
 from bulltask.contrib.django.tasks_api import api, normalize_json
-from bulltask.errors import BulltaskError
+from bulltask.jobs.errors import BulltaskError
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_queue_name
-from bulltask.registry.call_options import CallOptions
-from bulltask.registry.job_plan import build_job
-from bulltask.registry.shared import SHARED
-from bulltask.registry.task_options import TaskOptions
+from bulltask.registry.call import build_job
+from bulltask.registry.options import CallOptions, TaskOptions
+from bulltask.registry.tasks import SHARED
 
 __all__ = ["BulltaskBackend"]
 

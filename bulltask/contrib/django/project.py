@@ -15,10 +15,10 @@ from bulltask.app import App
 from bulltask.config.parsers import parse_names
 from bulltask.contrib.django.tasks_api import package, task_backends
 from bulltask.embedded import import_directory
-from bulltask.errors import ConfigError
-from bulltask.registry.current import current_sender
-from bulltask.registry.discovery import find_app
-from bulltask.worker.beat_entries import entry_problems, unregistered_tasks
+from bulltask.jobs.errors import ConfigError
+from bulltask.registry.request import current_sender
+from bulltask.registry.tasks import find_app
+from bulltask.worker.beat import entry_problems, unregistered_tasks
 
 __all__ = ["check_schedule", "project_app"]
 

@@ -13,9 +13,9 @@ from django.utils import timezone
 
 from bulltask.contrib.django.tasks_api import api
 from bulltask.jobs import codec
-from bulltask.jobs.states import JobState
+from bulltask.jobs.fields import BULLTASK_KEY
+from bulltask.jobs.names import JobState
 from bulltask.jobs.stored_job import StoredJob
-from bulltask.jobs.stored_options import BULLTASK_KEY
 
 __all__ = ["HEADER", "change", "moment", "new_result", "result_of", "with_header"]
 

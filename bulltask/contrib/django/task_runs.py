@@ -13,12 +13,12 @@ from django.utils.module_loading import import_string
 from bulltask.contrib.django.project import project_app
 from bulltask.contrib.django.stored_tasks import HEADER, change, moment, new_result, with_header
 from bulltask.contrib.django.tasks_api import api, normalize_json
-from bulltask.errors import BulltaskError, Interrupt, Reject, SoftTimeLimitExceeded, TaskCancelled
+from bulltask.jobs.errors import BulltaskError, Interrupt, Reject, SoftTimeLimitExceeded, TaskCancelled
 from bulltask.registry.context import Context
-from bulltask.registry.current_job import current_job
-from bulltask.registry.shared import add_shared
+from bulltask.registry.options import TaskOptions
+from bulltask.registry.request import current_job
 from bulltask.registry.task import AnyTask, AsyncTask, Task
-from bulltask.registry.task_options import TaskOptions
+from bulltask.registry.tasks import add_shared
 
 __all__ = ["find_task", "register"]
 
@@ -165,7 +165,7 @@ class _Attempt:
         """If the job fails with the exception, record it and return true; if the job runs again, return false."""
         if self._will_retry(exc):
             return False
-        from bulltask.worker.child.retry_decision import trace_of  # noqa: PLC0415 - only workers import it
+        from bulltask.worker.outcomes import trace_of  # noqa: PLC0415 - only workers import it
 
         path = f"{type(exc).__module__}.{type(exc).__qualname__}"
         self.result.errors.append(_tasks.TaskError(exception_class_path=path, traceback=trace_of(exc)))
@@ -181,6 +181,6 @@ class _Attempt:
             return False
         if isinstance(exc, Interrupt) and not isinstance(exc, SoftTimeLimitExceeded):
             return True
-        from bulltask.worker.child.retry_decision import is_retried  # noqa: PLC0415 - only workers import it
+        from bulltask.worker.outcomes import is_retried  # noqa: PLC0415 - only workers import it
 
         return is_retried(exc, job, _registered[self._path][1], project_app())

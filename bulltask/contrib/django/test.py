@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bulltask.app import App
-from bulltask.clock import Duration
 from bulltask.contrib.django.project import project_app
 from bulltask.embedded import server_of_tests
-from bulltask.errors import BulltaskError
-from bulltask.events import ChildEvent
+from bulltask.jobs.clock import Duration
+from bulltask.jobs.errors import BulltaskError
+from bulltask.observe.events import ChildEvent
 from bulltask.queue import Job
 from bulltask.registry.task import AnyTask
 from bulltask.testing import FakeClock, InlineWorker, assert_enqueued, use_server

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 
 __all__ = ["MINUTE", "Period", "Span"]
 

@@ -6,14 +6,13 @@ from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bulltask.app import App
-from bulltask.clock import Duration
-from bulltask.errors import MissingExtraError
-from bulltask.group_result import GroupResult
-from bulltask.outbox.base import OutboxBase, check_task
+from bulltask.jobs.clock import Duration
+from bulltask.jobs.errors import MissingExtraError
 from bulltask.outbox.django.rows import Rows
+from bulltask.outbox.outbox import OutboxBase, check_task
 from bulltask.registry.canvas import Canvas, Group, GroupChain
+from bulltask.registry.results import AsyncResult, GroupResult
 from bulltask.registry.task import AnyTask
-from bulltask.result import AsyncResult
 
 __all__ = ["Outbox"]
 

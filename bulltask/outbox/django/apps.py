@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.apps import AppConfig
 
-from bulltask.outbox.store import TABLE
+from bulltask.outbox.outbox import TABLE
 
 __all__ = ["OutboxConfig"]
 

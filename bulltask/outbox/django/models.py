@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import models
 
-from bulltask.outbox.store import TABLE
+from bulltask.outbox.outbox import TABLE
 
 __all__ = ["OutboxRow"]
 

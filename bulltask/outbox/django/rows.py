@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bulltask.errors import ConfigError
-from bulltask.outbox.base import NewRow
-from bulltask.outbox.store import TABLE, Backlog, Row, TransferOutcome
-from bulltask.outbox.stored import VERSION
+from bulltask.jobs.errors import ConfigError
+from bulltask.outbox.outbox import TABLE, VERSION, Backlog, NewRow, Row, TransferOutcome
 
 __all__ = ["Rows"]
 
 
 class Rows:
-    """Implements :class:`bulltask.outbox.store.Store`.
+    """Implements :class:`bulltask.outbox.outbox.Store`.
 
     Args:
         using: The alias of the database.

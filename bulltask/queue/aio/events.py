@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Self
 
-from bulltask.clock import Duration, mono_ms, to_ms
-from bulltask.queue.event_reader import AsyncEventReader
-from bulltask.queue.events import QueueEvent
-from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS
+from bulltask.jobs.clock import Duration, mono_ms, to_ms
+from bulltask.queue.events import AsyncEventReader, QueueEvent
+from bulltask.transport.streams import LONGEST_BLOCK_MS
 
 __all__ = ["AsyncQueueEvents"]
 
@@ -34,7 +33,7 @@ class AsyncQueueEvents(AsyncEventReader):
     Callbacks may be coroutine functions; each is awaited before the next event is read. One task at a time may read;
     :meth:`close` may be called from any task in the same loop.
 
-    For the arguments, see :class:`bulltask.queue.event_reader.EventReaderBase`.
+    For the arguments, see :class:`bulltask.queue.events.EventReaderBase`.
     """
 
     async def open(self) -> Self:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-from bulltask.errors import ConfigError
-from bulltask.jobs.names import check_reference
-from bulltask.jobs.states import JobState
-from bulltask.queue import read
+from bulltask.jobs.errors import ConfigError
+from bulltask.jobs.names import JobState, check_reference
+from bulltask.queue import fields as read
 from bulltask.queue.aio.job import AsyncJob
-from bulltask.queue.checked import checked
-from bulltask.queue.context import QueueBase
-from bulltask.queue.iterate import JobPages
-from bulltask.queue.responses import ClientInfo, DependencyPage, JobLogs, Metrics, QueueSummary
+from bulltask.queue.context import QueueBase, checked
+from bulltask.queue.fields import ClientInfo, DependencyPage, JobLogs, JobPages, Metrics, QueueSummary
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import get_state, read_job
 

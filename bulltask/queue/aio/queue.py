@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Self, Unpack
 
-from bulltask.clock import Duration, to_ms
-from bulltask.errors import ConfigError
 from bulltask.jobs import codec
+from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.codec import Json
-from bulltask.jobs.names import check_reference
-from bulltask.jobs.states import Revocation
-from bulltask.queue import bulk, manual
-from bulltask.queue.add_options import AddOptions, BulkJob, check_bulk_jobs, check_positive
+from bulltask.jobs.errors import ConfigError
+from bulltask.jobs.names import Revocation, check_reference
+from bulltask.queue import fields as bulk
+from bulltask.queue import manual
 from bulltask.queue.aio.getters import AsyncQueueGetters
 from bulltask.queue.aio.job import AsyncJob
 from bulltask.queue.aio.repeatables import AsyncRepeatables
 from bulltask.queue.aio.schedulers import AsyncJobSchedulers
-from bulltask.queue.checked import checked
-from bulltask.queue.job_fields import sent_job
+from bulltask.queue.context import AddOptions, BulkJob, check_bulk_jobs, check_positive, checked
+from bulltask.queue.fields import RateLimit, sent_job
 from bulltask.queue.manual import Acquisition
-from bulltask.queue.responses import RateLimit
-from bulltask.transport.call import command
-from bulltask.transport.replies import text
+from bulltask.transport.call import command, text
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import add_log, remove_job, update_progress
 
@@ -51,7 +48,7 @@ class AsyncQueue(AsyncQueueGetters):
             name: The job's name; a bulltask worker runs the task with that name.
             data: Plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional
                 arguments.
-            options: See :class:`bulltask.queue.add_options.AddOptions`.
+            options: See :class:`bulltask.queue.context.AddOptions`.
 
         Returns:
             The job as it was sent. If it is deduplicated, it has the existing job's id (as in Node).

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from bulltask.clock import Duration
-from bulltask.queue.checked import checked
-from bulltask.queue.context import QueueContext
-from bulltask.queue.repeatables import Repeatable, list_all, remove, remove_by_key, repeatable_key
+from bulltask.jobs.clock import Duration
+from bulltask.queue.context import QueueContext, checked
+from bulltask.queue.schedulers import Repeatable, list_repeatables, remove, remove_by_key, repeatable_key
 
 __all__ = ["AsyncRepeatables"]
 
@@ -29,7 +28,7 @@ class AsyncRepeatables:
 
     async def list(self) -> Sequence[Repeatable]:
         """Return all repeatable jobs, in the order in which they run next; job schedulers are not included."""
-        return await self._context.arun(list_all(self._context.keys))
+        return await self._context.arun(list_repeatables(self._context.keys))
 
     async def count(self) -> int:
         """Count the repeatable jobs."""

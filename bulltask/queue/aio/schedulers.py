@@ -7,12 +7,11 @@ from typing import Unpack
 
 from bulltask.jobs.codec import Json
 from bulltask.jobs.names import check_reference
-from bulltask.queue.add_options import AddOptions
+from bulltask.jobs.schedules import Rule, Scheduler
 from bulltask.queue.aio.job import AsyncJob
-from bulltask.queue.checked import checked
-from bulltask.queue.schedulers import SchedulersBase, list_all, run_now
-from bulltask.schedules.repeat import Rule, Scheduler
-from bulltask.transport.scripts.schedule import count_schedulers, get_job_scheduler, remove_job_scheduler
+from bulltask.queue.context import AddOptions, checked
+from bulltask.queue.schedulers import SchedulersBase, list_all_schedulers, run_now
+from bulltask.transport.scripts.queue import count_schedulers, get_job_scheduler, remove_job_scheduler
 
 __all__ = ["AsyncJobSchedulers"]
 
@@ -45,7 +44,7 @@ class AsyncJobSchedulers(SchedulersBase):
             options: Options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
                 ``deduplication`` and ``parent``. ``expires`` counts from each job's scheduled time.
             rule: ``every=300``, ``cron="0 3 * * mon-fri", tz="Europe/Berlin"`` …: see
-                :class:`bulltask.schedules.repeat.Rule`.
+                :class:`bulltask.jobs.schedules.Rule`.
 
         Returns:
             The scheduler; ``None`` if there is no further iteration, because the pattern matches none before ``end``.
@@ -68,7 +67,7 @@ class AsyncJobSchedulers(SchedulersBase):
             start, end: First and last index, from 0; negative indexes count from the end.
             asc: Begin with the scheduler whose job is due next; otherwise, end with it.
         """
-        return await self._context.arun(list_all(self._context.keys, start, end, asc=asc))
+        return await self._context.arun(list_all_schedulers(self._context.keys, start, end, asc=asc))
 
     async def run_now(self, scheduler_id: str) -> AsyncJob | None:
         """Add a job with the scheduler's name, data and options that runs now; its iterations run at their times.

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Self
 
-from bulltask.clock import Duration, mono_ms, to_ms
-from bulltask.queue.event_reader import EventReader
-from bulltask.queue.events import QueueEvent
-from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS
+from bulltask.jobs.clock import Duration, mono_ms, to_ms
+from bulltask.queue.events import EventReader, QueueEvent
+from bulltask.transport.streams import LONGEST_BLOCK_MS
 
 __all__ = ["QueueEvents"]
 
@@ -35,7 +34,7 @@ class QueueEvents(EventReader):
     It has a separate connection, which does not survive a fork. One thread at a time may read; :meth:`close`
     may be called from any thread.
 
-    For the arguments, see :class:`bulltask.queue.event_reader.EventReaderBase`.
+    For the arguments, see :class:`bulltask.queue.events.EventReaderBase`.
     """
 
     def open(self) -> Self:

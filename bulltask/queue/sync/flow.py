@@ -6,15 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
-from bulltask.jobs.flow import PlannedJob
-from bulltask.jobs.options import ParentLike
-from bulltask.queue.add_options import AddOptions
-from bulltask.queue.checked import checked
-from bulltask.queue.flow_base import FlowBase
-from bulltask.queue.flow_plan import FlowJob, FlowNode
+from bulltask.jobs.errors import BrokerNotReadyError, BrokerUnavailableError
+from bulltask.jobs.job import ParentLike, PlannedJob
+from bulltask.queue.context import AddOptions, checked
+from bulltask.queue.flows import FlowBase, FlowJob, FlowNode
 from bulltask.queue.sync.job import Job
-from bulltask.registry.signature import Signature
+from bulltask.registry.canvas import Signature
 from bulltask.transport.call import Call
 
 __all__ = ["FlowProducer"]
@@ -34,7 +31,7 @@ class FlowProducer(FlowBase):
         )
 
     A flow's jobs may be in any queues, with workers in Python or Node. A job runs when all its child jobs have
-    completed, or have failed and the failure is ignored: see :class:`bulltask.queue.flow_plan.ChildOptions`.
+    completed, or have failed and the failure is ignored: see :class:`bulltask.queue.flows.ChildOptions`.
     """
 
     def add(

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bulltask.clock import Duration, to_ms
-from bulltask.errors import ConfigError, JobNotFoundError, LockMismatchError
 from bulltask.jobs import codec
+from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.codec import Json
-from bulltask.jobs.options import check_priority, check_together
-from bulltask.jobs.states import JobState
-from bulltask.queue import manual, read
-from bulltask.queue.checked import checked
-from bulltask.queue.job_fields import JobFields
-from bulltask.queue.responses import ChildFailures, Dependencies, JobLogs
+from bulltask.jobs.errors import ConfigError, JobNotFoundError, LockMismatchError
+from bulltask.jobs.job import check_priority, check_together
+from bulltask.jobs.names import JobState
+from bulltask.queue import fields as read
+from bulltask.queue import manual
+from bulltask.queue.context import checked
+from bulltask.queue.fields import ChildFailures, Dependencies, JobFields, JobLogs
 from bulltask.transport.scripts import flow as flow_scripts
 from bulltask.transport.scripts import job as scripts
 

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 from bulltask.spark.sink.writer import JobsStreamWriter, JobsWriter
 from bulltask.spark.source.events_source import CountsReader, EventsReader, PushdownCountsReader, PushdownEventsReader
 from bulltask.spark.source.events_stream import EventsStreamReader

@@ -10,8 +10,8 @@ from typing import Any, Unpack
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bulltask.clock import Duration, to_ms
-from bulltask.errors import ConfigError
+from bulltask.jobs.clock import Duration, to_ms
+from bulltask.jobs.errors import ConfigError
 from bulltask.spark.connector.session import register
 from bulltask.spark.sink.enqueue import WriteArguments, check_option_names, standard_rows, write_options
 from bulltask.spark.sink.writer import JobsStreamWriter

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
 from bulltask.config.parsers import choice
-from bulltask.errors import ConfigError, did_you_mean
+from bulltask.jobs.errors import ConfigError, did_you_mean
 from bulltask.spark.connector.session import register
 from bulltask.spark.source.broker_options import BrokerOptions, broker_options
 from bulltask.spark.source.schemas import TABLES

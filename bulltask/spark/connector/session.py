@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.datasource import DataSource
 
 import bulltask
-from bulltask.errors import MissingExtraError
+from bulltask.jobs.errors import MissingExtraError
 from bulltask.spark.connector.data_source import BulltaskSource
 
 __all__ = ["PUSHDOWN", "register", "session"]

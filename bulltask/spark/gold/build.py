@@ -12,7 +12,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 from bulltask.lake.atomic_swap import AtomicSwap, hold_swaps
 from bulltask.lake.gaps import days_in_gaps
 from bulltask.lake.layout import Layout

@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError, did_you_mean
-from bulltask.queue.add_options import AddOptions
+from bulltask.jobs.clock import Duration, mono_ms, to_ms
+from bulltask.jobs.errors import ConfigError, did_you_mean
+from bulltask.queue.context import AddOptions
 from bulltask.spark.sink.rows import NUMBER, JobBuilder, check_columns, check_job_options, check_write_id, new_write_id
 from bulltask.spark.sink.writer import RowSender, resume_hint
 from bulltask.spark.source.broker_options import broker_options

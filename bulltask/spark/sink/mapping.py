@@ -10,12 +10,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from bulltask import embedded
-from bulltask.clock import Duration, to_ms
 from bulltask.config.config import Config
-from bulltask.errors import ConfigError, InvalidJobError
+from bulltask.jobs.clock import Duration, to_ms
+from bulltask.jobs.errors import ConfigError, InvalidJobError
 from bulltask.jobs.names import bullmq_name
-from bulltask.registry.call_options import CallOptions
-from bulltask.registry.job_plan import JobPlan, plan_job
+from bulltask.registry.call import JobPlan, plan_job
+from bulltask.registry.options import CallOptions
 from bulltask.registry.task import AnyTask
 from bulltask.spark.sink.enqueue import (
     WEEK,
@@ -29,7 +29,7 @@ from bulltask.spark.sink.enqueue import (
 from bulltask.spark.sink.results import RESULT_FIELDS, JobLookup, lookup_deadline_ms
 from bulltask.spark.sink.rows import NUMBER, JobBuilder, RowColumns, SharedOptions, check_write_id, new_write_id
 from bulltask.spark.sink.writer import RowSender
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 
 __all__ = ["MapOptions", "map_dataframe"]
 

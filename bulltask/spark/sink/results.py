@@ -13,17 +13,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from bulltask.clock import Duration, to_ms, wall_ms
 from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError
+from bulltask.jobs.clock import Duration, to_ms, wall_ms
 from bulltask.jobs.codec import decode_text
+from bulltask.jobs.errors import ConfigError
 from bulltask.spark.sink.enqueue import EnqueueResult, check_option_names, vectorized_udf
 from bulltask.spark.source.broker_options import broker_options
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.transport.call import command
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys, command
 from bulltask.transport.scripts.add import scan_added_ids
 from bulltask.transport.scripts.job import job_fields
 

@@ -18,13 +18,12 @@ import uuid_utils
 from pyspark.sql.types import StringType, StructType
 
 from bulltask.config.config import Config
-from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.job import JobOptions, NewJob
+from bulltask.jobs.errors import ConfigError, DecodeError
+from bulltask.jobs.job import JobOptions, NewJob, check_size
 from bulltask.jobs.names import bullmq_name, check_job_id, check_job_name, check_queue_name
-from bulltask.jobs.options import check_size
-from bulltask.payloads.payload_codec import PayloadCodec
-from bulltask.queue.add_options import build_job
+from bulltask.jobs.payloads import PayloadCodec
+from bulltask.queue.context import build_job
 
 __all__ = [
     "NUMBER",

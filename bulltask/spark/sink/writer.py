@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 from bulltask.jobs.job import NewJob
 from bulltask.spark.sink.rows import (
     JobBuilder,

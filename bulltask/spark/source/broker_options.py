@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from bulltask import embedded
 from bulltask.config.config import ENV_PREFIX, Config, Settings
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 
 __all__ = ["BrokerOptions", "broker_options", "option_error", "resolve_config"]
 

@@ -21,7 +21,7 @@ from bulltask.spark.lifecycle.fold import MAX_TIME_MS
 from bulltask.spark.source.connection import gc_paused
 from bulltask.spark.source.offsets import EventGap
 from bulltask.spark.source.schemas import EVENT_FIELDS, GAP_EVENT, JOB_FIELDS
-from bulltask.transport.scripts.stream import RawEntry
+from bulltask.transport.streams import RawEntry
 
 __all__ = ["count_record_batch", "event_record_batch", "gap_entry", "hash_fields", "job_record_batch"]
 

@@ -16,21 +16,25 @@ from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from bulltask import embedded
-from bulltask.clock import mono_ms
 from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.jobs.backoff import reconnect_delay_ms
-from bulltask.transport.broker import Broker
-from bulltask.transport.call import Call
+from bulltask.jobs.clock import mono_ms
+from bulltask.jobs.errors import (
+    BrokerAuthError,
+    BrokerConfigError,
+    BrokerError,
+    BrokerNotReadyError,
+    BrokerUnavailableError,
+)
+from bulltask.transport.broker import Broker, ScanStep, scan_all
+from bulltask.transport.call import Call, SyncClient
 from bulltask.transport.client import Client
-from bulltask.transport.client_types import SyncClient
 from bulltask.transport.cluster import ClusterClient
+from bulltask.transport.discovery import UNKNOWN_SERVER, ServerInfo, server_info
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.scan import ScanStep, scan_all
-from bulltask.transport.scripts.stream import READ_ONLY_SCRIPTS
-from bulltask.transport.server_info import UNKNOWN_SERVER, ServerInfo, server_info
-from bulltask.transport.transaction import atomic
+from bulltask.transport.operation import atomic
+from bulltask.transport.streams import READ_ONLY_SCRIPTS
 
 __all__ = ["CLUSTER_OUTAGE_TIMEOUT_MS", "Connection", "broker_of", "gc_paused"]
 
@@ -97,7 +101,7 @@ class Connection:
         return results
 
     def scan_all(self, step: ScanStep) -> set[str]:
-        """Scan all nodes and return the results, as :func:`bulltask.transport.scan.scan_all` does."""
+        """Scan all nodes and return the results, as :func:`bulltask.transport.broker.scan_all` does."""
         return self._retry(lambda client: scan_all(client, step))
 
     def server_info(self) -> ServerInfo:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from bulltask.errors import EventsLostError
+from bulltask.jobs.errors import EventsLostError
 from bulltask.spark.source.columns import count_record_batch, event_record_batch
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import StreamState
@@ -24,8 +24,8 @@ from bulltask.spark.source.queues import log_skipped, not_a_stream_reason, selec
 from bulltask.spark.source.ranges import EntryRange
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.streams import find_end, read_pages, read_states
-from bulltask.transport.inspect import STATES
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.broker import STATES
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.queue import state_size
 
 __all__ = ["CountsReader", "EventsPartition", "EventsReader", "PushdownCountsReader", "PushdownEventsReader"]

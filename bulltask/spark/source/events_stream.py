@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from bulltask.errors import EventsLostError
+from bulltask.jobs.errors import EventsLostError
 from bulltask.spark.source.columns import event_record_batch, gap_entry
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import (
@@ -39,8 +39,8 @@ from bulltask.spark.source.ranges import EntryRange, split_range
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.status import max_lengths
 from bulltask.spark.source.streams import find_end, parse_state, read_pages, read_states
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.stream import MAX_RANGE, last_id_of_range, stream_exists, stream_info
+from bulltask.transport.call import QueueKeys
+from bulltask.transport.streams import MAX_RANGE, last_id_of_range, stream_exists, stream_info
 
 __all__ = ["EventsStreamReader", "StreamPartition"]
 

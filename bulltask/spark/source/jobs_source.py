@@ -24,8 +24,7 @@ from bulltask.spark.source.options import JobsOptions
 from bulltask.spark.source.pushdown import PushedFilters
 from bulltask.spark.source.queues import select_queues
 from bulltask.spark.source.schemas import arrow_schema
-from bulltask.transport.call import Call
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import Call, QueueKeys
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import LISTS, count_by_score, ids_by_score, list_ids, score_at
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
 
-from bulltask.errors import DecodeError
+from bulltask.jobs.errors import DecodeError
 from bulltask.lake.formatting import pluralize
 
 __all__ = [

@@ -18,13 +18,12 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, cast
 
 from bulltask.config.config import Config
 from bulltask.config.parsers import Parse, choice, flag, integer, optional, parse_names, plain_text
-from bulltask.config.server_urls import url
-from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
+from bulltask.config.urls import SecretUrl, url
+from bulltask.jobs.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
 from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
 from bulltask.spark.source.broker_options import option_error, resolve_config
 from bulltask.spark.source.offsets import StartAt, StreamId
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.queue import LISTS, SETS
 
 __all__ = [

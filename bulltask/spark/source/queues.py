@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from bulltask.errors import ConfigError, InvalidNameError
+from bulltask.jobs.errors import ConfigError, InvalidNameError
 from bulltask.jobs.names import check_queue_name
 from bulltask.lake.layout import partition_name
 from bulltask.lake.status import SkippedQueue
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import ReadOptions
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.queue import scan_queues
 
 if TYPE_CHECKING:

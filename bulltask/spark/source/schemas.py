@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from bulltask.errors import ConfigError, did_you_mean
+from bulltask.jobs.errors import ConfigError, did_you_mean
 
 __all__ = [
     "COUNTS",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bulltask.errors import BulltaskError
+from bulltask.jobs.errors import BulltaskError
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.lock import writer_pid
@@ -17,8 +17,7 @@ from bulltask.spark.source.offsets import BEGINNING, StreamId, StreamState
 from bulltask.spark.source.options import EventsOptions, ReadOptions, read_options
 from bulltask.spark.source.queues import discover_queues, not_a_stream_reason, skipped_queues
 from bulltask.spark.source.streams import find_end, read_states
-from bulltask.transport.call import command
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import QueueKeys, command
 from bulltask.transport.redis_errors import is_wrong_type
 
 __all__ = ["ObservedStreams", "max_lengths", "observe_streams", "pipeline_status", "redis_version"]

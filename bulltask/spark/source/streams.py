@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bulltask.errors import BulltaskError
+from bulltask.jobs.errors import BulltaskError
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import StreamId, StreamState
-from bulltask.transport.call import Call
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.call import Call, QueueKeys
 from bulltask.transport.redis_errors import is_wrong_type
-from bulltask.transport.scripts.stream import (
+from bulltask.transport.streams import (
     MAX_RANGE,
     RawEntry,
     StreamInfo,

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.gaps import CLOCK_TOLERANCE, GapRow, find_gaps
 from bulltask.lake.layout import Layout

@@ -24,8 +24,8 @@ from typing import Final
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from bulltask.clock import mono_ms, wall_ms
-from bulltask.errors import LakeError
+from bulltask.jobs.clock import mono_ms, wall_ms
+from bulltask.jobs.errors import LakeError
 from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.layout import Layout, batch_ingest_id, batch_of, list_directories
 from bulltask.lake.ledger import BatchRecord, Ledger

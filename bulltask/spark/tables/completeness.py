@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from bulltask.errors import LakeError
+from bulltask.jobs.errors import LakeError
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.layout import Layout, batch_of
 from bulltask.lake.ledger import QueueRecord

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bulltask.errors import ConfigError
+from bulltask.jobs.errors import ConfigError
 from bulltask.lake.ledger import BatchRecord, Ledger
 from bulltask.lake.status import PipelineStatus
 

@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from bulltask.errors import LakeError
+from bulltask.jobs.errors import LakeError
 from bulltask.lake.atomic_swap import AtomicSwap, hold_swaps
 from bulltask.lake.layout import Layout, list_directories
 from bulltask.lake.ledger import Ledger

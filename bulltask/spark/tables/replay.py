@@ -17,9 +17,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from bulltask.config.config import Config
-from bulltask.errors import ConfigError, DecodeError
+from bulltask.jobs.errors import ConfigError, DecodeError
+from bulltask.jobs.fields import BULLTASK_KEY
 from bulltask.jobs.job import JobOptions, NewJob
-from bulltask.jobs.stored_options import BULLTASK_KEY
 from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from bulltask.extras import SPARK, look_up
+from bulltask.jobs.errors import SPARK, look_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

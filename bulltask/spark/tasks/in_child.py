@@ -1,6 +1,6 @@
 """Spark in a worker's child: one JVM and one session, which its ``spark=True`` tasks use one after another.
 
-:mod:`bulltask.worker.child.spark_tasks` imports this module and defines the interface.
+:mod:`bulltask.worker.spark_tasks` imports this module and defines the interface.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
-from bulltask.errors import ReleaseJob, TransientError
+from bulltask.jobs.errors import ReleaseJob, TransientError
 from bulltask.spark.connector.session import session
 from bulltask.spark.tasks.progress import JVM_GONE, SparkJobMonitor
-from bulltask.worker.child.spark_tasks import SparkAttempt
+from bulltask.worker.spark_tasks import SparkAttempt
 
 __all__ = ["SparkInChild"]
 
@@ -30,7 +30,7 @@ _CONF: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
 
 
 class SparkInChild:
-    """Owns the JVM of a child; implements :class:`bulltask.worker.child.spark_tasks.SparkChild`.
+    """Owns the JVM of a child; implements :class:`bulltask.worker.spark_tasks.SparkChild`.
 
     The JVM is started for the first job, on the job's thread. It exits when its standard input is closed, and only
     this process holds the other end of that pipe. The JVM and Spark's Python processes therefore always exit with the

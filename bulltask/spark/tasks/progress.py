@@ -9,10 +9,10 @@ from typing import Final
 from py4j.protocol import Py4JError
 from pyspark import SparkContext, SparkJobInfo, StatusTracker
 
-from bulltask.clock import mono_s
-from bulltask.errors import BulltaskError
+from bulltask.jobs.clock import mono_s
 from bulltask.jobs.codec import Json
-from bulltask.worker.child.spark_tasks import SparkAttempt
+from bulltask.jobs.errors import BulltaskError
+from bulltask.worker.spark_tasks import SparkAttempt
 
 __all__ = ["JVM_GONE", "SparkJobMonitor", "StageProgress"]
 

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.errbacks import FAILED_JOB_FIELD, FailedJob
-from bulltask.jobs.failures import ERROR_FIELD
+from bulltask.jobs.errors import DecodeError
+from bulltask.jobs.fields import ERROR_FIELD
 from bulltask.jobs.names import address_of, name_in_app
+from bulltask.jobs.stored_job import FAILED_JOB_FIELD, FailedJob
 from bulltask.lua import loader
-from bulltask.transport.call import Arg, Call, command, script_call
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import raise_for, text, texts
+from bulltask.transport.call import Arg, Call, QueueKeys, command, raise_for, script_call, text, texts
 
 __all__ = [
     "DEPENDENCY_KINDS",
@@ -77,7 +75,7 @@ def add_dependency(keys: QueueKeys, job_id: str, other: QueueKeys, other_id: str
     """Make a job that was added as a parent also wait for a job that is not its child.
 
     BullMQ's scripts do not remove this dependency: when a job finishes, they notify only its own parent. See
-    :func:`bulltask.transport.scripts.canvas.with_dependents`.
+    :func:`bulltask.transport.scripts.move.with_dependents`.
     """
     return command("SADD", keys.dependencies(job_id), other.job(other_id), parse_reply=bool)
 

@@ -6,21 +6,33 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from bulltask.config.config import Config
-from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.failures import ERROR_FIELD
+from bulltask.jobs.clock import value_class
+from bulltask.jobs.errors import DecodeError
+from bulltask.jobs.fields import ERROR_FIELD, counter
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.numbers import counter
-from bulltask.jobs.states import REVOKED, JobState, Revocation
+from bulltask.jobs.names import REVOKED, JobState, Revocation
 from bulltask.jobs.stored_job import Finished, StoredJob, StoredSnapshot
 from bulltask.lua import loader, wrappers
-from bulltask.transport.call import Call, as_is, command, script_call
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import Fetched, error_parser, raise_for, text, texts
-from bulltask.transport.scripts.canvas import has_dependents, with_dependents
-from bulltask.transport.scripts.fetch import FetchOptions
-from bulltask.transport.scripts.move import FinishOptions, move_to_finished
-from bulltask.value_class import value_class
+from bulltask.transport.call import (
+    Call,
+    Fetched,
+    QueueKeys,
+    as_is,
+    command,
+    error_parser,
+    raise_for,
+    script_call,
+    text,
+    texts,
+)
+from bulltask.transport.scripts.move import (
+    FetchOptions,
+    FinishOptions,
+    has_dependents,
+    move_to_finished,
+    with_dependents,
+)
 
 __all__ = [
     "RevocationRequests",

@@ -1,52 +1,353 @@
-"""Calls to the scripts that move a job between states.
-
-Times are in milliseconds, by the server's clock. A token proves that the caller holds the job's lock.
-"""
+"""Calls to the scripts that move a job between states."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any, Final, TypeVar
 
-from bulltask.errors import NoPendingChildrenError
+from bulltask.config.config import Config
+from bulltask.config.parsers import TaskRate
+from bulltask.jobs import codec
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.codec import ON_SURROGATE
+from bulltask.jobs.errors import DecodeError, NoPendingChildrenError
+from bulltask.jobs.job import INCOMPATIBLE_FIELD, RunningJob
+from bulltask.jobs.names import FAN_OUT, address_of
 from bulltask.lua import loader, wrappers
-from bulltask.transport.call import Call, script_call, to_msgpack
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import Fetched, error_parser, parse_fetched, raise_for, texts
-from bulltask.transport.scripts.canvas import has_dependents
-from bulltask.transport.scripts.fetch import FetchOptions
-from bulltask.transport.scripts.packed_options import pack_finish
-from bulltask.value_class import value_class
+from bulltask.transport.call import (
+    Call,
+    Fetched,
+    QueueKeys,
+    command,
+    error_parser,
+    parse_fetched,
+    raise_for,
+    script_call,
+    text,
+    texts,
+    to_msgpack,
+)
+from bulltask.transport.scripts.add import AddedJob, pack_fetch, pack_finish
 
 __all__ = [
     "CRASHES",
+    "MAX_DELAY_MS",
+    "FetchOptions",
     "FinishOptions",
+    "collect_batch",
     "count_crash",
+    "delay_incompatible",
     "fail_malformed",
+    "fetch_ahead",
+    "fetch_now",
     "find_by_token",
+    "finish_with_errbacks",
+    "has_dependents",
+    "incompatible_since",
     "lock_expiries",
     "malformed_finish",
     "move_from_active_to_wait",
     "move_stalled_jobs_to_wait",
+    "move_to_active",
     "move_to_delayed",
     "move_to_finished",
     "move_to_waiting_children",
+    "move_with_fields",
+    "promote_incompatible",
     "release_unstarted",
     "renew_lock",
     "renew_locks",
     "retry_job",
+    "start_or_throttle",
+    "store_checkpoint",
     "wake_next",
+    "with_dependents",
 ]
 
+
+# Calls to the scripts with which a worker acquires jobs.
+#
+# Times are in milliseconds, by the server's clock. A token proves that the caller holds the job's lock.
+
+
+@value_class
+class FetchOptions:
+    """How a worker acquires jobs.
+
+    Attributes:
+        token: Value of the lock.
+        lock_ms: How long a lock lasts unless it is renewed.
+        worker: The worker id, written into each job that it acquires; ``""`` for none.
+        limiter: BullMQ's ``limiter``, which applies if the queue has no global rate limit.
+        data_points: Minutes of BullMQ's metrics to keep; ``None`` turns the metrics off.
+        packed_finishes: The packed options of ``moveToFinished``, which are the same for most jobs of a slot.
+    """
+
+    token: str
+    lock_ms: int
+    worker: str
+    limiter: Mapping[str, int] | None = None
+    data_points: int | None = None
+    packed_finishes: dict[object, bytes] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def from_config(
+        cls, config: Config, keys: QueueKeys, token: str, worker: str, lock_ms: int | None = None
+    ) -> FetchOptions:
+        """Return the options of a worker with these settings; ``lock_ms`` overrides the setting."""
+        lock_ms = config.lock_ms if lock_ms is None else lock_ms
+        return cls(token, lock_ms, worker, config.limiter(keys.queue), config.metrics_max_data_points)
+
+
+def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[Fetched]:
+    """``moveToActive``: promote delayed jobs that are due, then acquire the next job."""
+    script_keys = (
+        keys.wait,
+        keys.active,
+        keys.prioritized,
+        keys.events,
+        keys.stalled,
+        keys.limiter,
+        keys.delayed,
+        keys.paused,
+        keys.meta,
+        keys.pc,
+        keys.marker,
+    )
+    limiter = None if options.limiter is None else tuple(options.limiter.items())
+    packed = pack_fetch(options.token, options.lock_ms, options.worker, limiter)
+    return script_call(
+        wrappers.with_guard("moveToActive", "promotionGuard"), script_keys, (keys.base, now_ms, packed), parse_fetched
+    )
+
+
+def collect_batch(keys: QueueKeys, options: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
+    """bulltask's ``collectBatch`` with ``moveToActive``: acquire jobs of one task until a job of another task is next.
+
+    Args:
+        keys: The queue.
+        options: The options for each job, with different tokens.
+        task: The task's name.
+        now_ms: The server's time.
+    """
+    first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
+    packed = (first.argv[2], *(call.argv[2] for call in others))
+
+    return script_call(wrappers.collect_batch(), first.keys, (*first.argv[:2], task, *packed), _parse_all_fetched)
+
+
+def fetch_ahead(keys: QueueKeys, options: Sequence[FetchOptions], now_ms: int) -> Call[list[Fetched]]:
+    """bulltask's ``fetchAhead`` with ``moveToActive``: acquire several jobs, unless all workers share a limit.
+
+    Args:
+        keys: The queue.
+        options: The options for each job, with different tokens.
+        now_ms: The server's time.
+    """
+    first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
+    packed = (first.argv[2], *(call.argv[2] for call in others))
+    return script_call(wrappers.fetch_ahead(), first.keys, (*first.argv[:2], *packed), _parse_all_fetched)
+
+
+def fetch_now(keys: QueueKeys, options: FetchOptions) -> Call[Fetched]:
+    """bulltask's ``fetchNow`` with ``moveToActive``: acquire the next job, at the server's time."""
+    fetch = move_to_active(keys, options, 0)
+    return script_call(wrappers.fetch_now(), fetch.keys, (fetch.argv[0], fetch.argv[2]), parse_fetched)
+
+
+def _parse_all_fetched(reply: Any) -> list[Fetched]:
+    return [parse_fetched(each) for each in reply]
+
+
+# Calls that finish a job of a canvas, and atomically do more.
+
+
 R = TypeVar("R")
+
+
+def finish_with_errbacks(finish: Call[R], jobs: Sequence[AddedJob]) -> Call[R]:
+    """bulltask's ``finishWithErrbacks``: fail a job and add its error callbacks atomically.
+
+    Args:
+        finish: The call of ``moveToFinished`` or ``failMalformed``; it must not fetch the next job.
+        jobs: The jobs.
+    """
+    added = to_msgpack([list(job) for job in jobs])
+    assert finish.script is not None
+    return script_call(wrappers.with_errbacks(finish.script), finish.keys, (added, *finish.argv), finish.parse_reply)
+
+
+def with_dependents(
+    keys: QueueKeys, job: RunningJob, call: Call[Fetched], result: bytes | None, now_ms: int
+) -> Call[Fetched]:
+    """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and start its dependents atomically.
+
+    Args:
+        keys: The queue.
+        job: The job; for any job except a fan-out job, ``call`` is returned.
+        call: The call of ``moveToFinished`` for it; it must not fetch the next job.
+        result: The result that the dependents receive, as JSON; ``None`` if the job fails, so that they fail, too.
+        now_ms: The server's time.
+    """
+    if job.name != FAN_OUT or not job.sent_by_bulltask:
+        return call
+    try:
+        dependents = [address_of(key, keys.prefix) for key in codec.decode(job.data)["dependents"]]
+    except (DecodeError, LookupError, TypeError, AttributeError):
+        return call  # another client has replaced the data
+    addresses = [(f"{prefix}:{name}", job_id) for prefix, name, job_id in dependents]
+    fan_out = to_msgpack([keys.job(job.id), result is not None, result or b"", now_ms, addresses])
+    return script_call(wrappers.with_finish("finishFanOut"), call.keys, (*call.argv, fan_out), call.parse_reply)
+
+
+def has_dependents(finish: Call[Fetched]) -> bool:
+    """Return whether a call from :func:`with_dependents` starts or fails dependents."""
+    return finish.script == wrappers.with_finish("finishFanOut")
+
+
+# Calls that store the checkpoint of a running job, or other fields with a move.
+
+
+def store_checkpoint(keys: QueueKeys, job_id: str, token: str, checkpoint: str) -> Call[bool]:
+    """bulltask's ``storeCheckpoint``: store a job's checkpoint; False if its lock has expired.
+
+    Running the call raises ``LockMismatchError`` if another worker has the job, and ``JobNotFoundError`` if the job was
+    removed.
+    """
+
+    def parse_reply(reply: Any) -> bool:
+        raise_for(reply, job_id, keys.name)
+        return bool(reply)
+
+    script_keys = (keys.job(job_id), keys.lock(job_id))
+    return script_call(loader.bulltask_script("storeCheckpoint"), script_keys, (token, checkpoint), parse_reply)
+
+
+def move_with_fields(keys: QueueKeys, job_id: str, fields: Sequence[str], move: Call[R]) -> Call[R]:
+    """bulltask's ``moveWithFields`` with a script that moves a job out of ``active`` without an outcome.
+
+    Args:
+        keys, job_id: The job.
+        fields: Names and values of the fields that change with the move.
+        move: The call of BullMQ's script.
+    """
+    assert move.script is not None
+    return script_call(
+        wrappers.with_fields(move.script),
+        (keys.job(job_id), *move.keys),
+        (len(fields), *fields, *move.argv),
+        move.parse_reply,
+    )
+
+
+# The call that starts or throttles a job of a task with a rate limit.
+
+
+def start_or_throttle(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRate, now_ms: int) -> Call[int]:
+    """bulltask's ``startOrThrottle`` with ``moveToDelayed``: start a job, or delay it because of its task's rate limit.
+
+    Returns:
+        A call. Its result is 0 if the job may start, else the milliseconds until the job is due again.
+
+    Args:
+        keys: The queue.
+        job: The job. A job that has started before, or has the option ``lifo``, goes before the throttled jobs.
+        token: The token of its lock.
+        rate: The task's rate limit.
+        now_ms: The server's time.
+    """
+    skips_line = job.lifo or job.attempts_started > 1
+    script_keys = (
+        keys.next_start(job.name),
+        keys.throttled(job.name),
+        keys.wait,
+        keys.marker,
+        keys.active,
+        keys.prioritized,
+        keys.delayed,
+        keys.job(job.id),
+        keys.events,
+        keys.meta,
+        keys.stalled,
+    )
+    interval, tolerance = f"{rate.interval_ms:.6f}", f"{rate.tolerance_ms:.6f}"
+    args = (interval, tolerance, "1" if skips_line else "", job.name, keys.base, now_ms, job.id, token)
+
+    def parse_reply(reply: Any) -> int:
+        raise_for(reply, job.id, keys.name)
+        return int(reply)
+
+    return wake_next(keys, script_call(wrappers.with_delay("startOrThrottle"), script_keys, args, parse_reply))
+
+
+# Calls for jobs that wait for another worker, because those that have acquired them cannot run them.
+
+
+MAX_DELAY_MS: Final = 60_000
+"""The longest delay before an incompatible job is tried again."""
+
+_CHECKED_PER_CALL: Final = 500
+
+
+def incompatible_since(keys: QueueKeys, job_id: str) -> Call[str]:
+    """Read the field that says since when no worker could run the job; ``""`` for none."""
+
+    def parse_reply(reply: Any) -> str:
+        return "" if reply is None else text(reply)
+
+    return command("HGET", keys.job(job_id), INCOMPATIBLE_FIELD, parse_reply=parse_reply)
+
+
+def delay_incompatible(keys: QueueKeys, job_id: str, move: Call[None], reason: str, since: str) -> Call[None]:
+    """bulltask's ``delayIncompatible``: delay a job that this worker cannot run.
+
+    Args:
+        keys, job_id: The job.
+        move: The call of ``moveToDelayed``.
+        reason: Why the worker cannot run it.
+        since: The field that says since when no worker could run it.
+    """
+    fields = ("failedReason", reason, INCOMPATIBLE_FIELD, since)
+    script_keys = (keys.job(job_id), keys.incompatible, *move.keys)
+    return script_call(
+        wrappers.delay_incompatible(), script_keys, (MAX_DELAY_MS, len(fields), *fields, *move.argv), move.parse_reply
+    )
+
+
+def promote_incompatible(
+    keys: QueueKeys, tasks: Sequence[str], skipped: int, now_ms: int
+) -> Call[tuple[int, int | None]]:
+    """bulltask's ``promoteIncompatible``: make jobs of these tasks due that wait for another worker.
+
+    One call checks 500 jobs, after the first ``skipped``.
+
+    Returns:
+        How many jobs are due now, and how many the next call skips; ``None`` if all were checked.
+    """
+
+    def parse_reply(reply: Any) -> tuple[int, int | None]:
+        due, rest = int(reply[0]), int(reply[1])
+        return due, None if rest < 0 else rest
+
+    return script_call(
+        loader.bulltask_script("promoteIncompatible"),
+        (keys.incompatible, keys.delayed, keys.marker, keys.meta),
+        (keys.base, now_ms, skipped, _CHECKED_PER_CALL, *tasks),
+        parse_reply,
+    )
+
+
+# Calls to the scripts that move a job between states.
+#
+# Times are in milliseconds, by the server's clock. A token proves that the caller holds the job's lock.
+
 
 _CRASH_TOKENS_KEPT: Final = 10
 
 CRASHES: Final = "bulltask:crashes"
 """The field of the job's hash that counts the children that died while running the job."""
 
-_CHECKED_PER_CALL: Final = 500
 
 _MAX_PACKED: Final = 100
 

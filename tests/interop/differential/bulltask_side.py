@@ -18,7 +18,7 @@ import redis
 
 from bulltask.errors import BulltaskError
 from bulltask.queue import AsyncFlowProducer, AsyncQueue, FlowJob, FlowProducer, Job, Queue
-from bulltask.transport.replies import JOB_ERRORS
+from bulltask.transport.call import JOB_ERRORS
 from bulltask.transport.scripts.job import extend_lock, is_finished
 from bulltask.transport.scripts.move import renew_locks
 from bulltask.transport.scripts.queue import get_metrics

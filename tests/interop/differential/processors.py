@@ -14,16 +14,18 @@ from bulltask.events import Bus
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.queue import Job, Queue
-from bulltask.queue.next_iteration import add_next_iteration
-from bulltask.transport.call import Call
-from bulltask.transport.client_types import SyncClient
+from bulltask.queue.schedulers import add_next_iteration
+from bulltask.transport.call import Call, Fetched, SyncClient
 from bulltask.transport.operation import run_sync
-from bulltask.transport.replies import Fetched
-from bulltask.transport.scripts.fetch import FetchOptions, move_to_active
-from bulltask.transport.scripts.move import move_from_active_to_wait, move_to_delayed, move_to_waiting_children
-from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, FailedOutcome, RetriedOutcome
-from bulltask.worker.child.retry_decision import decide_retry
-from bulltask.worker.child.settle import Settler
+from bulltask.transport.scripts.move import (
+    FetchOptions,
+    move_from_active_to_wait,
+    move_to_active,
+    move_to_delayed,
+    move_to_waiting_children,
+)
+from bulltask.worker.finish import Settler
+from bulltask.worker.outcomes import AcquiredJob, CompletedOutcome, FailedOutcome, RetriedOutcome, decide_retry
 
 __all__ = ["FORMS", "LOCK_MS", "WORKER", "ActiveJob", "Form", "ManualProcessor", "Processor", "WorkerProcessor"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.testing.server import RedisServer
+from bulltask.testing.worker import RedisServer
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import connection_of
 from tests.interop.official.bridge import OfficialPython

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.testing.wait import wait_until
-from bulltask.transport.keys import queue_consumers
+from bulltask.testing.worker import wait_until
+from bulltask.transport.call import queue_consumers
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.official.bridge import OfficialPython
 from tests.interop.official.versions import FIXED_IN_3, SAME_IN_3

@@ -10,7 +10,7 @@ import pytest
 from bulltask import App, TaskError
 from bulltask.errors import BulltaskError, EncodeError
 from bulltask.queue import Queue
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import CLOCK_TOLERANCE_MS, InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeError
 from tests.interop.official.versions import FIXED_IN_3, SAME_IN_3

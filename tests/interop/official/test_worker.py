@@ -11,7 +11,7 @@ import pytest
 from bulltask import JobState, TaskError
 from bulltask.queue import FlowJob
 from bulltask.queue.events import Completed, Progress
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import CLOCK_TOLERANCE_MS, InteropQueue, recorded_ids
 from tests.interop.official.versions import FIXED_IN_3, SAME_IN_3
 from tests.support.machine_load import scale_to_load

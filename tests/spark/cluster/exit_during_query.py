@@ -11,7 +11,7 @@ import sys
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.spark import Pipeline, session
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 
 
 def main(url: str, root: str) -> None:

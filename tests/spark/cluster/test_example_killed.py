@@ -21,8 +21,7 @@ import redis
 
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
-from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import RedisServer, wait_until
 from tests.conftest import ServerFactory
 from tests.support.example_history import check_lake, count_finished_jobs, count_sent_jobs, run_example, run_worker
 from tests.support.pipeline_kills import interrupted_step, is_running

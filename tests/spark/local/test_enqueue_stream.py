@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bulltask import App
 from bulltask.errors import ConfigError
 from bulltask.spark import enqueue, enqueue_stream
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 

@@ -21,8 +21,8 @@ from bulltask.errors import Interrupt, ReleaseJob
 from bulltask.jobs.job import RunningJob
 from bulltask.spark import current_session
 from bulltask.spark.tasks.in_child import SparkInChild
-from bulltask.testing.wait import wait_until
-from bulltask.worker.child.spark_tasks import SparkAttempt, SparkTaskRunner
+from bulltask.testing.worker import wait_until
+from bulltask.worker.spark_tasks import SparkAttempt, SparkTaskRunner
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(240)]
 

@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 
 from bulltask.cli.main import main
 from bulltask.cli.pipeline import run as run_command
-from bulltask.embedded.launch import pick_port
+from bulltask.embedded.server import pick_port
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import TASK_MINUTE
 from bulltask.queue import Queue
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from bulltask.transport.broker import Broker
 from tests.support.event_writing import fill
 from tests.support.lake import LakeBuilder, at

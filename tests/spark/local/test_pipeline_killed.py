@@ -44,7 +44,7 @@ from bulltask.spark import Pipeline
 from bulltask.spark.lifecycle.fold import LifecycleEvent
 from bulltask.spark.pipeline import PipelineOptions
 from bulltask.spark.tables.lake_tables import latest, read_table
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.spark.conftest import settings
 from tests.support.attached_driver import gateway_variables, release
 from tests.support.event_writing import write_events

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from bulltask.spark import EnqueueResult, enqueue
 from bulltask.spark.connector.session import register
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]

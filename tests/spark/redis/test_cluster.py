@@ -18,7 +18,7 @@ from bulltask.spark.sink.results import JobLookup
 from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.transport.scripts.stream import entries_since
+from bulltask.transport.streams import entries_since
 from tests.support.fake_query import FakeQuery
 from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import add

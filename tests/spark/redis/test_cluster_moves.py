@@ -13,21 +13,21 @@ import pytest
 import redis
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bulltask.clock import mono_ms
 from bulltask.errors import BrokerNotReadyError
+from bulltask.jobs.clock import mono_ms
 from bulltask.queue import Queue
 from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import wait_until
+from bulltask.transport.broker import STATES
 from bulltask.transport.call import Call
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.inspect import STATES
+from bulltask.transport.operation import atomic
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import scan_queues, state_size
-from bulltask.transport.scripts.stream import last_id_of_range
-from bulltask.transport.transaction import atomic
+from bulltask.transport.streams import last_id_of_range
 from tests.conftest import FLAVOR
 from tests.support.fake_query import FakeQuery
 from tests.support.queue_contents import add

@@ -15,8 +15,7 @@ from bulltask.jobs.job import JobOptions, NewJob, ParentLink
 from bulltask.lua import loader, wrappers
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import Call
-from bulltask.transport.client_types import SyncClient
+from bulltask.transport.call import Call, SyncClient
 from bulltask.transport.scripts.add import MAX_JOBS_PER_CALL, IdempotentWrite, add_job, add_jobs_once
 from tests.conftest import ServerFactory
 

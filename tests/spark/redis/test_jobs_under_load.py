@@ -11,7 +11,7 @@ import redis
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
-from bulltask.clock import mono_ms
+from bulltask.jobs.clock import mono_ms
 from bulltask.queue import Queue
 from bulltask.spark.source.jobs_source import JobsPartition
 from bulltask.spark.source.schemas import JOBS

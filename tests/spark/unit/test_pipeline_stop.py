@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.clock import mono_ms
 from bulltask.errors import ConfigError
+from bulltask.jobs.clock import mono_ms
 from bulltask.spark import pipeline as module
 from bulltask.spark.pipeline import Pipeline, stop_after_batch
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from bulltask import App, ConfigError, PermanentError
-from bulltask.worker.child import spark_tasks
-from bulltask.worker.child.spark_tasks import SparkTaskRunner, missing_dependencies
+from bulltask.worker import spark_tasks
+from bulltask.worker.spark_tasks import SparkTaskRunner, missing_dependencies
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult, PermanentError
-from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.slots import ExitCode
 from tests.support.processes import has_exited, parent_of
 from tests.support.streams import Entry
 from tests.support.worker import Worker, wait_until_exited
@@ -64,7 +64,7 @@ def test_a_task_uses_the_childs_session_and_reports_progress(harness: WorkerHarn
     assert result["supervisor"] == worker.pid
     assert parent_of(jvm) == result["child"] != worker.pid
     assert os.getpgid(jvm) == jvm, "the JVM would receive signals of the worker's terminal"
-    assert result["sigint"] == "bulltask.worker.child.main", "Spark's signal handler was not replaced"
+    assert result["sigint"] == "bulltask.worker.child", "Spark's signal handler was not replaced"
 
     last = progress_of(harness, first)[-1]
     assert last == {"progress": 100.0, "stages": 2, "stages_done": 2, "tasks": 5, "tasks_done": 5}

@@ -1,0 +1,308 @@
+"""Timers of an event loop that take real time, also while a test has stopped the loop's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import threading
+import time
+import zoneinfo
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import partial
+from typing import Final, TypeVar, dataclass_transform, overload
+
+from bulltask.jobs.errors import ConfigError
+
+__all__ = [
+    "Duration",
+    "LoopTimer",
+    "ServerClock",
+    "mono_ms",
+    "mono_s",
+    "sleep",
+    "timeout",
+    "to_epoch_ms",
+    "to_ms",
+    "value_class",
+    "wall_ms",
+    "zone_of",
+]
+
+
+# ``@value_class``: an immutable dataclass that is cheap to construct.
+#
+# A frozen dataclass enforces immutability at run time. It sets each field through ``object.__setattr__``, which costs
+# three times as much as an assignment, and a worker constructs ten such objects per job. A value class is a dataclass
+# with slots that only type checkers treat as frozen: mypy and pyright reject assignments, as for
+# ``@dataclass(frozen=True)``.
+#
+# Use it only for classes on the hot path of a job; all others are frozen dataclasses.
+
+
+T = TypeVar("T")
+
+
+@overload
+def value_class(cls: type[T], /) -> type[T]: ...
+@overload
+def value_class(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def value_class(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
+    """Turn a class into a dataclass with slots that type checkers treat as frozen.
+
+    Instances are compared and hashed by their fields.
+
+    Args:
+        cls: The class; omit it to pass options.
+        kw_only: Make all fields keyword-only.
+    """
+    decorator = dataclass(slots=True, unsafe_hash=True, kw_only=kw_only)
+    return decorator if cls is None else decorator(cls)
+
+
+# Time: durations from users, a monotonic clock for deadlines, the server's time for timestamps in Redis.
+
+
+Duration = float | timedelta
+"""A duration in the public API: seconds (int or float) or a ``timedelta``."""
+
+
+def to_ms(value: Duration, name: str = "duration") -> int:
+    """Return ``value`` (seconds or ``timedelta``) as integer milliseconds.
+
+    Raises:
+        ConfigError: It is not a number, not finite, or negative; ``name`` identifies it in the message.
+    """
+    if isinstance(value, timedelta):
+        ms = value / timedelta(milliseconds=1)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        ms = value * 1000
+    else:
+        raise ConfigError(f"{name} must be a number of seconds or a timedelta, not {value!r:.200}")
+    if not 0 <= ms < 2**53:  # also false for NaN
+        raise ConfigError(f"{name} must be a finite duration of zero or more, not {value!r:.200}")
+    return round(ms)
+
+
+def to_epoch_ms(moment: datetime, name: str = "eta") -> int:
+    """Return an aware ``datetime`` as epoch milliseconds; a naive ``datetime`` is UTC, as in Celery.
+
+    Raises:
+        ConfigError: ``moment`` is not a ``datetime``.
+    """
+    if not isinstance(moment, datetime):
+        raise ConfigError(f"{name} must be a datetime, not {moment!r:.200}")
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return round(aware.timestamp() * 1000)
+
+
+def zone_of(name: str, what: str = "timezone") -> tzinfo:
+    """Return a time zone by its IANA name (in any case), ``UTC``, or a fixed offset such as ``UTC+2``.
+
+    Raises:
+        ConfigError: This machine has no such zone; ``what`` identifies it in the message.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"{what} must be the name of a time zone, not {name!r:.200}")
+    try:
+        if name.upper() in {"UTC", "GMT"}:
+            return UTC
+        if (fixed := re.fullmatch(r"(?i:utc|gmt)([+-])(\d{1,2})(?::(\d\d))?", name)) is not None:
+            offset = timedelta(hours=int(fixed[2]), minutes=int(fixed[3] or 0))
+            return timezone(-offset if fixed[1] == "-" else offset)
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a directory, such as "Europe"
+        for known in zoneinfo.available_timezones():  # Node.js ignores the case
+            if known.lower() == name.lower():
+                return zoneinfo.ZoneInfo(known)
+    raise ConfigError(f"unknown {what} {name!r:.200}: use a name such as Europe/Berlin, or install tzdata")
+
+
+# Not time.monotonic(), which freezegun and time-machine stop: a wait with a timeout would never end.
+if sys.platform == "win32":
+    mono_s: Callable[[], float] = time.monotonic
+    _mono_ns: Callable[[], int] = time.monotonic_ns
+else:
+    # The same clock as time.monotonic(), which event loops use.
+    _MONOTONIC: Final[int] = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)  # the former on macOS
+    mono_s = partial(time.clock_gettime, _MONOTONIC)
+    _mono_ns = partial(time.clock_gettime_ns, _MONOTONIC)
+
+
+def mono_ms() -> int:
+    """Return the monotonic clock in milliseconds, for deadlines; it is the same in all processes on this machine.
+
+    ``mono_s`` returns it in seconds, for durations.
+    """
+    return _mono_ns() // 1_000_000
+
+
+def wall_ms() -> int:
+    """Return this machine's clock in epoch milliseconds, for use while the server's time is unknown."""
+    return time.time_ns() // 1_000_000
+
+
+_SLOW_MS: Final = 25
+"""A reading with a greater error is repeated."""
+
+
+_CHANGE_MS: Final = 1_000
+"""A smaller change is not reported."""
+
+
+_NEVER_MS: Final = -(1 << 62)
+
+
+class ServerClock:
+    """The server's time, extrapolated with the monotonic clock.
+
+    Every timestamp in Redis is the server's. With its own wall clock, a worker whose clock is two minutes ahead, or
+    jumps ahead, would run delayed jobs two minutes early.
+    """
+
+    resync_ms = 5_000
+    """How long a change of the server's clock may go unnoticed. A reading takes one round trip."""
+    max_slow_readings = 3
+    """How many readings are made if their replies are slow, for example because the server does not respond for a
+    moment; over a slow network, all replies are."""
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[int], object] | None = None
+        """Called when the server's clock was set, with the difference in milliseconds."""
+        self._offset_ms: float | None = None
+        self._error_ms = 0.0
+        self._slow_readings = 0
+        self._synced_at_ms = _NEVER_MS
+
+    @property
+    def due(self) -> bool:
+        """True if the clock was set too long ago (the server's may have changed), or is uncertain."""
+        return mono_ms() - self._synced_at_ms >= self.resync_ms
+
+    @property
+    def is_uncertain(self) -> bool:
+        """True if the last reply was unusually slow: set the clock again before using it."""
+        return 0 < self._slow_readings < self.max_slow_readings
+
+    def set(self, server_ms: float, sent_at_ms: float, received_at_ms: float) -> None:
+        """Set the clock from a reply to ``TIME``, assuming that the server read its clock halfway through the call.
+
+        The error is at most half of the call's time. A reply that took long does not replace a more precise reading,
+        unless the server's clock has changed since.
+
+        Args:
+            server_ms: The server's epoch milliseconds.
+            sent_at_ms: ``mono_ms()`` before the request.
+            received_at_ms: ``mono_ms()`` after the reply.
+        """
+        offset_ms, error_ms = server_ms - (sent_at_ms + received_at_ms) / 2, (received_at_ms - sent_at_ms) / 2
+        known_ms, known_error_ms = self._offset_ms, self._error_ms
+        is_slow = error_ms > max(_SLOW_MS, 2 * known_error_ms)
+        changed_ms = 0 if known_ms is None else offset_ms - known_ms
+        if self.on_change is not None and abs(changed_ms) > _CHANGE_MS + error_ms + known_error_ms:
+            self.on_change(round(changed_ms))
+        if not is_slow or known_ms is None or abs(offset_ms - known_ms) > error_ms + known_error_ms:
+            self._offset_ms = offset_ms
+            self._error_ms = error_ms
+        self._slow_readings = self._slow_readings + 1 if is_slow else 0
+        self._synced_at_ms = _NEVER_MS if self.is_uncertain else mono_ms()
+
+    def now_ms(self) -> int:
+        """Return the server's time in epoch milliseconds (this machine's before the first reply)."""
+        if self._offset_ms is None:
+            return wall_ms()
+        return int(self._offset_ms + mono_s() * 1000)
+
+
+# Timers of an event loop that take real time, also while a test has stopped the loop's clock.
+#
+# freezegun stops ``time.monotonic()``, by which an event loop decides when its own timers are due: ``asyncio.sleep()``
+# and ``asyncio.timeout()`` would never end, or end early when the test moves its clock.
+
+
+_DRIFT_S: Final = 1.0
+"""An event loop whose clock differs by more does not use the monotonic clock."""
+_EARLY_S: Final = 0.001
+
+
+class LoopTimer:
+    """Calls a function on the running event loop after some seconds, as ``loop.call_later()`` does.
+
+    Args:
+        seconds: Delay; with zero or less, the function is called in the loop's next iteration.
+        callback: Called without arguments.
+
+    Attributes:
+        due_s: When it calls the function (``mono_s``).
+    """
+
+    def __init__(self, seconds: float, callback: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.due_s = mono_s() + seconds
+        self._callback = callback
+        self._cancelled = False
+        self._timer: asyncio.Handle | threading.Timer
+        if seconds > _EARLY_S:
+            self._wait(seconds)
+        else:
+            self._timer = self._loop.call_soon(self._check)
+
+    def cancel(self) -> None:
+        """Do not call the function, unless that has already happened."""
+        self._cancelled = True
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        left_s = self.due_s - mono_s()
+        if self._cancelled:
+            return
+        if left_s > _EARLY_S:  # a test has moved the loop's clock
+            self._wait(left_s)
+        else:
+            self._callback()
+
+    def _wait(self, seconds: float) -> None:
+        is_test = "freezegun" in sys.modules  # which may stop the clock later, too
+        if not is_test and abs(self._loop.time() - mono_s()) < _DRIFT_S:
+            self._timer = self._loop.call_later(seconds, self._check)
+        else:
+            self._timer = timer = threading.Timer(seconds, self._wake_up)
+            timer.daemon = True
+            timer.start()
+
+    def _wake_up(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._check)
+
+
+@asynccontextmanager
+async def timeout(seconds: float | None) -> AsyncIterator[None]:
+    """Raise ``TimeoutError`` if the block takes longer than ``seconds``, as ``asyncio.timeout()`` does."""
+    async with asyncio.timeout(None) as scope:
+        if seconds is None:
+            yield
+            return
+        timer = LoopTimer(seconds, lambda: scope.reschedule(asyncio.get_running_loop().time()))
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+async def sleep(seconds: float) -> None:
+    """Wait, as ``asyncio.sleep()`` does."""
+    if seconds <= 0:
+        await asyncio.sleep(0)
+        return
+    done = asyncio.Event()
+    timer = LoopTimer(seconds, done.set)
+    try:
+        await done.wait()
+    finally:
+        timer.cancel()

@@ -1,0 +1,761 @@
+"""How a job receives the results of its child jobs as an argument."""
+
+from __future__ import annotations
+
+import json
+import math
+import traceback
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from types import TracebackType
+from typing import Any, Final
+
+from bulltask.jobs import codec
+from bulltask.jobs.clock import Duration, to_ms, value_class
+from bulltask.jobs.errors import (
+    BulltaskError,
+    ConfigError,
+    DecodeError,
+    InvalidJobError,
+    SoftTimeLimitExceeded,
+    TimeLimitExceeded,
+)
+
+__all__ = [
+    "ARGUMENTS_CHARS",
+    "BULLTASK_KEY",
+    "CHECKPOINT_FIELD",
+    "ERROR_FIELD",
+    "GROUP",
+    "KEEP_ALL",
+    "KEEP_FAILED",
+    "MAX_NUMBER",
+    "NO_CHECKPOINT",
+    "NO_LIMITS",
+    "NO_RESULTS",
+    "REASON_CHARS",
+    "REPLACEMENT_FIELD",
+    "TRACES_CHARS",
+    "TRACE_CHARS",
+    "Checkpoint",
+    "ChildResults",
+    "KeepJobs",
+    "Replacement",
+    "Shape",
+    "StoredOptions",
+    "TimeLimits",
+    "arguments_for",
+    "check_parent",
+    "counter",
+    "field_number",
+    "keep_option",
+    "keep_to_wire",
+    "member_id",
+    "number",
+    "read_int",
+    "read_options",
+    "reason_of",
+    "storable_arguments",
+    "stored_keep",
+    "trace_text",
+    "truncate_reason",
+    "truncate_traces",
+]
+
+
+# Stored numbers. They are clamped when they are read, so that later code cannot overflow.
+#
+# Node stores ``Number.MAX_VALUE`` as ``1.7976931348623157e+308``. As a Python integer, this number has 309 digits, and
+# overflows in msgpack, in shared memory and in divisions.
+
+
+MAX_NUMBER: Final = 2**53 - 1
+"""Largest absolute value; larger numbers are clamped to it."""
+
+_EXACT_DIGITS: Final = 15  # of a number that needs no clamping
+_MAX_DIGITS: Final = 19  # of the largest integer that Redis supports
+
+
+def number(value: object) -> int | None:
+    """Return a finite number from decoded JSON as an integer within ±(2^53-1), ``None`` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):  # 1e999 is legal JSON
+        return None
+    whole = int(value)
+    return whole if -MAX_NUMBER <= whole <= MAX_NUMBER else _clamped(whole)
+
+
+def field_number(raw: bytes | str) -> int:
+    """Return the number in a hash field, within ±(2^53-1); Lua writes some numbers with an exponent.
+
+    Raises:
+        ValueError: It is not a finite number.
+    """
+    if raw.isdigit() and len(raw) <= _EXACT_DIGITS:  # almost every number
+        return int(raw)
+    read = float(raw)
+    if not math.isfinite(read):
+        raise ValueError(f"not a finite number: {raw[:40]!r}")
+    whole = int(read)
+    return whole if -MAX_NUMBER <= whole <= MAX_NUMBER else _clamped(whole)
+
+
+def counter(raw: bytes) -> int:
+    """Return the number in a hash field that Redis can increment (``HINCRBY``): no ``+`` sign, no leading zeros.
+
+    Raises:
+        ValueError: Redis could not increment it.
+    """
+    if len(raw) == 1 and raw.isdigit():  # almost every counter
+        return int(raw)
+    digits = raw.removeprefix(b"-")
+    if not (digits.isdigit() and len(digits) <= _MAX_DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":
+        raise ValueError(f"not a counter: {raw[:40]!r}")
+    value = int(raw)
+    if not -(2**63) <= value < 2**63 - 1:
+        raise ValueError(f"a counter at its maximum: {raw[:40]!r}")
+    return value if -MAX_NUMBER <= value <= MAX_NUMBER else _clamped(value)
+
+
+def _clamped(value: int) -> int:
+    return max(-MAX_NUMBER, min(value, MAX_NUMBER))
+
+
+# Fields of a job's hash, as a worker receives them.
+
+
+def check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
+    """Check the fields ``parent`` and ``parentKey``, which BullMQ's scripts read when the job finishes.
+
+    Raises:
+        DecodeError: One of them is malformed.
+    """
+    parent = codec.decode_object(raw.get(b"parent", b"{}"), what=f"field parent of job {job_id}")
+    # Node stores the id as the caller gave it, so it may be a number.
+    if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
+        raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
+    # BullMQ's scripts search for the colon in quadratic time: a long string without a colon would block Redis.
+    if b":" not in raw.get(b"parentKey", b":"):
+        raise DecodeError(f"field parentKey of job {job_id} is not a job's key: {raw[b'parentKey'][:40]!r}")
+
+
+def read_int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[bytes], int] = field_number) -> int:
+    """Return a numeric field; 0 if the field is missing.
+
+    Raises:
+        DecodeError: It is not a number.
+    """
+    value = raw.get(name)
+    if value is None:
+        return 0
+    if len(value) == 1 and value.isdigit():  # almost every number, except times
+        return int(value)
+    try:
+        return read(value)
+    except ValueError as exc:
+        raise DecodeError(f"field {name.decode()} of job {job_id} is not a number: {value[:40]!r}") from exc
+
+
+# Retention of finished jobs, as users write it and as BullMQ stores it.
+
+
+KeepJobs = bool | int | Mapping[str, Any]
+"""``True``: remove immediately; ``False``: keep all; ``n``: keep the newest ``n``; ``{"age": seconds, "count": n}``."""
+
+KEEP_ALL: Final[Mapping[str, int]] = {"count": -1}
+
+KEEP_FAILED: Final[Mapping[str, int]] = {"age": 7 * 86_400, "count": 100_000}
+"""How long failed jobs are kept by default. BullMQ keeps them forever; a hundred thousand take about 600 MB."""
+
+
+def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
+    """Return the stored value of ``removeOnComplete`` or ``removeOnFail``.
+
+    Raises:
+        ConfigError: ``value`` is not a :data:`KeepJobs`; ``name`` identifies it in the message.
+    """
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, Mapping):
+        return _whole(value, name, low=-1)
+    if unknown := sorted(set(value) - {"age", "count"}):
+        raise ConfigError(f"{name} has no key {unknown[0]!r:.200}; use age, count")
+    wire: dict[str, int] = {}
+    if value.get("age") is not None:
+        wire["age"] = -(-to_ms(value["age"], f"{name}.age") // 1000)  # BullMQ counts whole seconds here
+    if value.get("count") is not None:
+        wire["count"] = _whole(value["count"], f"{name}.count", low=0)
+    return wire
+
+
+def stored_keep(option: object) -> Mapping[str, int] | None:
+    """Return BullMQ's ``keepJobs`` map for a stored ``removeOnComplete`` or ``removeOnFail``.
+
+    A limit that is not a number is ignored, as in Node.
+
+    Args:
+        option: The stored option, which any client may have written.
+
+    Returns:
+        ``None`` if the job has no such option.
+    """
+    if isinstance(option, dict):  # not Mapping, whose check takes longer
+        return {key: bound for key in ("count", "age") if (bound := number(option.get(key))) is not None}
+    if isinstance(option, bool):
+        return {"count": 0} if option else KEEP_ALL
+    count = number(option)
+    return None if count is None else {"count": count}
+
+
+def _whole(value: Any, name: str, *, low: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_NUMBER:
+        raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r:.200}")
+    return value
+
+
+def keep_to_wire(keep_ms: int) -> object:
+    """Return ``keepJobs`` for a duration; BullMQ counts ``age`` in whole seconds, and zero keeps no job."""
+    return {"age": max(1, keep_ms // 1000)} if keep_ms else True
+
+
+# Time limits of an attempt, and the exceptions for exceeding them.
+
+
+_SOFT: Final = "softTimeLimit"
+_HARD: Final = "timeLimit"
+
+
+@value_class
+class TimeLimits:
+    """Time limits of one attempt in milliseconds, ``None`` for no limit.
+
+    Attributes:
+        soft_ms: After this time, the task is interrupted and may clean up.
+        hard_ms: After this time, the attempt is stopped.
+    """
+
+    soft_ms: int | None = None
+    hard_ms: int | None = None
+
+    @classmethod
+    def of(cls, soft: Duration | None, hard: Duration | None) -> TimeLimits:
+        """Return the limits for values in seconds or ``timedelta``.
+
+        Raises:
+            ConfigError: A value is not a duration of 0.001 s or more.
+        """
+        return NO_LIMITS if soft is hard is None else cls(_ms(soft, "soft_time_limit"), _ms(hard, "time_limit"))
+
+    @classmethod
+    def from_wire(cls, options: Mapping[str, Any]) -> TimeLimits:
+        """Read the limits from a job's bulltask options; a value that is not a positive number means no limit."""
+        if _SOFT not in options and _HARD not in options:
+            return NO_LIMITS
+        return cls(_stored_ms(options.get(_SOFT)), _stored_ms(options.get(_HARD)))
+
+    def to_wire(self) -> dict[str, object]:
+        """Return the limits as they are stored in a job's bulltask options."""
+        stored = {_SOFT: self.soft_ms, _HARD: self.hard_ms}
+        return {name: limit_ms for name, limit_ms in stored.items() if limit_ms is not None}
+
+    def check(self, whose: str, prefix: str = "") -> None:
+        """Check that the soft limit is shorter than the hard limit.
+
+        Args:
+            whose: The owner of the limits, for the message.
+            prefix: Prefix of the settings' names, for the message.
+
+        Raises:
+            ConfigError: The soft limit is not shorter.
+        """
+        if self.soft_ms is not None and self.hard_ms is not None and self.soft_ms >= self.hard_ms:
+            raise ConfigError(
+                f"{prefix}soft_time_limit ({_text(self.soft_ms)}) of {whose} must be shorter than "
+                f"{prefix}time_limit ({_text(self.hard_ms)}): otherwise it has no effect"
+            )
+
+    def with_defaults(self, defaults: TimeLimits) -> TimeLimits:
+        """Return these limits; limits that are not set come from ``defaults``."""
+        if self is NO_LIMITS:  # nearly every job
+            return defaults
+        soft_ms = defaults.soft_ms if self.soft_ms is None else self.soft_ms
+        return TimeLimits(soft_ms, defaults.hard_ms if self.hard_ms is None else self.hard_ms)
+
+    def shortest(self, other: TimeLimits) -> TimeLimits:
+        """Return the shorter soft limit and the shorter hard limit of the two."""
+        return TimeLimits(_shorter(self.soft_ms, other.soft_ms), _shorter(self.hard_ms, other.hard_ms))
+
+    @property
+    def soft_s(self) -> float | None:
+        """The soft limit in seconds."""
+        return None if self.soft_ms is None else self.soft_ms / 1000
+
+    @property
+    def hard_s(self) -> float | None:
+        """The hard limit in seconds."""
+        return None if self.hard_ms is None else self.hard_ms / 1000
+
+    def soft_exceeded(self, task: str) -> SoftTimeLimitExceeded:
+        """Return the exception for exceeding the soft limit."""
+        return SoftTimeLimitExceeded(f"task {task} ran longer than its soft time limit of {_text(self.soft_ms)}")
+
+    def hard_exceeded(self, task: str, *, killed: bool = False) -> TimeLimitExceeded:
+        """Return the exception for exceeding the hard limit; ``killed``: the child process was killed."""
+        end = " and its child was killed" if killed else ""
+        return TimeLimitExceeded(f"task {task} ran longer than its time limit of {_text(self.hard_ms)}{end}")
+
+
+NO_LIMITS: Final = TimeLimits()
+
+
+def _shorter(first_ms: int | None, second_ms: int | None) -> int | None:
+    return min((limit_ms for limit_ms in (first_ms, second_ms) if limit_ms is not None), default=None)
+
+
+def _ms(limit: Duration | None, name: str) -> int | None:
+    if limit is None:
+        return None
+    if (limit_ms := to_ms(limit, name)) < 1:
+        raise ConfigError(f"{name} must be 0.001 s or more, not {limit!r:.200}; leave it out for no limit")
+    return limit_ms
+
+
+def _stored_ms(limit: object) -> int | None:
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 1 <= limit < 2**53:
+        return None
+    return int(limit)
+
+
+def _text(limit_ms: int | None) -> str:
+    return f"{(limit_ms or 0) / 1000:g} s"
+
+
+# The options of a stored job, as any client may have written them.
+
+
+BULLTASK_KEY: Final = "bulltask"
+"""The option that contains bulltask's own options."""
+
+_MAX_CACHED_BYTES: Final = 1_000
+"""Longer options contain a canvas or headers, and are rarely equal to those of another job."""
+
+
+class StoredOptions(dict[str, Any]):
+    """A job's ``opts``. Do not change it: jobs with the same options share one object.
+
+    The cached properties are therefore computed only once for all jobs with the same options.
+    """
+
+    @cached_property
+    def bulltask(self) -> Mapping[str, Any]:
+        """The options that only bulltask reads; empty if another client sent the job."""
+        options = self.get(BULLTASK_KEY)
+        return options if isinstance(options, dict) else {}
+
+    @cached_property
+    def attempts(self) -> int:
+        """Maximum number of attempts; 0 and 1 both mean a single attempt."""
+        return number(self.get("attempts")) or 0
+
+    @cached_property
+    def deduplication_id(self) -> str:
+        """The deduplication id, ``""`` for none."""
+        stored = self.get("de")
+        return str(stored.get("id", "")) if isinstance(stored, dict) else ""
+
+    @cached_property
+    def keep(self) -> Mapping[str, Mapping[str, int] | None]:
+        """BullMQ's ``keepJobs`` map for each retention option, ``None`` for one that is not set."""
+        return {option: stored_keep(self.get(option)) for option in ("removeOnComplete", "removeOnFail")}
+
+    @cached_property
+    def canvas(self) -> Mapping[str, Any]:
+        """The job's place in a canvas, empty for most jobs."""
+        canvas = self.bulltask.get("canvas")
+        return canvas if isinstance(canvas, dict) else {}
+
+    @cached_property
+    def retries_before(self) -> int:
+        """Retries in another queue, from which the job was moved."""
+        return number(self.bulltask.get("retries")) or 0
+
+    @cached_property
+    def time_limits(self) -> TimeLimits:
+        """The sender's limits for one attempt."""
+        return TimeLimits.from_wire(self.bulltask)
+
+
+def read_options(stored: bytes, job_id: str) -> StoredOptions:
+    """Return a job's options from the field ``opts``.
+
+    Raises:
+        DecodeError: The field is not a JSON object; the message names the job.
+    """
+    if len(stored) > _MAX_CACHED_BYTES:
+        return _parse(stored, job_id)
+    try:
+        return _parse_once(stored)
+    except DecodeError:
+        return _parse(stored, job_id)  # for the message
+
+
+def _parse(stored: bytes, job_id: str) -> StoredOptions:
+    return StoredOptions(codec.decode_object(stored, what=f"field opts of job {job_id}"))
+
+
+@lru_cache(maxsize=1_000)
+def _parse_once(stored: bytes) -> StoredOptions:
+    return _parse(stored, "")
+
+
+# A job's checkpoint: how far a checkpointed task got, as stored in the job's hash.
+
+
+CHECKPOINT_FIELD: Final = "bulltask:checkpoint"
+"""The field of a job's hash with its :class:`Checkpoint`; BullMQ ignores it."""
+
+NO_CHECKPOINT: Final = ""
+"""The field's value after the job has completed, so that a retry starts from the beginning."""
+
+
+@value_class
+class Checkpoint:
+    """How far a checkpointed task got.
+
+    Attributes:
+        cursor: The position after the last finished item; ``None`` before the first one.
+        items: The number of finished items, in all attempts.
+        attempts_started: The job's started attempts (``ats``) when the checkpoint was stored.
+        done: The task's loop has ended.
+    """
+
+    cursor: codec.Json = None
+    items: int = 0
+    attempts_started: int = 0
+    done: bool = False
+
+    def to_json(self, job_id: str) -> str:
+        """Return the value of the field.
+
+        Raises:
+            EncodeError: The cursor is not plain JSON.
+        """
+        cursor = codec.encode(self.cursor, what=f"the cursor of job {job_id}").decode()
+        return (
+            f'{{"cursor":{cursor},"items":{self.items},"started":{self.attempts_started},'
+            f'"done":{"true" if self.done else "false"}}}'
+        )
+
+    @classmethod
+    def from_json(cls, stored: str, job_id: str) -> Checkpoint:
+        """Read the value of the field; ``NO_CHECKPOINT`` is a checkpoint before the first item.
+
+        Raises:
+            DecodeError: It is malformed.
+        """
+        if stored == NO_CHECKPOINT:
+            return cls()
+        value: Any = codec.decode(stored, what=f"field {CHECKPOINT_FIELD} of job {job_id}")
+        try:
+            items, started = value["items"], value["started"]
+            if isinstance(items, int) and isinstance(started, int):
+                return cls(value["cursor"], items, started, value["done"] is True)
+        except (TypeError, LookupError):
+            pass
+        raise DecodeError(
+            f"field {CHECKPOINT_FIELD} of job {job_id} is not a checkpoint: {stored[:80]!r}; remove the field to "
+            "restart the job from the beginning"
+        )
+
+
+# Size limits for failures, because Redis stores them in the job and sends them to all listeners of the queue.
+
+
+REASON_CHARS: Final = 10_000
+"""Maximum length of a job's ``failedReason`` in characters."""
+
+TRACE_CHARS: Final = 50_000
+"""Maximum length of one traceback in characters."""
+
+TRACES_CHARS: Final = 500_000
+"""Maximum total length of a job's tracebacks in characters; the newest are kept."""
+
+ERROR_FIELD: Final = "bulltask:error"
+"""The field of a failed job's hash with its pickled exception, if the job's serializer is cloudpickle, or with the
+exception's arguments, if its message is not its only one; BullMQ ignores it."""
+
+ARGUMENTS_CHARS: Final = 2_000
+"""Maximum length of the stored arguments of an exception; longer ones are not stored."""
+
+GROUP: Final = "bulltask:group"
+"""Stored instead of the first argument of an ``ExceptionGroup``; its message and its exceptions follow."""
+
+_REPR_CHARS: Final = 200
+_MAX_GROUPS: Final = 5
+
+_ELLIPSIS: Final = "\n…\n"
+
+
+def reason_of(exc: BaseException) -> str:
+    """Return an exception's message, or the name of its class if it has none."""
+    try:
+        return truncate_reason(str(exc)) or type(exc).__name__
+    except Exception:  # noqa: BLE001 - a user's exception with a broken __str__ must not block the outcome
+        return type(exc).__name__
+
+
+def storable_arguments(exc: BaseException) -> list[object]:
+    """Return the arguments of an exception in a form that JSON can represent; ``[]`` if its message is enough.
+
+    For an exception group, the arguments are :data:`GROUP`, its message, and its exceptions, each with the name of its
+    class, its message and its arguments.
+
+    The first item is the checksum of the message, because another client may run the job again, and does not remove the
+    arguments. An argument that JSON cannot represent is replaced with its ``repr()``, as in Celery.
+    """
+    if isinstance(exc, ExceptionGroup):
+        return _storable_group(exc)
+    args = exc.args
+    if len(args) < 2 and (not args or isinstance(args[0], str)):
+        return []
+    stored, room = list[object]([_checksum(reason_of(exc))]), ARGUMENTS_CHARS
+    for argument in args:
+        try:
+            size = len(codec.encode(argument))
+            stored.append(argument)
+        except (BulltaskError, ValueError):
+            stored.append(text := _repr(argument))
+            size = len(text)
+        room -= size
+    return stored if room >= 0 else []
+
+
+def _storable_group(group: ExceptionGroup[Exception]) -> list[object]:
+    stored: list[object] = [_checksum(reason_of(group)), GROUP, group.message, _members(group, _MAX_GROUPS)]
+    try:
+        return stored if len(codec.encode(stored)) <= REASON_CHARS else []
+    except (BulltaskError, ValueError):
+        return []
+
+
+def _members(group: BaseExceptionGroup[BaseException], depth: int) -> list[object]:
+    members: list[object] = []
+    for each in group.exceptions:
+        if isinstance(each, ExceptionGroup) and depth:
+            members.append([GROUP, each.message, _members(each, depth - 1)])
+        else:
+            kind = type(each)
+            name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+            args = [] if isinstance(each, BaseExceptionGroup) else storable_arguments(each)[1:]
+            members.append([name, reason_of(each), args])
+    return members
+
+
+def arguments_for(reason: str, stored: object) -> tuple[object, ...]:
+    """Return what :func:`storable_arguments` returned, if it belongs to a failure with this reason."""
+    if isinstance(stored, list) and len(stored) > 1 and stored[0] == _checksum(reason):
+        return tuple(stored[1:])
+    return ()
+
+
+def _checksum(reason: str) -> int:
+    return zlib.crc32(reason.encode("utf-8", "replace"))
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)[:_REPR_CHARS]
+    except Exception:  # noqa: BLE001 - a user's class
+        return f"<{type(value).__name__}>"
+
+
+def truncate_reason(reason: str) -> str:
+    """Return ``reason``, or only its beginning and end if it is too long."""
+    return _truncate(reason, REASON_CHARS)
+
+
+def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
+    """Return the traceback of ``exc`` with ``frames`` as text.
+
+    If the reason is truncated in the job, it is truncated in the same way in the traceback, because ``AsyncResult``
+    searches the traceback for the reason.
+    """
+    text = "".join(traceback.format_exception(type(exc), exc, frames))
+    if len(text) > REASON_CHARS:
+        try:
+            message = str(exc)
+        except Exception:  # noqa: BLE001 - as in reason_of()
+            message = ""
+        if len(message) > REASON_CHARS:
+            text = text.replace(message, truncate_reason(message))
+    return _truncate(text, TRACE_CHARS)
+
+
+def truncate_traces(traces: Sequence[str], max_traces: int | None) -> list[str]:
+    """Return the newest ``max_traces`` tracebacks (``None``: all) that fit into the job."""
+    kept: list[str] = []
+    room = TRACES_CHARS
+    for trace in reversed(traces if max_traces is None else traces[len(traces) - min(max_traces, len(traces)) :]):
+        text = _truncate(trace, TRACE_CHARS)  # any client may have written this traceback
+        room -= len(text)
+        if room < 0:
+            break
+        kept.append(text)
+    return kept[::-1]
+
+
+def _truncate(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
+        return text
+    kept_chars = max_chars - len(_ELLIPSIS)
+    return f"{text[: kept_chars // 2]}{_ELLIPSIS}{text[-(kept_chars - kept_chars // 2) :]}"
+
+
+# How a job receives the results of its child jobs as an argument.
+#
+# BullMQ stores the results of a job's children by their full keys, in no particular order. A job in a canvas also
+# stores, among bulltask's options, which parameter receives the results, and their order:
+#
+# * ``to``: the name of the parameter. If it is empty, the data is a list, and the results become its first item.
+# * ``shape``: ``"queue:id"`` for the result of that job; 3 for a list of three results; ``[null, 2]`` for a list of one
+#   result and a list of two. In a list, ``null`` is the child job whose id is derived from its position
+#   (:func:`member_id`). Thus, a job with ten thousand children does not store ten thousand ids. The shape is stored as
+#   JSON text, because msgpack and Lua lose a ``null`` in a list.
+#
+# A job that ignores the result of the previous step stores :data:`NO_RESULTS`, so that it fails with that step's error.
+
+
+REPLACEMENT_FIELD: Final = "bulltask:replacement"
+"""The field of a job's hash with its :class:`Replacement`; BullMQ ignores it."""
+
+Shape = None | int | str | Sequence["Shape"]
+"""The structure of results; see the module."""
+
+NO_RESULTS: Final = {"to": ""}
+"""The stored form for a job in a canvas that waits for other jobs, but receives no result from them."""
+
+
+def member_id(job_id: str, index: int) -> str:
+    """Return the id of the child job whose result is item ``index`` of the list that job ``job_id`` receives."""
+    return f"{job_id}.{index}"
+
+
+@value_class
+class ChildResults:
+    """The argument that a job receives from its child jobs.
+
+    Attributes:
+        parameter: The name of the parameter, ``""`` for the first item of a list.
+        shape: The structure of the results.
+    """
+
+    parameter: str
+    shape: Shape
+
+    def to_wire(self) -> dict[str, object]:
+        """Return the stored form."""
+        return {"to": self.parameter, "shape": json.dumps(self.shape, separators=(",", ":"))}
+
+    @classmethod
+    def from_wire(cls, stored: Mapping[str, Any]) -> ChildResults | None:
+        """Read the stored form; ``None`` if the job receives no results.
+
+        Raises:
+            InvalidJobError: It is malformed.
+        """
+        if "shape" not in stored:
+            return None
+        try:
+            parameter, shape = str(stored["to"]), json.loads(stored["shape"])
+        except (KeyError, TypeError, ValueError):
+            raise InvalidJobError(f"the option for the results of child jobs is malformed: {stored!r:.200}") from None
+        return cls(parameter, shape)
+
+    def value(self, results: Mapping[str, Any], base_id: str) -> Any:
+        """Return the results in the order and structure of the shape.
+
+        Args:
+            results: The child jobs' return values by the full keys of their jobs.
+            base_id: The id from which the ids of the child jobs are derived.
+
+        Raises:
+            InvalidJobError: A result is missing.
+        """
+        by_id = {key.rpartition(":")[2]: value for key, value in results.items()}
+        return _value(self.shape, base_id, by_id, results)
+
+    def add_to(self, data: Any, results: Mapping[str, Any], job_id: str) -> Any:
+        """Return the job's data with the results.
+
+        Args:
+            data: The job's data: a mapping, or a list of positional arguments.
+            results: The child jobs' return values by the full keys of their jobs.
+            job_id: The job's id.
+
+        Raises:
+            InvalidJobError: A result is missing, or the data has another form.
+        """
+        value = self.value(results, job_id)
+        if self.parameter and isinstance(data, dict):
+            given = data.get(self.parameter)
+            # A list is stored only for ``*args``, which the results precede.
+            return {**data, self.parameter: value if given is None else [value, *given]}
+        if not self.parameter and isinstance(data, list):
+            return [value, *data]
+        expected = "an object" if self.parameter else "an array"
+        raise InvalidJobError(
+            f"job {job_id} cannot receive the results of its child jobs: expected {expected}, not {data!r:.200}"
+        )
+
+
+@value_class
+class Replacement:
+    """The return value of a job whose task has replaced itself with a canvas (``self.replace``).
+
+    Attributes:
+        base_id: The id from which the ids of the canvas's last jobs are derived.
+        shape: The structure of their results.
+    """
+
+    base_id: str
+    shape: Shape
+
+    def to_json(self) -> str:
+        """Return the stored form."""
+        return json.dumps([self.base_id, self.shape], separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Replacement:
+        """Read the stored form.
+
+        Raises:
+            InvalidJobError: It is malformed.
+        """
+        try:
+            base_id, shape = json.loads(text)
+            return cls(str(base_id), shape)
+        except (TypeError, ValueError):
+            raise InvalidJobError(f"the field {REPLACEMENT_FIELD} is malformed: {text!r:.200}") from None
+
+    def result(self, results: Mapping[str, Any]) -> Any:
+        """Return the result of the canvas from those of the job's children.
+
+        Raises:
+            InvalidJobError: A result is missing.
+        """
+        return ChildResults("", self.shape).value(results, self.base_id)
+
+
+def _value(shape: Shape, job_id: str, by_id: Mapping[str, Any], by_key: Mapping[str, Any]) -> Any:
+    """Return the results of a shape; ``job_id`` is the id of the child job that ``None`` stands for."""
+    if isinstance(shape, int | Sequence) and not isinstance(shape, str):
+        parts: Sequence[Shape] = [None] * shape if isinstance(shape, int) else shape
+        return [_value(part, member_id(job_id, index), by_id, by_key) for index, part in enumerate(parts)]
+    if shape is None and job_id in by_id:
+        return by_id[job_id]
+    for key, value in by_key.items():
+        if shape is not None and key.endswith(f":{shape}"):
+            return value
+    raise InvalidJobError(f"the result of child job {shape or job_id} is missing")

@@ -1,0 +1,167 @@
+"""An app's event listeners: ``@app.on(JobFailed)``."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from bulltask.config.process import exit_if_forked
+from bulltask.jobs.errors import ConfigError
+
+__all__ = ["Bus", "Event", "Listener", "Listeners", "OnError"]
+
+
+# The bus that passes events to listeners.
+
+
+class Event:
+    """Base class of all events; a listener for this class receives every event."""
+
+    __slots__ = ()
+
+
+E = TypeVar("E", bound=Event)
+Listener = Callable[[Any], None]
+"""Called with an event. Its return value is ignored; an exception is reported and dropped."""
+OnError = Callable[[str, Event, Exception], None]
+"""Called with the listener's name, the event and the listener's exception."""
+
+
+class Bus:
+    """Passes every event to the listeners of its class, in the order in which they subscribed.
+
+    Args:
+        on_error: Called when a listener raises, once for each pair of listener and event class, so that a broken
+            listener does not flood the log. Without it the exception is dropped.
+    """
+
+    __slots__ = ("_on_error", "_reported", "_routes", "_subscribed")
+
+    def __init__(self, on_error: OnError | None = None) -> None:
+        self._on_error = on_error
+        self._subscribed: list[tuple[type[Event], Listener]] = []
+        # Event class to listeners; filled by the first emit() or wants(), emptied by subscribe().
+        self._routes: dict[type[Event], tuple[Listener, ...]] = {}
+        self._reported: set[tuple[str, type[Event]]] = set()
+
+    def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
+        """Call ``listener`` with every event of class ``kind`` or its subclasses.
+
+        The listener is called by :meth:`emit`: it must be quick and must not block. A slow listener delays the next job
+        (in the supervisor: its services).
+        """
+        self._subscribed.append((kind, listener))
+        self._routes = {}  # a new dict rather than clear(), as another thread may be in emit()
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Return whether ``kind`` has a listener; frequent events are created only if it does."""
+        routes = self._routes
+        return bool(routes[kind] if kind in routes else self._route(kind))
+
+    def emit(self, event: Event) -> None:
+        """Call the listeners of ``event``. An ``Exception`` that a listener raises is reported and dropped."""
+        kind = type(event)
+        routes = self._routes
+        for listener in routes[kind] if kind in routes else self._route(kind):
+            try:
+                listener(event)
+            except Exception as exc:  # noqa: BLE001 - a listener must not fail a job
+                self._report(listener, event, exc)
+
+    def _route(self, kind: type[Event]) -> tuple[Listener, ...]:
+        routes = self._routes  # read before the list: a subscribe() in between replaces this dict
+        routes[kind] = listeners = tuple(call for subscribed, call in self._subscribed if issubclass(kind, subscribed))
+        return listeners
+
+    def _report(self, listener: Listener, event: Event, exc: Exception) -> None:
+        name = f"{getattr(listener, '__module__', '?')}.{getattr(listener, '__qualname__', type(listener).__name__)}"
+        key = (name, type(event))
+        if self._on_error is None or key in self._reported:
+            return
+        self._reported.add(key)
+        try:
+            self._on_error(name, event, exc)
+        except Exception:  # noqa: BLE001 - on_error failed
+            return
+
+
+# An app's event listeners: ``@app.on(JobFailed)``.
+
+
+class Listeners:
+    """Collects an app's listeners until a child attaches them to its bus.
+
+    Listeners never run in the supervisor, which renews the locks of running jobs and must not wait for an app's code
+    (docs/adr/0015-listeners-in-children.md).
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[tuple[type[Event], Listener]] = []
+        self._attached = False
+
+    def add(self, kind: object, listener: object) -> None:
+        """Add a listener for events of class ``kind``.
+
+        Raises:
+            ConfigError: ``kind`` is not an event class, or children do not emit it; ``listener`` is not callable, or is
+                a coroutine function; or the child is already running.
+        """
+        from bulltask.observe.events import ChildEvent  # noqa: PLC0415 - see bulltask.events.__getattr__
+
+        if not isinstance(kind, type) or not issubclass(kind, Event):
+            raise ConfigError(f"a listener needs a class of bulltask.events such as JobFailed, not {kind!r:.200}")
+        if not issubclass(kind, ChildEvent) and not issubclass(ChildEvent, kind):
+            raise ConfigError(
+                f"{kind.__name__} is emitted by a worker's supervisor, which runs no app code; the worker logs it, "
+                "and app.events(queue) reads the events of jobs from Redis"
+            )
+        if not callable(listener):
+            raise ConfigError(f"a listener must be a function, not {listener!r:.200}")
+        if inspect.iscoroutinefunction(listener):
+            raise ConfigError(
+                f"listener {_name(listener)} must be a plain function, because it is not awaited. Send a job instead"
+            )
+        if self._attached:
+            raise ConfigError(f"listener {_name(listener)} was added too late: add it while the app is being imported")
+        self._listeners.append((kind, _wrap(listener)))
+
+    def attach(self, bus: Bus, *, is_final: bool = True) -> None:
+        """Subscribe all listeners to a child's bus; call it in the child.
+
+        Args:
+            bus: The bus.
+            is_final: Whether adding another listener afterwards raises an error.
+        """
+        self._attached = is_final
+        for kind, listener in self._listeners:
+            bus.subscribe(kind, listener)
+
+
+def _wrap(listener: Listener) -> Listener:
+    """Wrap a listener so that it raises only ``Exception``, which a bus reports and drops.
+
+    A process that the listener forks ends when the listener returns.
+    """
+
+    def call(event: Any) -> None:
+        pid, raised = os.getpid(), None
+        try:
+            listener(event)
+        except BaseException as exc:
+            raised = exc
+            if isinstance(exc, Exception):
+                raise
+            # sys.exit() in a listener must not stop the child and its jobs
+            raise RuntimeError(f"the listener raised {type(exc).__name__}: {exc}") from exc
+        finally:
+            exit_if_forked(pid, raised)
+
+    call.__module__ = getattr(listener, "__module__", None) or "?"
+    call.__qualname__ = _name(listener)
+    return call
+
+
+def _name(listener: object) -> str:
+    return getattr(listener, "__qualname__", None) or repr(listener)

@@ -1,0 +1,325 @@
+"""Protocols between tasks, results and their implementations."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol, TypedDict
+
+from bulltask.config.config import Config
+from bulltask.jobs.errors import warn_user
+from bulltask.jobs.job import JobRef, NewJob, PlannedJob
+from bulltask.jobs.names import JobState, Revocation
+from bulltask.jobs.payloads import PayloadCodec
+from bulltask.jobs.stored_job import Finished, StoredCall, StoredSnapshot
+
+__all__ = [
+    "DataFrameMapper",
+    "EagerRunner",
+    "OutboxRelay",
+    "ResultReader",
+    "Sender",
+    "WaitOptions",
+    "allow_join_result",
+    "check_wait_options",
+    "warn_about_wait",
+    "warn_in_tasks",
+]
+
+
+# Warnings for tasks that wait for the results of other jobs, and for coroutines that block their event loop.
+#
+# Meanwhile, such a task occupies a slot of its worker. If all running jobs do so, no slot is left for the jobs that
+# they wait for. Celery raises ``RuntimeError`` instead. bulltask does not, because waiting is safe if another worker
+# runs the other job.
+
+
+_allowed: ContextVar[bool] = ContextVar("bulltask_waits_allowed", default=False)
+_running_task: Callable[[], str] | None = None
+_warned: set[str] = set()
+
+
+class WaitOptions(TypedDict, total=False):
+    """Options of Celery's ``get`` that have no effect here.
+
+    Attributes:
+        interval: bulltask waits for an event instead of polling.
+        no_ack: Results are not messages, so there is nothing to acknowledge.
+        follow_parents: A step of a canvas always fails if a step before it has failed.
+        on_message: Results are not messages. This option causes a warning that says what to use instead.
+    """
+
+    interval: float
+    no_ack: bool
+    follow_parents: bool
+    on_message: Callable[[Any], object] | None
+
+
+def check_wait_options(given: WaitOptions) -> None:
+    """Warn about an option whose effect the caller may miss.
+
+    Raises:
+        TypeError: An option is unknown.
+    """
+    if unknown := given.keys() - WaitOptions.__annotations__.keys():
+        raise TypeError(f"get() got an unexpected keyword argument {min(unknown)!r}")
+    if given.get("on_message") is not None:
+        warn_user(
+            "get(on_message=…) has no effect, because results are not messages: read result.progress, or listen to the "
+            "queue's events"
+        )
+
+
+@contextmanager
+def allow_join_result() -> Iterator[None]:
+    """Let a task wait for the results of other jobs without a warning (Celery's function).
+
+    ``with allow_join_result(): result.get(timeout=10)``. Outside a worker, it has no effect.
+    """
+    token = _allowed.set(True)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def warn_in_tasks(running_task: Callable[[], str]) -> None:
+    """Turn on the warning in this process, a child of a worker.
+
+    Args:
+        running_task: Returns the name of the task that the caller runs in, ``""`` for none.
+    """
+    global _running_task  # noqa: PLW0603 - it belongs to the process
+    _running_task = running_task
+
+
+def warn_about_wait(ref: JobRef) -> None:
+    """Warn, once per task, if a task is about to wait for this job's result and has not turned off the warning."""
+    if _allowed.get():
+        return
+    task = "" if _running_task is None else _running_task()
+    if task and task not in _warned:
+        _warned.add(task)
+        warn_user(
+            f"task {task} waits for the result of job {ref.id} in queue {ref.queue}, and occupies a slot of its "
+            "worker. If all running jobs wait like this, the jobs that they wait for never start. Use a canvas, such "
+            "as a.s() | b.s(), or `await result` in an async task. If other workers run those jobs, in a "
+            "separate queue, get(disable_sync_subtasks=False) or allow_join_result() turns off this warning"
+        )
+    elif not task and _is_in_coroutine():
+        warn_user(
+            f"get() blocks the event loop while it waits for the result of job {ref.id} in queue {ref.queue}: nothing "
+            "else runs on it. Use `await result`, or `await result.aget(timeout=…)`"
+        )
+
+
+def _is_in_coroutine() -> bool:
+    """Return whether an ``async def`` function has made this call; notebooks run each of their cells in one."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None or "ipykernel" in sys.modules:  # noqa: SLF001 - as in get_running_loop()
+        return False
+    frame = sys._getframe(1)  # noqa: SLF001
+    while frame.f_back is not None and not frame.f_code.co_flags & inspect.CO_COROUTINE:
+        frame = frame.f_back
+    return frame.f_back is not None
+
+
+# Protocols between tasks, results and their implementations.
+#
+# They are in a layer below both their users and their implementations. Thus, a task does not import ``App``, and a
+# result does not import the transport.
+
+
+class ResultReader(Protocol):
+    """Reads jobs, waits for their outcomes, and revokes jobs."""
+
+    @property
+    def payloads(self) -> PayloadCodec:
+        """Reads results and exceptions from their stored form."""
+        ...
+
+    def snapshot(self, ref: JobRef) -> StoredSnapshot:
+        """Return the job's current state and outcome."""
+        ...
+
+    async def asnapshot(self, ref: JobRef) -> StoredSnapshot:
+        """:meth:`snapshot` for asyncio."""
+        ...
+
+    def call(self, ref: JobRef) -> StoredCall | None:
+        """Return the job's name and arguments, and when it finished; ``None`` if it does not exist."""
+        ...
+
+    def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
+        """Return the state of each job that is completed, failed or unknown to Redis; ``None`` for unfinished jobs.
+
+        It makes one round trip per thousand jobs.
+        """
+        ...
+
+    def queue_of(self, job_id: str, queues: Sequence[str]) -> str | None:
+        """Return the first of the queues that has a job with this id, ``None`` if none has; in one round trip."""
+        ...
+
+    def forget(self, ref: JobRef) -> None:
+        """Remove the job.
+
+        Raises:
+            LockMismatchError: It is running.
+        """
+        ...
+
+    async def aforget(self, ref: JobRef) -> None:
+        """:meth:`forget` for asyncio."""
+        ...
+
+    def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
+        """Store the references (queue and id) of a group's members.
+
+        Args:
+            queue: Any queue of the app; the group is stored under the same prefix.
+            group_id: The group's id.
+            members: The references, as JSON.
+            keep_ms: How long they are kept, ``None`` for no limit.
+        """
+        ...
+
+    def load_group(self, queue: str, group_id: str) -> str | None:
+        """Return what :meth:`save_group` stored; ``None`` if there is no such group, or it has expired."""
+        ...
+
+    def forget_group(self, queue: str, group_id: str) -> None:
+        """Remove what :meth:`save_group` stored."""
+        ...
+
+    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """Wait until the job has finished.
+
+        Args:
+            ref: The job.
+            timeout_ms: Maximum wait; ``None`` waits forever.
+            sent_ms: When it was sent (server time in epoch milliseconds), ``None`` if unknown. With this time, the
+                outcome of a job that was removed as soon as it finished is read from the event stream.
+
+        Raises:
+            ResultTimeoutError: It did not finish in time.
+            JobNotFoundError: The job does not exist, and no event contains its outcome.
+        """
+        ...
+
+    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """:meth:`wait` for asyncio."""
+        ...
+
+    def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
+        """Revoke the job; with ``terminate``, its worker cancels a running attempt."""
+        ...
+
+    async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
+        """:meth:`revoke` for asyncio."""
+        ...
+
+
+class EagerRunner(Protocol):
+    """Runs jobs in this process, without Redis; :class:`bulltask.worker.in_process.EagerRunner` implements it."""
+
+    @property
+    def results(self) -> ResultReader:
+        """Reads the outcomes of the jobs that have run."""
+        ...
+
+    def run(self, roots: Sequence[PlannedJob]) -> None:
+        """Run trees of jobs, children first."""
+        ...
+
+    async def arun(self, roots: Sequence[PlannedJob]) -> None:
+        """:meth:`run` for asyncio."""
+        ...
+
+
+class Sender(Protocol):
+    """Sends jobs and reads their results; ``App`` implements it."""
+
+    @property
+    def config(self) -> Config:
+        """The settings, frozen."""
+        ...
+
+    @property
+    def typed(self) -> bool | None:
+        """The setting ``task_typed``: whether type hints are enforced."""
+        ...
+
+    @property
+    def serializer(self) -> str:
+        """The setting ``task_serializer``."""
+        ...
+
+    @property
+    def results(self) -> ResultReader:
+        """Reads jobs and waits for their outcome."""
+        ...
+
+    def now_ms(self) -> int:
+        """Return the server's time in epoch milliseconds (this machine's before the first connection)."""
+        ...
+
+    @property
+    def overrides_send_task(self) -> bool:
+        """Whether a subclass, or a patch, has replaced ``send_task``."""
+        ...
+
+    def send(self, jobs: Sequence[NewJob]) -> list[str]:
+        """Store the jobs and return their ids once Redis has acknowledged all of them.
+
+        If a job is deduplicated, the existing job's id is returned.
+        """
+        ...
+
+    async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
+        """:meth:`send` for asyncio."""
+        ...
+
+    def send_canvas(self, canvas: Any) -> Any:
+        """Store all jobs of a canvas, or none, and return the handle of its result."""
+        ...
+
+    async def asend_canvas(self, canvas: Any) -> Any:
+        """:meth:`send_canvas` for asyncio."""
+        ...
+
+    def apply_canvas(self, canvas: Any, *, throw: bool | None) -> Any:
+        """Run all jobs of a canvas in this process, and return the handle of its result."""
+        ...
+
+
+class OutboxRelay(Protocol):
+    """Sends the rows of a transactional outbox; :class:`bulltask.outbox.outbox.OutboxBase` implements it."""
+
+    def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
+        """Send rows until ``wait`` returns true.
+
+        Args:
+            wait: Waits for a number of seconds between two reads of the table; returns whether to stop.
+            logger: Logs errors.
+        """
+        ...
+
+    def backlog(self) -> Any:
+        """Return a :class:`bulltask.outbox.outbox.Backlog`."""
+        ...
+
+    def after_fork(self) -> None:
+        """Drop the database connections that this process has inherited."""
+        ...
+
+
+class DataFrameMapper(Protocol):
+    """Calls a task for every distinct row of a DataFrame; :func:`bulltask.spark.map_dataframe` implements it."""
+
+    def __call__(self, task: Any, df: Any, columns: Any, /, **options: Any) -> Any:
+        """Return the rows with the outcome of their jobs."""
+        ...

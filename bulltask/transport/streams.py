@@ -1,0 +1,351 @@
+"""Follows a queue's event stream: reads every entry that exists, and reports gaps where entries were trimmed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bulltask.jobs.errors import BulltaskError
+from bulltask.lua import loader
+from bulltask.transport.call import Arg, Call, QueueKeys, command, script_call, text
+from bulltask.transport.operation import Operation, transaction
+
+__all__ = [
+    "BEGINNING",
+    "LONGEST_BLOCK_MS",
+    "MAX_RANGE",
+    "NEWEST",
+    "PAGE",
+    "READ_ONLY_SCRIPTS",
+    "Entry",
+    "EventPage",
+    "Follower",
+    "RangeEnd",
+    "StreamGap",
+    "StreamInfo",
+    "entries_since",
+    "is_retained",
+    "last_id",
+    "last_id_of_range",
+    "page",
+    "publish",
+    "read_blocking",
+    "read_now",
+    "stream_exists",
+    "stream_info",
+]
+
+
+# Commands that read and write a queue's event stream.
+
+
+BEGINNING: Final = "0-0"
+"""An id that precedes every entry."""
+
+LONGEST_BLOCK_MS: Final = 5_000
+"""Maximum time that a read blocks, so that a connection that died silently is noticed."""
+
+PAGE: Final = 1_000
+"""Maximum number of entries in one read."""
+
+Entry = tuple[str, dict[bytes, bytes]]
+"""Id and fields."""
+
+MAX_RANGE: Final = 10_000
+"""Maximum number of entries that one call to :func:`last_id_of_range` reads, which takes a few milliseconds."""
+
+READ_ONLY_SCRIPTS: Final = frozenset({"lastIdOfRange"})
+"""bulltask's scripts that write nothing."""
+
+RawEntry = tuple[bytes, Sequence[bytes]]
+"""Id and fields of an entry as Redis sends them: name, value, name, value …"""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """State of a stream (``XINFO STREAM``).
+
+    Attributes:
+        length: Number of entries.
+        last: Id of the newest entry that was ever added.
+        added: Number of entries that were ever added; ``None`` before Redis 7.0, which does not count them.
+        deleted: True if individual entries were deleted (``XDEL``), which BullMQ never does.
+        first: Id of the oldest entry, ``""`` if there is none.
+    """
+
+    length: int
+    last: str
+    added: int | None
+    deleted: bool
+    first: str = ""
+
+    @property
+    def trimmed(self) -> int | None:
+        """Number of entries that were trimmed from the beginning; ``None`` if unknown."""
+        return None if self.added is None or self.deleted else self.added - self.length
+
+
+def last_id(keys: QueueKeys) -> Call[str]:
+    """Return the id of the newest entry, :data:`BEGINNING` if there is none."""
+
+    def parse_reply(reply: Any) -> str:
+        return reply[0][0].decode() if reply else BEGINNING
+
+    return command("XREVRANGE", keys.events, "+", "-", "COUNT", 1, parse_reply=parse_reply)
+
+
+def read_blocking(keys: QueueKeys, cursor: str, block_ms: int) -> Call[list[Entry]]:
+    """Read the entries after ``cursor``; wait up to ``block_ms`` for them, at least 1 because 0 would mean forever."""
+    block = max(1, min(block_ms, LONGEST_BLOCK_MS))
+    return command("XREAD", "COUNT", PAGE, "BLOCK", block, "STREAMS", keys.events, cursor, parse_reply=_read)
+
+
+def read_now(keys: QueueKeys, cursor: str) -> Call[list[Entry]]:
+    """Read the entries after ``cursor`` that exist now."""
+    return command("XREAD", "COUNT", PAGE, "STREAMS", keys.events, cursor, parse_reply=_read)
+
+
+def entries_since(keys: QueueKeys, since: str) -> Call[list[Entry]]:
+    """Read all entries from ``since`` on, inclusive."""
+    return command("XRANGE", keys.events, since, "+", parse_reply=_entries)
+
+
+def is_retained(keys: QueueKeys, cursor: str) -> Call[bool]:
+    """Return True if an entry at or before ``cursor`` still exists: then no entry after it was trimmed."""
+    return command("XREVRANGE", keys.events, cursor, "-", "COUNT", 1, parse_reply=bool)
+
+
+def stream_exists(keys: QueueKeys) -> Call[bool]:
+    """Return True if the queue has a stream."""
+    return command("EXISTS", keys.events, parse_reply=bool)
+
+
+def stream_info(keys: QueueKeys) -> Call[StreamInfo]:
+    """Read the state of the stream; Redis returns an error if it does not exist."""
+
+    def parse_reply(reply: Any) -> StreamInfo:
+        reply_map = dict(zip(reply[::2], reply[1::2], strict=True))
+        return StreamInfo(
+            length=int(reply_map[b"length"]),
+            last=reply_map[b"last-generated-id"].decode(),
+            added=int(reply_map[b"entries-added"]) if b"entries-added" in reply_map else None,
+            deleted=reply_map.get(b"max-deleted-entry-id", b"0-0") != b"0-0",
+            first=reply_map[b"first-entry"][0].decode() if reply_map.get(b"first-entry") else "",
+        )
+
+    return command("XINFO", "STREAM", keys.events, parse_reply=parse_reply)
+
+
+def publish(keys: QueueKeys, event: str, fields: Mapping[str, str], max_events: int) -> Call[str]:
+    """Add a custom event and trim the stream to about ``max_events``. Returns the entry's id."""
+    args: list[Arg] = [arg for pair in fields.items() for arg in pair]
+    limit: tuple[Arg, ...] = ("MAXLEN", "~", max_events, "*")
+    return command("XADD", keys.events, *limit, "event", event, *args, parse_reply=lambda reply: str(reply.decode()))
+
+
+def _read(reply: Any) -> list[Entry]:
+    return _entries(reply[0][1]) if reply else []
+
+
+def _entries(reply: Any) -> list[Entry]:
+    return [(entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True))) for entry_id, flat in reply or ()]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeEnd:
+    """The end of a range in a stream.
+
+    Attributes:
+        last: Id of the last entry, ``""`` if there is none.
+        count: Number of entries.
+    """
+
+    last: str
+    count: int
+
+
+def last_id_of_range(keys: QueueKeys, after: str, until: str, max_entries: int) -> Call[RangeEnd]:
+    """bulltask's ``lastIdOfRange``: find the last of the next ``max_entries`` (up to :data:`MAX_RANGE`) entries.
+
+    Args:
+        keys: The queue.
+        after: Id before the first entry; ``0-0`` for the beginning.
+        until: Maximum id; ``+`` for none, ``1760010061025`` for the last entry of that millisecond.
+        max_entries: Maximum number of entries.
+    """
+
+    def parse_reply(reply: Any) -> RangeEnd:
+        return RangeEnd(text(reply[0]), int(reply[1]))
+
+    return script_call(
+        loader.bulltask_script("lastIdOfRange"),
+        (keys.events,),
+        (after, until, min(max_entries, MAX_RANGE)),
+        parse_reply,
+    )
+
+
+def page(keys: QueueKeys, after: str, until: str, size: int) -> Call[list[RawEntry]]:
+    """Read up to ``size`` entries after ``after``, up to and including ``until``, without decoding them."""
+    return command("XRANGE", keys.events, f"({after}", until, "COUNT", size)
+
+
+# Follows a queue's event stream: reads every entry that exists, and reports gaps where entries were trimmed.
+
+
+NEWEST: Final = "$"
+"""Start after all existing entries."""
+
+_MAX_SEQUENCE: Final = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamGap:
+    """Entries that were trimmed before they were read.
+
+    Attributes:
+        last_id_before: Id of the last entry that was read before the gap.
+        first_id_after: Id of the first entry that exists after the gap, ``None`` if there is none.
+        count: Number of trimmed entries; ``None`` if unknown, and possibly 0.
+    """
+
+    last_id_before: str
+    first_id_after: str | None
+    count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Result of one read: the gap comes before the entries."""
+
+    entries: list[Entry]
+    gap: StreamGap | None = None
+
+
+class Follower:
+    """A reader's position in a stream, with operations for the sync or the async client.
+
+    After every read it checks whether an entry at or before its position still exists. Streams are trimmed from their
+    beginning, so if one exists, no entry after the position is missing. Otherwise, the stream's counters, read in the
+    same transaction as further entries, show how many are missing: Redis counts all entries that were ever added (since
+    7.0), and the follower counts the entries that it has read.
+
+    Args:
+        keys: The queue.
+        start: :data:`NEWEST`, :data:`~bulltask.transport.streams.BEGINNING` for the oldest entry that exists, or
+            the id of the last entry that was read.
+        where: The server, for error messages.
+    """
+
+    def __init__(self, keys: QueueKeys, start: str, where: str) -> None:
+        self._keys, self._start, self._where = keys, start, where
+        self._position: str | None = None
+        self._count: int | None = None
+        """Number of entries that were added up to and including the position; ``None`` while unknown."""
+        self._counting = True
+        self._doubtful = False
+
+    def open(self) -> Operation[str]:
+        """Determine the position and return it as an id. Later calls change nothing."""
+        if self._position is not None:
+            return self._position
+        info, _ = yield from self._read_counters(None)
+        if info is None:
+            self._position, self._count = (BEGINNING if self._start == NEWEST else self._start), 0
+        elif self._start == NEWEST:
+            self._position, self._count = info.last, info.added
+        elif self._start == BEGINNING:
+            # Entries that were trimmed before the oldest one do not count as missing.
+            self._position, self._count = BEGINNING, info.trimmed
+        else:
+            self._position = self._start
+        self._counting = info is None or info.added is not None
+        return self._position
+
+    def read(self, block_ms: int) -> Operation[EventPage]:
+        """Read the next entries; wait up to ``block_ms`` for them. A read that failed can be retried."""
+        try:
+            position = yield from self._checked_position()
+            entries, retained = yield [read_blocking(self._keys, position, block_ms), is_retained(self._keys, position)]
+            page = EventPage(entries)
+            if not retained or (self._count is None and self._counting and not entries):
+                page = yield from self._compare(position, retained)
+        except BulltaskError:
+            self._doubtful = True
+            raise
+        if page.entries:
+            self._position = page.entries[-1][0]
+            self._count = None if self._count is None else self._count + len(page.entries)
+        return page
+
+    def _checked_position(self) -> Operation[str]:
+        """Return the position; after an outage, check it first, because the server may be a different one."""
+        position = yield from self.open()
+        if self._doubtful:
+            info, _ = yield from self._read_counters(None)
+            if info is not None and _number(info.last) < _number(position):
+                # A replica that had not received all entries has become the primary. Its entries have been read; if
+                # its clock is behind, its new entries would have ids before the position.
+                self._position = position = info.last
+                self._count = info.added
+            self._doubtful = False
+        return position
+
+    def _compare(self, position: str, retained: bool) -> Operation[EventPage]:
+        """Read again, together with the stream's counters, and update the count of entries before the position."""
+        info, entries = yield from self._read_counters(position)
+        if info is None:
+            self._position, self._count = BEGINNING, 0
+            return EventPage([], None if position == BEGINNING else StreamGap(position, None, None))
+        self._counting = info.added is not None
+        if retained:
+            self._count = None if entries else info.added
+            return EventPage(entries)
+        gap = self._gap(position, info, entries)
+        self._count = info.trimmed
+        if not entries:
+            self._position = info.last
+        return EventPage(entries, gap)
+
+    def _gap(self, position: str, info: StreamInfo, entries: list[Entry]) -> StreamGap | None:
+        """Return the gap between the position, at which no entry is left, and the first entry."""
+        first = entries[0][0] if entries else None
+        if position == info.last or (first is not None and _follows(position, first)):
+            return None
+        if info.trimmed is None:
+            # If the server does not count, a stream that is read from its beginning is assumed to be complete.
+            return None if position == BEGINNING else StreamGap(position, first, None)
+        if self._count is None:
+            return StreamGap(position, first, None) if info.trimmed else None
+        missing = info.trimmed - self._count
+        if missing < 0:  # the stream was deleted, and a new one with the same name counts from 0
+            return StreamGap(position, first, None)
+        return StreamGap(position, first, missing) if missing else None
+
+    def _read_counters(self, position: str | None) -> Operation[tuple[StreamInfo | None, list[Entry]]]:
+        """Read the stream's counters, and the entries after ``position``, at the same moment."""
+        calls = [stream_exists(self._keys), stream_info(self._keys)]
+        if position is not None:
+            calls.append(read_now(self._keys, position))
+        results: list[Any] = yield from transaction(calls, self._where)
+        exists, info, entries = (*results, [])[:3]
+        if exists is False:
+            return None, []
+        for result in (exists, info, entries):
+            if isinstance(result, BulltaskError):
+                raise result
+        return info, entries
+
+
+def _number(entry_id: str) -> tuple[int, int]:
+    ms, _, sequence = entry_id.partition("-")
+    return int(ms), int(sequence or 0)
+
+
+def _follows(position: str, entry_id: str) -> bool:
+    """Return True if no id fits between the two."""
+    (ms, sequence), (next_ms, next_sequence) = _number(position), _number(entry_id)
+    if ms == next_ms:
+        return next_sequence == sequence + 1
+    return next_ms == ms + 1 and next_sequence == 0 and sequence == _MAX_SEQUENCE

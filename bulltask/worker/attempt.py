@@ -1,0 +1,967 @@
+"""Runs batch tasks: one call of a function, and an outcome for each of its jobs."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+from bulltask.app import App
+from bulltask.config.parsers import TaskRate
+from bulltask.config.process import exit_if_forked
+from bulltask.jobs import codec
+from bulltask.jobs.clock import mono_ms, to_ms, value_class
+from bulltask.jobs.errors import (
+    BrokerError,
+    BulltaskError,
+    EncodeError,
+    Ignore,
+    Interrupt,
+    InvalidJobError,
+    JobExpiredError,
+    PermanentError,
+    SoftTimeLimitExceeded,
+    TaskCancelled,
+    TaskNotRegisteredError,
+    WorkerShutdown,
+    incompatible,
+)
+from bulltask.jobs.fields import (
+    NO_LIMITS,
+    REPLACEMENT_FIELD,
+    Checkpoint,
+    ChildResults,
+    Replacement,
+    TimeLimits,
+    storable_arguments,
+)
+from bulltask.jobs.job import JobRef, PlannedJob, RunningJob, check_together
+from bulltask.jobs.names import FAN_OUT, REVOKED, STARMAP
+from bulltask.jobs.payloads import CLOUDPICKLE, PLAIN, PayloadCodec, PayloadFormat
+from bulltask.jobs.stored_job import FailedJob
+from bulltask.queue.aio.flow import AsyncFlowProducer
+from bulltask.queue.sync.flow import FlowProducer
+from bulltask.registry.batches import BatchJob, ErrorOrResult, split_outcome
+from bulltask.registry.canvas import Canvas, Signature
+from bulltask.registry.canvas_plan import plan_replacement
+from bulltask.registry.context import Checkpoints, Context, JobClient, JobCommand, LazyContext, enter_attempt
+from bulltask.registry.options import UNLIMITED_RETRIES
+from bulltask.registry.request import FailedRequest, Request, origin_of_replacement
+from bulltask.registry.results import AsyncResult, GroupResult
+from bulltask.registry.task import AnyTask
+from bulltask.transport.broker import Broker
+from bulltask.transport.call import AnyAsyncClient, Call, command
+from bulltask.transport.scripts.flow import child_failure, children_values
+from bulltask.transport.scripts.job import add_log, update_data, update_progress
+from bulltask.transport.scripts.move import MAX_DELAY_MS, incompatible_since, store_checkpoint
+from bulltask.worker.cancellation import (
+    Cancellation,
+    InterruptibleCall,
+    TaskExecution,
+    TaskThreads,
+    call_task,
+    end_code,
+)
+from bulltask.worker.outcomes import (
+    CompletedOutcome,
+    FailedOutcome,
+    IncompatibleOutcome,
+    Outcome,
+    ReleasedOutcome,
+    RetriedOutcome,
+    WaitingForChildrenOutcome,
+    as_permanent,
+    decide_retry,
+    interrupt_in,
+    is_retried,
+    requested_outcome,
+    with_checkpoint,
+)
+from bulltask.worker.run_hooks import HookedRun, RunHooks
+from bulltask.worker.slots import CancelReason, Deadlines, Retirement, Slot
+from bulltask.worker.spark_tasks import SparkTaskRunner
+
+__all__ = [
+    "Attempt",
+    "AttemptRunner",
+    "Batch",
+    "BatchRunner",
+    "JobArguments",
+    "JobPayloads",
+    "RedisJobClient",
+    "outcome_of_ignored",
+]
+
+
+# The outcome of an attempt whose task raises ``Ignore``, perhaps after setting a final state.
+
+
+_NO_REASON: Final = "the task has set the state FAILURE"
+
+
+def outcome_of_ignored(
+    reported: tuple[str, Any] | None, encode: Callable[[Any], CompletedOutcome | FailedOutcome]
+) -> CompletedOutcome | FailedOutcome:
+    """Return the outcome of an attempt that ended with ``Ignore``.
+
+    Args:
+        reported: The state and meta of the last ``update_state`` in this attempt, ``None`` if there was none.
+        encode: Returns the outcome of an attempt with this result.
+    """
+    state, meta = reported or ("", None)
+    match state:
+        case "FAILURE":
+            return _failed(meta)
+        case "REVOKED":
+            return FailedOutcome(REVOKED, "", REVOKED, TaskCancelled(REVOKED))
+        case "SUCCESS":
+            return encode(meta)
+        case _:
+            return CompletedOutcome(b"null", None, ignored=True)
+
+
+def _failed(meta: Any) -> FailedOutcome:
+    """Return the outcome for a reason, or for Celery's form of an exception: ``exc_type`` and ``exc_message``."""
+    kind, reason = "", meta
+    if isinstance(meta, dict) and "exc_type" in meta:
+        module, reason = meta.get("exc_module"), meta.get("exc_message")
+        kind = f"{module}.{meta['exc_type']}" if module and module != "builtins" else str(meta["exc_type"])
+    text = _text(reason) or kind or _NO_REASON
+    # AsyncResult reads the exception's class from the last line of a Python traceback.
+    trace = f"Traceback (most recent call last):\n{kind}: {text}\n" if kind else ""
+    return FailedOutcome(text, trace, "permanent", PermanentError(text), expected=True)
+
+
+def _text(reason: Any) -> str:
+    if isinstance(reason, Sequence) and not isinstance(reason, str):
+        return "\n".join(map(str, reason))
+    return reason if isinstance(reason, str) else "" if reason is None else json.dumps(reason)
+
+
+# ``JobPayloads``: reads the arguments of attempts, and writes their results and exceptions.
+
+
+R = TypeVar("R")
+
+
+@value_class
+class JobArguments:
+    """The arguments of an attempt.
+
+    Attributes:
+        form: How the job's data was written.
+        with_pickled_result: Whether a result that the job receives was pickled.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    form: PayloadFormat = PLAIN
+    with_pickled_result: bool = False
+
+
+class JobPayloads:
+    """Reads and writes the payloads of jobs.
+
+    Args:
+        app: The app, with its settings and tasks.
+
+    Attributes:
+        codec: The app's codec.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app, self._config, self._tasks = app, app.config, app.tasks
+        self.codec, self._convert = PayloadCodec(app.config), app.config.convert
+        self._result_forms: dict[str, PayloadFormat] = {}
+
+    def arguments(
+        self, job: RunningJob, task: AnyTask[..., Any], children_values: Callable[[], Mapping[str, Any]]
+    ) -> JobArguments:
+        """Return a job's arguments, converted to the types of their hints unless they were pickled.
+
+        Args:
+            job: The job.
+            task: Its task.
+            children_values: Reads the results of its child jobs.
+
+        Raises:
+            DecodeError: The data, or a result that the job receives, is malformed or not accepted.
+            InvalidJobError: The data does not match the task.
+        """
+        loaded = self.codec.load_arguments(job)
+        data, is_pickled = loaded.value, loaded.is_pickled
+        pickled = task.pickled_parameters(data) if is_pickled else set()
+        canvas, result_is_pickled = job.opts.canvas, False
+        received = ChildResults.from_wire(canvas) if canvas else None
+        if canvas and "request" in canvas:
+            self._give_attributes(data, canvas["request"])
+        if received is not None:
+            results, result_is_pickled = self.codec.load_results(children_values())
+            add = functools.partial(received.add_to, data, results, job.id)
+            data = self._without_values(job, InvalidJobError, "the job's data", add)
+            pickled |= {received.parameter} if result_is_pickled else set()
+        form = PayloadFormat(CLOUDPICKLE) if is_pickled else PLAIN
+        if not self._config.encryption_keys:
+            return JobArguments(*task.unbind_json(data, pickled), form, result_is_pickled)
+        unbind = functools.partial(task.unbind_json, data, pickled)
+        what = f"the job's data does not match task {job.name}"
+        return JobArguments(*self._without_values(job, InvalidJobError, what, unbind), form, result_is_pickled)
+
+    def _give_attributes(self, data: Any, parameter: object) -> None:
+        """Give the reference of the failed job, which an error callback receives, the attributes of a request."""
+        place: Any = 0 if isinstance(data, list) else parameter
+        with suppress(LookupError, TypeError):  # another client may have changed the data
+            if isinstance(data[place], list):  # *args
+                data, place = data[place], 0
+            if isinstance(data[place], dict):
+                data[place] = FailedRequest(data[place], self._app)
+
+    def result(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments, value: Any) -> bytes:
+        """Return the stored form of a return value.
+
+        Args:
+            job: The job.
+            task: Its task.
+            arguments: The job's arguments.
+            value: The return value.
+
+        Raises:
+            EncodeError, PayloadTooLargeError: The value cannot be stored.
+        """
+        conversion, form, what = task.conversion, self._form(task, arguments), f"the return value of task {job.name}"
+        if conversion is not None and not form.is_pickled:
+            value = self._without_values(job, EncodeError, what, functools.partial(conversion.encode_result, value))
+        if form is PLAIN and not self._config.encryption_keys:
+            return codec.encode(value, what=what, limit=self._config.max_payload, convert=self._convert)
+        return self.codec.dump_result(value, JobRef(job.queue, job.id), form, what)
+
+    def result_of_replacement(
+        self, job: RunningJob, of_results: Callable[[Mapping[str, Any]], Any], results: Mapping[str, Any]
+    ) -> tuple[bytes, Any]:
+        """Return the result of a job that was replaced with a canvas, as it is stored and as a value.
+
+        Args:
+            job: The job.
+            of_results: Computes the result from the results of the job's child jobs.
+            results: The stored results of these child jobs, by key.
+        """
+        loaded, is_pickled = self.codec.load_results(results)
+        value, config = of_results(loaded), self._config
+        form = PayloadFormat(CLOUDPICKLE if is_pickled else config.result_serializer, config.result_compression)
+        what = f"the return value of job {job.id}"
+        return self.codec.dump_result(value, JobRef(job.queue, job.id), form, what), value
+
+    def error(self, job: RunningJob, task: AnyTask[..., Any] | None, exc: BaseException | list[Any] | None) -> str:
+        """Return an exception as it is stored; if the job's serializer is JSON, its arguments.
+
+        ``""``: the message is enough to rebuild it, or it cannot be stored.
+        """
+        if not isinstance(exc, Exception | list):
+            return ""
+        own, ref = None if task is None else task.options.serializer, JobRef(job.queue, job.id)
+        if isinstance(exc, Exception) and (own or self._config.result_serializer) == CLOUDPICKLE:
+            return self.codec.dump_error(exc, ref)
+        arguments = exc if isinstance(exc, list) else storable_arguments(exc)
+        return self.codec.dump_error_arguments(arguments, ref) if arguments else ""
+
+    def error_of_child(self, key: str, error: str) -> Exception | list[Any] | None:
+        """Return the exception of a child job, or its arguments.
+
+        Args:
+            key: The full key of the child job's hash.
+            error: The stored form of its exception, ``""`` for none.
+        """
+        return self.codec.load_error_by_key(key, error) if error else None
+
+    def _without_values(self, job: RunningJob, kind: type[BulltaskError], what: str, call: Callable[[], R]) -> R:
+        return self.codec.without_values(job.queue, what, kind, call) if self._config.encryption_keys else call()
+
+    def _form(self, task: AnyTask[..., Any], arguments: JobArguments) -> PayloadFormat:
+        """Return how a result is written; a job that passes other results on keeps their serializer."""
+        if task.name == STARMAP:
+            task = self._tasks.get(arguments.kwargs.get("task", "")) or task
+        form = self._result_forms.get(task.name)
+        if form is None:
+            form = task.options.result_form(self._config)
+            form = self._result_forms[task.name] = PLAIN if form == PLAIN else form  # result() compares the identity
+        passes_on = task.name == FAN_OUT and arguments.with_pickled_result
+        return form._replace(serializer=CLOUDPICKLE) if passes_on else form
+
+
+# Sends the progress, log lines and data that a bound task reports to Redis.
+
+
+class RedisJobClient:
+    """Executes commands for one running job; implements ``registry.job_client.JobClient``.
+
+    Args:
+        job: The job.
+        broker: Sends canvases. Its pool provides the sync clients, because a task may call its context's methods in
+            threads that it starts.
+        aclient: Returns the async client of the child's event loop.
+    """
+
+    def __init__(self, job: RunningJob, broker: Broker, aclient: Callable[[], AnyAsyncClient]) -> None:
+        self._job, self._broker, self._aclient = job, broker, aclient
+        self._keys, self._pool, self._config = broker.keys(job.queue), broker.pool, broker.config
+
+    def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """Execute a command on a connection from the pool."""
+        return self._pool.run(self._call(command, value))
+
+    async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """Execute a command on the child's event loop."""
+        return await self._aclient().run(self._call(command, value))
+
+    def store_checkpoint(self, token: str, checkpoint: str, progress: bytes | None) -> bool:
+        """Store the job's checkpoint and progress on a connection from the pool."""
+        is_stored = self._pool.run(store_checkpoint(self._keys, self._job.id, token, checkpoint))
+        if is_stored and progress is not None:
+            self.send("progress", progress)
+        return is_stored
+
+    async def astore_checkpoint(self, token: str, checkpoint: str, progress: bytes | None) -> bool:
+        """Store the job's checkpoint and progress on the child's event loop."""
+        is_stored = await self._aclient().run(store_checkpoint(self._keys, self._job.id, token, checkpoint))
+        if is_stored and progress is not None:
+            await self.asend("progress", progress)
+        return is_stored
+
+    def replace(self, canvas: Canvas[Any, Any], *, retries: int = 0) -> None:
+        """Add a canvas as child jobs of the job; the canvas's result becomes the job's result."""
+        roots, mark = self._replacement(canvas, retries)
+        FlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
+
+    async def areplace(self, canvas: Canvas[Any, Any], *, retries: int = 0) -> None:
+        """:meth:`replace` for asyncio."""
+        roots, mark = self._replacement(canvas, retries)
+        await AsyncFlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
+
+    def _replacement(self, canvas: Canvas[Any, Any], retries: int) -> tuple[list[PlannedJob], Call[Any]]:
+        ref = JobRef(self._job.queue, self._job.id)
+        origin = origin_of_replacement(self._job)
+        roots, replacement = plan_replacement(canvas, self._config, ref, origin, retries=retries)
+        return roots, command("HSET", self._keys.job(self._job.id), REPLACEMENT_FIELD, replacement.to_json())
+
+    def _call(self, name: JobCommand, value: Any) -> Call[Any]:  # noqa: PLR0911 - one for each command
+        keys, job = self._keys, self._job
+        match name:
+            case "progress":
+                return update_progress(keys, job.id, value)
+            case "log":
+                return add_log(keys, job.id, value, job.opts.get("kl"), self._config.max_logs)
+            case "data":
+                check_together(value, job.opts, self._config.max_payload, f"the data of job {job.id}")
+                return update_data(keys, job.id, value)
+            case "children_values":
+                return children_values(keys, job.id)
+            case "pending_children":
+                return command("SCARD", keys.dependencies(job.id), parse_reply=int)
+            case "incompatible_since":
+                return incompatible_since(keys, job.id)
+            case "child_failure":
+                return child_failure(value, keys.prefix, hash_tag=self._config.queue_hash_tag)
+
+
+# Runs attempts: finds a job's task, checks the job, calls the task, and returns the outcome.
+#
+# Sync and async tasks differ only in the call.
+
+
+_MIN_DELAY_MS: Final = 1_000
+_FAILED_CHILD_JOB: Final = re.compile(r"child (?P<key>.+) failed", re.DOTALL)
+"""BullMQ's reason for a parent job that failed because of a child job."""
+_STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
+"""The same message as in Node's BullMQ, because alerts may search for it."""
+
+
+class _FailedChildJobError(Exception):
+    """A child job has failed, so its parent fails for the same reason."""
+
+    def __init__(self, reason: str, trace: str, failed_job: FailedJob, original: Exception | list[Any] | None) -> None:
+        super().__init__(reason)
+        self.reason, self.trace, self.failed_job, self.original = reason, trace, failed_job, original
+
+
+@value_class
+class Attempt:
+    """A job with its task and valid arguments.
+
+    Attributes:
+        rate: The task's rate limit, which decides whether the job may start; ``None`` for most tasks.
+    """
+
+    job: RunningJob
+    task: AnyTask[..., Any]
+    arguments: JobArguments
+    limits: TimeLimits = NO_LIMITS
+    context: Context | None = None
+    rate: TaskRate | None = None
+
+
+class AttemptRunner:
+    """Runs attempts.
+
+    Args:
+        app: Tasks, settings and error categories.
+        job_client: Creates a job's client, which stores a bound task's progress and log lines.
+        spark: Runs tasks with ``spark=True``.
+        cancellation: Passes the supervisor's cancel requests to running tasks.
+        retirement: Checks the child's memory after each task.
+        threads: The threads in which sync tasks run, if any.
+        worker_id: The worker's id, for ``request.hostname``.
+
+    Attributes:
+        hooks: The hooks around attempts.
+        is_stopping: Returns whether tasks should end soon, checkpointed ones between two items.
+        is_eager: Whether jobs run in the process that has sent them, for ``request.is_eager``.
+        waits_for_other_workers: Whether a job that this worker cannot run is delayed, so that another one can take it.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of a child, which main.py connects
+        self,
+        app: App,
+        job_client: Callable[[RunningJob], JobClient],
+        spark: SparkTaskRunner,
+        cancellation: Cancellation,
+        retirement: Retirement,
+        threads: TaskThreads,
+        *,
+        worker_id: str = "",
+    ) -> None:
+        self._app, self._config, self._job_client, self._spark = app, app.config, job_client, spark
+        self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
+        self._threads, self._worker_id, self._payloads = threads, worker_id, JobPayloads(app)
+        self.is_stopping: Callable[[], bool] = lambda: False
+        self.is_eager, self.waits_for_other_workers = False, True
+        self._task_limits: dict[str, TimeLimits] = {}
+        self._task_rates: dict[str, TaskRate | None] = {}
+        self._main_context: contextvars.Context | None = None
+        self.hooks = RunHooks(app)
+
+    def begin(self, job: RunningJob) -> Attempt | Outcome:
+        """Return the attempt, or an outcome if the task must not or cannot be called."""
+        if job.malformed:
+            return FailedOutcome(job.deferred_failure, "", "permanent", malformed=True)
+        task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
+        try:
+            self._check(job)
+            if job.replacement:
+                return self._outcome_of_replacement(job)
+            if task is None:
+                raise self._not_registered(job.name)  # noqa: TRY301 - handled like a problem with the arguments
+            arguments, context = self._arguments(job, task)
+        except BrokerError:
+            return ReleasedOutcome()  # the results of its child jobs could not be read; the job is next in its queue
+        except _FailedChildJobError as exc:
+            error = self._payloads.error(job, task, exc.original)
+            failed_job = exc.failed_job
+            original = exc.original if isinstance(exc.original, Exception) else None
+            return FailedOutcome(exc.reason, exc.trace, "permanent", original, failed_job=failed_job, error=error)
+        except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
+            return self._outcome_before_start(as_permanent(exc), job, task)
+        return Attempt(job, task, arguments, self._limits(job, task), context, self._rate(task))
+
+    @property
+    def may_start(self) -> bool:
+        """False while all threads for sync tasks are busy."""
+        return not self._threads.all_busy
+
+    @property
+    def cancellation(self) -> Cancellation:
+        """Passes cancel requests to running tasks."""
+        return self._cancellation
+
+    def only_context(self) -> contextvars.Context | None:
+        """Return the context of the sync task on the main thread; ``None`` if there is none, or other tasks, too."""
+        return None if self._cancellation.runs_async else self._main_context
+
+    def runs_off_main_thread(self, attempt: Attempt, slot: Slot) -> bool:
+        """Return whether :meth:`acall` must run the attempt, not :meth:`call`; reserve a thread if it needs one."""
+        if attempt.task.is_async:
+            return True
+        # Spark's session is bound to the thread that has created it.
+        if not self._threads.enabled or attempt.task.options.spark:
+            return False
+        self._threads.reserve(slot)
+        return True
+
+    def free_thread(self, slot: Slot) -> None:
+        """Free the thread that was reserved for a job that does not start."""
+        self._threads.free(slot)
+
+    def call(self, attempt: Attempt, slot: Slot) -> Outcome:
+        """Run a sync task.
+
+        Any exception ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
+        """
+        # A copy, so that one task's context variables are not visible to the next one.
+        variables = contextvars.copy_context()
+        context = self._lazy_context(attempt)
+        variables.run(enter_attempt, attempt.job, context)
+        target = self._hooked(attempt, variables).call if self.hooks.has_hooks(attempt.task) else attempt.task.target
+        function: Callable[..., Any] = functools.partial(call_task, self._cancellation.raise_if_cancelled, target)
+        if attempt.task.options.spark:
+            function = self._spark.wrap(attempt.job, slot.token, function, attempt.context)
+        execution = self._start_execution(attempt, slot, alone=True)
+        function = functools.partial(variables.run, function, *attempt.arguments.args, **attempt.arguments.kwargs)
+        self._main_context = variables
+        ended = self.execute(execution, function)
+        self._main_context = None
+        outcome = self.outcome(attempt, *ended, context)
+        if type(outcome) is RetriedOutcome and (moved := _in_other_queue(attempt, outcome)) is not None:
+            with suppress(BulltaskError):  # otherwise, the job is retried in its own queue
+                self._job_client(attempt.job).replace(moved, retries=attempt.job.attempts_made + 1)
+                return WaitingForChildrenOutcome(replaced=True)
+        return outcome
+
+    async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
+        """Run an async task, or a sync task in a thread.
+
+        The caller creates a separate asyncio task, and so a separate context, for it, and awaits nothing else in it,
+        because the task's code may have cancelled it. :meth:`amove` follows.
+        """
+        execution = self._start_execution(attempt, slot, alone=False)
+        enter_attempt(attempt.job, context := self._lazy_context(attempt))
+        ending = await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
+        return self.outcome(attempt, *ending, context)
+
+    async def amove(self, attempt: Attempt, outcome: RetriedOutcome) -> Outcome:
+        """Move the job of an async task to another queue if ``self.retry(queue=…)`` has requested it."""
+        if (moved := _in_other_queue(attempt, outcome)) is not None:
+            with suppress(BulltaskError):
+                await self._job_client(attempt.job).areplace(moved, retries=attempt.job.attempts_made + 1)
+                return WaitingForChildrenOutcome(replaced=True)
+        return outcome
+
+    def _bound(self, attempt: Attempt) -> Callable[[], Any]:
+        """Return the call of a task that does not run on the main thread, with its hooks."""
+        target: Callable[..., Any] = attempt.task.target
+        if self.hooks.has_hooks(attempt.task):
+            variables = None if attempt.task.is_async else contextvars.copy_context()
+            hooked = self._hooked(attempt, variables)
+            hooked.in_thread = not attempt.task.is_async
+            target = hooked.acall if variables is None else functools.partial(variables.run, hooked.call)
+        return functools.partial(target, *attempt.arguments.args, **attempt.arguments.kwargs)
+
+    def execute(self, execution: TaskExecution, function: Callable[[], Any]) -> ErrorOrResult:
+        """Call a function on the main thread."""
+        self._cancellation.enter(execution)
+        try:
+            result = function()
+        except BaseException as exc:  # noqa: BLE001 - any exception ends the attempt
+            return execution.resolve(exc) or exc, None
+        else:
+            return execution.resolve(None), result
+        finally:
+            self._retirement.check_memory()
+
+    async def aexecute(
+        self, execution: TaskExecution, task: AnyTask[..., Any], bound: Callable[[], Callable[[], Any]]
+    ) -> ErrorOrResult:
+        """Call a function on the event loop, or in a thread if the task is sync; ``bound`` returns it."""
+        entered = self._cancellation.enter_async(execution)
+        raised: BaseException | None = None
+        result: object = None
+        try:
+            if task.is_async:
+                result = await bound()()
+            else:
+                raised, result = await self._call_in_thread(execution, bound())
+        except BaseException as exc:  # noqa: BLE001 - as in execute()
+            raised = exc
+        try:
+            exit_if_forked(self._pid, raised)
+            return execution.resolve(raised), result
+        finally:
+            self._cancellation.leave_async(entered)
+            self._retirement.check_memory()
+
+    async def _call_in_thread(
+        self, execution: TaskExecution, function: Callable[[], Any]
+    ) -> tuple[BaseException | None, Any]:
+        def started(call: InterruptibleCall) -> None:
+            execution.call = call
+
+        return await self._threads.run(execution.slot, started, call_task, lambda: None, function)
+
+    def close(self) -> None:
+        """Close the Spark session that the tasks of this child share."""
+        self._spark.close()
+
+    def _check(self, job: RunningJob) -> None:
+        if job.deferred_failure:
+            in_canvas = job.canvas or job.replacement
+            raise self._failure_of_child_job(job) if in_canvas else PermanentError(job.deferred_failure)
+        if job.releases and job.releases >= (self._config.max_releases or math.inf):
+            raise PermanentError(
+                f"the job was released {job.releases:,} times in a row without progress (max_releases); to wait, use "
+                "self.move_to_delayed(seconds)"
+            )
+        limit = self._config.max_started_attempts
+        if limit is not None:
+            before_checkpoint = Checkpoint.from_json(job.checkpoint, job.id).attempts_started  # do not count
+            if job.attempts_started > limit + before_checkpoint:
+                raise PermanentError(_STARTED_TOO_OFTEN)
+        if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
+            raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
+
+    def _arguments(self, job: RunningJob, task: AnyTask[..., Any]) -> tuple[JobArguments, Context | None]:
+        arguments = self._payloads.arguments(job, task, lambda: self._job_client(job).send("children_values"))
+        if task.is_batch:
+            request = self._request(job, task, arguments.args, arguments.kwargs)
+            return replace(arguments, args=(BatchJob(arguments.args[0], request),), kwargs={}), None
+        if not (task.bind or task.has_base):
+            return arguments, None
+        context = self._context(job, task, arguments)
+        if not task.bind or task.target is not task.function:  # __call__ of a task class passes the task itself
+            return arguments, context
+        return replace(arguments, args=(task if task.has_base else context, *arguments.args)), context
+
+    def _outcome_of_replacement(self, job: RunningJob) -> Outcome:
+        """Return the outcome of a job whose task has replaced itself with a canvas: the canvas's result."""
+        client, replacement = self._job_client(job), Replacement.from_json(job.replacement)
+        if client.send("pending_children"):
+            return WaitingForChildrenOutcome(replaced=True)  # the child process was killed before it could move the job
+        results = client.send("children_values")
+        return CompletedOutcome(*self._payloads.result_of_replacement(job, replacement.result, results))
+
+    def _failure_of_child_job(self, job: RunningJob) -> Exception:
+        """Return the error of a canvas job that fails because a child job has failed: the child job's error."""
+        child = _FAILED_CHILD_JOB.fullmatch(job.deferred_failure)
+        failure = None if child is None else self._job_client(job).send("child_failure", child["key"])
+        if child is None or failure is None:
+            return PermanentError(job.deferred_failure)
+        reason, trace, failed_job, error = failure
+        return _FailedChildJobError(reason, trace, failed_job, self._payloads.error_of_child(child["key"], error))
+
+    def _limits(self, job: RunningJob, task: AnyTask[..., Any]) -> TimeLimits:
+        """Return the job's limits, else its task's, else the app's."""
+        defaults = self._task_limits.get(task.name)
+        if defaults is None:
+            limits = task.options.time_limits.with_defaults(self._config.time_limits)
+            defaults = self._task_limits[task.name] = NO_LIMITS if limits == NO_LIMITS else limits
+        return job.opts.time_limits.with_defaults(defaults)
+
+    def _rate(self, task: AnyTask[..., Any]) -> TaskRate | None:
+        """Return the task's rate limit, else the app's."""
+        if task.name not in self._task_rates:
+            self._task_rates[task.name] = task.options.rate(self._config)
+        return self._task_rates[task.name]
+
+    def _not_registered(self, task: str) -> InvalidJobError:
+        return incompatible(InvalidJobError(f"task {task!r} is not registered in app {self._app.name!r}"))
+
+    def _outcome_before_start(self, error: PermanentError, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
+        """Return the outcome of a job that this worker cannot run: it waits for another worker, or it fails.
+
+        The delay is as long as the job has been waiting, so it doubles each time, up to a minute.
+        """
+        limit_ms = self._config.incompatible_timeout_ms
+        may_wait = limit_ms != 0 and self.waits_for_other_workers
+        if not (may_wait and isinstance(error, InvalidJobError) and error.is_incompatible):
+            return self._outcome_of_error(error, job, task)
+        try:
+            stored = self._job_client(job).send("incompatible_since")
+        except BrokerError:
+            return ReleasedOutcome()
+        now_ms = self._app.now_ms()
+        # After an attempt, in a worker that could run the job, the time starts again.
+        attempts_made, _, since = str(stored).partition(":")
+        is_first = attempts_made != str(job.attempts_made) or not since.isdecimal()
+        since_ms = now_ms if is_first else int(since)
+        waited_ms = max(0, now_ms - since_ms)
+        if limit_ms is not None and waited_ms >= limit_ms:
+            for_s = f"no worker could run it for {limit_ms / 1000:,g} s, see incompatible_timeout"
+            return self._outcome_of_error(InvalidJobError(f"{error} ({for_s})"), job, task)
+        delay_ms = min(waited_ms + _MIN_DELAY_MS, MAX_DELAY_MS)
+        return IncompatibleOutcome(delay_ms, str(error), f"{job.attempts_made}:{since_ms}", is_first)
+
+    def _context(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments) -> Context:
+        client, checkpoints = self._job_client(job), None
+        if task.options.checkpoint:
+            interval_ms = to_ms(task.options.checkpoint_interval)
+            checkpoints = Checkpoints(job.checkpoint, job.id, job.attempts_started, interval_ms, client)
+        request, payloads = self._request(job, task, arguments.args, arguments.kwargs), self._payloads.codec
+        return Context(
+            request,
+            client,
+            task.conversion,
+            checkpoints,
+            payloads,
+            arguments.form,
+            task=task,
+            is_stopping=self.is_stopping,
+        )
+
+    def _lazy_context(self, attempt: Attempt) -> LazyContext:
+        create = functools.partial(self._context, attempt.job, attempt.task, attempt.arguments)
+        return LazyContext(create, attempt.context)
+
+    def _request(
+        self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Request:
+        request = Request.of(job, args, kwargs, self._limits(job, task), self._app.name, self._worker_id)
+        return replace(request, is_eager=True) if self.is_eager else request
+
+    def _hooked(self, attempt: Attempt, variables: contextvars.Context | None) -> HookedRun:
+        job, task, arguments, context = attempt.job, attempt.task, attempt.arguments, attempt.context
+        request = self._request(job, task, arguments.args, arguments.kwargs) if context is None else context.request
+        return self.hooks.start(job, task, request, variables)
+
+    def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:
+        if attempt.limits is not NO_LIMITS:
+            self._cancellation.set_deadlines(slot, self.deadlines(attempt, attempt.limits, alone=alone))
+        context = attempt.context
+        if attempt.task.options.checkpoint and context is not None and context.checkpoints is not None:
+            context.checkpoints.start(slot.token, self.is_stopping, is_async=attempt.task.is_async)
+        return TaskExecution(slot, attempt.job.name, attempt.limits)
+
+    def deadlines(self, attempt: Attempt, limits: TimeLimits, *, alone: bool, in_batch: bool = False) -> Deadlines:
+        """Return the deadlines of an attempt that starts now, with these limits."""
+        now_ms = mono_ms()
+        hard_ms = limits.hard_ms or 0
+        # Computed now, because the retry policy may be user code, which the supervisor never runs.
+        will_retry = hard_ms > 0 and is_retried(
+            limits.hard_exceeded(attempt.job.name), attempt.job, attempt.task, self._app
+        )
+        return Deadlines(
+            soft_at_ms=0 if limits.soft_ms is None else now_ms + limits.soft_ms,
+            hard_at_ms=now_ms + hard_ms if hard_ms else 0,
+            hard_ms=hard_ms,
+            is_async=not alone,
+            will_retry=will_retry,
+            in_batch=in_batch,
+        )
+
+    def outcome(
+        self, attempt: Attempt, raised: BaseException | None, result: object, context: LazyContext | None = None
+    ) -> Outcome:
+        """Return the outcome of an attempt whose function has raised an exception, or returned a result.
+
+        Args:
+            attempt: The attempt.
+            raised, result: How it has ended.
+            context: Its context, ``None`` in a batch.
+        """
+        made = None if context is None else context.created
+        if made is not None:
+            raised = made.ended_by(raised)
+        if raised is not None:
+            raised = interrupt_in(raised) or raised
+        if raised is None:
+            outcome: Outcome = self._encode_result(attempt, result)
+        elif isinstance(raised, Ignore):
+            reported = None if made is None else made.reported
+            outcome = outcome_of_ignored(reported, functools.partial(self._encode_result, attempt))
+        else:
+            outcome = requested_outcome(raised) or self._outcome_of_exception(raised, attempt)
+        checkpoints = None if attempt.context is None else attempt.context.checkpoints
+        return outcome if checkpoints is None else with_checkpoint(outcome, checkpoints)
+
+    def _outcome_of_exception(self, exc: BaseException, attempt: Attempt) -> Outcome:
+        job, task = attempt.job, attempt.task
+        if task.name == STARMAP:  # it looks up its task, and reads the arguments of all calls, before the first call
+            if isinstance(exc, TaskNotRegisteredError):
+                name = attempt.arguments.kwargs.get("task", "")
+                return self._outcome_before_start(self._not_registered(name), job, task)
+            if isinstance(exc, InvalidJobError) and exc.is_incompatible:
+                return self._outcome_before_start(exc, job, task)
+        return self._outcome_of_error(exc, job, task)
+
+    def _outcome_of_error(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
+        outcome = decide_retry(exc, job, task, self._app)
+        if isinstance(outcome, FailedOutcome) and (error := self._payloads.error(job, task, outcome.exception)):
+            outcome = replace(outcome, error=error)
+        exit_if_forked(self._pid)  # a user's backoff function or category rule may have forked
+        return outcome
+
+    def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
+        job, task = attempt.job, attempt.task
+        if not job.parent_key and job.opts.bulltask.get("ignore_result", task.options.ignore_result) is True:
+            return CompletedOutcome(b"null", result)
+        try:
+            return CompletedOutcome(self._payloads.result(job, task, attempt.arguments, result), result)
+        except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left
+            if isinstance(result, AsyncResult | GroupResult):  # return other.delay(): Celery stores the ids
+                return self._encode_result(attempt, result.as_tuple())
+            return FailedOutcome(str(exc), "", "permanent")
+
+
+def _in_other_queue(attempt: Attempt, outcome: RetriedOutcome) -> Signature[Any, Any] | None:
+    """Return the next attempt of a job that ``self.retry(queue=…)`` moves to another queue; ``None`` for other jobs."""
+    job, retry = attempt.job, outcome.requested
+    if retry is None or retry.queue in {None, job.queue}:
+        return None
+    arguments, context = attempt.arguments, attempt.context
+    args = arguments.args if context is None else context.request.args
+    args, kwargs = retry.arguments or (args, arguments.kwargs)
+    options = {
+        "queue": retry.queue,
+        "countdown": outcome.delay_ms / 1000,
+        "priority": job.priority,
+        "headers": job.headers,
+        "soft_time_limit": job.opts.time_limits.soft_s,
+        "time_limit": job.opts.time_limits.hard_s,
+    }
+    if outcome.expires_ms is not None or job.expires_ms is not None:
+        options["expires"] = datetime.fromtimestamp((outcome.expires_ms or job.expires_ms or 0) / 1000, UTC)
+    if "max_explicit_retries" not in job.opts.bulltask:  # the call or the task sets one limit for all retries
+        options["max_retries"] = min(max(0, job.attempts - 1), UNLIMITED_RETRIES)
+    has_unique_id = "jobId" not in job.opts and not job.id.isdecimal()  # not from a caller, or a queue's counter
+    if has_unique_id and not job.opts.retries_before:
+        options["job_id"] = job.id
+    return Signature(attempt.task, args, kwargs, options)
+
+
+# A batch: the jobs for which a batch task's function is called once.
+
+
+class Batch:
+    """The call of a batch task's function, with the hooks of each job around it.
+
+    Args:
+        task: The task.
+        jobs: The jobs.
+        runs: The hooks of each job, in the same order; empty if there are none.
+    """
+
+    def __init__(self, task: AnyTask[..., Any], jobs: Sequence[BatchJob[Any]], runs: Sequence[HookedRun]) -> None:
+        self._task, self.jobs, self._runs = task, jobs, runs
+        self._called: list[BatchJob[Any]] = []
+
+    def call(self) -> Any:
+        """Call a sync function with all jobs except those that have already ended, such as revoked ones."""
+        raised, returned = None, None
+        try:
+            for job, run in zip(self.jobs, self._runs, strict=False):
+                with _only_this_job(job):
+                    run.enter()
+            if self._start():
+                returned = self._task.function(list(self._called))
+        except BaseException as exc:
+            raised = exc
+            raise
+        finally:
+            for run, (error, result) in self._hook_outcomes(raised, returned):
+                run.leave(result, error)
+        return returned
+
+    async def acall(self) -> Any:
+        """:meth:`call` for an async function."""
+        raised, returned = None, None
+        try:
+            for job, run in zip(self.jobs, self._runs, strict=False):
+                with _only_this_job(job):
+                    await run.aenter()
+            if self._start():
+                returned = await self._task.function(list(self._called))
+        except BaseException as exc:
+            raised = exc
+            raise
+        finally:
+            await end_code()
+            for run, (error, result) in self._hook_outcomes(raised, returned):
+                await run.aleave(result, error)
+        return returned
+
+    def outcomes(self, raised: BaseException | None, returned: object) -> list[ErrorOrResult]:
+        """Return the outcome of each job.
+
+        Args:
+            raised: The exception that ended the call; ``None`` if the function returned.
+            returned: What it returned.
+        """
+        outcomes = split_outcome(self._task.name, self._called, raised, returned)
+        by_job = {id(job): outcome for job, outcome in zip(self._called, outcomes, strict=True)}
+        return [by_job.get(id(job)) or job.outcome or (raised, None) for job in self.jobs]
+
+    def _start(self) -> list[BatchJob[Any]]:
+        self._called = [job for job in self.jobs if job.outcome is None]
+        return self._called
+
+    def _hook_outcomes(self, raised: BaseException | None, returned: object) -> list[tuple[HookedRun, ErrorOrResult]]:
+        if not self._runs:
+            return []
+        return list(zip(self._runs, self.outcomes(raised, returned), strict=True))[::-1]
+
+
+@contextmanager
+def _only_this_job(job: BatchJob[Any]) -> Iterator[None]:
+    """If a hook raises an interrupt, end only this job, unless the supervisor requested the interrupt."""
+    try:
+        yield
+    except (SoftTimeLimitExceeded, TaskCancelled, WorkerShutdown):
+        raise
+    except Interrupt as exc:
+        job.fail(exc)
+
+
+# Runs batch tasks: one call of a function, and an outcome for each of its jobs.
+
+
+BatchAttempts = Sequence[tuple[Attempt, Slot]]
+
+
+class BatchRunner:
+    """Runs batches.
+
+    Args:
+        runner: Runs attempts.
+    """
+
+    def __init__(self, runner: AttemptRunner) -> None:
+        self._runner, self._cancellation = runner, runner.cancellation
+
+    def call(self, members: BatchAttempts) -> list[Outcome]:
+        """Call a sync function for the jobs of a batch; return the outcome of each."""
+        batch = self._batch(members, variables := contextvars.copy_context())
+        execution = self._start(members, batch, alone=True)
+        function = functools.partial(variables.run, call_task, self._cancellation.raise_if_cancelled, batch.call)
+        return self._outcomes(members, batch, self._runner.execute(execution, function))
+
+    async def acall(self, members: BatchAttempts) -> list[Outcome]:
+        """Call an async function, or a sync one in a thread."""
+        task = members[0][0].task
+        variables = None if task.is_async else contextvars.copy_context()
+        batch = self._batch(members, variables)
+        execution = self._start(members, batch, alone=False)
+        function = batch.acall if variables is None else functools.partial(variables.run, batch.call)
+        return self._outcomes(members, batch, await self._runner.aexecute(execution, task, lambda: function))
+
+    def _batch(self, members: BatchAttempts, variables: contextvars.Context | None) -> Batch:
+        jobs, runs, hooks = [attempt.arguments.args[0] for attempt, _ in members], [], self._runner.hooks
+        if hooks.has_hooks(members[0][0].task):
+            runs = [
+                hooks.start(attempt.job, attempt.task, job.request, variables)
+                for (attempt, _), job in zip(members, jobs, strict=True)
+            ]
+        return Batch(members[0][0].task, jobs, runs)
+
+    def _start(self, members: BatchAttempts, batch: Batch, *, alone: bool) -> TaskExecution:
+        """Give all jobs the same deadlines, from the shortest limits. A job that is already revoked does not run."""
+        limits, slots, in_batch = NO_LIMITS, [slot for _, slot in members], len(members) > 1
+        for attempt, _ in members:
+            limits = limits.shortest(attempt.limits)
+        for attempt, slot in members:
+            deadlines = self._runner.deadlines(attempt, limits, alone=alone, in_batch=in_batch)
+            if limits == NO_LIMITS:
+                slot.set_deadlines(deadlines)
+            else:
+                self._cancellation.set_deadlines(slot, deadlines)
+        for job, slot in zip(batch.jobs, slots, strict=True):
+            if in_batch and slot.cancel_reason is CancelReason.REVOKED:
+                job.fail(TaskCancelled("revoked"))
+        return TaskExecution(slots[0], members[0][0].job.name, limits, other_slots=tuple(slots[1:]))
+
+    def _outcomes(self, members: BatchAttempts, batch: Batch, of_call: ErrorOrResult) -> list[Outcome]:
+        of_jobs = batch.outcomes(*of_call)
+        return [self._runner.outcome(attempt, *each) for (attempt, _), each in zip(members, of_jobs, strict=True)]

@@ -1,0 +1,886 @@
+"""Kills children that exceed the hard memory limit."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bulltask.config.process import BLOCKED_AT_START, CHILD_MARK, anonymous_file, fork_with_blocked_signals, memory_kib
+from bulltask.jobs.clock import mono_ms
+from bulltask.observe.bus import Bus
+from bulltask.observe.events import ChildDied, ChildExited, ChildKilled, ChildStarted, StacksDumped
+from bulltask.worker.recovery import JobsOfDeadChild, KilledAttempt
+from bulltask.worker.slots import (
+    HAS_JOB,
+    STACKS_NAME,
+    CancelReason,
+    ChildBlock,
+    ExitCode,
+    ProcessState,
+    RetireReason,
+    Slot,
+    Slots,
+    SlotState,
+    SlotView,
+)
+
+__all__ = [
+    "ChildBootError",
+    "ChildPool",
+    "Descendants",
+    "ForkLauncher",
+    "Launcher",
+    "MemoryCheck",
+    "SpawnLauncher",
+    "StackCollector",
+    "choose_launcher",
+    "end_group",
+    "end_marked",
+    "lead_group",
+    "limit_native_threads",
+    "mark_programs",
+    "thread_count",
+]
+
+
+# Finds and ends what a child process has started: processes, and their processes.
+#
+# A child leads a process group, unless the standard input is a terminal: there, only the foreground group can read, and
+# a task may use ``breakpoint()``. Programs that a child starts also have a mark in their environment, because they may
+# have a session of their own. A fork without a program has no such mark, but the descriptor of the shared memory.
+
+
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+_TASKS: Final = Path("/proc/self/task")
+_HAS_PROC: Final = _TASKS.exists()
+
+
+def lead_group() -> None:
+    """Let this child lead a process group, unless a task may read from the terminal."""
+    if not os.isatty(0):
+        with suppress(OSError):  # it leads a session
+            os.setpgid(0, 0)
+
+
+def mark_programs(worker_id: str) -> None:
+    """Mark all programs that this child will start."""
+    os.environ[CHILD_MARK] = f"{worker_id}/{os.getpid()}"
+
+
+def end_group(pid: int) -> None:
+    """Kill the process group that ``pid`` leads, if it leads one."""
+    with suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def end_marked(worker_id: str, shared_fd: int) -> bool:
+    """Kill all processes of a worker's children, on Linux; return whether there was one.
+
+    Args:
+        worker_id: The worker.
+        shared_fd: The descriptor of the worker's shared memory, in this process and in every fork.
+    """
+    found = False
+    if not _HAS_PROC:
+        return found
+    mark, memory = f"{CHILD_MARK}={worker_id}/".encode(), os.fstat(shared_fd)
+    for pid in (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()):
+        if pid != os.getpid() and (_mark_of(pid).startswith(mark) or _has(pid, shared_fd, memory)):
+            found = True
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _has(pid: int, fd: int, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file)  # noqa: PTH116 - for every process
+    except OSError:  # the process has exited, or belongs to another user
+        return False
+
+
+def _mark_of(pid: int) -> bytes:
+    """Return the mark in the environment with which a program was started."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return b""
+    return next((variable for variable in variables if variable.startswith(f"{CHILD_MARK}=".encode())), b"")
+
+
+class Descendants:
+    """What the children of this supervisor have started.
+
+    On Linux, the kernel makes an orphan a child of the supervisor. When a child has died, its processes are therefore
+    among the supervisor's children. Those of a living child are, too, if their parent has exited: they are recognized
+    by their group or mark, and otherwise end with the last child that was alive when they appeared.
+
+    On other systems, only the process group of a dead child ends.
+
+    Args:
+        worker_id: The worker's id, as for :func:`mark_programs`.
+        helpers: Returns the ids of the supervisor's other processes.
+    """
+
+    def __init__(self, worker_id: str, helpers: Callable[[], Collection[int]]) -> None:
+        self._worker_id, self._helpers = worker_id, helpers
+        self._group = os.getpgid(0)
+        self._orphans: dict[int, set[int]] = {}
+        if _HAS_PROC:
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+        self._earlier = set(_children())  # started by the app's modules, for example
+
+    def find(self, children: Collection[int]) -> list[int]:
+        """Return the orphans that are running, and reap the others."""
+        known = {*children, *self._helpers(), *self._earlier}
+        found = [pid for pid in _children() if pid not in known and _is_running(pid)]
+        self._orphans = {pid: candidates for pid, candidates in self._orphans.items() if pid in found}
+        return found
+
+    def note(self, orphans: Collection[int], children: Collection[int]) -> None:
+        """Note that any of these children may have started the new orphans; all were alive after :meth:`find`."""
+        for pid in orphans:
+            self._orphans.setdefault(pid, set(children))
+
+    def end(self, child: int, children: Collection[int]) -> bool:
+        """Kill the processes of a child that has exited, and is not reaped yet; return whether none is left.
+
+        Args:
+            child: Its pid, which therefore no other process has.
+            children: The pids of all children.
+        """
+        end_group(child)
+        remaining = False
+        for pid in self.find(children):
+            if self._is_of(pid, child):
+                remaining = True
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        return not remaining
+
+    def _is_of(self, pid: int, child: int) -> bool:
+        try:
+            group = os.getpgid(pid)
+        except OSError:
+            return False
+        if group == child:
+            return True
+        mark = _mark_of(pid)
+        if mark == f"{CHILD_MARK}=".encode():
+            return False
+        if mark.startswith(f"{CHILD_MARK}={self._worker_id}/".encode()):
+            return mark.endswith(b"/%d" % child)
+        if group == self._group and not os.isatty(0):
+            return False  # of a process that the supervisor has started before
+        candidates = self._orphans.setdefault(pid, set())  # it is new, so its parent was the child
+        candidates.discard(child)
+        return not candidates
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a child is running; otherwise, reap it."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
+
+
+def _children() -> list[int]:
+    """Return the pids of this process's children."""
+    if not _HAS_PROC:
+        return []
+    try:
+        return [int(pid) for task in _TASKS.iterdir() for pid in (task / "children").read_text().split()]
+    except OSError:  # a kernel without this file
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+        return [pid for pid in pids if _parent_of(pid) == os.getpid()]
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+# Collects the stacks of a worker's processes.
+
+
+_TIMEOUT_MS: Final = 1_000
+"""Maximum wait for a dump. A child that is running Python code responds within milliseconds. A child that is stuck in C
+code writes the stacks of its threads, but not its asyncio tasks."""
+
+_POLL_MS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _StackRequest:
+    index: int
+    pid: int
+    block: ChildBlock
+    until_ms: int
+
+
+class StackCollector:
+    """Requests the stacks of children, and emits what they write.
+
+    A child writes into an anonymous file. The supervisor reads it and logs one line, so the stacks of several children
+    are never mixed, and the supervisor does not block on a child that hangs.
+
+    Args:
+        bus: Receives an event for every process.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._pending: list[_StackRequest] = []
+
+    def dump_supervisor(self) -> None:
+        """Emit the stacks of this process."""
+        fd = anonymous_file(STACKS_NAME)
+        if fd is None:
+            return
+        try:
+            faulthandler.dump_traceback(fd, all_threads=True)
+            text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+        finally:
+            os.close(fd)
+        self._bus.emit(StacksDumped(None, os.getpid(), text))
+
+    def request(self, index: int, pid: int, block: ChildBlock) -> None:
+        """Request the stacks of a child; :meth:`collect` emits them."""
+        with suppress(OSError):
+            os.truncate(_file_of(pid, block), 0)
+        block.request_stacks()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+        self._pending.append(_StackRequest(index, pid, block, mono_ms() + _TIMEOUT_MS))
+
+    def collect(self) -> int | None:
+        """Emit the dumps that are complete; return when to check again in ms, ``None`` if no dump is pending."""
+        incomplete = []
+        for request in self._pending:
+            if request.block.stacks_pending and mono_ms() < request.until_ms:
+                incomplete.append(request)
+                continue
+            with suppress(OSError):  # the child has exited
+                text = _file_of(request.pid, request.block).read_text(errors="replace")
+                self._bus.emit(StacksDumped(request.index, request.pid, text))
+        self._pending = incomplete
+        return _POLL_MS if incomplete else None
+
+
+def _file_of(pid: int, block: ChildBlock) -> Path:
+    """Return the path of a child's file in ``/proc``.
+
+    Raises:
+        FileNotFoundError: The child has no file yet, or has exited and another process has its pid.
+    """
+    path = Path(f"/proc/{pid}/fd/{block.stacks_fd}")
+    if STACKS_NAME not in str(path.readlink()):
+        raise FileNotFoundError(path)
+    return path
+
+
+# Starts children: with a fork if that is safe, otherwise as a new interpreter.
+
+
+_FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
+"""Names of fork-safe threads. ``import pyarrow`` starts this one; jemalloc stops it for a fork."""
+
+Launcher = Callable[[int], int]
+"""Starts the child with the given index and returns its pid."""
+
+
+class ForkLauncher:
+    """Starts a child with a fork, which is fast, because the tasks are already imported.
+
+    Args:
+        run: Runs the child with its index and the supervisor's pid; does not return.
+    """
+
+    def __init__(self, run: Callable[[int, int], None]) -> None:
+        self._run = run
+
+    def __call__(self, index: int) -> int:
+        """Fork."""
+        # Freeze existing objects, so that garbage collection in a child does not copy their memory pages.
+        gc.collect()
+        gc.freeze()
+        parent_pid = os.getpid()
+        pid = fork_with_blocked_signals()
+        if pid == 0:
+            self._run(index, parent_pid)
+            os._exit(ExitCode.FAILED)  # not reached: run() exits the process
+        return pid
+
+
+class SpawnLauncher:
+    """Starts a child as a new interpreter that imports the app again: slower, but safe with threads.
+
+    Args:
+        write_spec: Writes the spec of the child with a given index to a file (a command line would show the broker's
+            password), and returns the file's descriptor and the descriptors that the child shares.
+    """
+
+    def __init__(self, write_spec: Callable[[int], tuple[int, tuple[int, ...]]]) -> None:
+        self._write_spec = write_spec
+
+    def __call__(self, index: int) -> int:
+        """Spawn."""
+        spec_fd, shared = self._write_spec(index)
+        try:
+            for fd in (spec_fd, *shared):
+                os.set_inheritable(fd, True)
+            args = [sys.executable, "-m", "bulltask.worker.spawned", str(spec_fd)]
+            # TERM is not blocked, because a child that is still importing the app has no job and may exit immediately.
+            return os.posix_spawn(sys.executable, args, dict(os.environ), setsigmask=BLOCKED_AT_START)
+        finally:
+            for fd in shared:
+                os.set_inheritable(fd, False)
+            os.close(spec_fd)
+
+
+def choose_launcher(
+    method: str, fork: ForkLauncher, spawn: SpawnLauncher | None, warn: Callable[[str], None]
+) -> Launcher:
+    """Return the function that starts children.
+
+    Args:
+        method: ``fork``, ``spawn``, or ``auto``: fork unless this process has other threads, now or when a child
+            starts. A fork copies only the calling thread, but also the locks that other threads hold, which are never
+            released.
+        fork: Starts a child with a fork.
+        spawn: Spawns a child; ``None`` if the app was not given with ``-A``.
+        warn: Logs a warning, once, if ``auto`` cannot fork safely.
+    """
+    if method == "fork" or (method == "spawn" and spawn is not None):
+        return fork if method == "fork" or spawn is None else spawn
+    warned, threads_now = False, thread_count()  # a fork of any process ends the threads of OpenBLAS
+
+    def start(index: int) -> int:
+        nonlocal warned
+        threads = max(threads_now, thread_count())
+        if threads <= 1 and method == "auto":
+            return fork(index)
+        if not warned:
+            warned = True
+            result = (
+                "children are started as new interpreters"
+                if spawn
+                else "the worker forks anyway, because only one that was started with -A can start new interpreters"
+            )
+            warn(f"The app has started threads ({threads - 1}), which do not survive a fork: {result}")
+        return fork(index) if spawn is None else spawn(index)
+
+    return start
+
+
+def limit_native_threads() -> None:
+    """Prevent NumPy, which the app may import, from starting threads, unless the environment sets their number.
+
+    NumPy's OpenBLAS starts a thread per core when it is imported. Then children could not be forked, and each child
+    would have a thread per core. Dask sets the same variable for its workers.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def thread_count() -> int:
+    """Return the number of threads that are not fork-safe; on Linux including threads of C libraries."""
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        return threading.active_count()
+    return sum(_name_of(task) not in _FORK_SAFE for task in tasks.iterdir())
+
+
+def _name_of(task: Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:  # the thread has ended
+        return ""
+
+
+# The child processes: starts them, replaces dead ones, and stops them.
+
+
+HARD_MEMORY_LIMIT: Final = "hard_memory_limit"
+BLOCKED_LOOP: Final = "blocked_loop"
+_MIN_LIFETIME_MS: Final = 1_000
+_MAX_BOOT_FAILURES: Final = 5
+_END_MS: Final = 5_000
+"""How long a dead child's jobs wait until its processes have ended. A killed process that is still there after that is
+in the kernel, and will run no more of its own code."""
+_SEARCH_MS: Final = 1_000
+"""The interval at which the supervisor looks for orphans of living children. It costs 60 µs."""
+EXIT_TIMEOUT: Final = "exit_timeout"
+_BLOCKED_MS: Final = 500
+"""An event loop that has turned less than this ago is not blocked: it says so only a few times a second."""
+_UNSTARTED: Final = {SlotState.PREFETCHED, SlotState.RELEASING, SlotState.RELEASED}
+
+
+class ChildBootError(Exception):
+    """Several children in a row died during startup."""
+
+
+@dataclass(slots=True)
+class _Child:
+    pid: int
+    started_ms: int
+    block: ChildBlock
+    slots: list[Slot]
+    stop_requested: bool = False
+    killed_attempts: dict[str, KilledAttempt] = field(default_factory=dict)
+    exceeded_memory: str = ""
+    dead_since_ms: int | None = None
+    status: int | None = None
+    loop_blocked: str = ""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the child was killed because its event loop was blocked, so that attempts could not be cancelled."""
+        return bool(self.loop_blocked) or any(attempt.blocked_ms for attempt in self.killed_attempts.values())
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the child acquires no more jobs, so that another child takes its place."""
+        return self.stop_requested or self.block.retire_reason is not RetireReason.NONE
+
+
+class ChildPool:
+    """Keeps the target number of children running.
+
+    A child that is leaving, because it was stopped or has reached a limit, does not count, although it may still run
+    its last jobs.
+
+    Args:
+        slots: The shared memory, with one block per child.
+        launch: Starts the child with the given index and returns its pid.
+        stacks: Collects the children's stacks.
+        bus: Receives an event for every start and exit.
+        target: The initial number of children; the shared memory has room for more.
+        descendants: The processes that the children start; ``None`` to leave them alone.
+
+    Attributes:
+        interrupt_at_ms: When the attempts that are still running are cancelled, because the worker will soon kill the
+            children (monotonic time); ``None`` for never.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        launch: Launcher,
+        stacks: StackCollector,
+        bus: Bus,
+        target: int,
+        descendants: Descendants | None = None,
+    ) -> None:
+        self._slots, self._launch, self._bus, self._target = slots, launch, bus, target
+        self._descendants, self._searched_ms = descendants, 0
+        self.stacks = stacks
+        self.interrupt_at_ms: int | None = None
+        self._children: dict[int, _Child] = {}
+        self._slots_by_token: dict[str, tuple[int, Slot]] = {}
+        self._delayed_until_ms: list[int] = []
+        self._boot_failures = 0
+
+    @property
+    def alive(self) -> int:
+        """The number of children that are alive."""
+        return len(self._children)
+
+    @property
+    def target(self) -> int:
+        """The number of children that should be running."""
+        return self._target
+
+    @property
+    def max_children(self) -> int:
+        """The maximum number of children."""
+        return len(self._slots.children)
+
+    def request_stacks(self) -> None:
+        """Request the stacks of every child; :attr:`stacks` collects them."""
+        for index, child in sorted(self._children.items()):
+            self.stacks.request(index, child.pid, self._slots.children[index])
+
+    def grow(self) -> bool:
+        """Add one to the target; False at the maximum. :meth:`start_missing` starts the child."""
+        if self._target == self.max_children:
+            return False
+        self._target += 1
+        return True
+
+    def shrink(self) -> bool:
+        """Subtract one from the target and stop the child with the fewest jobs; False if only one is left."""
+        if self._target == 1:
+            return False
+        self._target -= 1
+        staying = self._staying()
+        if len(staying) > self._target:
+            _request_stop(self._children[min(staying, key=lambda index: (self._jobs_of(index), -index))])
+        return True
+
+    def resize(self, target: int) -> None:
+        """Grow or shrink to ``target`` children; the children with the fewest jobs are stopped."""
+        while self._target < target and self.grow():
+            pass
+        while self._target > target and self.shrink():
+            pass
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the children acquire no jobs until the worker is resumed."""
+        control = self._slots.control
+        return control.paused and not control.stopping
+
+    def free_slots(self, per_child: int) -> int | None:
+        """Return how many more jobs the children that wait for jobs can run; ``None`` while a child is starting.
+
+        Args:
+            per_child: How many jobs a child can run at a time; its other slots are for prefetched jobs.
+        """
+        free = 0
+        for index in self._staying():
+            child = self._children[index]
+            if child.block.run_state is ProcessState.INIT:
+                return None
+            if any(slot.waiting for slot in child.slots):
+                free += min(sum(slot.is_free or slot.waiting for slot in child.slots), per_child)
+        return free if len(self._staying()) == self._target else None
+
+    def idle_slots(self) -> tuple[tuple[str, int], ...]:
+        """Return the token and last attempt of each slot; ``()`` if a child has a job, or may have acquired one.
+
+        If two calls return the same result, no child has had a job in between.
+        """
+        views = []
+        for child in self._children.values():
+            if not (child.is_leaving or any(slot.waiting for slot in child.slots)):
+                return ()
+            views += [slot.read() for slot in child.slots if not slot.waiting]
+        if any(view.state is not SlotState.FREE for view in views):
+            return ()
+        return tuple((view.token, view.attempt) for view in views)
+
+    def set_paused(self, paused: bool) -> None:
+        """Pause or resume all children, including those that start later."""
+        self._slots.control.paused = paused
+        # The flag is in shared memory. The signal ends a child's wait for jobs, so that the child reads the flag.
+        for child in self._children.values():
+            _send(child.pid, signal.SIGTSTP if paused else signal.SIGCONT)
+
+    def blocks(self) -> Iterator[tuple[ChildBlock, Sequence[Slot]]]:
+        """Yield the block and the slots of each child."""
+        for child in self._children.values():
+            yield child.block, child.slots
+
+    def views(self) -> Iterator[SlotView]:
+        """Yield the slots of all children."""
+        for child in self._children.values():
+            for slot in child.slots:
+                yield slot.read()
+
+    def overdue_views(self, now_ms: int) -> Iterator[SlotView]:
+        """Yield the slots whose attempt may have passed a deadline."""
+        for index, child in self._children.items():
+            if self._slots.children[index].has_deadlines:
+                for slot in child.slots:
+                    if slot.is_overdue(now_ms):
+                        yield slot.read()
+
+    def overdue_in_child(self, token: str, now_ms: int) -> list[SlotView]:
+        """Return the overdue attempts in the child with this token."""
+        slots = self._children[self.index_of(token)].slots
+        return [slot.read() for slot in slots if slot.is_overdue(now_ms)]
+
+    def view(self, token: str) -> SlotView | None:
+        """Return the slot with this token; ``None`` if its child is dead."""
+        entry = self._slots_by_token.get(token)
+        return None if entry is None else entry[1].read()
+
+    def index_of(self, token: str) -> int:
+        """Return the index of the child with this token."""
+        return self._slots_by_token[token][0]
+
+    def request_cancel(self, token: str, attempt: int, reason: CancelReason) -> None:
+        """Write a request to cancel an attempt; :meth:`notify` makes the child read it."""
+        self._slots_by_token[token][1].request_cancel(attempt, reason)
+
+    def notify(self, token: str) -> None:
+        """Signal the child with this token, so that it reads its cancel requests."""
+        _send(self._children[self.index_of(token)].pid, signal.SIGUSR2)
+
+    def kill_to_cancel(self, killed_attempt: KilledAttempt) -> None:
+        """Kill the child to cancel an attempt."""
+        child = self._children[self.index_of(killed_attempt.token)]
+        child.killed_attempts[killed_attempt.token] = killed_attempt
+        _send(child.pid, signal.SIGKILL)
+
+    def loop_blockers(self, token: str, since_ms: int) -> tuple[int, Sequence[SlotView] | None] | None:
+        """Return what blocks the event loop of the child with this token; ``None`` if it has turned since ``since_ms``.
+
+        Returns:
+            For how long, and the attempt that blocks the loop, or none if it is code that no attempt runs; ``None`` for
+            the attempts if the child does not know.
+        """
+        child = self._children[self.index_of(token)]
+        turned_ms = child.block.loop_turned_ms
+        if not 0 < turned_ms < since_ms or mono_ms() - turned_ms < _BLOCKED_MS:
+            return None
+        if not child.block.loop_held:
+            return mono_ms() - turned_ms, None
+        views = [slot.read() for slot in child.slots]
+        return mono_ms() - turned_ms, [view for view in views if view.holds_loop and view.state is SlotState.ACTIVE]
+
+    def kill_blocked(self, token: str, blocked_ms: int, *, is_crash: bool) -> None:
+        """Kill a child whose event loop is blocked by something that belongs to no attempt, or by an unknown one.
+
+        Args:
+            is_crash: Count a crash of each of its jobs, because each may be the cause.
+        """
+        child = self._children[self.index_of(token)]
+        child.loop_blocked = f"its event loop was blocked for {blocked_ms / 1000:.1f} s"
+        child.stop_requested |= not is_crash
+        _send(child.pid, signal.SIGKILL)
+
+    def busy_children(self) -> list[tuple[int, int]]:
+        """Return the index and the pid of each child that is running a job."""
+        return [
+            (index, child.pid)
+            for index, child in self._children.items()
+            if any(slot.read().state is SlotState.ACTIVE for slot in child.slots)
+        ]
+
+    def kill_for_memory(self, index: int, used_kib: int, limit_kib: int) -> None:
+        """Kill the child with this index, because its memory exceeds the limit."""
+        child = self._children[index]
+        if not (child.killed_attempts or child.exceeded_memory):
+            used, limit = f"{used_kib / 1024:.0f} MiB", f"{limit_kib / 1024:.0f} MiB"
+            child.exceeded_memory = f"its memory, {used}, exceeded worker_hard_memory_limit, {limit}"
+            _send(child.pid, signal.SIGKILL)
+
+    def start_missing(self) -> int | None:
+        """Start missing children; return the milliseconds until the next delayed start, if any."""
+        now_ms = mono_ms()
+        self._delayed_until_ms = [until for until in self._delayed_until_ms if until > now_ms]
+        missing = self._target - len(self._staying()) - len(self._delayed_until_ms)
+        free = [index for index in range(self.max_children) if index not in self._children]
+        for index in free[: max(0, missing)]:
+            self._start(index)
+        return min((until - now_ms for until in self._delayed_until_ms), default=None)
+
+    def reap(self) -> list[JobsOfDeadChild]:
+        """Collect dead children whose processes have ended, too; return the jobs of each.
+
+        Until then, their jobs keep their locks, because those processes may still be working on them.
+
+        Raises:
+            ChildBootError: Several children in a row died before they could acquire a job.
+        """
+        pids, orphans, now_ms = {child.pid for child in self._children.values()}, None, mono_ms()
+        if self._descendants is not None and now_ms - self._searched_ms >= _SEARCH_MS:
+            orphans, self._searched_ms = self._descendants.find(pids), now_ms
+        dead = [(index, child) for index, child in self._children.items() if _has_exited(child)]
+        if self._descendants is not None and orphans and not dead:
+            self._descendants.note(orphans, pids)
+        return [self._remove_dead(index, child, _reap(child)) for index, child in dead if self._end(child, pids)]
+
+    def _end(self, child: _Child, pids: Collection[int]) -> bool:
+        """End the processes of a dead child; return whether it can be reaped."""
+        child.dead_since_ms = child.dead_since_ms or mono_ms()
+        if self._descendants is None or self._descendants.end(child.pid, pids):
+            return True
+        return mono_ms() - child.dead_since_ms >= _END_MS
+
+    def close(self, *, finishing: bool = False) -> None:
+        """Ask every child to stop once its jobs are settled (warm shutdown).
+
+        Args:
+            finishing: Checkpointed tasks also run to completion, instead of ending between two items.
+        """
+        self._slots.control.finishing = finishing
+        self._slots.control.stop()
+        for child in self._children.values():
+            _request_stop(child)
+
+    def kill(self) -> None:
+        """Kill every child; the slots show which jobs to recover."""
+        for child in self._children.values():
+            child.stop_requested = True
+            _send(child.pid, signal.SIGKILL)
+
+    def running(self) -> int:
+        """Return how many jobs the children are running."""
+        return sum(view.state in {SlotState.ACTIVE, SlotState.SETTLING} for view in self.views())
+
+    def _jobs_of(self, index: int) -> int:
+        return sum(not slot.is_free for slot in self._children[index].slots)
+
+    def _staying(self) -> list[int]:
+        return [index for index, child in self._children.items() if not child.is_leaving]
+
+    def _start(self, index: int) -> None:
+        block = self._slots.children[index]
+        block.reset()
+        pid = self._launch(index)
+        child = self._children[index] = _Child(pid, mono_ms(), block, block.slots())
+        block.pid = pid
+        self._slots_by_token.update({slot.token: (index, slot) for slot in child.slots})
+        self._bus.emit(ChildStarted(index, pid))
+
+    def _remove_dead(self, index: int, child: _Child, status: int) -> JobsOfDeadChild:
+        del self._children[index]
+        for slot in child.slots:
+            del self._slots_by_token[slot.token]
+        block = self._slots.children[index]
+        block.pid = 0
+        exit_reason = child.exceeded_memory or child.loop_blocked or _exit_reason(status)
+        views = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
+        tokens = tuple(view.token for view in views)
+        running = frozenset(view.token for view in views if view.state is SlotState.ACTIVE)
+        # Other slots still contain the id of their previous job, which another worker may have acquired.
+        with_job = [view for view in views if view.job_id and view.state in HAS_JOB]
+        jobs = tuple((view.queue_index, view.token, view.job_id) for view in with_job)
+        has_timed_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+        # A task that calls os._exit(0) is a crash.
+        exited = (status == 0 or has_timed_out) and block.run_state is ProcessState.CLOSED
+        killed_attempts = {
+            view.token: killed
+            for view in views
+            if (killed := child.killed_attempts.get(view.token) or _cancelled(view, blocked=child.is_blocked))
+            and killed.may_match(view)
+        }
+        self._emit_end(index, child, exit_reason, len(tokens), exited=exited, has_timed_out=has_timed_out)
+        self._count_boot_failures(block, child)
+        now_ms = mono_ms()
+        # If a child lived for less than a second, its replacement starts when that second is over, so that a job that
+        # crashes every child does not keep the machine busy with forks. A child that was leaving already has one.
+        if not child.is_leaving and now_ms - child.started_ms < _MIN_LIFETIME_MS:
+            self._delayed_until_ms.append(child.started_ms + _MIN_LIFETIME_MS)
+        intentional = child.stop_requested or exited or bool(child.killed_attempts)
+        unstarted, outcomes = _prefetched(child.slots)
+        return JobsOfDeadChild(
+            tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs, unstarted, outcomes
+        )
+
+    def _emit_end(
+        self, index: int, child: _Child, exit_reason: str, jobs: int, *, exited: bool, has_timed_out: bool
+    ) -> None:
+        if child.killed_attempts:
+            killed = child.killed_attempts.values()
+            cancel_reason = BLOCKED_LOOP if child.is_blocked else max(attempt.reason for attempt in killed).name.lower()
+            self._bus.emit(ChildKilled(index, child.pid, cancel_reason, jobs))
+        elif child.loop_blocked and not exited:
+            self._bus.emit(ChildKilled(index, child.pid, BLOCKED_LOOP, jobs))
+        elif child.exceeded_memory and not exited:
+            self._bus.emit(ChildKilled(index, child.pid, HARD_MEMORY_LIMIT, jobs))
+        elif exited and has_timed_out:
+            self._bus.emit(ChildKilled(index, child.pid, EXIT_TIMEOUT, jobs))
+        elif exited and not child.stop_requested:
+            reason = child.block.retire_reason
+            self._bus.emit(ChildExited(index, child.pid, reason.name.lower() if reason else "signal"))
+        elif not child.stop_requested:
+            self._bus.emit(ChildDied(index, child.pid, exit_reason, jobs))
+
+    def _count_boot_failures(self, block: ChildBlock, child: _Child) -> None:
+        if block.run_state is not ProcessState.INIT or child.stop_requested:
+            self._boot_failures = 0
+            return
+        self._boot_failures += 1
+        if self._boot_failures >= _MAX_BOOT_FAILURES:
+            raise ChildBootError(f"{self._boot_failures} children in a row died before they could acquire a job")
+
+
+def _prefetched(slots: Sequence[Slot]) -> tuple[frozenset[str], dict[str, bytes]]:
+    """Return the tokens of jobs that have not started, and the stored outcomes of those that have ended."""
+    unstarted = frozenset(slot.token for slot in slots if slot.state in _UNSTARTED)
+    ended = (slot for slot in slots if slot.state in {SlotState.ENDED, SlotState.SETTLING, SlotState.UNCERTAIN})
+    return unstarted, {slot.token: outcome for slot in ended if (outcome := slot.outcome)}
+
+
+def _cancelled(view: SlotView, *, blocked: bool) -> KilledAttempt | None:
+    """Return the attempt in a dead child's slot if it was being cancelled, and so must not run again as after a crash.
+
+    The child died before the attempt had ended, and before it was killed for it. If its event loop was blocked, an
+    attempt that was to end at its limit could not end.
+    """
+    reasons = {CancelReason.REVOKED} if blocked else {CancelReason.HARD_LIMIT, CancelReason.REVOKED}
+    return KilledAttempt.of(view) if view.state is SlotState.ACTIVE and view.cancel_reason in reasons else None
+
+
+def _has_exited(child: _Child) -> bool:
+    """Return whether a child has exited, without reaping it, so that no other process gets its pid."""
+    try:
+        if hasattr(os, "waitid"):
+            return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        pid, status = os.waitpid(child.pid, os.WNOHANG)  # macOS with Python 3.12 and older
+        child.status = status if pid else child.status
+    except ChildProcessError:
+        child.status = child.status or 0
+    return child.status is not None
+
+
+def _reap(child: _Child) -> int:
+    return os.waitpid(child.pid, 0)[1] if child.status is None else child.status
+
+
+def _exit_reason(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return signal.Signals(number).name
+        except ValueError:
+            return f"signal {number}"
+    return f"exit code {os.WEXITSTATUS(status)}"
+
+
+def _request_stop(child: _Child) -> None:
+    child.stop_requested = True
+    _send(child.pid, signal.SIGTERM)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+# Kills children that exceed the hard memory limit.
+
+
+class MemoryCheck:
+    """Kills a child whose memory exceeds the hard limit while it runs a job.
+
+    This counts as a crash of its jobs, not as a failed attempt, just as if the kernel's OOM killer had killed the
+    child. The supervisor cannot know which job used the memory: the child may be running several, or an earlier job
+    may have leaked it. The jobs therefore run again as after a crash, in small groups or alone, and a job fails
+    only if it exceeds the limit again while it runs alone (:mod:`bulltask.worker.broker_backoff`).
+
+    A child without a job is not killed. It checked its memory itself after its last job
+    (:class:`~bulltask.worker.slots.Retirement`).
+
+    Args:
+        pool: The children.
+        limit_kib: The maximum resident memory of a child in KiB.
+    """
+
+    interval_ms = 200
+
+    def __init__(self, pool: ChildPool, limit_kib: int) -> None:
+        self._pool, self._limit_kib = pool, limit_kib
+
+    def tick(self, _now_ms: int, _missed: int, /) -> None:
+        """Check all children that are running a job."""
+        for index, pid in self._pool.busy_children():
+            with suppress(OSError):  # the child has just died
+                if (used_kib := memory_kib(pid)) > self._limit_kib:
+                    self._pool.kill_for_memory(index, used_kib, self._limit_kib)

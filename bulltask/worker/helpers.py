@@ -1,0 +1,474 @@
+"""The process that sends the rows of the app's outboxes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from structlog.typing import FilteringBoundLogger
+
+from bulltask.app import App
+from bulltask.config.config import Config
+from bulltask.config.process import die_with_parent, exit_child, fork_with_blocked_signals, unblock_signals
+from bulltask.jobs.clock import mono_ms
+from bulltask.observe.bus import Bus
+from bulltask.observe.counters import MetricsMemory
+from bulltask.observe.events import WorkerStopping
+from bulltask.observe.hooks import send_signal
+from bulltask.observe.signals import worker_ready, worker_shutdown, worker_shutting_down
+from bulltask.outbox.outbox import run_relays
+from bulltask.worker.child_pool import end_group, end_marked
+from bulltask.worker.slots import ChildBlock, ExitCode
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = [
+    "GuardProcess",
+    "HelperProcess",
+    "HookProcess",
+    "MetricsProcess",
+    "OutboxProcess",
+    "PipedProcess",
+    "WorkerInfo",
+    "ignore_stop_signals",
+]
+
+
+# Signal handling in the hook process and the outbox process, which stop only when the supervisor tells them to.
+
+
+def ignore_stop_signals(parent_pid: int) -> None:
+    """Ignore stop signals, which terminals and service managers send to all of a worker's processes.
+
+    The process is killed when its parent dies.
+    """
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs that a receiver starts would inherit
+    for number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, lambda *_: None)
+    die_with_parent(signal.SIGKILL, parent_pid)
+    unblock_signals()
+
+
+# A process that the supervisor forks in addition to its children, because it must not run this code itself.
+
+
+_POLL_S: Final = 0.02
+
+
+class HelperProcess(ABC):
+    """A helper process of the worker; a service of the supervisor, which starts another process if this one dies.
+
+    Args:
+        close_inherited: Closes the supervisor's connections and pipes in the new process.
+        logger: Logs when the process dies.
+    """
+
+    interval_ms = 1_000
+    title: ClassVar[str]
+    """The process's name in log lines."""
+    stop_timeout_ms: ClassVar[int]
+    """How long the process may take to stop, unless the worker must stop earlier."""
+    kill_hint: ClassVar[str]
+    """What it means that the process did not stop in time."""
+
+    def __init__(self, close_inherited: Callable[[], None], logger: FilteringBoundLogger) -> None:
+        self._close_inherited, self._logger = close_inherited, logger
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 if it is not running."""
+        return self._pid or 0
+
+    def tick(self, now_ms: int, missed: int, /) -> None:  # noqa: ARG002 - a service's arguments
+        """Start another process if this one has died; also reaps it."""
+        if self._pid is not None and (code := self._exit_code(os.WNOHANG)) is not None:
+            self._logger.warning(f"{self.title} died", pid=self._pid, code=code, hint="Another one starts")
+            self._fork()
+
+    def request_stop(self) -> None:
+        """Tell the process to stop, without waiting for it."""
+        if self._pid is not None:
+            with suppress(OSError):
+                self._send_stop()
+
+    def wait(self, deadline_ms: int | None) -> None:
+        """Wait until the process has exited; kill it when its time is over.
+
+        Args:
+            deadline_ms: When the worker must stop (monotonic time); ``None`` for no limit but the process's own.
+        """
+        if self._pid is None:
+            return
+        kill_at_ms = mono_ms() + self.stop_timeout_ms
+        if deadline_ms is not None:
+            kill_at_ms = min(kill_at_ms, deadline_ms)
+        while self._exit_code(os.WNOHANG) is None:
+            if mono_ms() >= kill_at_ms:
+                self._logger.warning(f"{self.title} killed", pid=self._pid, hint=self.kill_hint)
+                os.kill(self._pid, signal.SIGKILL)
+                self._exit_code(0)
+                break
+            threading.Event().wait(_POLL_S)
+        self._pid = None
+
+    def _fork(self) -> None:
+        parent_pid = os.getpid()
+        self._before_fork()
+        pid = fork_with_blocked_signals()
+        if pid == 0:
+            try:
+                self._run(parent_pid)
+            except BaseException:  # noqa: BLE001 - a fork must never return into the supervisor's code
+                traceback.print_exc()
+            finally:
+                exit_child(ExitCode.OK)
+        self._pid = pid
+        self._after_fork()
+
+    def _exit_code(self, options: int) -> int | None:
+        """Return the process's exit code, negative after a signal; ``None`` while it is running."""
+        assert self._pid is not None
+        try:
+            pid, status = os.waitpid(self._pid, options)
+        except ChildProcessError:
+            return 0
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    @abstractmethod
+    def close_inherited(self) -> None:
+        """Close what only the supervisor needs; its other forks call this, too."""
+
+    @abstractmethod
+    def _send_stop(self) -> None:
+        """Tell the process to stop."""
+
+    def _before_fork(self) -> None:  # noqa: B027 - optional
+        """Prepare a fork."""
+
+    def _after_fork(self) -> None:  # noqa: B027 - optional
+        """Complete a fork, in the supervisor."""
+
+    @abstractmethod
+    def _run(self, parent_pid: int) -> None:
+        """Run in the new process, and close what it has inherited."""
+
+
+class PipedProcess(HelperProcess):
+    """A helper process that reads from the supervisor through a pipe; it also reads the pipe's end.
+
+    Args:
+        close_inherited, logger: As in :class:`HelperProcess`.
+    """
+
+    def __init__(self, close_inherited: Callable[[], None], logger: FilteringBoundLogger) -> None:
+        super().__init__(close_inherited, logger)
+        self._read_fd = -1
+        self._write_fd: int | None = None
+
+    def close_inherited(self) -> None:
+        """Close the pipe. Forks of the supervisor also call this: an open copy would keep the process running."""
+        if self._write_fd is not None:
+            os.close(self._write_fd)
+            self._write_fd = None
+
+    def _send_stop(self) -> None:
+        self.close_inherited()
+
+    def _before_fork(self) -> None:
+        self.close_inherited()
+        self._read_fd, self._write_fd = os.pipe()
+
+    def _after_fork(self) -> None:
+        os.close(self._read_fd)
+
+
+# Ends the processes of a worker's children when the supervisor was killed, and so cannot do it.
+
+
+_PAUSE_S: Final = 0.02
+_TIMEOUT_MS: Final = 5_000
+
+
+class GuardProcess(PipedProcess):
+    """Waits for the end of a pipe, which is the supervisor's death, and then kills what the children have started.
+
+    The kernel kills the children themselves, but it does not know the processes that they have started. These could
+    work on a job that another worker starts again.
+
+    Args:
+        worker_id: The worker's id, which is in the environment of those processes.
+        slots_fd: The descriptor of the shared memory.
+        children: The blocks with the pids of the children.
+        close_inherited, logger: As in :class:`PipedProcess`.
+    """
+
+    title, stop_timeout_ms, kill_hint = "Guard process", 1_000, "It did not stop"
+
+    def __init__(
+        self,
+        worker_id: str,
+        slots_fd: int,
+        children: Sequence[ChildBlock],
+        close_inherited: Callable[[], None],
+        logger: FilteringBoundLogger,
+    ) -> None:
+        super().__init__(close_inherited, logger)
+        self._worker_id, self._slots_fd, self._blocks = worker_id, slots_fd, children
+        self._ready_pipe = (-1, -1)
+
+    def start(self) -> None:
+        """Fork the process."""
+        self._fork()
+
+    def _send_stop(self) -> None:
+        if self._write_fd is not None:
+            os.write(self._write_fd, b"\n")
+            super()._send_stop()
+
+    def _before_fork(self) -> None:
+        # As for a child: a collection in the supervisor would copy all pages, which this process would keep.
+        gc.collect()
+        gc.freeze()
+        super()._before_fork()
+        self._ready_pipe = os.pipe()
+
+    def _after_fork(self) -> None:
+        """Wait until the process has left the supervisor's session."""
+        super()._after_fork()
+        os.close(self._ready_pipe[1])
+        os.read(self._ready_pipe[0], 1)
+        os.close(self._ready_pipe[0])
+
+    # ---- in the process: its signals remain blocked ----
+
+    def _run(self, parent_pid: int) -> None:  # noqa: ARG002 - it outlives its parent, which may have died already
+        os.setsid()  # a signal to the worker's process group must not end it
+        for fd in self._ready_pipe:
+            os.close(fd)
+        self._close_inherited()  # also the pipe's other end
+        if os.read(self._read_fd, 1):
+            return
+        for pid in filter(None, [block.pid for block in self._blocks]):
+            end_group(pid)
+        give_up_ms = mono_ms() + _TIMEOUT_MS
+        while end_marked(self._worker_id, self._slots_fd) and mono_ms() < give_up_ms:
+            threading.Event().wait(_PAUSE_S)
+
+
+# The process in which receivers of ``worker_ready``, ``worker_shutting_down`` and ``worker_shutdown`` are called.
+#
+# It is a fork of the supervisor, which itself runs no code of the app after its start: a receiver that blocks there
+# would cause the locks of all running jobs to expire. The process exists only if one of these signals has a receiver.
+
+
+_HOOK_POLL_S: Final = 0.05
+_EXIT: Final = "exit"
+_CAUSES: Final = {"warm": ("SIGTERM", "Warm"), "cold": ("SIGQUIT", "Cold"), "restart": ("SIGHUP", "Warm")}
+"""``sig`` and ``how`` of ``worker_shutting_down``, by the mode of a shutdown."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """The sender of a worker's signals.
+
+    Attributes:
+        hostname: The worker id (Celery's node name).
+        app: The app.
+        queues: The names of the worker's queues in the app.
+        concurrency: The number of children.
+    """
+
+    hostname: str
+    app: App
+    queues: tuple[str, ...]
+    concurrency: int
+
+
+class HookProcess(PipedProcess):
+    """Starts the process, if one of the signals has a receiver, and tells it what happens to the worker.
+
+    Args:
+        worker: The sender of the signals.
+        is_ready: Returns whether a child is ready; called in the process.
+        close_inherited, logger: As in :class:`PipedProcess`.
+    """
+
+    title, stop_timeout_ms = "Hook process", 5_000
+    kill_hint = "A signal receiver did not return"
+
+    def __init__(
+        self,
+        worker: WorkerInfo,
+        is_ready: Callable[[], bool],
+        close_inherited: Callable[[], None],
+        logger: FilteringBoundLogger,
+    ) -> None:
+        super().__init__(close_inherited, logger)
+        self._worker, self._is_ready = worker, is_ready
+        self._announces_ready = True
+
+    def start(self, bus: Bus) -> None:
+        """Fork the process; ``bus`` is the supervisor's."""
+        if any(one.has_listeners() for one in (worker_ready, worker_shutting_down, worker_shutdown)):
+            bus.subscribe(WorkerStopping, self._on_stopping)
+            self._fork()
+
+    def _on_stopping(self, event: WorkerStopping) -> None:
+        self.tick(0, 0)  # otherwise, a process that has just died would miss the message
+        self._send(event.mode)
+
+    def _send(self, message: str) -> None:
+        if self._write_fd is not None:
+            with suppress(OSError):  # the process is dead, or a receiver has blocked it for thousands of messages
+                os.write(self._write_fd, f"{message}\n".encode())
+
+    def _send_stop(self) -> None:
+        """Let the process send ``worker_shutdown``."""
+        self._send(_EXIT)
+        super()._send_stop()
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        assert self._write_fd is not None
+        os.set_blocking(self._write_fd, False)
+
+    def tick(self, now_ms: int, missed: int, /) -> None:
+        """Start another process if this one has died. It sends ``worker_ready`` only if no child was ready before."""
+        if self._announces_ready:
+            self._announces_ready = not self._is_ready()
+        super().tick(now_ms, missed)
+
+    # ---- in the process ----
+
+    def _run(self, parent_pid: int) -> None:
+        ignore_stop_signals(parent_pid)
+        self._close_inherited()  # also the pipe's other end
+        while self._announces_ready and not select.select([self._read_fd], [], [], _HOOK_POLL_S)[0]:
+            if self._is_ready():
+                send_signal(worker_ready, self._worker)
+                break
+        with os.fdopen(self._read_fd) as messages:
+            for line in messages:
+                message = line.strip()
+                if message == _EXIT:
+                    send_signal(worker_shutdown, self._worker)
+                    return
+                sig, how = _CAUSES[message]
+                send_signal(worker_shutting_down, self._worker.hostname, sig=sig, how=how, exitcode=0)
+
+
+# The process that serves ``/metrics``: a fork, so that the supervisor stays single-threaded.
+
+
+class MetricsProcess(HelperProcess):
+    """The process that serves ``/metrics``.
+
+    The constructor binds the port, so that the worker does not start with an invalid port; :meth:`start` forks the
+    process. The supervisor keeps the socket, so a client that connects while the process is dead is served by the next.
+
+    Args:
+        config: The address and port.
+        memory: The counters of all processes.
+        worker_id: A label of the metrics.
+        queue_lengths: Reads the lengths of the queues; called in the new process.
+        close_inherited, logger: As in :class:`HelperProcess`.
+
+    Raises:
+        ConfigError: The port cannot be bound.
+    """
+
+    title, stop_timeout_ms = "Metrics exporter", 1_000
+    kill_hint = "It was stopped or suspended"
+
+    def __init__(
+        self,
+        config: Config,
+        memory: MetricsMemory,
+        worker_id: str,
+        queue_lengths: Callable[[], Mapping[str, Mapping[str, int]]],
+        close_inherited: Callable[[], None],
+        logger: FilteringBoundLogger,
+    ) -> None:
+        from bulltask.observe.metrics import bind  # noqa: PLC0415 - prometheus_client is slow to import
+
+        super().__init__(close_inherited, logger)
+        self._memory, self._worker_id, self._lengths = memory, worker_id, queue_lengths
+        self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
+
+    def start(self) -> None:
+        """Fork the process."""
+        self._fork()
+
+    def close_inherited(self) -> None:
+        """Close the socket; forks of the supervisor call this, too."""
+        self._socket.close()
+
+    def _send_stop(self) -> None:
+        assert self._pid is not None
+        os.kill(self._pid, signal.SIGTERM)
+
+    def _run(self, parent_pid: int) -> None:
+        from bulltask.observe.metrics import (
+            MetricsCollector,  # noqa: PLC0415
+            run_exporter,  # noqa: PLC0415
+        )
+
+        listener = self._socket.dup()
+        self._close_inherited()  # also the other copy of the socket
+        collector = MetricsCollector(self._memory, self._worker_id, self._lengths)
+        run_exporter(listener, collector, parent_pid)  # unblocks the signals once it has handlers
+
+
+# The process that sends the rows of the app's outboxes.
+#
+# The supervisor forks it if the app has an outbox, because the supervisor itself must not wait for a database.
+
+
+class OutboxProcess(PipedProcess):
+    """Runs the relays of an app's outboxes in a process.
+
+    When it is told to stop, it finishes its rows. Killing it loses no job.
+
+    Args:
+        app: The app.
+        close_inherited, logger: As in :class:`PipedProcess`; the relays log their errors, too.
+    """
+
+    title, stop_timeout_ms = "Outbox relay", 7_000
+    kill_hint = "Its last rows are sent when a worker starts again, each once"
+
+    def __init__(self, app: App, close_inherited: Callable[[], None], logger: FilteringBoundLogger) -> None:
+        super().__init__(close_inherited, logger)
+        self._app = app
+        self._wanted = bool(app.outboxes) and app.config.outbox_relay
+
+    def tick(self, now_ms: int, missed: int, /) -> None:
+        """Start the process if it is not running."""
+        if self._wanted and self._pid is None:
+            self._fork()
+        super().tick(now_ms, missed)
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._logger.info("Outbox relay started", pid=self._pid, outboxes=len(self._app.outboxes))
+
+    def _run(self, parent_pid: int) -> None:
+        ignore_stop_signals(parent_pid)
+        self._close_inherited()
+        for outbox in self._app.outboxes:
+            outbox.after_fork()
+        run_relays(self._app.outboxes, lambda: os.read(self._read_fd, 1), self._logger)

@@ -1,0 +1,511 @@
+"""The events of outcomes that have been written."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import bulltask
+from bulltask.app import App
+from bulltask.jobs.categories import ErrorCategory, explicit_category, retry_after_ms
+from bulltask.jobs.clock import to_ms, value_class
+from bulltask.jobs.errors import (
+    ConfigError,
+    DecodeError,
+    Interrupt,
+    InvalidJobError,
+    PermanentError,
+    RateLimitQueue,
+    Reject,
+    ReleaseJob,
+    RescheduleJob,
+    Retry,
+    TaskCancelled,
+    WaitForChildren,
+    WorkerShutdown,
+    incompatible,
+)
+from bulltask.jobs.fields import CHECKPOINT_FIELD, reason_of, trace_text, truncate_reason
+from bulltask.jobs.job import RELEASES_FIELD, RunningJob
+from bulltask.jobs.names import REVOKED
+from bulltask.jobs.stored_job import FailedJob
+from bulltask.observe.events import JobFailed, JobReleased, JobRescheduled, JobRetried, JobWaitsForChildren
+from bulltask.registry.context import Checkpoints, max_attempts, no_retries_left
+from bulltask.registry.task import AnyTask
+from bulltask.transport.call import QueueKeys
+from bulltask.worker.slots import Slot
+
+__all__ = [
+    "AcquiredJob",
+    "CompletedOutcome",
+    "FailedOutcome",
+    "IncompatibleOutcome",
+    "Outcome",
+    "RateLimitedOutcome",
+    "ReleasedOutcome",
+    "RequestedOutcome",
+    "RescheduledByTaskOutcome",
+    "RescheduledByWorkerOutcome",
+    "RetriedOutcome",
+    "WaitingForChildrenOutcome",
+    "WorkerOutcome",
+    "as_permanent",
+    "checkpoint_fields",
+    "decide_retry",
+    "failed_event",
+    "interrupt_in",
+    "is_retried",
+    "leaves_of",
+    "release_reason",
+    "request_fields",
+    "requested_event",
+    "requested_outcome",
+    "retried_event",
+    "trace_of",
+    "with_checkpoint",
+]
+
+
+# An acquired job, and the outcomes of its attempt.
+
+
+_BY_TASK: Final = "its task released it"
+
+_IMMEDIATE_MS: Final = 100
+"""A job that a task reschedules by less runs again immediately, for ``max_releases``."""
+
+
+@value_class
+class AcquiredJob:
+    """A job whose lock this child holds.
+
+    Attributes:
+        slot: The slot whose token locks the job.
+        queue_index: Index of its queue in the worker's list.
+        keys: The queue's keys.
+        max_concurrent: How many jobs the child may run at the same time as this job, this job included; 0 for no limit.
+            Set for a job in crash quarantine (:mod:`bulltask.worker.broker_backoff`).
+    """
+
+    slot: Slot
+    queue_index: int
+    keys: QueueKeys
+    job: RunningJob
+    max_concurrent: int
+
+
+@value_class
+class CompletedOutcome:
+    """The task returned; ``value`` is the return value as JSON.
+
+    Attributes:
+        ignored: The task ended with ``Ignore``.
+        checkpoint: As in the other outcomes.
+    """
+
+    value: bytes
+    result: object
+    ignored: bool = False
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _WithCheckpoint:
+    """An outcome that can be stored with a checkpoint.
+
+    Attributes:
+        checkpoint: The job's new :class:`bulltask.jobs.fields.Checkpoint`, as it is stored; ``None`` if it does not
+            change.
+    """
+
+    checkpoint: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOutcome(_WithCheckpoint):
+    """The attempt failed and the job is not retried.
+
+    Attributes:
+        reason: The error message.
+        trace: The attempt's traceback.
+        malformed: BullMQ's script may fail with an error on this job, so bulltask's script fails it.
+        failed_job: The canvas job whose failure caused this one to fail, if it is a different job.
+        expected: The exception is one of the task's ``throws``.
+        error: The stored form of the exception, ``""`` if only its message is stored.
+    """
+
+    reason: str
+    trace: str
+    category: str
+
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+    malformed: bool = False
+    failed_job: FailedJob | None = None
+    expected: bool = False
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", truncate_reason(self.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class RetriedOutcome(_WithCheckpoint):
+    """The attempt failed, and the job is retried after ``delay_ms`` (0: immediately).
+
+    Attributes:
+        expires_ms: The job's new expiry in epoch milliseconds, ``None`` if it does not change.
+        requested: What the task has requested with ``self.retry()``, ``None`` after any other exception.
+    """
+
+    delay_ms: int
+    reason: str
+    trace: str
+    category: str
+
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+    expires_ms: int | None = None
+    requested: Retry | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def data(self) -> bytes | None:
+        """The job's new data, ``None`` if it does not change."""
+        return None if self.requested is None else self.requested.data
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", truncate_reason(self.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class RescheduledByWorkerOutcome:
+    """The worker cannot run the job right now; it is due again after ``delay_ms``. The attempt does not count.
+
+    Attributes:
+        reason: Why the next iteration of its job scheduler could not be added.
+    """
+
+    delay_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncompatibleOutcome:
+    """The worker cannot run the job, but another may; it is due again after ``delay_ms``. The attempt does not count.
+
+    Attributes:
+        reason: Why the worker cannot run it.
+        since: What is stored in the job: since when no worker could run it.
+        is_first: Whether this is the first such worker.
+    """
+
+    delay_ms: int
+    reason: str
+    since: str
+    is_first: bool
+
+    def __post_init__(self) -> None:
+        reason = truncate_reason(self.reason).encode("utf-8", "replace").decode()
+        object.__setattr__(self, "reason", reason)
+
+
+@dataclass(frozen=True, slots=True)
+class RescheduledByTaskOutcome(_WithCheckpoint):
+    """The task rescheduled its job by ``delay_ms`` (``RescheduleJob``). The attempt does not count."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedOutcome(_WithCheckpoint):
+    """The task released its job (``ReleaseJob``): it is next in its queue. The attempt does not count.
+
+    Attributes:
+        reason: Why, for the log.
+        by_task: Whether ``max_releases`` limits this release.
+    """
+
+    reason: str = _BY_TASK
+    by_task: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitedOutcome(_WithCheckpoint):
+    """The task released its job and rate-limits the queue for ``limit_ms`` (``RateLimitQueue``)."""
+
+    limit_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingForChildrenOutcome(_WithCheckpoint):
+    """The job waits for its child jobs and then runs again (``WaitForChildren``). The attempt does not count.
+
+    Attributes:
+        replaced: The job's task has replaced itself with a canvas, and does not run again.
+    """
+
+    replaced: bool = False
+
+
+RequestedOutcome = RescheduledByTaskOutcome | ReleasedOutcome | RateLimitedOutcome | WaitingForChildrenOutcome
+WorkerOutcome = RescheduledByWorkerOutcome | IncompatibleOutcome
+"""Outcomes of jobs that have not run."""
+Outcome = CompletedOutcome | FailedOutcome | RetriedOutcome | WorkerOutcome | RequestedOutcome
+
+
+def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | None:
+    """Return the outcome that a task requested by raising ``exc``; ``None`` if ``exc`` is any other exception.
+
+    For ``Ignore``, see :mod:`bulltask.worker.attempt`.
+    """
+    match exc:
+        case RescheduleJob():
+            try:
+                return RescheduledByTaskOutcome(to_ms(exc.delay, "RescheduleJob's delay"))
+            except ConfigError as error:
+                return FailedOutcome(str(error), "", "permanent")
+        case WorkerShutdown():
+            return ReleasedOutcome(exc.reason, by_task=False)
+        case ReleaseJob() | Reject(requeue=True):
+            return ReleasedOutcome(exc.reason if isinstance(exc, ReleaseJob) else _BY_TASK)
+        case RateLimitQueue():
+            return _rate_limited(exc)
+        case _:
+            return WaitingForChildrenOutcome(exc.replaced) if isinstance(exc, WaitForChildren) else None
+
+
+def release_reason(outcome: ReleasedOutcome | RateLimitedOutcome) -> str:
+    """Return the reason in the log line of a released job."""
+    match outcome:
+        case ReleasedOutcome():
+            return outcome.reason
+        case RateLimitedOutcome():
+            return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
+
+
+def with_checkpoint(outcome: Outcome, checkpoints: Checkpoints) -> Outcome:
+    """Return the outcome with the checkpoint that is stored in the same step."""
+    if isinstance(outcome, WorkerOutcome):
+        return outcome
+    last = checkpoints.last(completed=isinstance(outcome, CompletedOutcome))
+    return outcome if last is None else replace(outcome, checkpoint=last)
+
+
+def checkpoint_fields(outcome: CompletedOutcome | FailedOutcome | RetriedOutcome) -> list[str]:
+    """Return the field of the job's hash that changes with an outcome of a checkpointed task; usually none."""
+    return [] if outcome.checkpoint is None else [CHECKPOINT_FIELD, outcome.checkpoint]
+
+
+def request_fields(job: RunningJob, outcome: RequestedOutcome) -> list[str]:
+    """Return the fields of the job's hash that change with an outcome that its task has requested; usually none.
+
+    They are the checkpoint, and the number of releases in a row without progress, which ``max_releases`` limits.
+    """
+    match outcome:
+        case RescheduledByTaskOutcome():
+            is_immediate = outcome.delay_ms < _IMMEDIATE_MS
+        case RateLimitedOutcome():
+            is_immediate = outcome.limit_ms < _IMMEDIATE_MS
+        case _:  # a job that waits for its child jobs, but has no pending ones, is released
+            is_immediate = isinstance(outcome, ReleasedOutcome) and outcome.by_task
+    fields = [] if outcome.checkpoint is None else [CHECKPOINT_FIELD, outcome.checkpoint]
+    releases = job.releases + 1 if is_immediate and not fields else 0
+    return fields if releases == job.releases else [*fields, RELEASES_FIELD, str(releases)]
+
+
+def _rate_limited(exc: RateLimitQueue) -> RateLimitedOutcome | FailedOutcome:
+    try:
+        limit_ms = to_ms(exc.duration, "RateLimitQueue's duration")
+    except ConfigError as error:
+        return FailedOutcome(str(error), "", "permanent")
+    if not limit_ms:
+        return FailedOutcome("RateLimitQueue's duration must be at least 0.001 s", "", "permanent")
+    return RateLimitedOutcome(limit_ms)
+
+
+# Decides whether a failed attempt is retried, and when.
+#
+# Jobs that bulltask has sent follow the task's policy: transient errors are retried; permanent and unknown errors fail
+# the job immediately; ``autoretry_for`` adds exceptions and ``dont_autoretry_for`` removes some. Jobs from other
+# clients follow BullMQ: every error is retried except ``PermanentError`` and ``dont_autoretry_for``; the other
+# permanent errors are retried, too. In both cases the number of attempts is stored in the job.
+
+
+_PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
+
+
+def decide_retry(
+    exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None, app: App
+) -> FailedOutcome | RetriedOutcome:
+    """Return the outcome of an attempt that raised ``exc``.
+
+    Args:
+        exc: The task's exception.
+        job: The job; its ``attempts_made`` does not include this attempt.
+        task: The job's task, ``None`` if the attempt failed before it was found.
+        app: The app, with its error categories and the server's time.
+    """
+    exc = interrupt_in(exc) or exc
+    if isinstance(exc, TaskCancelled):
+        return FailedOutcome(REVOKED, trace_of(exc), REVOKED, exc)
+    if isinstance(exc, Reject):
+        rejected = exc.reason if isinstance(exc.reason, Exception) else None  # raise Reject(error)
+        shown = rejected or exc
+        return FailedOutcome(reason_of(shown), trace_of(shown), ErrorCategory.PERMANENT.value, shown)
+    requested = exc if isinstance(exc, Retry) else None
+    cause = exc if requested is None else (requested.exc or exc)
+    category = app.categorizer.categorize(cause)
+    reason, trace = _reason(cause, job), trace_of(cause)
+    attempts_made = job.attempts_made + 1
+    maximum = _maximum(cause, job, task, requested)
+    if attempts_made >= maximum or not _is_retryable(cause, category, job, task, requested, app):
+        throws = () if task is None else task.options.throws
+        expected = isinstance(cause, throws) or all(isinstance(each, throws) for each in leaves_of(cause))
+        return FailedOutcome(reason, trace, category.value, cause, expected=expected)
+    try:
+        delay_ms = _delay_ms(cause, job, task, attempts_made, requested, app)
+    except Exception as error:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
+        reason = f"{reason} (and it cannot be retried: {type(error).__name__}: {error})"
+        return FailedOutcome(reason, trace, category.value, cause)
+    if category is ErrorCategory.PERMANENT:
+        category = ErrorCategory.TRANSIENT  # for this job: a request, autoretry_for, or another client's job
+    if requested is None:
+        return RetriedOutcome(delay_ms, reason, trace, category.value, cause)
+    expires_ms = requested.expires_at(app.now_ms())
+    return RetriedOutcome(delay_ms, reason, trace, category.value, cause, expires_ms, requested)
+
+
+def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:
+    """Return whether ``job`` is retried if this attempt raises ``exc``."""
+    has_attempts_left = job.attempts_made + 1 < _maximum(exc, job, task, None)
+    return has_attempts_left and _is_retryable(exc, app.categorizer.categorize(exc), job, task, None, app)
+
+
+def as_permanent(exc: Exception) -> PermanentError:
+    """Return the permanent error for a job that cannot be started, because a retry would not help."""
+    if isinstance(exc, DecodeError):
+        error = InvalidJobError(str(exc))
+        return incompatible(error) if exc.is_incompatible else error
+    return exc if isinstance(exc, PermanentError) else InvalidJobError(f"{type(exc).__name__}: {exc}")
+
+
+def trace_of(exc: BaseException) -> str:
+    """Return the traceback as text, from the first frame of user code on."""
+    frames = _user_frames(exc.__traceback__)
+    text = trace_text(exc, frames)
+    if frames is None and exc.__cause__ is None and exc.__context__ is None:
+        # There is no frame of user code. The header still shows that this is a Python traceback.
+        text = f"Traceback (most recent call last):\n{text}"
+    return text
+
+
+def _user_frames(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        tb = tb.tb_next
+    return tb
+
+
+def _maximum(cause: BaseException, job: RunningJob, task: AnyTask[..., object] | None, requested: Retry | None) -> int:
+    """Return the maximum number of attempts of a job that has failed with ``cause``.
+
+    ``task_max_retries=0`` means that nothing is retried unless the task requests it. ``autoretry_for`` is a request.
+    """
+    if requested is not None:
+        return max_attempts(job, requested.max_retries)
+    if task is not None and _any_is(cause, task.options.autoretry_for):
+        return max(job.attempts, max_attempts(job, None))
+    return job.attempts
+
+
+def _reason(cause: BaseException, job: RunningJob) -> str:
+    return no_retries_left(job, cause.max_retries) if isinstance(cause, Retry) else reason_of(cause)
+
+
+def _is_retryable(
+    cause: BaseException,
+    category: ErrorCategory,
+    job: RunningJob,
+    task: AnyTask[..., object] | None,
+    requested: Retry | None,
+    app: App,
+) -> bool:
+    if requested is not None:
+        return True
+    leaves = leaves_of(cause)
+    if any(explicit_category(each) is ErrorCategory.PERMANENT for each in (cause, *leaves)):
+        return False  # the task raised it on purpose, so autoretry_for=(Exception,) does not apply
+    if task is not None and _any_is(cause, task.options.dont_autoretry_for):
+        return False
+    if task is not None and _any_is(cause, kinds := task.options.autoretry_for):
+        # As for the category of a group: only if each of its exceptions is retried.
+        others = [] if isinstance(cause, kinds) else [each for each in leaves if not isinstance(each, kinds)]
+        if all(app.categorizer.categorize(each) is ErrorCategory.TRANSIENT for each in others):
+            return True
+    return category is ErrorCategory.TRANSIENT if job.sent_by_bulltask else True
+
+
+def leaves_of(exc: BaseException) -> list[BaseException]:
+    """Return the exceptions in an exception group and in the groups within it; for any other exception, itself."""
+    if not isinstance(exc, BaseExceptionGroup):
+        return [exc]
+    return [leaf for each in exc.exceptions for leaf in leaves_of(each)]
+
+
+def interrupt_in(exc: BaseException) -> Interrupt | None:
+    """Return the first interrupt in an exception group, such as ``self.retry()`` in an ``asyncio.TaskGroup``."""
+    if not isinstance(exc, BaseExceptionGroup):
+        return None
+    return next((each for each in leaves_of(exc) if isinstance(each, Interrupt)), None)
+
+
+def _any_is(cause: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether an exception, or one in a group, has one of these classes."""
+    return isinstance(cause, kinds) or (kinds != () and any(isinstance(each, kinds) for each in leaves_of(cause)))
+
+
+def _delay_ms(
+    cause: BaseException,
+    job: RunningJob,
+    task: AnyTask[..., object] | None,
+    attempts_made: int,
+    requested: Retry | None,
+    app: App,
+) -> int:
+    if requested is not None and requested.delay_ms is not None:
+        return requested.delay_ms
+    if requested is not None and requested.eta_ms is not None:
+        return max(0, requested.eta_ms - app.now_ms())
+    custom = None if task is None else task.options.custom_backoff
+    if custom is not None:
+        return to_ms(custom(attempts_made, cause), f"the retry_backoff of task {job.name}")
+    return max(job.retry_delay_ms(attempts_made), retry_after_ms(cause, now=app.now_ms()) or 0)
+
+
+# The events of outcomes that have been written.
+
+
+def requested_event(job: RunningJob, outcome: RequestedOutcome) -> JobReleased | JobRescheduled | JobWaitsForChildren:
+    """Return the event of an outcome that its task has requested."""
+    match outcome:
+        case RescheduledByTaskOutcome():
+            return JobRescheduled(job.id, job.queue, job.name, outcome.delay_ms)
+        case WaitingForChildrenOutcome():
+            return JobWaitsForChildren(job.id, job.queue, job.name)
+        case _:
+            return JobReleased(job.id, job.queue, job.name, release_reason(outcome))
+
+
+def failed_event(job: RunningJob, outcome: FailedOutcome, duration_ms: float) -> JobFailed:
+    """Return the event of a failed job."""
+    attempts_made, raised = job.attempts_made + 1, outcome.exception
+    error, category, trace = outcome.reason, outcome.category, outcome.trace
+    names = job.id, job.queue, job.name
+    return JobFailed(*names, duration_ms, error, category, attempts_made, trace, raised, outcome.expected)
+
+
+def retried_event(job: RunningJob, outcome: RetriedOutcome, duration_ms: float) -> JobRetried:
+    """Return the event of a failed attempt after which the job is retried."""
+    attempts_made, raised = job.attempts_made + 1, outcome.exception
+    error, category, delay_ms = outcome.reason, outcome.category, outcome.delay_ms
+    return JobRetried(job.id, job.queue, job.name, duration_ms, error, category, attempts_made, delay_ms, raised)

@@ -1,0 +1,376 @@
+"""Runs short jobs on the main thread, several per round trip (docs/adr/0038-prefetching-short-jobs.md)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from bulltask.jobs.clock import mono_ms, mono_s
+from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, JobError
+from bulltask.transport.call import Call, Fetched
+from bulltask.worker.async_loop import AsyncLoop, JobStarter
+from bulltask.worker.attempt import Attempt, AttemptRunner
+from bulltask.worker.fetch import JobFetcher
+from bulltask.worker.finish import OutcomeWriter
+from bulltask.worker.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
+from bulltask.worker.slots import LONG_MS, ChildBlock, ControlPage, Slot, SlotState
+
+__all__ = ["FLUSH_MS", "PrefetchCount", "PrefetchLoop"]
+
+
+# How many jobs a child prefetches, depending on how long the latest ones took.
+
+
+FLUSH_MS: Final = 5
+"""The jobs of one round trip should together take no longer than this. An outcome waits longer only if the next job is
+unexpectedly long."""
+
+_OVERLAP_MS: Final = 0.75 * LONG_MS
+"""Of jobs up to this duration, one is prefetched. The supervisor would often release it if they took longer."""
+
+_DECAY: Final = 0.8
+"""After ten short jobs, a long one counts for a tenth of its duration."""
+_LONGEST_MS: Final = 1_000.0
+
+
+class PrefetchCount:
+    """Decides how many jobs a child acquires in one round trip.
+
+    One long job makes it acquire the next ones one at a time; it acquires several only after several short ones in a
+    row. Of jobs that are too long to share a round trip, it prefetches one, which runs while Redis handles the outcome
+    of the one before it.
+
+    Args:
+        maximum: The largest number; 0 and 1 turn prefetching off.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = max(1, maximum)
+        self._slowest_ms = _LONGEST_MS
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs to acquire in one round trip."""
+        if self._slowest_ms * 2 > FLUSH_MS:
+            return min(self._maximum, 2 if self._slowest_ms <= _OVERLAP_MS else 1)
+        return min(self._maximum, int(FLUSH_MS / self._slowest_ms) if self._slowest_ms else self._maximum)
+
+    @property
+    def expected_ms(self) -> float:
+        """How long the next job may take: as long as the slowest of the latest ones."""
+        return self._slowest_ms
+
+    def record(self, duration_ms: float) -> None:
+        """Record how long a job took; after a long one, the next jobs are acquired one at a time."""
+        if duration_ms > LONG_MS:
+            duration_ms = _LONGEST_MS
+        slowest_ms = self._slowest_ms * _DECAY
+        self._slowest_ms = min(max(duration_ms, slowest_ms), _LONGEST_MS)
+
+    def record_long_job(self) -> None:
+        """Prefetch no more, as after a long job: jobs that run alongside others, or in a batch, are not prefetched."""
+        self._slowest_ms = _LONGEST_MS
+
+
+# Runs short jobs on the main thread, several per round trip (docs/adr/0038-prefetching-short-jobs.md).
+
+
+_WRITTEN: Final = {SlotState.WRITTEN, SlotState.RELEASING}
+_NO_REPLY: Final = BrokerUnavailableError("the supervisor received no reply when it wrote this outcome")
+_RECHECK_MS: Final = 1_000
+"""Interval at which a child checks whether a queue has a global concurrency or rate limit."""
+
+
+class _EndedJob(NamedTuple):
+    """A job whose attempt has ended, and whose outcome may not be written yet."""
+
+    acquired: AcquiredJob
+    outcome: Outcome
+    duration_ms: float
+    call: Call[Any]
+    packed: bytes
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the call also fetches a job."""
+        return self.call.script is not None and self.call.script.name == "moveToFinished"
+
+
+class PrefetchLoop:
+    """Runs jobs while they are short: writes their outcomes, and fetches the next jobs, in one round trip.
+
+    While jobs are ready, the loop does not wait for that round trip: it runs them first, and then reads the replies.
+
+    The child holds the lock of its block of shared memory except while a task's code is running. If the task takes
+    too long, the supervisor releases the jobs that have not started and writes the outcomes that are still here, so no
+    job waits for a long one.
+
+    Args:
+        fetcher: Acquires jobs.
+        starter: Starts them.
+        runner: Runs attempts.
+        writer: Writes outcomes.
+        slots: Manages the child's slots.
+        block: The child's block, whose lock the child shares with the supervisor.
+        control: The control page, in which the supervisor confirms that it watches the child's jobs.
+        maximum: The largest number of jobs in one round trip (``worker_prefetch``).
+        unprefetched_tasks: The tasks whose jobs never run between others; see
+            :func:`bulltask.worker.async_loop.unprefetched_tasks`.
+
+    Attributes:
+        count: How many jobs to prefetch; also records the jobs that this loop does not run.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
+        self,
+        fetcher: JobFetcher,
+        starter: JobStarter,
+        runner: AttemptRunner,
+        writer: OutcomeWriter,
+        slots: AsyncLoop,
+        block: ChildBlock,
+        control: ControlPage,
+        maximum: int,
+        unprefetched_tasks: Collection[str],
+    ) -> None:
+        self._fetcher, self._starter, self._runner, self._writer = fetcher, starter, runner, writer
+        self._slots, self._block, self._control, self.count = slots, block, control, PrefetchCount(maximum)
+        self._unprefetched_tasks = unprefetched_tasks
+        self._recheck_at_ms = 0
+        self._ready: deque[AcquiredJob] = deque()
+        self._sent: Sequence[_EndedJob] = ()
+        self._replies: Callable[[], Sequence[Any]] = tuple
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether to run the next jobs with :meth:`run`."""
+        prefetches = self.count.jobs > 1
+        if prefetches != self._block.prefetches:
+            self._block.prefetches = prefetches
+        return prefetches and self._control.watches and self._fetcher.may_fetch_next and self._block.can_lock
+
+    def record_idle(self) -> None:
+        """Record that there is no job, so the supervisor need not watch this child."""
+        self._block.prefetches = False
+
+    def run(self, first: AcquiredJob) -> AcquiredJob | None:
+        """Run a job and those that follow it.
+
+        Returns:
+            A job that needs the child for itself. The slots of all other jobs are free again, except that of ``first``
+            if ``None`` is returned.
+        """
+        self._block.lock()
+        try:
+            # Checked again, because the supervisor stops watching only while it has the lock.
+            if not self._control.watches or self._runs_alone(first):
+                return first
+            return self._run(first)
+        finally:
+            self._block.unlock()
+
+    def _run(self, first: AcquiredJob) -> AcquiredJob | None:
+        ready, used = self._ready, {first.slot}
+        first.slot.activate(first.queue_index, first.job.id, mono_ms(), SlotState.PREFETCHED)
+        ready.append(first)
+        alone: AcquiredJob | None = None
+        while (ready or self._sent) and alone is None:
+            ended = self._run_ready()
+            self._read_replies()
+            if (acquired := self._next_ready()) is not None and self._runs_alone(acquired):
+                alone = ready.popleft()
+            self._write(ended, used, fetch=alone is None)
+            if _limits_queue(ended) or not self._fetcher.may_collect:
+                break
+        self._read_replies()
+        self._release_ready()
+        if alone is not None:
+            alone.slot.start(mono_ms())
+        kept = first.slot if alone is None else alone.slot
+        for slot in used - {kept}:
+            self._slots.return_slot(slot)
+        return alone
+
+    def _wanted(self) -> int:
+        """Return how many jobs to have after the next round trip."""
+        if not self._fetcher.may_collect:
+            return 0
+        now_ms = mono_ms()
+        if now_ms >= self._recheck_at_ms:
+            self._recheck_at_ms = now_ms + _RECHECK_MS
+            return 1  # only fetchAhead, which acquires the others, checks the queue's limits
+        return self.count.jobs
+
+    # ---- running ----
+
+    def _runs_alone(self, acquired: AcquiredJob) -> bool:
+        return bool(acquired.max_concurrent) or acquired.job.name in self._unprefetched_tasks
+
+    def _run_ready(self) -> list[_EndedJob]:
+        """Run the jobs that are ready until their outcomes should be written."""
+        ended: list[_EndedJob] = []
+        wanted, began_ms = self._wanted(), mono_ms()
+        fetching = sum(item.fetches for item in self._sent)
+        while (acquired := self._next_ready()) is not None:
+            next_end_ms = mono_ms() - began_ms + self.count.expected_ms
+            if self._runs_alone(acquired) or (ended and next_end_ms >= FLUSH_MS):
+                break
+            self._ready.popleft()
+            acquired.slot.start(mono_ms())
+            attempt = self._starter.begin(acquired)
+            if attempt is None:
+                continue  # its task's rate limit
+            outcome, duration_ms = self._outcome(attempt, acquired.slot)
+            call = self._writer.call(acquired, outcome, fetch_next=fetching < wanted)
+            item = _EndedJob(acquired, outcome, duration_ms, call, self._fetcher.client.pack(call))
+            ended.append(item)
+            fetching += item.fetches
+            is_stored = acquired.slot.finish(item.packed, mono_ms())
+            if not is_stored or isinstance(outcome, RateLimitedOutcome) or self._fetcher.closing:
+                break
+            if 2 * len(ended) >= wanted and self._ready:
+                break  # the other half runs while Redis executes the calls of this one
+        return ended
+
+    def _next_ready(self) -> AcquiredJob | None:
+        """Return the next job; forget those that the supervisor has released, which may run elsewhere by now."""
+        while self._ready and self._ready[0].slot.state != SlotState.PREFETCHED:
+            self._free_slot(self._ready.popleft().slot)
+        return self._ready[0] if self._ready else None
+
+    def _outcome(self, attempt: Attempt | Outcome, slot: Slot) -> tuple[Outcome, float]:
+        if not isinstance(attempt, Attempt):
+            return attempt, 0.0
+        started = mono_s()
+        self._block.running_since_ms = mono_ms()
+        self._block.unlock()
+        try:
+            outcome = self._runner.call(attempt, slot)
+        finally:
+            self._block.lock()
+            self._block.running_since_ms = 0
+        duration_ms = (mono_s() - started) * 1000
+        self.count.record(duration_ms)
+        return outcome, duration_ms
+
+    # ---- writing ----
+
+    def _write(self, ended: Sequence[_EndedJob], used: set[Slot], *, fetch: bool) -> None:
+        """Write outcomes, and make the jobs in the replies ready."""
+        unwritten = [item for item in ended if item.acquired.slot.state not in _WRITTEN]
+        for item in ended:
+            if item.acquired.slot.state in _WRITTEN:
+                self._handle_reply(item, None)
+        fetch = fetch and not _limits_queue(ended)
+        if not (fetch and self._fetcher.may_fetch_next):
+            unwritten = [self._without_fetch(item) for item in unwritten]
+        fetching = sum(item.fetches for item in unwritten)
+        missing = self._wanted() - len(self._ready) - fetching if fetch and ended else 0
+        self._send(unwritten)
+        # The supervisor can only take over a call that was sent if the slot contains it.
+        if self._ready and fetch and missing <= 0 and all(item.acquired.slot.is_sent for item in self._sent):
+            return
+        expected = len(self._ready) + fetching
+        self._read_replies()
+        if missing > 0 and len(self._ready) >= expected:  # otherwise, the queue is empty
+            free = [slot for slot in used if slot.is_free]
+            index = self._fetcher.round_robin.after(ended[-1].acquired.queue_index)
+            self._prefetch(index, self._wanted() - len(self._ready), used, free)
+
+    def _free_slot(self, slot: Slot) -> None:
+        """Free a slot that the supervisor has taken over."""
+        if slot.state == SlotState.RELEASING:
+            self._fetcher.record_uncertain(slot, slot.read().queue_index)
+        self._fetcher.free_slot(slot)
+
+    def _without_fetch(self, item: _EndedJob) -> _EndedJob:
+        call = self._writer.call(item.acquired, item.outcome, fetch_next=False)
+        return item._replace(call=call, packed=self._fetcher.client.pack(call))
+
+    def _send(self, items: Sequence[_EndedJob]) -> None:
+        """Send the calls; :meth:`_read_replies` reads the replies."""
+        uncertain = [item for item in items if item.acquired.slot.state == SlotState.UNCERTAIN]
+        items = [item for item in items if item.acquired.slot.state != SlotState.UNCERTAIN]
+        for item in items:
+            item.acquired.slot.settle(mono_ms())
+        if items:
+            self._sent, self._replies = items, self._start(items)
+        for item in uncertain:
+            self._handle_reply(item, _NO_REPLY)
+
+    def _start(self, items: Sequence[_EndedJob]) -> Callable[[], Sequence[Any]]:
+        """Send the calls; return a function that returns their results or errors."""
+        client = self._fetcher.client
+        try:
+            for item in items:
+                if isinstance(item.outcome, RateLimitedOutcome):
+                    client.run(self._writer.limit_call(item.acquired, item.outcome))
+            return client.start_many([item.call for item in items], [item.packed for item in items])
+        except BrokerError as exc:
+            errors = [exc] * len(items)
+        return lambda: errors
+
+    def _read_replies(self) -> None:
+        """Read the replies to the calls that were sent, and make the jobs in them ready."""
+        items, self._sent = self._sent, ()
+        if not items:
+            return
+        try:
+            replies = self._replies()
+        except BrokerError as exc:
+            replies = [exc] * len(items)
+        for item, reply in zip(items, replies, strict=True):
+            self._handle_reply(item, reply)
+
+    def _handle_reply(self, item: _EndedJob, reply: Any) -> None:
+        """Handle the reply to a call, or its error. The supervisor may have taken the slot over in the meantime."""
+        acquired, next_job, state = item.acquired, None, item.acquired.slot.state
+        written: Outcome | None = item.outcome
+        if state in _WRITTEN:
+            self._free_slot(acquired.slot)
+            self._writer.after_write(acquired, written, item.duration_ms)
+            return
+        if isinstance(reply, BrokerError | JobError):
+            written = self._writer.recover(acquired, item.outcome, _NO_REPLY if state == SlotState.UNCERTAIN else reply)
+        elif item.fetches and state != SlotState.RELEASED:
+            next_job = self._fetcher.acquired(acquired.queue_index, acquired.slot, reply, SlotState.PREFETCHED)
+        if next_job is None:
+            self._fetcher.free_slot(acquired.slot)
+        else:
+            self._ready.append(next_job)
+        self._writer.after_write(acquired, written, item.duration_ms)
+
+    # ---- acquiring and releasing ----
+
+    def _prefetch(self, index: int, count: int, used: set[Slot], free: Sequence[Slot] = ()) -> None:
+        """Acquire up to ``count`` more jobs of a queue."""
+        slots = list(free[: max(0, count)])
+        while len(slots) < count and (slot := self._slots.take_slot()) is not None:
+            slots.append(slot)
+            used.add(slot)
+        if not slots:
+            return
+        for slot in slots:
+            slot.reserve(mono_ms())
+        replies: Sequence[Fetched] = ()
+        with suppress(BrokerError):  # the next fetch handles the error
+            replies = self._fetcher.fetch_many(index, slots)
+        for slot, fetched in zip(slots, replies, strict=False):
+            acquired = self._fetcher.acquired(index, slot, fetched, SlotState.PREFETCHED)
+            if acquired is not None:
+                self._ready.append(acquired)
+        for slot in slots[len(replies) :]:
+            self._fetcher.free_slot(slot)
+
+    def _release_ready(self) -> None:
+        """Release the jobs that have not started."""
+        if self._next_ready() is not None:
+            self._fetcher.release_unstarted(list(self._ready))
+            self._ready.clear()
+
+
+def _limits_queue(ended: Sequence[_EndedJob]) -> bool:
+    """Return whether a task has rate-limited its queue; no other job ends after it in the same round."""
+    return bool(ended) and isinstance(ended[-1].outcome, RateLimitedOutcome)

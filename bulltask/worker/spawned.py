@@ -1,0 +1,93 @@
+"""A spawned child: a new interpreter that reads its spec, imports the app, and then works like a forked child."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bulltask.app import App
+from bulltask.config.parsers import reveal, wrap_secrets
+from bulltask.config.process import anonymous_file, inherit_life_line
+from bulltask.observe.counters import MetricsMemory
+from bulltask.observe.log import configure_logging
+from bulltask.registry.tasks import find_app
+from bulltask.worker.child import ChildPlan, child_bus, run_child
+from bulltask.worker.slots import Slots
+
+__all__ = ["SpawnSpec", "main"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnSpec:
+    """The parameters of a spawned child, as JSON, because it does not inherit the supervisor's memory.
+
+    Attributes:
+        app: The value of ``-A``.
+        overrides: Settings from the command line.
+        path: The supervisor's ``sys.path``.
+        slots_fd, children, per_child: The shared memory of the slots.
+        metrics_fd: The shared counters, ``None`` when metrics are off.
+        parent_fd: The supervisor's :func:`bulltask.config.process.life_line`.
+    """
+
+    app: str
+    overrides: dict[str, Any]
+    path: list[str]
+    queues: list[str]
+    worker_id: str
+    index: int
+    parent_pid: int
+    slots_fd: int
+    children: int
+    per_child: int
+    metrics_fd: int | None
+    parent_fd: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", wrap_secrets(self.overrides))
+
+    def write(self) -> int:
+        """Return the descriptor of an anonymous file with this spec, positioned at its start."""
+        fd = anonymous_file("bulltask-spawn-spec")
+        os.write(fd, json.dumps(asdict(self), default=reveal).encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+
+def main(spec_fd: int) -> None:
+    """Run a child with the spec in a file descriptor; never returns."""
+    with os.fdopen(spec_fd, "rb") as file:
+        spec = SpawnSpec(**json.load(file))
+    inherit_life_line(spec.parent_fd)
+    sys.path[:] = spec.path
+    app = find_app(spec.app, App)
+    for name, value in spec.overrides.items():
+        app.conf.override(name, value)
+    app.load_tasks()
+    logger = configure_logging(level=app.config.log_level, worker_id=spec.worker_id)
+    slots = Slots(spec.children, spec.per_child, spec.slots_fd)
+    memory = None
+    if spec.metrics_fd is not None:
+        memory = MetricsMemory(spec.queues, spec.children + 1, spec.metrics_fd)
+
+    def bus() -> Any:
+        return child_bus(logger, memory, spec.index, spec.queues, app)
+
+    plan = ChildPlan(
+        app=app,
+        queues=spec.queues,
+        worker_id=spec.worker_id,
+        index=spec.index,
+        block=slots.children[spec.index],
+        control=slots.control,
+        bus=bus,
+        close_inherited=lambda: None,
+    )
+    run_child(plan, spec.parent_pid)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,380 @@
+"""A child's main thread: acquires jobs, runs sync tasks one at a time, and passes async ones to the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from bulltask.jobs.clock import ServerClock, mono_ms, mono_s
+from bulltask.jobs.errors import BrokerError, JobError
+from bulltask.transport.call import Fetched
+from bulltask.transport.scripts.move import move_from_active_to_wait
+from bulltask.worker.async_loop import AsyncLoop, JobStarter, NextJobs
+from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
+from bulltask.worker.fetch import JobFetcher
+from bulltask.worker.finish import OutcomeWriter
+from bulltask.worker.outcomes import AcquiredJob, Outcome
+from bulltask.worker.prefetch import PrefetchLoop
+from bulltask.worker.run_hooks import LoopHooks
+from bulltask.worker.slots import ControlPage, Retirement, Slot
+
+__all__ = ["AsyncBulkFetcher", "BatchCollector", "SyncLoop"]
+
+
+# Collects the jobs of a batch: after the first one, further jobs of the same task from the same queue.
+
+
+_MAX_BATCH_PER_CALL: Final = 50
+"""Maximum number of jobs that one call acquires, because Redis runs nothing else during the call."""
+_POLL_MS: Final = 10
+"""Interval at which a child checks for a free slot while its other jobs use all slots."""
+_FOREVER_MS: Final = 2**52
+
+
+class BatchCollector:
+    """Collects the jobs of a batch.
+
+    Collecting ends when the batch is full, when its time is up, or when the next job in the queue belongs to another
+    task, so no job waits for a batch of another task. While collecting, the child acquires no other jobs.
+
+    Args:
+        fetcher: Acquires the jobs.
+        control: The control page, which counts the permits of a worker with ``--max-jobs``.
+        clock: The server's time.
+        slots: Manages the child's slots.
+        batches: For each batch task, the maximum number of jobs, and how many milliseconds to wait for further jobs.
+
+    Attributes:
+        batches: As given.
+    """
+
+    def __init__(
+        self,
+        fetcher: JobFetcher,
+        control: ControlPage,
+        clock: ServerClock,
+        slots: AsyncLoop,
+        batches: Mapping[str, tuple[int, int]],
+    ) -> None:
+        self._fetcher, self._control, self._clock = fetcher, control, clock
+        self._slots, self.batches = slots, batches
+
+    def collect(self, first: AcquiredJob) -> list[AcquiredJob]:
+        """Return a batch: ``first``, which the child has already acquired, and further jobs of its task."""
+        size, wait_ms = self.batches[first.job.name]
+        batch, limit = [first], min(size, first.max_concurrent or size)
+        end_ms, has_marker = mono_ms() + wait_ms, False
+        with suppress(BrokerError):  # the batch runs as it is; the next fetch handles the error
+            while len(batch) < limit and self._fetcher.may_collect:
+                before = len(batch)
+                limit, pause_ms = self._fetch(batch, limit)
+                has_marker &= len(batch) == before  # acquiring a job adds the marker again
+                left_ms = end_ms - mono_ms()
+                if pause_ms == 0:
+                    continue
+                if pause_ms < 0 or left_ms <= 0 or len(batch) >= limit:
+                    break
+                has_marker |= self._fetcher.wait_for_queue(first.queue_index, min(pause_ms, left_ms))
+        if has_marker:  # another worker may need it while this child runs the batch
+            self._fetcher.restore_markers()
+        return batch
+
+    def _fetch(self, batch: list[AcquiredJob], limit: int) -> tuple[int, int]:
+        """Add the jobs that are waiting.
+
+        Returns:
+            The batch's maximum number of jobs, which a job in crash quarantine lowers; and the maximum time in
+            milliseconds until there are more jobs: 0 if there may be more now, -1 if no more can be added.
+        """
+        first = batch[0]
+        slots = self._take_slots(min(limit - len(batch), _MAX_BATCH_PER_CALL))
+        if not slots:
+            return limit, _POLL_MS
+        replies = self._collect(first, slots)
+        has_released = False
+        for slot, fetched in zip(slots, replies, strict=False):
+            acquired = self._fetcher.acquired(first.queue_index, slot, fetched)
+            if acquired is None:
+                self._return_slot(slot)
+            elif self._fits(acquired, batch, limit):
+                limit = min(limit, acquired.max_concurrent or limit)
+                batch.append(acquired)
+                self._settle_permit(used=True)
+            else:
+                self._release(acquired)
+                has_released = True
+        for slot in slots[len(replies) :]:
+            self._return_slot(slot)
+        return limit, -1 if has_released else self._pause_ms(replies, len(slots))
+
+    @staticmethod
+    def _fits(acquired: AcquiredJob, batch: Sequence[AcquiredJob], limit: int) -> bool:
+        return acquired.job.name == batch[0].job.name and len(batch) < min(limit, acquired.max_concurrent or limit)
+
+    def _collect(self, first: AcquiredJob, slots: Sequence[Slot]) -> list[Fetched]:
+        try:
+            return self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
+        except BrokerError:
+            for slot in slots:
+                self._return_slot(slot)
+            raise
+
+    def _pause_ms(self, replies: Sequence[Fetched], wanted: int) -> int:
+        if not replies or (replies[-1].job_id and len(replies) < wanted):
+            return -1  # the next job belongs to another task
+        last = replies[-1]
+        if last.job_id:
+            return 0
+        if last.limited_ms:
+            return -1  # the queue is rate-limited
+        return max(1, last.due_ms - self._clock.now_ms()) if last.due_ms else _FOREVER_MS
+
+    def _take_slots(self, count: int) -> list[Slot]:
+        slots: list[Slot] = []
+        while len(slots) < count and (not self._control.has_permits or self._control.take_permit()):
+            slot = self._slots.take_slot()
+            if slot is None:
+                self._settle_permit(used=False)
+                break
+            slot.reserve(mono_ms())
+            slots.append(slot)
+        return slots
+
+    def _release(self, acquired: AcquiredJob) -> None:
+        try:
+            with suppress(JobError):
+                self._fetcher.client.run(move_from_active_to_wait(acquired.keys, acquired.job.id, acquired.slot.token))
+        except BrokerError as exc:
+            self._fetcher.record_failed_release(exc, acquired.slot, acquired.queue_index)
+        self._return_slot(acquired.slot)
+
+    def _return_slot(self, slot: Slot) -> None:
+        self._settle_permit(used=False)
+        self._fetcher.free_slot(slot)
+        self._slots.return_slot(slot)
+
+    def _settle_permit(self, *, used: bool) -> None:
+        if self._control.has_permits:
+            self._control.settle_permit(used=used)
+
+
+# Acquires several async jobs in one round trip while a child has room for them.
+
+
+_MAX_ASYNC_PER_CALL: Final = 16
+
+
+class AsyncBulkFetcher:
+    """Starts the async jobs that follow the one that the main thread has just started.
+
+    The script ``collectBatch`` acquires them: it stops as soon as the next job belongs to another task. The first round
+    trip acquires one job, and each further one twice as many, so that few jobs are spread over all idle children.
+
+    Args:
+        fetcher: Acquires the jobs.
+        starter: Starts them.
+        writer: Writes the outcomes of jobs whose task must not be called.
+        async_loop: Runs them.
+        next_jobs: Decides whether jobs of a task may be acquired in this way; the event loop uses it, too.
+    """
+
+    def __init__(
+        self,
+        fetcher: JobFetcher,
+        starter: JobStarter,
+        writer: OutcomeWriter,
+        async_loop: AsyncLoop,
+        next_jobs: NextJobs,
+    ) -> None:
+        self._fetcher, self._starter, self._writer = fetcher, starter, writer
+        self._async, self._next_jobs = async_loop, next_jobs
+        self._previous = ""
+
+    def start(self, first: AcquiredJob) -> None:
+        """Start the jobs that follow ``first``, as long as the child has room for them.
+
+        This does nothing if the previous job belonged to another task: in a queue in which tasks alternate, it would be
+        a wasted round trip for each job.
+        """
+        previous, self._previous = self._previous, first.job.name
+        if previous != first.job.name:
+            return
+        count = 1
+        while self._may_follow(first):
+            slots = self._take_slots(min(count, self._async.room))
+            if not slots or self._start(first, slots) < len(slots):
+                break
+            count = min(count * 2, _MAX_ASYNC_PER_CALL)
+
+    def record_sync_job(self) -> None:
+        """Record that the main thread runs a sync job itself."""
+        self._previous = ""
+
+    def _may_follow(self, first: AcquiredJob) -> bool:
+        if not self._async.keeps_up(wait=False):
+            return False
+        return self._fetcher.may_collect and not first.max_concurrent and self._next_jobs.may_follow(first)
+
+    def _start(self, first: AcquiredJob, slots: Sequence[Slot]) -> int:
+        """Acquire and start up to one job for each slot; return how many were started."""
+        jobs: list[AcquiredJob] = []
+        replies: Sequence[Fetched] = ()
+        with suppress(BrokerError):  # the next fetch handles the error
+            replies = self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
+        for slot, fetched in zip(slots, replies, strict=False):
+            acquired = self._fetcher.acquired(first.queue_index, slot, fetched)
+            if acquired is None:
+                self._return_slot(slot)
+            else:
+                jobs.append(acquired)
+        for slot in slots[len(replies) :]:
+            self._return_slot(slot)
+        for position, acquired in enumerate(jobs):
+            # In crash quarantine, only the main thread waits for other jobs. A job of another task is acquired if it
+            # has just become due.
+            if acquired.max_concurrent or acquired.job.name != first.job.name:
+                self._fetcher.release_unstarted(jobs[position:])
+                for each in jobs[position:]:
+                    self._async.return_slot(each.slot)
+                return position
+            self._start_job(acquired)
+        return len(jobs)
+
+    def _start_job(self, acquired: AcquiredJob) -> None:
+        attempt = self._starter.begin(acquired)
+        if isinstance(attempt, Attempt):
+            self._async.start(acquired, attempt)
+            return
+        if attempt is not None:
+            self._writer.write_many([(acquired, attempt)], 0.0)
+        self._async.return_slot(acquired.slot)
+
+    def _take_slots(self, count: int) -> list[Slot]:
+        slots: list[Slot] = []
+        while len(slots) < count and (slot := self._async.take_slot()) is not None:
+            slot.reserve(mono_ms())
+            slots.append(slot)
+        return slots
+
+    def _return_slot(self, slot: Slot) -> None:
+        self._fetcher.free_slot(slot)
+        self._async.return_slot(slot)
+
+
+# A child's main thread: acquires jobs, runs sync tasks one at a time, and passes async ones to the event loop.
+
+
+class SyncLoop:
+    """The main thread of a child.
+
+    Sync tasks run only on it (except with ``-P threads``), because Python runs signal handlers (time limits, stack
+    dumps) on the main thread.
+
+    Args:
+        fetcher: Acquires jobs.
+        starter: Starts them.
+        runner: Runs attempts.
+        writer: Writes their outcomes.
+        async_loop: Runs async tasks on another thread, and manages the free slots.
+        retirement: Announces that this child has reached a limit.
+        collector: Collects the jobs of batches.
+        prefetch: Runs jobs while they are short.
+        bulk_fetcher: Starts the async jobs that follow another one.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
+        self,
+        fetcher: JobFetcher,
+        starter: JobStarter,
+        runner: AttemptRunner,
+        writer: OutcomeWriter,
+        async_loop: AsyncLoop,
+        retirement: Retirement,
+        collector: BatchCollector,
+        prefetch: PrefetchLoop,
+        bulk_fetcher: AsyncBulkFetcher,
+    ) -> None:
+        self._fetcher, self._starter, self._runner, self._writer = fetcher, starter, runner, writer
+        self._async, self._retirement = async_loop, retirement
+        self._collector, self._batches = collector, collector.batches
+        self._prefetch, self._bulk_fetcher = prefetch, bulk_fetcher
+
+    def open(self, hooks: LoopHooks) -> None:
+        """Run what comes before the first job on the event loop; raises what prevents the child from starting."""
+        self._async.open(hooks)
+
+    def run(self) -> None:
+        """Work until the fetcher closes and every acquired job is settled."""
+        self._fetcher.may_wait = self._async.keeps_up
+        while (slot := self._async.wait_for_slot(lambda: self._fetcher.closing)) is not None:
+            acquired = self._fetcher.acquire(slot)
+            while acquired is not None:
+                if self._prefetch.is_useful and (acquired := self._prefetch.run(acquired)) is None:
+                    break
+                slot = acquired.slot
+                acquired = self._work(acquired)
+            self._prefetch.record_idle()
+            self._async.free_slot(slot)
+        self._retirement.announce(self._async.running)
+        self._async.drain()
+        self._runner.close()
+
+    def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
+        """Run one job; return the next job if the call that settled this one has fetched it."""
+        if acquired.job.name in self._batches:
+            self._prefetch.count.record_long_job()
+            self._work_batch(acquired)
+            return None
+        attempt = self._starter.begin(acquired)
+        if attempt is None:
+            return None
+        if not isinstance(attempt, Attempt):
+            return self._writer.write(acquired, attempt, 0.0)
+        if self._runner.runs_off_main_thread(attempt, acquired.slot):
+            self._prefetch.count.record_long_job()
+            self._async.start(acquired, attempt)
+            self._bulk_fetcher.start(acquired)
+            return None
+        self._bulk_fetcher.record_sync_job()
+        started = mono_s()
+        outcome = self._runner.call(attempt, acquired.slot)
+        duration_ms = (mono_s() - started) * 1000
+        self._prefetch.count.record(duration_ms)
+        return self._writer.write(acquired, outcome, duration_ms)
+
+    def _work_batch(self, first: AcquiredJob) -> None:
+        """Collect a batch and run it."""
+        members: list[tuple[AcquiredJob, Attempt]] = []
+        not_started: list[tuple[AcquiredJob, Outcome]] = []
+        for acquired in self._collector.collect(first):
+            attempt = self._starter.begin(acquired)
+            if attempt is None:
+                self._return_slot(acquired, first)
+            elif isinstance(attempt, Attempt):
+                members.append((acquired, attempt))
+            else:
+                not_started.append((acquired, attempt))
+        self._write_batch(not_started, 0.0, first)
+        if not members:
+            return
+        acquired, attempt = members[0]
+        if self._runner.runs_off_main_thread(attempt, acquired.slot):
+            self._async.start_batch(members, first.slot)
+            return
+        started = mono_s()
+        outcomes = BatchRunner(self._runner).call([(attempt, acquired.slot) for acquired, attempt in members])
+        ended = [(acquired, outcome) for (acquired, _), outcome in zip(members, outcomes, strict=True)]
+        self._write_batch(ended, (mono_s() - started) * 1000, first)
+
+    def _write_batch(
+        self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float, first: AcquiredJob
+    ) -> None:
+        self._writer.write_many(ended, duration_ms)
+        for acquired, _ in ended:
+            self._return_slot(acquired, first)
+
+    def _return_slot(self, acquired: AcquiredJob, first: AcquiredJob) -> None:
+        """Return the slot of a batch's job to the async loop, except for the first job's: the main thread uses that."""
+        if acquired is not first:
+            self._async.return_slot(acquired.slot)
