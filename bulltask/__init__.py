@@ -115,7 +115,7 @@ _MODULES: Final = {
     "TaskRevokedError": "bulltask.jobs.errors",
     "TimeLimitExceeded": "bulltask.jobs.errors",
     "TransientError": "bulltask.jobs.errors",
-    "allow_join_result": "bulltask.registry.results",
+    "allow_join_result": "bulltask.registry.protocols",
     "categorize_error": "bulltask.jobs.categories",
     "chain": "bulltask.registry.canvas",
     "chord": "bulltask.registry.canvas",

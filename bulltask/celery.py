@@ -18,10 +18,8 @@ from importlib.util import module_from_spec
 from typing import TYPE_CHECKING, Final
 
 import bulltask
-from bulltask import exceptions, states
-from bulltask.jobs import schedules
+from bulltask import exceptions, schedules, signals, states
 from bulltask.jobs.errors import ConfigError
-from bulltask.observe import signals
 
 if TYPE_CHECKING:
     from bulltask import *  # noqa: F403 - all public names

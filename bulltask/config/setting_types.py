@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, TypedDict
 
-from bulltask.jobs.clock import Duration
 from bulltask.config.urls import SecretUrl
+from bulltask.jobs.clock import Duration
 
 __all__ = ["AppOptions", "SettingOptions", "SettingTypes"]
 

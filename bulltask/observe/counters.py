@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from bulltask.jobs import names as states
 from bulltask.observe import events
+from bulltask.observe.bus import Bus
 
 __all__ = [
     "BUCKETS",
@@ -249,7 +250,7 @@ class MetricsListener:
             raise ValueError(f"MetricsMemory was created without these queues: {', '.join(sorted(missing))}")
         self._block = block
 
-    def attach(self, bus: events.Bus) -> None:
+    def attach(self, bus: Bus) -> None:
         """Make the calling process the block's writer and count the events of ``bus``; call it after the fork."""
         block = self._block
         block.enter()

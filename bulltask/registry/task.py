@@ -686,7 +686,7 @@ C = TypeVar("C")
 FrameT = TypeVar("FrameT")
 
 _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
-"""The module of the :class:`bulltask.registry.protocols.DataFrameMapper`; imported by name, because it is in a layer above."""
+"""The module of the ``DataFrameMapper``; imported by name, because it is in a layer above."""
 
 
 class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):

@@ -266,7 +266,7 @@ class Results:
         _check_removed(ref, await self._async_client().run(remove_job(self._keys(ref.queue), ref.id, children=False)))
 
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
-        """Store the references of a group's members; see :meth:`bulltask.registry.protocols.ResultReader.save_group`."""
+        """Store the references of a group's members; see :meth:`ResultReader.save_group`."""
         key, expiry = saved_group(self._keys(queue).prefix, group_id), () if keep_ms is None else ("PX", keep_ms)
         self._pool.run(command("SET", key, members, *expiry))
 
@@ -292,7 +292,7 @@ class Results:
         return await run_async(client, self._revocation(ref, terminate))
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """Wait until the job has finished; arguments and errors as in :meth:`bulltask.registry.protocols.ResultReader.wait`."""
+        """Wait until the job has finished; arguments and errors as in :meth:`ResultReader.wait`."""
         keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
         tolerance, replied = _OutageTolerance(self.outage_timeout_ms), False
         with self._waiters.client() as client:

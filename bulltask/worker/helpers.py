@@ -422,10 +422,7 @@ class MetricsProcess(HelperProcess):
         os.kill(self._pid, signal.SIGTERM)
 
     def _run(self, parent_pid: int) -> None:
-        from bulltask.observe.metrics import (
-            MetricsCollector,  # noqa: PLC0415
-            run_exporter,  # noqa: PLC0415
-        )
+        from bulltask.observe.metrics import MetricsCollector, run_exporter  # noqa: PLC0415 - only for this process
 
         listener = self._socket.dup()
         self._close_inherited()  # also the other copy of the socket

@@ -97,7 +97,7 @@ def recorder() -> RecordingSender:
 def isolated_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
     """Replace the registry of shared tasks in this test."""
     monkeypatch.setattr(shared, "SHARED", tasks := Tasks())
-    monkeypatch.setattr(current, "_current", None)
+    monkeypatch.setattr(current, "_current_app", None)
     return tasks
 
 
