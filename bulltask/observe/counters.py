@@ -99,8 +99,8 @@ class MetricsMemory:
     Args:
         queues: The names of the worker's queues in the app.
         blocks: The maximum number of children plus one.
-        fd: A descriptor from :func:`bulltask.config.process.anonymous_file`, which spawned children need; an empty file is
-            enlarged. ``None`` for anonymous memory.
+        fd: A descriptor from :func:`bulltask.config.process.anonymous_file`, which spawned children need; an empty file
+            is enlarged. ``None`` for anonymous memory.
 
     Raises:
         ValueError: ``blocks`` is 0, a queue is given twice, or the file has the wrong size.
