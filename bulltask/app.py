@@ -970,13 +970,16 @@ class App(
         if self._broker is None or self._pid != os.getpid():
             with self._lock:
                 if self._broker is None or self._pid != os.getpid():
-                    self._broker, self._pid = self._connect(), os.getpid()
+                    self._broker = self._connect()
+                    self._pid = os.getpid()
         return self._broker
 
     def replace_connections(self, conf: Settings, broker: Broker | None) -> tuple[Settings, Broker | None]:
         """Use other settings and connections from now on, and return the previous ones; for :mod:`bulltask.testing`."""
         previous = self.conf, self._broker
-        self.conf, self._broker, self._pid = conf, broker, os.getpid()
+        self.conf = conf
+        self._broker = broker
+        self._pid = os.getpid()
         return previous
 
     @property

@@ -942,7 +942,8 @@ class EmbeddedServer:
                     os.close(settings)
         finally:
             os.close(lock_fd)  # the server has inherited it
-        self._owner, self._port = os.getpid(), port
+        self._owner = os.getpid()
+        self._port = port
         STARTED_HERE.add(port)
         try:
             self.run_id = wait_until_ready(

@@ -287,7 +287,8 @@ class Reject(Interrupt):
 
     def __init__(self, reason: object = None, requeue: bool = False) -> None:
         super().__init__("the task rejected its job" if reason is None else str(reason))
-        self.reason, self.requeue = reason, requeue
+        self.reason = reason
+        self.requeue = requeue
 
 
 class WaitForChildren(Interrupt):
@@ -527,7 +528,8 @@ class JobError(BulltaskError):
     """
 
     def __init__(self, job_id: str = "", queue: str = "", detail: str = "") -> None:
-        self.job_id, self.queue = job_id, queue
+        self.job_id = job_id
+        self.queue = queue
         reason = (self.__doc__ or "").strip().splitlines()[0]
         where = f"job {job_id} in queue {queue}: " if job_id else ""
         super().__init__(f"{where}{reason}{' ' + detail if detail else ''}")
@@ -607,7 +609,8 @@ class MigrationError(QueueError):
 
     def __init__(self, message: str, queue: str = "") -> None:
         super().__init__()
-        self.queue, self.args = queue, (message,)
+        self.queue = queue
+        self.args = (message,)
 
 
 class MissingExtraError(BulltaskError, ImportError):
@@ -640,7 +643,9 @@ class TaskError(BulltaskError):
     _shows_traceback = True
 
     def __init__(self, reason: str, *, job_id: str = "", remote_traceback: str = "") -> None:
-        self.reason, self.job_id, self.remote_traceback = reason, job_id, remote_traceback
+        self.reason = reason
+        self.job_id = job_id
+        self.remote_traceback = remote_traceback
         text = f"job {job_id}: {reason}" if job_id else reason
         super().__init__(
             f"{text}\n\n{remote_traceback.rstrip()}" if remote_traceback and self._shows_traceback else text

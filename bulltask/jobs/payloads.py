@@ -89,7 +89,8 @@ class SecretKey:
     __slots__ = ("id", "secret")
 
     def __init__(self, key_id: str, secret: bytes) -> None:
-        self.id, self.secret = key_id, secret
+        self.id = key_id
+        self.secret = secret
 
     def __repr__(self) -> str:
         return f"<SecretKey {self.id}>"

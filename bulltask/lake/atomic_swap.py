@@ -48,8 +48,10 @@ class AtomicSwap:
     """
 
     def __init__(self, layout: Layout, on_step: OnStep = ignore_step) -> None:
-        self._layout, self._on_step = layout, on_step
-        self._name, self._count = uuid_utils.uuid7().hex, 0
+        self._layout = layout
+        self._on_step = on_step
+        self._name = uuid_utils.uuid7().hex
+        self._count = 0
         self._lock_file: IO[bytes] | None = None
 
     def __enter__(self) -> Self:

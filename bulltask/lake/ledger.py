@@ -123,7 +123,8 @@ class Ledger:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._head, self._publishing = layout.internal("head.json"), layout.internal("publishing.json")
+        self._head = layout.internal("head.json")
+        self._publishing = layout.internal("publishing.json")
 
     def head(self) -> BatchRecord | None:
         """Return the last committed batch; ``None`` before the first."""

@@ -42,7 +42,8 @@ class RunLock:
 
     def __init__(self, layout: Layout) -> None:
         check_platform()
-        path, self._releasing = layout.internal(_NAME), threading.RLock()
+        path = layout.internal(_NAME)
+        self._releasing = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -59,7 +60,8 @@ class RunLock:
     def release(self) -> None:
         """Release the lock; further calls only wait until it is released."""
         with self._releasing:
-            file, self._file = self._file, -1
+            file = self._file
+            self._file = -1
             if file >= 0:
                 with suppress(OSError):
                     # Closing is not enough: a process forked in the meantime would keep the lock until it exits.

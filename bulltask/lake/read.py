@@ -46,7 +46,8 @@ class TableReader:
 
     def __init__(self, layout: Layout) -> None:
         layout.check()
-        self._layout, self._files = layout, LocalFileSystem()
+        self._layout = layout
+        self._files = LocalFileSystem()
 
     def days(self, table: Table) -> list[date]:
         """Return the days that a table has directories for, in order."""

@@ -42,7 +42,8 @@ class HistoryServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, history: History, port: int) -> None:
-        self._history, self._lock = history, threading.Lock()
+        self._history = history
+        self._lock = threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as exc:

@@ -30,7 +30,8 @@ class Staging:
     """
 
     def __init__(self, layout: Layout, ingest_id: str) -> None:
-        self._layout, self._ingest_id = layout, ingest_id
+        self._layout = layout
+        self._ingest_id = ingest_id
         self.clear()
         self._root = layout.internal("staging", f"{ingest_id}-{secrets.token_hex(4)}")
 

@@ -77,8 +77,12 @@ class Mover:
         *,
         in_place: bool,
     ) -> None:
-        self._client, self._source, self._target = client, source, target
-        self._check, self._outcome, self._in_place = check, outcome, in_place
+        self._client = client
+        self._source = source
+        self._target = target
+        self._check = check
+        self._outcome = outcome
+        self._in_place = in_place
         self._end: int | None = None
 
     def run(self, info: QueueInfo, limit: int | None, on_progress: Callable[[int], object]) -> int:
@@ -183,7 +187,8 @@ class BullMigration:
     def __init__(
         self, queue: Queue, source: str | None = None, *, source_prefix: str | None = None, **options: Any
     ) -> None:
-        self._context, self._options = queue.context, MigrationOptions(**options)
+        self._context = queue.context
+        self._options = MigrationOptions(**options)
         self.target = queue.context.keys
         self.source = BullKeys(self.target.prefix if source_prefix is None else source_prefix, source or queue.name)
         self.in_place = self.source.base == self.target.base

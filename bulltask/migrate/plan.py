@@ -291,7 +291,9 @@ class JobCheck:
     """
 
     def __init__(self, options: MigrationOptions, *, bull_only: bool, outcome: MigrationOutcome) -> None:
-        self._options, self._bull_only, self._outcome = options, bull_only, outcome
+        self._options = options
+        self._bull_only = bull_only
+        self._outcome = outcome
 
     def change(self, job: BullJob) -> tuple[JobConversion, Conversion] | None:
         """Return how to migrate a job; ``None`` if it is skipped."""
@@ -526,8 +528,11 @@ class Planner:
     def __init__(
         self, client: SyncClient, source: BullKeys, target: QueueContext, options: MigrationOptions, *, in_place: bool
     ) -> None:
-        self._client, self._source, self._context = client, source, target
-        self._options, self._in_place = options, in_place
+        self._client = client
+        self._source = source
+        self._context = target
+        self._options = options
+        self._in_place = in_place
         self._target = target.keys
 
     def plan(self, on_progress: Callable[[int, int], object]) -> MigrationPlan:

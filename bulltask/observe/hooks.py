@@ -291,7 +291,8 @@ class SendHooks:
     """
 
     def __init__(self, middleware: MiddlewareList, config: Callable[[], Config]) -> None:
-        self._middleware, self._config = middleware, config
+        self._middleware = middleware
+        self._config = config
 
     @property
     def has_hooks(self) -> bool:

@@ -539,7 +539,8 @@ class LogListener:
     """
 
     def __init__(self, log: FilteringBoundLogger, encrypts: Callable[[str], bool] = lambda _: False) -> None:
-        self._log, self._encrypts = log, encrypts
+        self._log = log
+        self._encrypts = encrypts
 
     def attach(self, bus: Bus) -> None:
         """Subscribe to the events that the logger's level includes, and to no others.

@@ -311,7 +311,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.socket = listener
         host, port = listener.getsockname()[:2]
         # As in WSGIServer.server_bind, but without looking up this machine's name, which may hang.
-        self.server_name, self.server_port = host, port
+        self.server_name = host
+        self.server_port = port
         self.setup_environ()
         self.set_app(app)
 

@@ -91,8 +91,10 @@ class Signal:
     """
 
     def __init__(self, name: str, receiver_flag: ReceiverFlag | None = None, *, is_async: bool = False) -> None:
-        self.name, self.is_async = name, is_async
-        self._receiver_flag, self._lock = receiver_flag or ReceiverFlag(), threading.RLock()
+        self.name = name
+        self.is_async = is_async
+        self._receiver_flag = receiver_flag or ReceiverFlag()
+        self._lock = threading.RLock()
         self._connections: tuple[_Connection, ...] = ()
 
     @overload

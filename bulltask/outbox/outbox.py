@@ -341,7 +341,8 @@ class RowSender:
     """
 
     def __init__(self, app: App, ttl_ms: int) -> None:
-        self._app, self._ttl_ms = app, ttl_ms
+        self._app = app
+        self._ttl_ms = ttl_ms
 
     def check(self) -> None:
         """Raise ``BrokerError`` if Redis does not answer."""
@@ -442,7 +443,11 @@ class Relay:
     """
 
     def __init__(self, store: Store, sender: RowSender, poll_s: float, now_ms: Callable[[], int], logger: Any) -> None:
-        self._store, self._sender, self._poll_s, self._now_ms, self._logger = store, sender, poll_s, now_ms, logger
+        self._store = store
+        self._sender = sender
+        self._poll_s = poll_s
+        self._now_ms = now_ms
+        self._logger = logger
         self._failures = 0
         self._report_at_ms = mono_ms() + _REPORT_MS
 
@@ -561,11 +566,13 @@ class OutboxBase:
     """
 
     def __init__(self, app: App, store: Store, *, poll_interval: Duration, idempotency_ttl: Duration) -> None:
-        self.app, self._store = app, store
+        self.app = app
+        self._store = store
         poll_ms, ttl_ms = to_ms(poll_interval, "poll_interval"), to_ms(idempotency_ttl, "idempotency_ttl")
         if poll_ms < 1 or ttl_ms < 1:
             raise ConfigError("poll_interval and idempotency_ttl of an outbox must be 0.001 s or more")
-        self._poll_s, self._sender = poll_ms / 1000, RowSender(app, ttl_ms)
+        self._poll_s = poll_ms / 1000
+        self._sender = RowSender(app, ttl_ms)
         app.outboxes.append(self)
 
     def backlog(self) -> Backlog:

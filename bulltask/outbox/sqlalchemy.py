@@ -248,7 +248,8 @@ class _Rows:
     """
 
     def __init__(self, table: sa.Table, engine: Engine | Callable[[], Engine]) -> None:
-        self._table, self._given = table, engine
+        self._table = table
+        self._given = engine
 
     @property
     def _any_engine(self) -> Engine:

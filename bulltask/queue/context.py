@@ -335,8 +335,10 @@ class QueueContext:
         self, queue: str, broker: Callable[[], Broker], defaults: Mapping[str, Any] | None, *, owned: bool = False
     ) -> None:
         check_options(defaults or {})
-        self.queue, self.defaults = check_queue_name(queue), dict(defaults or {})
-        self._broker, self._owned = broker, owned
+        self.queue = check_queue_name(queue)
+        self.defaults = dict(defaults or {})
+        self._broker = broker
+        self._owned = owned
 
     @classmethod
     def without_app(

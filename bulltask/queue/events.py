@@ -511,7 +511,9 @@ class EventReaderBase(Callbacks):
             self._context = QueueContext.without_app(queue, broker_url, settings, None)
         else:
             self._context = QueueContext(queue, broker, None)
-        self._queue, self._broker, self._keys = queue, self._context.broker, self._context.keys
+        self._queue = queue
+        self._broker = self._context.broker
+        self._keys = self._context.keys
         self._position = _check_start(start)
         self._follower = Follower(self._keys, self._position, self._broker.endpoint.safe_url)
         # Node's getQueueEvents() and dashboards find event readers by this name.

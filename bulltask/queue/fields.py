@@ -189,7 +189,10 @@ class JobFields:
     __slots__ = ("_context", "_discarded", "_stored", "_token")
 
     def __init__(self, context: QueueContext, stored: StoredJob, token: str = "") -> None:
-        self._context, self._stored, self._token, self._discarded = context, stored, token, False
+        self._context = context
+        self._stored = stored
+        self._token = token
+        self._discarded = False
 
     @property
     def context(self) -> QueueContext:
@@ -590,9 +593,12 @@ class JobPages:
         if not isinstance(asc, bool):
             raise ConfigError(f"asc must be true or false, not {asc!r:.200}")
         wanted = {"wait" if state == "waiting" else state for state in states_of(states)}
-        self._context, self._size, self._asc = context, size, asc
+        self._context = context
+        self._size = size
+        self._asc = asc
         self._states = deque(state for state in _ORDER if state in wanted)
-        self._cursor, self._left = PageCursor(), -1
+        self._cursor = PageCursor()
+        self._left = -1
         self._recent_pages: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
 
     def next(self) -> Operation[list[StoredJob] | None]:
@@ -602,7 +608,8 @@ class JobPages:
             if ids:
                 return (yield from read_jobs(self._context, ids))
             self._states.popleft()
-            self._cursor, self._left = PageCursor(), -1
+            self._cursor = PageCursor()
+            self._left = -1
             self._recent_pages.clear()
         return None
 

@@ -252,7 +252,10 @@ class FlowSender:
     def __init__(
         self, roots: Sequence[PlannedJob], broker: Broker, facts: ServerFacts, also: Sequence[Call[Any]] = ()
     ) -> None:
-        self._roots, self._broker, self._facts, self._also = roots, broker, facts, also
+        self._roots = roots
+        self._broker = broker
+        self._facts = facts
+        self._also = also
         self._all = list(in_order(roots))
         self._probe: PlannedJob | None = None
         self._replication = wait_for_replicas(broker.config, self._keys(roots[0].job.queue)) if roots else []
@@ -450,7 +453,9 @@ class FlowReader:
         for name, number in (("depth", depth), ("max_children", max_children)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise ConfigError(f"{name} must be an integer of 1 or more, not {number!r:.200}")
-        self._broker, self._depth, self._max_children = broker, depth, max_children
+        self._broker = broker
+        self._depth = depth
+        self._max_children = max_children
         self._root = ReadNode(QueueContext(queue, broker, None), job_id)
         self._contexts: dict[str, QueueContext] = {}
 

@@ -54,7 +54,8 @@ class BatchJob(Generic[A]):
     __slots__ = ("_outcome", "data", "request")
 
     def __init__(self, data: A, request: Request) -> None:
-        self.data, self.request = data, request
+        self.data = data
+        self.request = request
         self._outcome: ErrorOrResult | None = None
 
     @property

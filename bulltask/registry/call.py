@@ -464,7 +464,9 @@ class NamedTask:
         options: TaskOptions | None = None,
         result_decoder: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.name, self._sender, self._options = name, sender, options or TaskOptions()
+        self.name = name
+        self._sender = sender
+        self._options = options or TaskOptions()
         self.result_decoder = result_decoder
 
     @property

@@ -350,7 +350,8 @@ class Chain(Canvas[A_contra, R_co]):
                 for index, step in enumerate(self.steps)
             ]
         )
-        copy.planned_id, copy.errbacks = self.planned_id, [*self.errbacks, *errbacks]
+        copy.planned_id = self.planned_id
+        copy.errbacks = [*self.errbacks, *errbacks]
         for callback in links:
             copy.link(callback)
         if job_id:
@@ -486,7 +487,8 @@ class Group(_ReturnsGroup[A_contra, R]):
         given: dict[str, Any] = {**options}
         job_id = pop_id(given)
         copy: Group[Any, Any] = Group([member.clone(args, kwargs, **given) for member in self.members])
-        copy.links, copy.planned_id = [*self.links], job_id or self.planned_id
+        copy.links = [*self.links]
+        copy.planned_id = job_id or self.planned_id
         return copy
 
     def plan_ids(self, job_id: str | None, parent: Any) -> Any:
@@ -743,12 +745,11 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
         *,
         immutable: bool = False,
     ) -> None:
-        self.task, self.args, self.kwargs = (
-            task,
-            tuple(check_args(args, task.name)),
-            dict(check_kwargs(kwargs, task.name)),
-        )
-        self.immutable, self.links = _flag(immutable), list[Canvas[Any, Any]]()
+        self.task = task
+        self.args = tuple(check_args(args, task.name))
+        self.kwargs = dict(check_kwargs(kwargs, task.name))
+        self.immutable = _flag(immutable)
+        self.links = list[Canvas[Any, Any]]()
         self.errbacks = list[Signature[Any, Any]]()
         self._given = dict(options or {})
         self._take_callbacks(self._given)
@@ -1032,7 +1033,8 @@ class _Constructor:
 
     def __init__(self, function: Callable[..., Any], of_type: type) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._type = function, of_type
+        self._function = function
+        self._type = of_type
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)

@@ -369,7 +369,8 @@ class _JobBuilder:
     """
 
     def __init__(self, config: Config, sent_by: Mapping[str, str]) -> None:
-        self._config, self._sent_by = config, sent_by
+        self._config = config
+        self._sent_by = sent_by
         self._origins: dict[Step, Mapping[str, str]] = {}
         self._jobs: dict[Step, tuple[NewJob, str]] = {}
 

@@ -130,16 +130,18 @@ class Checkpoints:
         interval_ms: int = 0,
         store: CheckpointStore | None = None,
     ) -> None:
-        self.job_id, self._attempts_started, self._interval_ms, self._store = (
-            job_id,
-            attempts_started,
-            interval_ms,
-            store,
-        )
+        self.job_id = job_id
+        self._attempts_started = attempts_started
+        self._interval_ms = interval_ms
+        self._store = store
         checkpoint = Checkpoint.from_json(stored, job_id)
-        self._cursor, self._items, self._done = checkpoint.cursor, checkpoint.items, checkpoint.done
-        self._exists, self._changed = stored != NO_CHECKPOINT, False
-        self._token, self._is_stopping = "", _never
+        self._cursor = checkpoint.cursor
+        self._items = checkpoint.items
+        self._done = checkpoint.done
+        self._exists = stored != NO_CHECKPOINT
+        self._changed = False
+        self._token = ""
+        self._is_stopping = _never
         self._due_ms = mono_ms() + interval_ms
         self._percent: int | None = None
         self.total: int | None = None
@@ -163,7 +165,9 @@ class Checkpoints:
             is_stopping: Returns whether the worker is stopping.
             is_async: Whether the task runs on an event loop.
         """
-        self._token, self._is_stopping, self.is_async = token, is_stopping, is_async
+        self._token = token
+        self._is_stopping = is_stopping
+        self.is_async = is_async
 
     def release_if_stopping(self) -> None:
         """End the attempt between two items if the worker is stopping.
@@ -176,14 +180,17 @@ class Checkpoints:
 
     def advance(self, cursor: Any, *, done: bool = False) -> bool:
         """Record that an item has finished; return whether it is time to store the checkpoint."""
-        self._cursor, self._items, self._done = cursor, self._items + 1, done
+        self._cursor = cursor
+        self._items = self._items + 1
+        self._done = done
         self._changed = True
         return mono_ms() >= self._due_ms
 
     def finish(self) -> bool:
         """Record that the loop has ended; return whether this must be stored."""
         is_new = self._changed or not self._done
-        self._done, self._changed = True, is_new
+        self._done = True
+        self._changed = is_new
         return is_new
 
     def save(self) -> None:
@@ -221,7 +228,8 @@ class Checkpoints:
         self._due_ms = mono_ms() + self._interval_ms
         self._exists = True  # even if the reply is lost
         percent = None if not self.total else min(100, 100 * self._items // self.total)
-        is_new, self._percent = percent != self._percent, percent
+        is_new = percent != self._percent
+        self._percent = percent
         return self._encode(), codec.encode(percent) if is_new else None
 
     def _encode(self) -> str:
@@ -314,7 +322,9 @@ class CheckpointedItems(Generic[T]):
     """
 
     def __init__(self, checkpoints: Checkpoints, source: Source[T], cursor: Callable[[T], Any] | None) -> None:
-        self._checkpoints, self._source, self._cursor = checkpoints, source, cursor
+        self._checkpoints = checkpoints
+        self._source = source
+        self._cursor = cursor
 
     def __iter__(self) -> Iterator[T]:
         """Return an iterator over the items that are left.
@@ -411,8 +421,12 @@ class _AfterCursor(Generic[T]):
     skipped = 0
 
     def __init__(self, items: Page[T], start: Any, cursor: Callable[[T], Any], job_id: str) -> None:
-        self.items, self.is_empty, self.is_last = items, True, False
-        self._start, self._cursor, self._job_id = start, cursor, job_id
+        self.items = items
+        self.is_empty = True
+        self.is_last = False
+        self._start = start
+        self._cursor = cursor
+        self._job_id = job_id
 
     def position_after(self, item: T) -> Any:
         """Return the cursor after an item; called before the task's code, which may change or delete the item."""
@@ -473,7 +487,8 @@ class CheckpointMethods:
     """
 
     def __init__(self, task: str, checkpoints: Checkpoints | None) -> None:
-        self._task, self.checkpoints = task, checkpoints
+        self._task = task
+        self.checkpoints = checkpoints
 
     @overload
     def iterate(self, source: Items[T], *, total: int | None = None) -> CheckpointedItems[T]: ...
@@ -512,7 +527,8 @@ class CheckpointMethods:
             )
         if callable(source) != (cursor is not None):
             raise TypeError("self.iterate() requires cursor= if source is a function, and does not accept it otherwise")
-        checkpoints.in_loop, checkpoints.total = True, total
+        checkpoints.in_loop = True
+        checkpoints.total = total
         return CheckpointedItems(checkpoints, source, cursor)
 
     @property
@@ -728,7 +744,8 @@ class JobMethods:
             raise exc
         if is_own and exc is None and not has_retries_left(cast(RunningJob, job), max_retries):
             error = MaxRetriesExceededError(no_retries_left(cast(RunningJob, job), max_retries))
-            error.task_args, error.task_kwargs = request.args, request.kwargs
+            error.task_args = request.args
+            error.task_kwargs = request.kwargs
             raise error
         arguments = None if args is None and kwargs is None else self._changed(args, kwargs)
         retry = Retry(
@@ -1098,7 +1115,8 @@ class LazyContext:
     __slots__ = ("_create", "created")
 
     def __init__(self, create: Callable[[], Context], context: Context | None) -> None:
-        self._create, self.created = create, context
+        self._create = create
+        self.created = context
 
     def get(self) -> Context:
         """Return the context."""

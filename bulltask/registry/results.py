@@ -170,11 +170,14 @@ class AsyncResult(ResultDetails, Generic[R]):
         if queue is None or reader is None:
             app = app or import_module(CURRENT_APP).current_sender()
             queue, reader = queue or app.queue_of(job_id), reader or app.results
-        self.ref, self.reader, self.parent = JobRef(queue, job_id), reader, parent
+        self.ref = JobRef(queue, job_id)
+        self.reader = reader
+        self.parent = parent
         self.children: list[Any] = []
         if parent is not None:
             parent.children.append(self)
-        self._sent_ms, self._decode = sent_ms, decode
+        self._sent_ms = sent_ms
+        self._decode = decode
         self._ignored = self._waits_not = False
 
     @property
@@ -826,7 +829,8 @@ class GroupResult(ResultSet[R]):
 
     def __init__(self, group_id: str, results: Sequence[AsyncResult[R] | GroupResult[Any]], parent: Any = None) -> None:
         super().__init__(results)
-        self.id, self.parent = group_id, parent
+        self.id = group_id
+        self.parent = parent
         self.children: list[Any] = []
         if parent is not None:
             parent.children.append(self)

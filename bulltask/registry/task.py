@@ -282,7 +282,11 @@ class CallBinding:
         *,
         bind: bool,
     ) -> None:
-        self.function, self.name, self.options, self.bind, self._sender = function, name, options, bind, sender
+        self.function = function
+        self.name = name
+        self.options = options
+        self.bind = bind
+        self._sender = sender
         self.is_batch = options.batch is not None
         if self.is_batch:
             check_batch_function(function, name, bind=bind, spark=options.spark)
@@ -719,7 +723,8 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
                 f"task {name!r} is a generator function, whose values a worker would not store: return a list, or send "
                 "a job for each value"
             )
-        self.is_async, self.has_base = inspect.iscoroutinefunction(function), has_base
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.has_base = has_base
         self.options.check_function(name, is_async=self.is_async, bind=bind)
         self._default_plan: tuple[Config, JobPlan] | None = None
         self.prepare()

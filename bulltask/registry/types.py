@@ -311,7 +311,9 @@ class PlainScalar(Converter):
     plain = True
 
     def __init__(self, kind: type, name: str, json_type: str) -> None:
-        self.kind, self.name, self._json_type = kind, name, json_type
+        self.kind = kind
+        self.name = name
+        self._json_type = json_type
         self.rank = LAST if kind is str else EXACT
 
     def decode(self, value: Any) -> Any:
@@ -353,7 +355,11 @@ class _Text(Converter):
     def __init__(
         self, kind: type, name: str, parse: Callable[[str], Any], form: Callable[[Any], str], schema: Schema
     ) -> None:
-        self._kind, self.name, self._parse, self._form, self._schema = kind, name, parse, form, schema
+        self._kind = kind
+        self.name = name
+        self._parse = parse
+        self._form = form
+        self._schema = schema
 
     def decode(self, value: Any) -> Any:
         if not isinstance(value, str):
@@ -582,7 +588,9 @@ class Array(Converter):
     """
 
     def __init__(self, item: Converter, name: str, make: Callable[[list[Any]], Any], kinds: tuple[type, ...]) -> None:
-        self._item, self.name, self._make = item, name, make
+        self._item = item
+        self.name = name
+        self._make = make
         self._kinds: tuple[type[Iterable[Any]], ...] = (*kinds, list, tuple)
         self._is_unique = make in (set, frozenset)
         self.plain = make is list and item.plain
@@ -616,7 +624,9 @@ class FixedTuple(Converter):
     """
 
     def __init__(self, items: Sequence[Converter], make: Callable[[list[Any]], Any], required: int) -> None:
-        self._items, self._make, self._required = items, make, required
+        self._items = items
+        self._make = make
+        self._required = required
         self.name = f"an array of {len(items)} items"
 
     def decode(self, value: Any) -> Any:
@@ -656,7 +666,8 @@ class Object(Converter):
     name = "an object"
 
     def __init__(self, key: Converter, value: Converter) -> None:
-        self._key, self._value = key, value
+        self._key = key
+        self._value = value
         self.plain = key.plain and value.plain
         self.rank = LAST if self.plain else self.rank
 
@@ -697,7 +708,8 @@ class _IntegerKey(Converter):
     """
 
     def __init__(self, inner: Converter) -> None:
-        self._inner, self.name = inner, inner.name
+        self._inner = inner
+        self.name = inner.name
 
     def decode(self, value: Any) -> Any:
         try:
@@ -868,7 +880,8 @@ class Record(Converter):
     """
 
     def __init__(self, kind: type) -> None:
-        self._kind, self.name = kind, kind.__name__
+        self._kind = kind
+        self.name = kind.__name__
         self.fields: dict[str, Field] = {}
         """Filled in later, because a class may contain itself."""
 
@@ -930,7 +943,8 @@ class TypedDictionary(Converter):
     """
 
     def __init__(self, kind: type) -> None:
-        self._kind, self.name = kind, kind.__name__
+        self._kind = kind
+        self.name = kind.__name__
         self.fields: dict[str, Field] = {}
         """Filled in later, because a type may contain itself."""
 
@@ -1012,7 +1026,8 @@ class OldModel(Converter):
     """
 
     def __init__(self, kind: Any) -> None:
-        self._class, self.name = kind, kind.__name__
+        self._class = kind
+        self.name = kind.__name__
 
     def decode(self, value: Any) -> Any:
         try:

@@ -107,8 +107,10 @@ class Pipeline:
             known = ", ".join(PipelineOptions.__annotations__)
             raise TypeError(f"unknown option {unknown[0]!r}; known options are queues, {known}")
         check_local(root)
-        self.spark, self.layout = spark, Layout(Path(root).absolute())
-        self._queues, self._options = queues, options
+        self.spark = spark
+        self.layout = Layout(Path(root).absolute())
+        self._queues = queues
+        self._options = options
         self._open_job_timeout_ms = to_ms(options.get("open_job_timeout", timedelta(days=7)), "open_job_timeout")
         self._on_loss = choice(*get_args(OnLoss))(options.get("on_loss", "gap"), "on_loss")
         self._starting = choice("earliest", "latest")(options.get("starting", "earliest"), "starting")

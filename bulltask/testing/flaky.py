@@ -59,10 +59,12 @@ class FlakyProxy:
     """
 
     def __init__(self, host: str, port: int, *, seed: int = 0) -> None:
-        self.host, self.port = "127.0.0.1", 0
+        self.host = "127.0.0.1"
+        self.port = 0
         self._upstream = (host, port)
         self._rng = random.Random(seed)  # noqa: S311 (not for cryptography)
-        self._faults, self._counts = Faults(), Counters()
+        self._faults = Faults()
+        self._counts = Counters()
         self._connections: set[ProxiedConnection] = set()
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

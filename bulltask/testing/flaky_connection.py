@@ -43,7 +43,10 @@ class ProxiedConnection:
         self.frozen = False
         self.after_loss: AfterLoss | None = None
         self.due: deque[bytes] = deque()
-        self._client, self._upstream, self._faults, self._counts = client, upstream, faults, counts
+        self._client = client
+        self._upstream = upstream
+        self._faults = faults
+        self._counts = counts
         self._server = socket.socket(socket.AF_INET6 if ":" in upstream[0] else socket.AF_INET)
         self._hard = False
         self.task = asyncio.create_task(self._run())
@@ -95,7 +98,8 @@ class ProxiedConnection:
             await asyncio.get_running_loop().sock_connect(self._server, self._upstream)
             up = RequestLane(self, self._client, self._server, self._faults, self._counts)
             down = ReplyLane(self, self._server, self._client, self._faults, self._counts)
-            up.replies, down.requests = down, up
+            up.replies = down
+            down.requests = up
             async with asyncio.TaskGroup() as tasks:
                 for direction in (up, down):
                     tasks.create_task(direction.read())
@@ -126,7 +130,11 @@ class Lane(ABC):
         faults: Faults,
         counts: Counters,
     ) -> None:
-        self.connection, self.source, self.target, self.faults, self.counts = connection, source, target, faults, counts
+        self.connection = connection
+        self.source = source
+        self.target = target
+        self.faults = faults
+        self.counts = counts
         self.frames = Frames()
         self._queue: asyncio.Queue[tuple[float, bytes | End]] = asyncio.Queue(CHUNKS_HELD)
         self._held = False  # the writer has removed bytes from the queue and has not sent them yet

@@ -92,26 +92,33 @@ class Faults:
 
     def clear(self) -> None:
         """End all faults, and wake up waiting connections."""
-        self.latency_ms, self.bandwidth, self.slice = 0, 0, 0
+        self.latency_ms = 0
+        self.bandwidth = 0
+        self.slice = 0
         self.replies_only = False
         self.drop = CommandFilter()
-        self.cut, self.cut_bytes = CommandFilter(), 0
-        self.error, self.error_reply = CommandFilter(), InjectedReply()
+        self.cut = CommandFilter()
+        self.cut_bytes = 0
+        self.error = CommandFilter()
+        self.error_reply = InjectedReply()
         self.open.set()
         self._cleared.set()
         self._cleared = asyncio.Event()
 
     def lose_replies(self, commands: CommandFilter, then: AfterLoss) -> None:
         """Lose the replies to the given commands."""
-        self.drop, self.then = commands, then
+        self.drop = commands
+        self.then = then
 
     def cut_replies(self, commands: CommandFilter, n_bytes: int) -> None:
         """Pass only ``n_bytes`` of each reply to the given commands."""
-        self.cut, self.cut_bytes = commands, n_bytes
+        self.cut = commands
+        self.cut_bytes = n_bytes
 
     def answer(self, commands: CommandFilter, reply: InjectedReply) -> None:
         """Answer the given commands with ``reply``."""
-        self.error, self.error_reply = commands, reply
+        self.error = commands
+        self.error_reply = reply
 
     async def delay(self, read_at: float) -> None:
         """Wait until bytes that were read at ``read_at`` (the loop's clock, seconds) may be passed on."""
@@ -120,7 +127,8 @@ class Faults:
 
     def throttle(self, bandwidth: int, replies_only: bool) -> None:
         """Limit the bytes per second."""
-        self.bandwidth, self.replies_only = bandwidth, replies_only
+        self.bandwidth = bandwidth
+        self.replies_only = replies_only
 
     def chunk_size(self, size: int, *, reply: bool) -> int:
         """Return how many of ``size`` bytes to write in one call."""

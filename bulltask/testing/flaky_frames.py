@@ -20,7 +20,8 @@ class Frames:
     def __init__(self) -> None:
         self.opaque = False
         self._buffer = bytearray()
-        self._at, self._missing = 0, 1  # how far the first value was read, and how many of its parts are missing
+        self._at = 0
+        self._missing = 1  # how far the first value was read, and how many of its parts are missing
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the values that ``data`` completes."""
@@ -45,7 +46,8 @@ class Frames:
     def _take(self, size: int) -> bytes:
         value = bytes(self._buffer[:size])
         del self._buffer[:size]
-        self._at, self._missing = 0, 1
+        self._at = 0
+        self._missing = 1
         return value
 
     def _read_value(self) -> bool:

@@ -278,8 +278,12 @@ class InlineRun:
     """
 
     def __init__(self, app: App, client: SyncClient, running: set[JobRef], *, propagate: bool) -> None:
-        self._app, self._client, self._running, self._propagate = app, client, running, propagate
-        self._clock, broker = app.broker.clock, app.broker
+        self._app = app
+        self._client = client
+        self._running = running
+        self._propagate = propagate
+        self._clock = app.broker.clock
+        broker = app.broker
         self.events: list[ChildEvent] = []
         self.ended = False
         self.next_ms: int | None = None
@@ -320,7 +324,8 @@ class InlineRun:
         """Acquire the next job that is ready, from any queue; return ``None`` if there is none."""
         acquired = self._fetch()
         if acquired is None:
-            known, self._queues = self._queues, queues_in_redis(self._app, self._client)  # a task may have added one
+            known = self._queues
+            self._queues = queues_in_redis(self._app, self._client)  # a task may have added one
             acquired = self._fetch() if self._queues != known else None
         self._attempts += acquired is not None
         if self._attempts > MAX_ATTEMPTS:
@@ -455,8 +460,11 @@ class InlineWorker:
             raise BulltaskError(f"{app!r} uses its own server: create the worker inside use_server(app, url)")
         if not isinstance(results, Results) or isinstance(results, InlineResults):
             raise BulltaskError(f"{app!r} already has an InlineWorker")
-        self.clock, self._results = clock, results
-        self._app, self._broker, self._lock = app, app.broker, threading.RLock()
+        self.clock = clock
+        self._results = results
+        self._app = app
+        self._broker = app.broker
+        self._lock = threading.RLock()
         self._loop = TaskLoop()
         self._running: set[JobRef] = set()
         self._last: InlineRun | None = None

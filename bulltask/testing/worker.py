@@ -82,7 +82,8 @@ class WorkerProcess:
     """
 
     def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        self._process, self._log = process, log
+        self._process = process
+        self._log = log
         self.pid = process.pid
 
     @classmethod

@@ -38,7 +38,9 @@ class AsyncClient:
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None = None, name: str | None = None) -> None:
-        self._endpoint, self._clock, self._name = endpoint, clock, name
+        self._endpoint = endpoint
+        self._clock = clock
+        self._name = name
         self._connecting = asyncio.Lock()
         self._connection: redis.asyncio.Connection | None = None
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()  # each with its deadline (mono_s)
@@ -93,7 +95,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection. Calls that are waiting fail with ``BrokerUnavailableError``."""
-        reader, self._reader = self._reader, None
+        reader = self._reader
+        self._reader = None
         if reader is not None:
             reader.cancel()
             with suppress(asyncio.CancelledError):
@@ -207,7 +210,8 @@ class AsyncClient:
         except BaseException:  # including the task's cancellation
             await _abort(connection)
             raise
-        self._connection, self._authenticate_ms = connection, self._endpoint.next_authentication_ms()
+        self._connection = connection
+        self._authenticate_ms = self._endpoint.next_authentication_ms()
         self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
         await self._handshake(connection, deadline_ms)
         return connection
@@ -265,9 +269,11 @@ class AsyncClient:
 
     def _detach(self, exc: BaseException) -> redis.asyncio.Connection | None:
         """Fail the waiting calls; return the connection, which is no longer used."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         self._unsent = None
-        pending, self._pending = self._pending, deque()
+        pending = self._pending
+        self._pending = deque()
         if self._reply_timer is not None:
             self._reply_timer.cancel()
             self._reply_timer = None

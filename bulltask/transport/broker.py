@@ -238,7 +238,8 @@ class Broker:
     eager: EagerRunner | None = None
 
     def __init__(self, config: Config, url: str | SecretUrl, *, clock: ServerClock | None = None) -> None:
-        self.config, self.payloads = config, PayloadCodec(config)
+        self.config = config
+        self.payloads = PayloadCodec(config)
         endpoint = Endpoint.from_config(config, url)
         is_cluster = endpoint.kind == "cluster"
         self.endpoint = endpoint.for_cluster() if is_cluster else endpoint
@@ -259,7 +260,8 @@ class Broker:
             self.keys,
             lambda ref, terminate: self.revocation(ref.queue, ref.id, terminate=terminate),
         )
-        results.payloads, results.url = self.payloads, self.endpoint.safe_url
+        results.payloads = self.payloads
+        results.url = self.endpoint.safe_url
         if self.endpoint.kind != "single":
             results.outage_timeout_ms = FAILOVER_MS
         self.results = results

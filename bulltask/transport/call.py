@@ -152,7 +152,9 @@ class QueueKeys:
     )
 
     def __init__(self, prefix: str, name: str, queue: str = "") -> None:
-        self.prefix, self.name, self.queue = prefix, name, queue or name
+        self.prefix = prefix
+        self.name = name
+        self.queue = queue or name
         self.base = base = f"{prefix}:{name}:"
         self.wait = f"{base}wait"
         self.paused = f"{base}paused"
@@ -799,7 +801,8 @@ class UnreadReplies:
     """
 
     def __init__(self, count: int, receive: Callable[[int], list[Any]]) -> None:
-        self._count, self._receive = count, receive
+        self._count = count
+        self._receive = receive
         self._replies: list[Any] | None = None
         self._error: BrokerUnavailableError | None = None
 

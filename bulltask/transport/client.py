@@ -59,7 +59,9 @@ class Client:
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None, name: str | None = None) -> None:
-        self._endpoint, self._clock, self._name = endpoint, clock, name
+        self._endpoint = endpoint
+        self._clock = clock
+        self._name = name
         self._connection: redis.Connection | None = None
         self._deadline_ms: int | None = None
         self._authenticate_ms: int | None = None
@@ -375,7 +377,8 @@ class Client:
 
     def _authenticate_again(self, connection: redis.Connection) -> None:
         """Authenticate with current credentials, before the server closes the connection because they have expired."""
-        self._authenticate_ms, now_ms = self._endpoint.next_authentication_ms(), mono_ms()
+        self._authenticate_ms = self._endpoint.next_authentication_ms()
+        now_ms = mono_ms()
         try:
             set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
             connection.send_packed_command([self._endpoint.authentication().call().packed()], check_health=False)
@@ -445,7 +448,8 @@ class _CheckedOutClient:
     __slots__ = ("_client", "_return_to_pool")
 
     def __init__(self, client: SyncClient, return_to_pool: Callable[[SyncClient], None]) -> None:
-        self._client, self._return_to_pool = client, return_to_pool
+        self._client = client
+        self._return_to_pool = return_to_pool
 
     def __enter__(self) -> SyncClient:
         return self._client
@@ -466,7 +470,8 @@ class ClientPool:
     """
 
     def __init__(self, make: Callable[[], SyncClient], *, limit: int = 10) -> None:
-        self._make, self._limit = make, limit
+        self._make = make
+        self._limit = limit
         self._reset()
 
     def _reset(self) -> None:
@@ -511,6 +516,7 @@ class ClientPool:
 
     def close(self) -> None:
         """Close every idle connection."""
-        idle, self._idle = self._idle, deque()
+        idle = self._idle
+        self._idle = deque()
         for client in idle:
             client.close()

@@ -96,7 +96,9 @@ class Topology:
 
     def set(self, slot_map: SlotMap) -> None:
         """Set the map that a node has returned."""
-        self._map, self._moved, self._nodes = slot_map, {}, tuple(slot_map.primaries())
+        self._map = slot_map
+        self._moved = {}
+        self._nodes = tuple(slot_map.primaries())
         self._is_current = True
         self.version += 1
 
@@ -187,7 +189,8 @@ class Backoff:
 
     def pause_ms(self) -> int:
         """Return how long to wait now."""
-        pause_ms, self.next_ms = self.next_ms, min(2 * self.next_ms, _MAX_PAUSE_MS)
+        pause_ms = self.next_ms
+        self.next_ms = min(2 * self.next_ms, _MAX_PAUSE_MS)
         return pause_ms
 
 
@@ -256,19 +259,27 @@ class Rounds:
         *,
         waits: bool = True,
     ) -> None:
-        self._topology, self._calls, self._until_ms, self._url = topology, [*map(guarded, calls)], until_ms, url
+        self._topology = topology
+        self._calls = [*map(guarded, calls)]
+        self._until_ms = until_ms
+        self._url = url
         self._pending = list(route_calls(self._calls))
         self._redirected: set[int | None] = set()
         self._waiting: set[int | None] = set()
         self._refused: set[Address] = set()
-        self._backoff, self._must_wait, self._has_sent = Backoff(), False, False
-        self._waits, self._parts = waits, dict[int, list[Any]]()
+        self._backoff = Backoff()
+        self._must_wait = False
+        self._has_sent = False
+        self._waits = waits
+        self._parts = dict[int, list[Any]]()
         self.results: list[Any] = [None] * len(calls)
         self.watched = watched
 
     def batches(self) -> list[Batch]:
         """Return the calls of the next round by node; the slot map must be known."""
-        pending, self._pending, self._must_wait = self._pending, [], False
+        pending = self._pending
+        self._pending = []
+        self._must_wait = False
         self._waiting = set()
         by_node: dict[Address, Batch] = {}
         for routed in pending:
@@ -505,7 +516,9 @@ class ClusterClient:
         *,
         waits: bool = True,
     ) -> None:
-        self._endpoint, self._clock, self._name = endpoint.for_cluster(), clock if name is None else None, name
+        self._endpoint = endpoint.for_cluster()
+        self._clock = clock if name is None else None
+        self._name = name
         self._waits = waits
         self._topology = Topology(endpoint.seeds) if topology is None else topology
         self._topology_version = 0
@@ -820,7 +833,9 @@ class AsyncClusterClient:
         name: str | None = None,
         topology: Topology | None = None,
     ) -> None:
-        self._endpoint, self._clock, self._name = endpoint.for_cluster(), clock if name is None else None, name
+        self._endpoint = endpoint.for_cluster()
+        self._clock = clock if name is None else None
+        self._name = name
         self._topology = Topology(endpoint.seeds) if topology is None else topology
         self._topology_version = 0
         self._clients: dict[Address, AsyncClient] = {}
@@ -988,7 +1003,9 @@ class HashSlotWaits:
     """
 
     def __init__(self, endpoint: Endpoint, topology: Topology, client: ClusterClient) -> None:
-        self._endpoint, self._topology, self._client = endpoint, topology, client
+        self._endpoint = endpoint
+        self._topology = topology
+        self._client = client
         self._waiters: dict[int, _Waiter] = {}
 
     def wait(self, calls: Mapping[int, Call[R]], wait_ms: int) -> dict[int, R | BrokerError]:

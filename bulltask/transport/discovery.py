@@ -179,14 +179,20 @@ class SentinelEvents:
         queries: bytes,
         observe: Callable[[Address, Sequence[Any]], None],
     ) -> None:
-        self._endpoint, self._known, self._queries, self._observe = endpoint, known, queries, observe
+        self._endpoint = endpoint
+        self._known = known
+        self._queries = queries
+        self._observe = observe
         self._name = endpoint.url.service_name.encode()
         self._subscriptions: dict[Address, _Subscription] = {}
         self._reset()
 
     def _reset(self) -> None:
-        self._pid, self._next_ms, self._closed = os.getpid(), 0, 0
-        self._lock, self._connecting = threading.Lock(), threading.Lock()
+        self._pid = os.getpid()
+        self._next_ms = 0
+        self._closed = 0
+        self._lock = threading.Lock()
+        self._connecting = threading.Lock()
         # Not shut down, which would end the parent's subscriptions, too: redis-py checks the process id.
         self.close()
         self._subscriptions = {}
@@ -382,7 +388,9 @@ class PrimaryLink:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint, self._epoch, self.url = endpoint, 0, endpoint.safe_url
+        self._endpoint = endpoint
+        self._epoch = 0
+        self.url = endpoint.safe_url
 
     def find_server(self, endpoint: Endpoint, deadline_ms: int | None) -> Endpoint:
         """Return the server to connect to.
@@ -465,7 +473,8 @@ class PrimaryLink:
             raise redis_errors.failover_in_progress(self._endpoint.safe_url)
 
     def _found(self, primary: Primary) -> Endpoint:
-        self._epoch, self.url = primary.epoch, primary.endpoint.safe_url
+        self._epoch = primary.epoch
+        self.url = primary.endpoint.safe_url
         return primary.endpoint
 
 

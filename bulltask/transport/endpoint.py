@@ -146,7 +146,8 @@ class KnownPrimary:
 
     def publish(self, write_state: Callable[[PrimaryState], object]) -> None:
         """Pass each change to other processes, which :meth:`follow` it; a fork of this process passes nothing on."""
-        self._publish, self._publisher = write_state, os.getpid()
+        self._publish = write_state
+        self._publisher = os.getpid()
         self.record_events()
 
     def record(self, epoch: int) -> None:
@@ -244,7 +245,8 @@ class Authentication(CredentialProvider):
     """
 
     def __init__(self, credentials: Credentials, user: str) -> None:
-        self._credentials, self._user = credentials, user
+        self._credentials = credentials
+        self._user = user
 
     def get_credentials(self) -> Any:
         """Return the arguments of ``AUTH``; raises the errors of ``Credentials.read``."""

@@ -65,7 +65,11 @@ class Producer:
         *,
         is_cluster: bool = False,
     ) -> None:
-        self._pool, self._async_client, self._keys, self._clock, self._config = pool, async_client, keys, clock, config
+        self._pool = pool
+        self._async_client = async_client
+        self._keys = keys
+        self._clock = clock
+        self._config = config
         self._is_cluster = is_cluster
         self._queues_with_meta: set[str] = set()
 
@@ -254,7 +258,10 @@ class RetryBudget:
     """
 
     def __init__(self, config: Config, jobs: Sequence[NewJob]) -> None:
-        self._config, self._jobs, self._failed, self._never_connected = config, jobs, 0, True
+        self._config = config
+        self._jobs = jobs
+        self._failed = 0
+        self._never_connected = True
         self._limit_ms = config.publish_timeout_ms
         self._deadline_ms = None if self._limit_ms is None else mono_ms() + self._limit_ms
 

@@ -475,7 +475,9 @@ def _redirect(exc: exceptions.RedisError, url: str) -> SlotRedirectError | None:
         f"Redis at {url} is a node of a cluster, and {match['host']}:{match['port']} has this key. Use "
         "redis+cluster:// in broker_url"
     )
-    error.slot, error.host, error.port = int(match["slot"]), match["host"], int(match["port"])
+    error.slot = int(match["slot"])
+    error.host = match["host"]
+    error.port = int(match["port"])
     error.moving = match["code"] == "ASK"
     return error
 

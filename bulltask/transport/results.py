@@ -219,13 +219,11 @@ class Results:
         keys: Callable[[str], QueueKeys],
         revocation: Callable[[JobRef, bool], Operation[Revocation]],
     ) -> None:
-        self._pool, self._waiters, self._async_client, self._watcher, self._keys = (
-            pool,
-            waiters,
-            async_client,
-            watcher,
-            keys,
-        )
+        self._pool = pool
+        self._waiters = waiters
+        self._async_client = async_client
+        self._watcher = watcher
+        self._keys = keys
         self._revocation = revocation
 
     def snapshot(self, ref: JobRef) -> StoredSnapshot:
@@ -421,7 +419,8 @@ class StreamWatcher:
     """Notifies an event loop's tasks when a queue's jobs finish, with one reader for all of them."""
 
     def __init__(self, keys: QueueKeys, client: AnyAsyncClient) -> None:
-        self._keys, self._client = keys, client
+        self._keys = keys
+        self._client = client
         self._waiting: dict[str, set[asyncio.Future[Finished]]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._started: asyncio.Event = asyncio.Event()
@@ -455,7 +454,8 @@ class StreamWatcher:
             self._waiting.pop(job_id, None)
         async with self._changing:  # a new waiter must not receive the client while it is being closed
             if not self._waiting and self._reader is not None:
-                reader, self._reader = self._reader, None
+                reader = self._reader
+                self._reader = None
                 reader.cancel()
                 with suppress(asyncio.CancelledError):
                     await reader
@@ -485,7 +485,8 @@ class StreamWatcher:
 
 class _Registration:
     def __init__(self, watcher: StreamWatcher, job_id: str) -> None:
-        self._watcher, self._job_id = watcher, job_id
+        self._watcher = watcher
+        self._job_id = job_id
 
     async def __aenter__(self) -> asyncio.Future[Finished]:
         self._future = await self._watcher.enter(self._job_id)

@@ -239,7 +239,9 @@ class Follower:
     """
 
     def __init__(self, keys: QueueKeys, start: str, where: str) -> None:
-        self._keys, self._start, self._where = keys, start, where
+        self._keys = keys
+        self._start = start
+        self._where = where
         self._position: str | None = None
         self._count: int | None = None
         """Number of entries that were added up to and including the position; ``None`` while unknown."""
@@ -252,12 +254,15 @@ class Follower:
             return self._position
         info, _ = yield from self._read_counters(None)
         if info is None:
-            self._position, self._count = (BEGINNING if self._start == NEWEST else self._start), 0
+            self._position = BEGINNING if self._start == NEWEST else self._start
+            self._count = 0
         elif self._start == NEWEST:
-            self._position, self._count = info.last, info.added
+            self._position = info.last
+            self._count = info.added
         elif self._start == BEGINNING:
             # Entries that were trimmed before the oldest one do not count as missing.
-            self._position, self._count = BEGINNING, info.trimmed
+            self._position = BEGINNING
+            self._count = info.trimmed
         else:
             self._position = self._start
         self._counting = info is None or info.added is not None
@@ -296,7 +301,8 @@ class Follower:
         """Read again, together with the stream's counters, and update the count of entries before the position."""
         info, entries = yield from self._read_counters(position)
         if info is None:
-            self._position, self._count = BEGINNING, 0
+            self._position = BEGINNING
+            self._count = 0
             return EventPage([], None if position == BEGINNING else StreamGap(position, None, None))
         self._counting = info.added is not None
         if retained:

@@ -89,8 +89,11 @@ class LoopWatch:
         blocked: Callable[[], None],
         report: Callable[[RunningJob | None, str], None],
     ) -> None:
-        self._loop, self._thread_id, self._cancellation = loop, thread_id, cancellation
-        self._blocked, self._report = blocked, report
+        self._loop = loop
+        self._thread_id = thread_id
+        self._cancellation = cancellation
+        self._blocked = blocked
+        self._report = report
         self._seen: FrameType | None = None
         self._seen_ms = 0
         self._reported = False
@@ -103,7 +106,8 @@ class LoopWatch:
             pause.wait(_INTERVAL_S)
             late_ms = self._cancellation.late_ms()
             if late_ms <= 0:
-                self._seen, self._reported = None, False
+                self._seen = None
+                self._reported = False
                 continue
             self._look(late_ms)
             self._blocked()
@@ -114,7 +118,8 @@ class LoopWatch:
         while running is not None and running.f_code is not asyncio.Handle._run.__code__:  # noqa: SLF001
             running = running.f_back
         if running is None or running is not self._seen:  # a loop that is only busy runs another callback each time
-            self._seen, self._reported = running, False
+            self._seen = running
+            self._reported = False
             self._seen_ms = late_ms
             return
         job, task = self._job_of(running)
@@ -204,8 +209,12 @@ class NextJobs:
         tasks: Collection[str],
         config: Config,
     ) -> None:
-        self._fetcher, self._runner, self._retirement = fetcher, runner, retirement
-        self._tasks, self._max_crashes, self.lock_ms = tasks, config.max_crashes, config.lock_ms
+        self._fetcher = fetcher
+        self._runner = runner
+        self._retirement = retirement
+        self._tasks = tasks
+        self._max_crashes = config.max_crashes
+        self.lock_ms = config.lock_ms
         self._paused_until_ms = 0
 
     def may_follow(self, acquired: AcquiredJob) -> bool:
@@ -269,7 +278,9 @@ class AsyncOutcomeWriter:
     """
 
     def __init__(self, settler: Settler, client: Callable[[], AnyAsyncClient], backoff: ReconnectBackoff) -> None:
-        self._settler, self._client, self._backoff = settler, client, backoff
+        self._settler = settler
+        self._client = client
+        self._backoff = backoff
         self._calls = asyncio.Semaphore(_MAX_CALLS)
 
     async def write(
@@ -369,7 +380,9 @@ class IterationAdder:
     """
 
     def __init__(self, fetcher: JobFetcher, clock: ServerClock, zone: tzinfo) -> None:
-        self._fetcher, self._clock, self._zone = fetcher, clock, zone
+        self._fetcher = fetcher
+        self._clock = clock
+        self._zone = zone
 
     def add_next(self, acquired: AcquiredJob) -> RescheduledByWorkerOutcome | None:
         """Add the next iteration; return the current job's outcome if that is not possible.
@@ -420,8 +433,11 @@ class JobStarter:
         async_loop: AsyncLoop,
         retirement: Retirement,
     ) -> None:
-        self._fetcher, self._runner, self._iteration_adder = fetcher, runner, iteration_adder
-        self._async, self._retirement = async_loop, retirement
+        self._fetcher = fetcher
+        self._runner = runner
+        self._iteration_adder = iteration_adder
+        self._async = async_loop
+        self._retirement = retirement
 
     def begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
         """Return the attempt or its outcome; ``None`` if the job is throttled because of its task's rate limit."""
@@ -496,7 +512,9 @@ class AsyncLoop:
         self._free = deque(block.slots())
         self._count = len(self._free)
         self._concurrency = concurrency or self._count
-        self._runner, self._settler, self._make_client = runner, settler, client
+        self._runner = runner
+        self._settler = settler
+        self._make_client = client
         self._wakeup_pipe = wakeup_pipe
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -505,7 +523,8 @@ class AsyncLoop:
         self._tasks: dict[Slot, JobTask] = {}  # asyncio keeps only weak references to tasks; by their first slot
         self._own_tasks: set[asyncio.Task[None]] = set()  # asyncio keeps only weak references to tasks
         self._idle: list[asyncio.Future[_Work]] = []
-        self._run, self._hooks = run, LoopHooks(Lifespan())
+        self._run = run
+        self._hooks = LoopHooks(Lifespan())
         self._reported: tuple[RunningJob | None, str] | None = None
         # By id: jobs that have not started yet, and those whose last call fetches the next job. Who removes one, the
         # event loop or a thread that releases them while the loop is blocked, decides what becomes of it.
@@ -516,7 +535,8 @@ class AsyncLoop:
         self._is_stuck = False
         self._handed_off = self._closing = False
         self._max_concurrent: dict[Slot, int] = {}
-        self._writer, self._next_jobs = AsyncOutcomeWriter(settler, self.client, backoff), next_jobs
+        self._writer = AsyncOutcomeWriter(settler, self.client, backoff)
+        self._next_jobs = next_jobs
         self._unstarted: list[AcquiredJob] = []
         self._is_awaited = False
 
@@ -528,7 +548,8 @@ class AsyncLoop:
         """
         if not hooks.exist:
             return
-        self._hooks, opened = hooks, Future[None]()
+        self._hooks = hooks
+        opened = Future[None]()
 
         def record(raised: BaseException | None) -> None:
             if raised is None:
@@ -710,7 +731,9 @@ class AsyncLoop:
         context = self._context.copy()
         task = JobTask(work, loop=self._loop, name=name, context=context)
         task.context = context
-        task.jobs, task.owner, task.code_ended = jobs, self, False
+        task.jobs = jobs
+        task.owner = self
+        task.code_ended = False
         self._tasks[jobs[0].slot] = task
 
     def end_cancelled(self, task: asyncio.Task[None]) -> None:
@@ -835,7 +858,8 @@ class AsyncLoop:
             self._do(self._release_unstarted)
 
     async def _release_unstarted(self) -> None:
-        jobs, self._unstarted = self._unstarted, []
+        jobs = self._unstarted
+        self._unstarted = []
         await self._writer.release(jobs)
         self._free_slots(jobs)
 

@@ -178,8 +178,11 @@ class JobPayloads:
     """
 
     def __init__(self, app: App) -> None:
-        self._app, self._config, self._tasks = app, app.config, app.tasks
-        self.codec, self._convert = PayloadCodec(app.config), app.config.convert
+        self._app = app
+        self._config = app.config
+        self._tasks = app.tasks
+        self.codec = PayloadCodec(app.config)
+        self._convert = app.config.convert
         self._result_forms: dict[str, PayloadFormat] = {}
 
     def arguments(
@@ -310,8 +313,12 @@ class RedisJobClient:
     """
 
     def __init__(self, job: RunningJob, broker: Broker, aclient: Callable[[], AnyAsyncClient]) -> None:
-        self._job, self._broker, self._aclient = job, broker, aclient
-        self._keys, self._pool, self._config = broker.keys(job.queue), broker.pool, broker.config
+        self._job = job
+        self._broker = broker
+        self._aclient = aclient
+        self._keys = broker.keys(job.queue)
+        self._pool = broker.pool
+        self._config = broker.config
 
     def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
         """Execute a command on a connection from the pool."""
@@ -388,7 +395,10 @@ class _FailedChildJobError(Exception):
 
     def __init__(self, reason: str, trace: str, failed_job: FailedJob, original: Exception | list[Any] | None) -> None:
         super().__init__(reason)
-        self.reason, self.trace, self.failed_job, self.original = reason, trace, failed_job, original
+        self.reason = reason
+        self.trace = trace
+        self.failed_job = failed_job
+        self.original = original
 
 
 @value_class
@@ -437,11 +447,19 @@ class AttemptRunner:
         *,
         worker_id: str = "",
     ) -> None:
-        self._app, self._config, self._job_client, self._spark = app, app.config, job_client, spark
-        self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
-        self._threads, self._worker_id, self._payloads = threads, worker_id, JobPayloads(app)
+        self._app = app
+        self._config = app.config
+        self._job_client = job_client
+        self._spark = spark
+        self._cancellation = cancellation
+        self._retirement = retirement
+        self._pid = os.getpid()
+        self._threads = threads
+        self._worker_id = worker_id
+        self._payloads = JobPayloads(app)
         self.is_stopping: Callable[[], bool] = lambda: False
-        self.is_eager, self.waits_for_other_workers = False, True
+        self.is_eager = False
+        self.waits_for_other_workers = True
         self._task_limits: dict[str, TimeLimits] = {}
         self._task_rates: dict[str, TaskRate | None] = {}
         self._main_context: contextvars.Context | None = None
@@ -835,7 +853,9 @@ class Batch:
     """
 
     def __init__(self, task: AnyTask[..., Any], jobs: Sequence[BatchJob[Any]], runs: Sequence[HookedRun]) -> None:
-        self._task, self.jobs, self._runs = task, jobs, runs
+        self._task = task
+        self.jobs = jobs
+        self._runs = runs
         self._called: list[BatchJob[Any]] = []
 
     def call(self) -> Any:
@@ -919,7 +939,8 @@ class BatchRunner:
     """
 
     def __init__(self, runner: AttemptRunner) -> None:
-        self._runner, self._cancellation = runner, runner.cancellation
+        self._runner = runner
+        self._cancellation = runner.cancellation
 
     def call(self, members: BatchAttempts) -> list[Outcome]:
         """Call a sync function for the jobs of a batch; return the outcome of each."""

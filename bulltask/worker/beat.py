@@ -265,8 +265,13 @@ class Beat:
         logger: FilteringBoundLogger,
         worker: BeatWorker = BeatWorker(),
     ) -> None:
-        self._app, self._entries, self._client, self._clock = app, entries, client, app.broker.clock
-        self._backoff, self._logger, self._worker_id = backoff, logger, worker.id
+        self._app = app
+        self._entries = entries
+        self._client = client
+        self._clock = app.broker.clock
+        self._backoff = backoff
+        self._logger = logger
+        self._worker_id = worker.id
         self._owner = (app.config.prefix, owner_of(app, worker.program))
         content = sorted(f"{entry.job.queue} {entry.name} {entry.digest}" for entry in entries or ())
         self._version = hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
@@ -294,7 +299,9 @@ class Beat:
 
     def check_now(self, *_: object) -> None:
         """Check everything in the next tick, because Redis may have lost data, or its clock has gone back."""
-        self._queues, self._forced, self._due_ms = None, True, 0
+        self._queues = None
+        self._forced = True
+        self._due_ms = 0
         self._cursors.clear()
 
     def leave(self) -> None:
@@ -311,7 +318,8 @@ class Beat:
             self._queues.discard(queue)
         if not self._cursors:  # otherwise, the last check of a queue with many schedulers is not over yet
             self._cursors = dict.fromkeys(self._consumed, "0" if self._forced else "")
-        self._queues, self._forced = None, False
+        self._queues = None
+        self._forced = False
 
     def _queues_to_update(self) -> set[str]:
         """Return the queues whose schedulers may have to be changed: none if a newer version is in effect."""

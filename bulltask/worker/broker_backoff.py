@@ -78,7 +78,8 @@ class ReconnectBackoff:
     """
 
     def __init__(self, bus: Bus, config: Config) -> None:
-        self._bus, self._config = bus, config
+        self._bus = bus
+        self._config = config
         self._attempt = 0
         self._attempts_by_kind: Counter[tuple[bool, bool]] = Counter()
         self._reported: set[str] = set()
@@ -152,7 +153,9 @@ class ReconnectBackoff:
                 self._bus.emit(RedisReconnected(self._attempt, duration_ms))
             else:
                 self._bus.emit(RedisRecovered("", self._attempt, duration_ms))
-            self._attempt, self._until_ms, self._lost = 0, 0, False
+            self._attempt = 0
+            self._until_ms = 0
+            self._lost = False
             self._attempts_by_kind.clear()
             self._reported.clear()
 
@@ -174,7 +177,9 @@ class QueueBackoff:
     """
 
     def __init__(self, queues: Sequence[QueueKeys], bus: Bus, config: Config) -> None:
-        self._queues, self._bus, self._config = queues, bus, config
+        self._queues = queues
+        self._bus = bus
+        self._config = config
         self._failing: dict[int, _QueueState] = {}
 
     @staticmethod
@@ -249,7 +254,10 @@ class MalformedJobHandler:
     """
 
     def __init__(self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus) -> None:
-        self._client, self._clock, self._config, self._bus = client, clock, config, bus
+        self._client = client
+        self._clock = clock
+        self._config = config
+        self._bus = bus
         self._keep = config.keep_failed or KEEP_ALL
 
     def fail_if_malformed(self, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> bool:

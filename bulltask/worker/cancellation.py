@@ -246,7 +246,8 @@ class TaskThreads:
     """
 
     def __init__(self, count: int) -> None:
-        self._count, self.enabled = count, count > 0
+        self._count = count
+        self.enabled = count > 0
         self._busy: set[Slot] = set()  # each change is atomic
         self._executor = ThreadPoolExecutor(count, "bulltask-task") if count else None
 
@@ -428,7 +429,9 @@ class Cancellation:
         cancel_spark: Callable[[], None],
         loop: Callable[[], asyncio.AbstractEventLoop | None],
     ) -> None:
-        self._block, self._cancel_spark, self._running_loop = block, cancel_spark, loop
+        self._block = block
+        self._cancel_spark = cancel_spark
+        self._running_loop = loop
         self._sync: TaskExecution | None = None
         self._async: dict[asyncio.Task[Any], TaskExecution] = {}
         self.polling = threading.Event()
@@ -543,8 +546,11 @@ class Cancellation:
         if not self.polling.is_set():
             return
         now_ms, late_ms = mono_ms(), self.late_ms()
-        lost_ms, held_by, self._held_by = now_ms - self._turned_ms, self._held_by, None
-        is_known, self._block.loop_held = self._block.loop_held, False
+        lost_ms = now_ms - self._turned_ms
+        held_by = self._held_by
+        self._held_by = None
+        is_known = self._block.loop_held
+        self._block.loop_held = False
         self._turned_ms = self._block.loop_turned_ms = now_ms
         if held_by is not None:
             held_by.slot.hold_loop(False)

@@ -215,7 +215,10 @@ class StackDumper:
     def __init__(
         self, block: ChildBlock, loop: Callable[[], asyncio.AbstractEventLoop | None], bus: Bus, index: int
     ) -> None:
-        self._block, self._loop, self._bus, self._index = block, loop, bus, index
+        self._block = block
+        self._loop = loop
+        self._bus = bus
+        self._index = index
         self._fd = anonymous_file(STACKS_NAME)
 
     def install(self) -> None:

@@ -133,7 +133,8 @@ class Descendants:
     """
 
     def __init__(self, worker_id: str, helpers: Callable[[], Collection[int]]) -> None:
-        self._worker_id, self._helpers = worker_id, helpers
+        self._worker_id = worker_id
+        self._helpers = helpers
         self._group = os.getpgid(0)
         self._orphans: dict[int, set[int]] = {}
         if _HAS_PROC:
@@ -484,8 +485,12 @@ class ChildPool:
         target: int,
         descendants: Descendants | None = None,
     ) -> None:
-        self._slots, self._launch, self._bus, self._target = slots, launch, bus, target
-        self._descendants, self._searched_ms = descendants, 0
+        self._slots = slots
+        self._launch = launch
+        self._bus = bus
+        self._target = target
+        self._descendants = descendants
+        self._searched_ms = 0
         self.stacks = stacks
         self.interrupt_at_ms: int | None = None
         self._children: dict[int, _Child] = {}
@@ -689,7 +694,8 @@ class ChildPool:
         """
         pids, orphans, now_ms = {child.pid for child in self._children.values()}, None, mono_ms()
         if self._descendants is not None and now_ms - self._searched_ms >= _SEARCH_MS:
-            orphans, self._searched_ms = self._descendants.find(pids), now_ms
+            orphans = self._descendants.find(pids)
+            self._searched_ms = now_ms
         dead = [(index, child) for index, child in self._children.items() if _has_exited(child)]
         if self._descendants is not None and orphans and not dead:
             self._descendants.note(orphans, pids)
@@ -876,7 +882,8 @@ class MemoryCheck:
     interval_ms = 200
 
     def __init__(self, pool: ChildPool, limit_kib: int) -> None:
-        self._pool, self._limit_kib = pool, limit_kib
+        self._pool = pool
+        self._limit_kib = limit_kib
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Check all children that are running a job."""

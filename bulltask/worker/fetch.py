@@ -58,7 +58,8 @@ class FetchOptionsCache:
     """
 
     def __init__(self, config: Config, worker_id: str) -> None:
-        self._config, self._worker_id = config, worker_id
+        self._config = config
+        self._worker_id = worker_id
         self._cache: dict[tuple[str, str], FetchOptions] = {}
 
     def get(self, keys: QueueKeys, token: str) -> FetchOptions:
@@ -113,7 +114,9 @@ class RoundRobin:
         self._are_many = len(queues) > self._at_once
         self._open: set[int] = set()
         self.polled: Sequence[int] = range(len(queues))
-        self._opened_ms, self._next_opened, self._next_poll_ms = 0, 0, 0
+        self._opened_ms = 0
+        self._next_opened = 0
+        self._next_poll_ms = 0
         if self._are_many:
             self._closed_until_ms = [_NEVER_MS] * len(queues)
             self._next_opened = random.randrange(len(queues))  # noqa: S311 - so that not all children poll the same queues
@@ -260,7 +263,9 @@ class UncertainSlots:
     def __init__(
         self, client: SyncClient, round_robin: RoundRobin, skip_queue: Callable[[int, BrokerError], None]
     ) -> None:
-        self._client, self._round_robin, self._skip_queue = client, round_robin, skip_queue
+        self._client = client
+        self._round_robin = round_robin
+        self._skip_queue = skip_queue
         self._queues: dict[Slot, set[int]] = {}
 
     def __bool__(self) -> bool:
@@ -348,8 +353,11 @@ class QueueWait:
         may_acquire: Callable[[], bool],
         record_error: Callable[[int, BrokerError], None],
     ) -> None:
-        self._client, self._round_robin, self._wakeup_pipe = client, round_robin, wakeup_pipe
-        self._may_acquire, self._drain_delay_ms = may_acquire, broker.config.drain_delay_ms
+        self._client = client
+        self._round_robin = round_robin
+        self._wakeup_pipe = wakeup_pipe
+        self._may_acquire = may_acquire
+        self._drain_delay_ms = broker.config.drain_delay_ms
         self._record_error = record_error
         self._blocking_client = broker.blocking_client(self._drain_delay_ms)
         # In a cluster, the command has a key, so that it goes to the node that has the queue.
@@ -358,7 +366,8 @@ class QueueWait:
         self._hash_slots = [slot_of_key(keys.base) for keys in round_robin.queues]
         self._hash_slot_waits = broker.hash_slot_waits(self._drain_delay_ms) if len(set(self._hash_slots)) > 1 else None
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(round_robin.queues)}
-        self._max_wait_ms, self._check_at_ms = self._drain_delay_ms, 0
+        self._max_wait_ms = self._drain_delay_ms
+        self._check_at_ms = 0
         self._concurrent: set[int] = set()
         self._is_waiting = False
 
@@ -499,8 +508,11 @@ class JobFetcher:
         wakeup_pipe: WakeupPipe,
         control: ControlPage,
     ) -> None:
-        self._clock, self._config, self._control = broker.clock, broker.config, control
-        self._bus, self._wakeup_pipe = bus, wakeup_pipe
+        self._clock = broker.clock
+        self._config = broker.config
+        self._control = control
+        self._bus = bus
+        self._wakeup_pipe = wakeup_pipe
         self._fetch_options = FetchOptionsCache(broker.config, worker_id)
         self.client = broker.worker_client()
         self.backoff = ReconnectBackoff(bus, self._config)

@@ -313,10 +313,15 @@ class Settler:
         rate_limited: Callable[[int, int], None] = lambda _index, _limit_ms: None,
         hooks: RunHooks | None = None,
     ) -> None:
-        self._config, self._clock, self._bus, self._rate_limited = config, clock, bus, rate_limited
-        self._hooks, self.failed_writes = hooks, FailedWriteHandler(config)
+        self._config = config
+        self._clock = clock
+        self._bus = bus
+        self._rate_limited = rate_limited
+        self._hooks = hooks
+        self.failed_writes = FailedWriteHandler(config)
         self._next_removals_ms: dict[str, int] = {}
-        self._fetch_options, self._pid = FetchOptionsCache(config, worker_id), os.getpid()
+        self._fetch_options = FetchOptionsCache(config, worker_id)
+        self._pid = os.getpid()
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """Return the call that writes ``outcome``; only ``moveToFinished`` can fetch the next job in the same step."""
@@ -519,7 +524,8 @@ class OutcomeWriter:
     """
 
     def __init__(self, fetcher: JobFetcher, settler: Settler) -> None:
-        self._fetcher, self._settler = fetcher, settler
+        self._fetcher = fetcher
+        self._settler = settler
 
     def write(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:
         """Write the outcome of one job; return the next job if the call has fetched it."""

@@ -55,7 +55,11 @@ class IncompatibleJobs:
         backoff: ReconnectBackoff,
         logger: FilteringBoundLogger,
     ) -> None:
-        self._tasks, self._client, self._clock, self._backoff, self._logger = tasks, client, clock, backoff, logger
+        self._tasks = tasks
+        self._client = client
+        self._clock = clock
+        self._backoff = backoff
+        self._logger = logger
         self._pending: dict[str, tuple[QueueKeys, int]] = {keys.base: (keys, 0) for keys in queues}
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
@@ -112,8 +116,12 @@ class QueueCheck:
         backoff: ReconnectBackoff,
         logger: FilteringBoundLogger,
     ) -> None:
-        self._broker, self._queues, self._worker_id = app.broker, queues, worker_id
-        self._client, self._backoff, self._logger = client, backoff, logger
+        self._broker = app.broker
+        self._queues = queues
+        self._worker_id = worker_id
+        self._client = client
+        self._backoff = backoff
+        self._logger = logger
         self._key = queue_consumers(app.config.prefix, app.name)
         self._reported: set[str] = set()
 
@@ -199,7 +207,10 @@ class RateLimitCheck:
         backoff: ReconnectBackoff,
         logger: FilteringBoundLogger,
     ) -> None:
-        self._worker_id, self._client, self._backoff, self._logger = worker_id, client, backoff, logger
+        self._worker_id = worker_id
+        self._client = client
+        self._backoff = backoff
+        self._logger = logger
         self._pending = {} if app.config.disable_rate_limits else _limits_by_queue(app, queues)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:

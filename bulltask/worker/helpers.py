@@ -85,7 +85,8 @@ class HelperProcess(ABC):
     """What it means that the process did not stop in time."""
 
     def __init__(self, close_inherited: Callable[[], None], logger: FilteringBoundLogger) -> None:
-        self._close_inherited, self._logger = close_inherited, logger
+        self._close_inherited = close_inherited
+        self._logger = logger
         self._pid: int | None = None
 
     @property
@@ -227,7 +228,9 @@ class GuardProcess(PipedProcess):
         logger: FilteringBoundLogger,
     ) -> None:
         super().__init__(close_inherited, logger)
-        self._worker_id, self._slots_fd, self._blocks = worker_id, slots_fd, children
+        self._worker_id = worker_id
+        self._slots_fd = slots_fd
+        self._blocks = children
         self._ready_pipe = (-1, -1)
 
     def start(self) -> None:
@@ -318,7 +321,8 @@ class HookProcess(PipedProcess):
         logger: FilteringBoundLogger,
     ) -> None:
         super().__init__(close_inherited, logger)
-        self._worker, self._is_ready = worker, is_ready
+        self._worker = worker
+        self._is_ready = is_ready
         self._announces_ready = True
 
     def start(self, bus: Bus) -> None:
@@ -406,7 +410,9 @@ class MetricsProcess(HelperProcess):
         from bulltask.observe.metrics import bind  # noqa: PLC0415 - prometheus_client is slow to import
 
         super().__init__(close_inherited, logger)
-        self._memory, self._worker_id, self._lengths = memory, worker_id, queue_lengths
+        self._memory = memory
+        self._worker_id = worker_id
+        self._lengths = queue_lengths
         self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
 
     def start(self) -> None:

@@ -93,7 +93,8 @@ class InProcessRunner:
         retirement = Retirement(no_limits, block, 0, self.bus, os.getpid())
         threads = TaskThreads(0)
         self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads, worker_id=_WORKER_ID)
-        self._runner.is_eager, self._runner.waits_for_other_workers = is_eager, False
+        self._runner.is_eager = is_eager
+        self._runner.waits_for_other_workers = False
         self.settler = Settler(app.config, app.broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
@@ -224,7 +225,8 @@ class EagerResults:
         self.payloads = payloads
         self._entries: dict[JobRef, _Entry] = {}
         self._groups: dict[str, str] = {}
-        self._limit, self._lock = limit, threading.Lock()
+        self._limit = limit
+        self._lock = threading.Lock()
 
     # ---- written while jobs run ----
 
@@ -381,7 +383,9 @@ class EagerBroker(Broker):
     def __init__(self, app: App, url: SecretUrl) -> None:
         super().__init__(app.config, url)
         runner = EagerRunner(app, EagerResults(self.payloads, _KEPT_RESULTS))
-        self.eager, self.results, self.producer = runner, runner.results, _EagerProducer(runner)
+        self.eager = runner
+        self.results = runner.results
+        self.producer = _EagerProducer(runner)
 
 
 class _EagerProducer(Producer):
@@ -411,7 +415,8 @@ class EagerRunner:
     """
 
     def __init__(self, app: App, results: EagerResults | None = None, propagate: bool | None = None) -> None:
-        self._app, self.results = app, EagerResults(PayloadCodec(app.config)) if results is None else results
+        self._app = app
+        self.results = EagerResults(PayloadCodec(app.config)) if results is None else results
         self._propagate = app.config.eager_propagates if propagate is None else propagate
 
     def run(self, roots: Sequence[PlannedJob]) -> None:
@@ -454,7 +459,10 @@ class _JobRun:
     """
 
     def __init__(self, app: App, results: EagerResults, new: NewJob, before: Sequence[JobRef]) -> None:
-        self._app, self._results, self._before, self._keys = app, results, before, app.broker.keys(new.queue)
+        self._app = app
+        self._results = results
+        self._before = before
+        self._keys = app.broker.keys(new.queue)
         self._runner = InProcessRunner(app, lambda _job: self, is_eager=True)
         self.outcome: Outcome | None = None
         now_ms, retries = app.now_ms(), new.options.retries

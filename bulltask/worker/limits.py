@@ -71,7 +71,8 @@ class Canceller:
     interval_ms = 100
 
     def __init__(self, pool: ChildPool, bus: Bus) -> None:
-        self._pool, self._bus = pool, bus
+        self._pool = pool
+        self._bus = bus
         self._requests: dict[str, CancelRequest] = {}
 
     def cancel(self, view: SlotView, reason: CancelReason) -> bool:
@@ -151,10 +152,8 @@ class Canceller:
             del self._requests[token]
         elif not view.acknowledged and mono_ms() >= request.notify_at_ms:
             self._pool.notify(token)
-            request.notify_at_ms, request.pause_ms = (
-                mono_ms() + request.pause_ms,
-                min(2 * request.pause_ms, _MAX_INTERVAL_MS),
-            )
+            request.notify_at_ms = mono_ms() + request.pause_ms
+            request.pause_ms = min(2 * request.pause_ms, _MAX_INTERVAL_MS)
 
 
 # Cancels attempts that exceed their time limits.
@@ -173,7 +172,8 @@ class TimeLimitCheck:
     def __init__(
         self, overdue: Callable[[int], Iterable[SlotView]], cancel: Callable[[SlotView, CancelReason], bool]
     ) -> None:
-        self._overdue, self._cancel = overdue, cancel
+        self._overdue = overdue
+        self._cancel = cancel
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
         """Check all attempts."""
@@ -225,11 +225,16 @@ class RevocationCheck:
         bus: Bus,
         backoff: ReconnectBackoff,
     ) -> None:
-        self._broker, self._queues, self._cancel_jobs = broker, queues, cancel_jobs
-        self._client, self._bus, self._backoff = client, bus, backoff
+        self._broker = broker
+        self._queues = queues
+        self._cancel_jobs = cancel_jobs
+        self._client = client
+        self._bus = bus
+        self._backoff = backoff
         self._queue_backoff = QueueBackoff(queues, bus, broker.config)
         self._skipped = [0] * len(queues)
-        self._groups, self._next_group = _groups(queues, in_cluster=broker.topology is not None), 0
+        self._groups = _groups(queues, in_cluster=broker.topology is not None)
+        self._next_group = 0
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Check the requests of every queue in one round trip; a large number is checked in several ticks."""

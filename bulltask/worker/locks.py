@@ -62,7 +62,11 @@ class Heartbeat:
         bus: Bus,
         backoff: ReconnectBackoff,
     ) -> None:
-        self._queues, self._views, self._client, self._bus, self._backoff = queues, views, client, bus, backoff
+        self._queues = queues
+        self._views = views
+        self._client = client
+        self._bus = bus
+        self._backoff = backoff
         self._queue_backoff = QueueBackoff(queues, bus, config)
         self._lock_ms = config.lock_ms
         # Four times per lock duration, as in BullMQ, so that a failed tick does no harm.
@@ -207,7 +211,11 @@ class StalledCheck:
         backoff: ReconnectBackoff,
     ) -> None:
         config = broker.config
-        self._queues, self._client, self._clock, self._bus, self._backoff = queues, client, broker.clock, bus, backoff
+        self._queues = queues
+        self._client = client
+        self._clock = broker.clock
+        self._bus = bus
+        self._backoff = backoff
         self._queue_backoff = QueueBackoff(queues, bus, config)
         self._max_stalled = config.max_stalled_count
         self._interval_ms = config.stalled_interval_ms
@@ -215,7 +223,9 @@ class StalledCheck:
         # a millisecond, and stalled jobs would wait for one more interval.
         self._throttle_ms = self._interval_ms * 9 // 10
         self._unfinished: dict[int, tuple[int, int]] = {}  # queue's index: time of the check, jobs that are left
-        self._has_renewed, self._may_expire_ms, self._not_before_ms = has_renewed, config.lock_ms // 2, 0
+        self._has_renewed = has_renewed
+        self._may_expire_ms = config.lock_ms // 2
+        self._not_before_ms = 0
         self._unreachable: set[int] = set()
         bus.subscribe(RedisReconnected, self._wait_for_others)
         bus.subscribe(RedisRecovered, self._wait_for_others)

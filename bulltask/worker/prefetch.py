@@ -135,8 +135,14 @@ class PrefetchLoop:
         maximum: int,
         unprefetched_tasks: Collection[str],
     ) -> None:
-        self._fetcher, self._starter, self._runner, self._writer = fetcher, starter, runner, writer
-        self._slots, self._block, self._control, self.count = slots, block, control, PrefetchCount(maximum)
+        self._fetcher = fetcher
+        self._starter = starter
+        self._runner = runner
+        self._writer = writer
+        self._slots = slots
+        self._block = block
+        self._control = control
+        self.count = PrefetchCount(maximum)
         self._unprefetched_tasks = unprefetched_tasks
         self._recheck_at_ms = 0
         self._ready: deque[AcquiredJob] = deque()
@@ -296,7 +302,8 @@ class PrefetchLoop:
         for item in items:
             item.acquired.slot.settle(mono_ms())
         if items:
-            self._sent, self._replies = items, self._start(items)
+            self._replies = self._start(items)
+            self._sent = items
         for item in uncertain:
             self._handle_reply(item, _NO_REPLY)
 
@@ -314,7 +321,8 @@ class PrefetchLoop:
 
     def _read_replies(self) -> None:
         """Read the replies to the calls that were sent, and make the jobs in them ready."""
-        items, self._sent = self._sent, ()
+        items = self._sent
+        self._sent = ()
         if not items:
             return
         try:

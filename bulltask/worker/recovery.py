@@ -121,7 +121,10 @@ class FailureRecorder:
     """
 
     def __init__(self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus) -> None:
-        self._client, self._clock, self._config, self._bus = client, clock, config, bus
+        self._client = client
+        self._clock = clock
+        self._config = config
+        self._bus = bus
 
     def record_killed(self, keys: QueueKeys, job_id: str, killed_attempt: KilledAttempt) -> None:
         """Fail the killed attempt of a job that is still locked with its token, and emit the event.
@@ -311,8 +314,13 @@ class Recovery:
         bus: Bus,
         backoff: ReconnectBackoff,
     ) -> None:
-        self._queues, self._client, self._clock, self._config = queues, client, clock, config
-        self._bus, self._backoff, self._queue_backoff = bus, backoff, QueueBackoff(queues, bus, config)
+        self._queues = queues
+        self._client = client
+        self._clock = clock
+        self._config = config
+        self._bus = bus
+        self._backoff = backoff
+        self._queue_backoff = QueueBackoff(queues, bus, config)
         self._failures = FailureRecorder(client, clock, config, bus)
         self._malformed = MalformedJobHandler(client, clock, config, bus)
         self._pending: list[_PendingRecovery] = []
@@ -519,8 +527,11 @@ class Takeover:
         client: SyncClient,
         backoff: ReconnectBackoff,
     ) -> None:
-        self._children, self._control, self._queues = children, control, queues
-        self._client, self._backoff = client, backoff
+        self._children = children
+        self._control = control
+        self._queues = queues
+        self._client = client
+        self._backoff = backoff
         self._last_wanted_ms = 0
 
     @property
@@ -532,7 +543,8 @@ class Takeover:
         """Take over the jobs of the children that have been running one job for too long."""
         children = tuple(self._children())
         if any(block.prefetches for block, _ in children):
-            self._control.watches, self._last_wanted_ms = True, now_ms
+            self._control.watches = True
+            self._last_wanted_ms = now_ms
         elif self._control.watches and now_ms - self._last_wanted_ms > _LINGER_MS:
             self._stop_watching([block for block, _ in children])
         if not self._control.watches or self._backoff.is_active:

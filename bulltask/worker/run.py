@@ -116,7 +116,11 @@ class Preflight:
         backoff: ReconnectBackoff,
         connections: int = 1,
     ) -> None:
-        self._client, self._keys, self._config, self._logger, self._backoff = client, keys, config, logger, backoff
+        self._client = client
+        self._keys = keys
+        self._config = config
+        self._logger = logger
+        self._backoff = backoff
         self._connections = connections
         self.max_clients: int | None = None
 
@@ -319,12 +323,17 @@ class _Assembly:
         until: StopConditions,
     ) -> None:
         config = app.config
-        self.entries, self.until = read_entries(app), until
-        self.app, self.queues, self.app_spec, self.config = app, queues, app_spec, config
+        self.entries = read_entries(app)
+        self.until = until
+        self.app = app
+        self.queues = queues
+        self.app_spec = app_spec
+        self.config = config
         self.worker_id = worker_id(config.worker_name)
         self.logger = configure_logging(level=config.log_level, worker_id=self.worker_id)
         self.wakeup_pipe = WakeupPipe()
-        self.process_spec, self.signals = process_spec, process_spec.signals
+        self.process_spec = process_spec
+        self.signals = process_spec.signals
         self.bus = Bus(on_error=listener_errors(self.logger))
         LogListener(self.logger).attach(self.bus)
         self.backoff = ReconnectBackoff(self.bus, config)

@@ -172,10 +172,13 @@ class HookedRun:
         middleware: tuple[Middleware, ...],
         variables: contextvars.Context | None,
     ) -> None:
-        self.task, self._request, self._middleware = task, request, middleware
+        self.task = task
+        self._request = request
+        self._middleware = middleware
         self._has_started = False
         self._entered: list[Middleware] = []
-        self.variables, self.in_thread = variables, False
+        self.variables = variables
+        self.in_thread = False
         self.last_variables: contextvars.Context | None = None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -308,7 +311,8 @@ class RunHooks:
     """
 
     def __init__(self, app: App) -> None:
-        self._tasks, self._middleware = app.tasks, app.middleware
+        self._tasks = app.tasks
+        self._middleware = app.middleware
         self._runs: dict[int, HookedRun] = {}
 
     def has_hooks(self, task: AnyTask[..., Any]) -> bool:
@@ -413,7 +417,9 @@ class _LoggedOutput:
     """
 
     def __init__(self, stream: TextIO, level: int) -> None:
-        self._stream, self._level, self._local = stream, level, threading.local()
+        self._stream = stream
+        self._level = level
+        self._local = threading.local()
         self._logger = logging.getLogger(_LOGGER)
 
     def write(self, text: str) -> int:

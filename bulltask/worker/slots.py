@@ -226,7 +226,8 @@ class Slot:
     __slots__ = ("_bytes", "_outcome", "_words", "token")
 
     def __init__(self, memory: memoryview, outcome: memoryview) -> None:
-        self._bytes, self._outcome = memory, outcome
+        self._bytes = memory
+        self._outcome = outcome
         self._words = memory[: _HEADER_WORDS * _WORD].cast("q")
         self.token = bytes(memory[TOKEN_AT:_ID_AT]).rstrip(b"\0").decode()
 
@@ -426,7 +427,8 @@ class ControlPage:
     """
 
     def __init__(self, memory: memoryview, lock_fd: int | None) -> None:
-        self._words, self._lock_fd = memory.cast("q"), lock_fd
+        self._words = memory.cast("q")
+        self._lock_fd = lock_fd
         # Not read from shared memory for every job: it does not change after the first child has started.
         self.has_permits = bool(self._words[_HAS_PERMITS])
 
@@ -575,9 +577,11 @@ class ChildBlock:
     """
 
     def __init__(self, memory: memoryview, per_child: int, lock_fd: int | None, lock_at: int) -> None:
-        self._memory, self._per_child = memory, per_child
+        self._memory = memory
+        self._per_child = per_child
         self._words = memory[:_CHILD_BYTES].cast("q")
-        self._lock_fd, self._lock_at = lock_fd, lock_at
+        self._lock_fd = lock_fd
+        self._lock_at = lock_at
 
     @property
     def can_lock(self) -> bool:
@@ -811,11 +815,15 @@ class Retirement:
     """
 
     def __init__(self, config: Config, block: ChildBlock, index: int, bus: Bus, supervisor_pid: int) -> None:
-        self._block, self._index, self._bus, self._supervisor_pid = block, index, bus, supervisor_pid
+        self._block = block
+        self._index = index
+        self._bus = bus
+        self._supervisor_pid = supervisor_pid
         self._max_tasks = config.max_tasks_per_child
         self._max_memory_kib = config.max_memory_kib or config.hard_memory_kib
         self._memory_kib: int | None = None
-        self._jobs, self._lock = 0, threading.Lock()
+        self._jobs = 0
+        self._lock = threading.Lock()
         self._reason = RetireReason.NONE
 
     @property

@@ -78,7 +78,10 @@ class SparkTaskRunner:
         renew_lock: Callable[[RunningJob, str], bool],
         close_child: Callable[[], None],
     ) -> None:
-        self._app, self._job_client, self._renew_lock, self._close_child = app, job_client, renew_lock, close_child
+        self._app = app
+        self._job_client = job_client
+        self._renew_lock = renew_lock
+        self._close_child = close_child
         self._child: SparkChild | None = None
         # The app was imported before the fork, so a context that it has created belongs to the supervisor. Spark
         # Connect's thin client has no such class, and starts no JVM.

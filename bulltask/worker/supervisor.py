@@ -84,7 +84,9 @@ class Ticker:
     """
 
     def __init__(self, services: Sequence[Service], backoff: ReconnectBackoff, bus: Bus) -> None:
-        self._services, self._backoff, self._bus = services, backoff, bus
+        self._services = services
+        self._backoff = backoff
+        self._bus = bus
         self._failures = [0] * len(services)
         self._due_ms = [0] * len(services)
 
@@ -212,7 +214,8 @@ class ProcessSpec:
     def __init__(self) -> None:
         self.signals = SignalQueue()
         self.signals.install_early()
-        self._directory, self._environ = _directory(), dict(os.environ)
+        self._directory = _directory()
+        self._environ = dict(os.environ)
         self._terminals = [fd for fd in range(3) if os.isatty(fd)]
 
     @property
@@ -277,7 +280,10 @@ class BurstCheck:
     def __init__(
         self, pool: ChildPool, count_jobs: Callable[[], int], backoff: ReconnectBackoff, finish: Callable[[str], None]
     ) -> None:
-        self._pool, self._count_jobs, self._backoff, self._finish = pool, count_jobs, backoff, finish
+        self._pool = pool
+        self._count_jobs = count_jobs
+        self._backoff = backoff
+        self._finish = finish
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Check the children and the queues."""
@@ -303,7 +309,9 @@ class MaxJobsCheck:
     interval_ms = 50
 
     def __init__(self, control: ControlPage, max_jobs: int, finish: Callable[[str], None]) -> None:
-        self._control, self._max_jobs, self._finish = control, max_jobs, finish
+        self._control = control
+        self._max_jobs = max_jobs
+        self._finish = finish
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Check the number of started jobs."""
@@ -344,8 +352,13 @@ class Autoscaler:
         bus: Bus,
         backoff: ReconnectBackoff,
     ) -> None:
-        self._pool, self._limits, self._keepalive_ms, self._per_child = pool, limits, keepalive_ms, per_child
-        self._count_jobs, self._bus, self._backoff = count_jobs, bus, backoff
+        self._pool = pool
+        self._limits = limits
+        self._keepalive_ms = keepalive_ms
+        self._per_child = per_child
+        self._count_jobs = count_jobs
+        self._bus = bus
+        self._backoff = backoff
         self._min_free: int | None = None
         self._shrink_at_ms = 0
 
@@ -358,7 +371,8 @@ class Autoscaler:
             self._min_free = None
             self._grow()
         elif self._min_free is None:
-            self._min_free, self._shrink_at_ms = free, now_ms + self._keepalive_ms
+            self._min_free = free
+            self._shrink_at_ms = now_ms + self._keepalive_ms
         else:
             self._min_free = min(self._min_free, free)
             if now_ms >= self._shrink_at_ms:
@@ -415,7 +429,8 @@ class CallLimits:
 
         A signal handler may call this.
         """
-        self._is_over, self._patience_ms = False, 0
+        self._is_over = False
+        self._patience_ms = 0
         if timeout_ms is not None:
             signal.signal(signal.SIGALRM, self._on_alarm)
         signal.setitimer(signal.ITIMER_REAL, 0 if timeout_ms is None else max(1, timeout_ms) / 1000)
@@ -428,7 +443,8 @@ class CallLimits:
         self.end_calls_in(None)
         if self._primary is not None:
             self._primary.stop_checks()
-        self._patience_ms, self._give_up_ms = patience_ms, mono_ms() + patience_ms
+        self._patience_ms = patience_ms
+        self._give_up_ms = mono_ms() + patience_ms
 
     @property
     def has_given_up(self) -> bool:
@@ -478,7 +494,8 @@ class _LimitedClient:
     """A supervisor's client; see :class:`CallLimits`. It has the methods of ``SyncClient`` that a supervisor needs."""
 
     def __init__(self, client: SyncClient, limits: CallLimits) -> None:
-        self._client, self._limits = client, limits
+        self._client = client
+        self._limits = limits
 
     def run(self, call: Call[R]) -> R:
         return self._limits.run(self._client, lambda: self._client.run(call))
@@ -542,7 +559,8 @@ class NamedConnections:
         worker_id: str,
         backoff: ReconnectBackoff,
     ) -> None:
-        self._queue_count, queues = len(queues), queues[:_MAX_CONNECTIONS]
+        self._queue_count = len(queues)
+        queues = queues[:_MAX_CONNECTIONS]
         self._clients = [connect(broker.keys(queue).client_name(worker_id)) for queue in queues]
         self._backoff = backoff
         # In a cluster, a command with a key, so that only the node that has the queue shows the connection.
@@ -617,7 +635,9 @@ class PrimaryCheck:
     interval_ms = 50
 
     def __init__(self, endpoint: Endpoint, primary: KnownPrimary, control: ControlPage, limits: CallLimits) -> None:
-        self._endpoint, self._primary, self._limits = endpoint, primary, limits
+        self._endpoint = endpoint
+        self._primary = primary
+        self._limits = limits
         primary.check_ms = _CHECK_MS
         primary.publish(control.set_primary)
 
@@ -672,8 +692,14 @@ class Supervisor:
         bus: Bus,
         limits: CallLimits,
     ) -> None:
-        self._pool, self._ticker, self._recovery, self._limits = pool, ticker, recovery, limits
-        self._process_spec, self._signals, self._config, self._bus = process_spec, process_spec.signals, config, bus
+        self._pool = pool
+        self._ticker = ticker
+        self._recovery = recovery
+        self._limits = limits
+        self._process_spec = process_spec
+        self._signals = process_spec.signals
+        self._config = config
+        self._bus = bus
         self.restarting = False
         self._paused_since_ms: int | None = None
         self._state = ProcessState.INIT
@@ -722,7 +748,9 @@ class Supervisor:
         """
         if self._state is ProcessState.RUN:
             self._start_shutdown(reason, finishing=True)
-            self._finishing, self._kill_at_ms, self.end_by_ms = True, None, None
+            self._finishing = True
+            self._kill_at_ms = None
+            self.end_by_ms = None
             self._pool.interrupt_at_ms = None
             self._limit_calls()
 
@@ -799,7 +827,8 @@ class Supervisor:
         self._advance(ProcessState.TERMINATE)
         self._bus.emit(WorkerStopping("cold", self._pool.running()))
         self._pool.kill()
-        self._kill_at_ms, self.end_by_ms = None, mono_ms() + _AFTER_KILL_MS
+        self._kill_at_ms = None
+        self.end_by_ms = mono_ms() + _AFTER_KILL_MS
         self._limits.end_calls_without_reply_in(_RELEASE_PATIENCE_MS)
 
     def _limit_current_call(self) -> None:

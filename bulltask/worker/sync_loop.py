@@ -57,8 +57,11 @@ class BatchCollector:
         slots: AsyncLoop,
         batches: Mapping[str, tuple[int, int]],
     ) -> None:
-        self._fetcher, self._control, self._clock = fetcher, control, clock
-        self._slots, self.batches = slots, batches
+        self._fetcher = fetcher
+        self._control = control
+        self._clock = clock
+        self._slots = slots
+        self.batches = batches
 
     def collect(self, first: AcquiredJob) -> list[AcquiredJob]:
         """Return a batch: ``first``, which the child has already acquired, and further jobs of its task."""
@@ -187,8 +190,11 @@ class AsyncBulkFetcher:
         async_loop: AsyncLoop,
         next_jobs: NextJobs,
     ) -> None:
-        self._fetcher, self._starter, self._writer = fetcher, starter, writer
-        self._async, self._next_jobs = async_loop, next_jobs
+        self._fetcher = fetcher
+        self._starter = starter
+        self._writer = writer
+        self._async = async_loop
+        self._next_jobs = next_jobs
         self._previous = ""
 
     def start(self, first: AcquiredJob) -> None:
@@ -197,7 +203,8 @@ class AsyncBulkFetcher:
         This does nothing if the previous job belonged to another task: in a queue in which tasks alternate, it would be
         a wasted round trip for each job.
         """
-        previous, self._previous = self._previous, first.job.name
+        previous = self._previous
+        self._previous = first.job.name
         if previous != first.job.name:
             return
         count = 1
@@ -295,10 +302,16 @@ class SyncLoop:
         prefetch: PrefetchLoop,
         bulk_fetcher: AsyncBulkFetcher,
     ) -> None:
-        self._fetcher, self._starter, self._runner, self._writer = fetcher, starter, runner, writer
-        self._async, self._retirement = async_loop, retirement
-        self._collector, self._batches = collector, collector.batches
-        self._prefetch, self._bulk_fetcher = prefetch, bulk_fetcher
+        self._fetcher = fetcher
+        self._starter = starter
+        self._runner = runner
+        self._writer = writer
+        self._async = async_loop
+        self._retirement = retirement
+        self._collector = collector
+        self._batches = collector.batches
+        self._prefetch = prefetch
+        self._bulk_fetcher = bulk_fetcher
 
     def open(self, hooks: LoopHooks) -> None:
         """Run what comes before the first job on the event loop; raises what prevents the child from starting."""

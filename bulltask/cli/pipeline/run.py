@@ -156,7 +156,8 @@ class _Progress:
     """Prints a line for each new batch of the ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self._shown = ledger, ledger.head()
+        self._ledger = ledger
+        self._shown = ledger.head()
 
     def print_new(self) -> None:
         head = self._ledger.head()

@@ -127,7 +127,8 @@ class _Attempt:
     def __init__(
         self, task: Any, context: Context, args: list[Any], kwargs: Mapping[str, Any], attempts: Sequence[Any]
     ) -> None:
-        request, self._path = context.request, task.module_path
+        request = context.request
+        self._path = task.module_path
         header = request.headers.get(HEADER, {})
         variant = with_header(task, header, request.queue)
         now_ms = project_app().now_ms()

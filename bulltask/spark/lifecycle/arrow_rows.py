@@ -116,7 +116,9 @@ class _Rows:
     """
 
     def __init__(self, derived: DerivedColumns, at: Ints) -> None:
-        self._lifecycles, self._added, self.at = derived.lifecycles, derived.added[at], at
+        self._lifecycles = derived.lifecycles
+        self._added = derived.added[at]
+        self.at = at
 
     def as_of(self, decisive: Ints) -> pa.Array:
         """Return the value of `bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` for events."""

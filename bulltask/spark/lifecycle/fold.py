@@ -262,7 +262,9 @@ class _Fold:
             if self._open is None or not released:
                 self._undecided = None
         if event.event == "added":
-            self.job.incarnation, self.job.name, self.job.created_ms = event.event_id, event.name, event.event_ms
+            self.job.incarnation = event.event_id
+            self.job.name = event.name
+            self.job.created_ms = event.event_ms
         elif event.event == "active":
             self._begin(event, event.event_ms)
         elif event.event == "stalled" and self._follows_release():

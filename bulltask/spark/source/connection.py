@@ -57,7 +57,8 @@ class Connection:
     """
 
     def __init__(self, config: Config, *, outage_timeout_ms: int | None = None) -> None:
-        self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url).for_cluster()
+        self._config = config
+        self._endpoint = Endpoint.from_config(config, config.broker_url).for_cluster()
         self._outage_timeout_ms = outage_timeout_ms
         self._cluster = ClusterClient(self._endpoint, None) if self._endpoint.kind == "cluster" else None
         self._client = self._cluster or Client(self._endpoint, None)

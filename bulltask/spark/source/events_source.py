@@ -53,7 +53,8 @@ class EventsReader(DataSourceReader):
     """
 
     def __init__(self, options: EventsOptions, schema: StructType) -> None:
-        self._options, self._schema = options, arrow_schema(schema)
+        self._options = options
+        self._schema = arrow_schema(schema)
         self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
@@ -108,7 +109,8 @@ class CountsReader(DataSourceReader):
     """
 
     def __init__(self, options: CountsOptions, schema: StructType) -> None:
-        self._options, self._schema = options, arrow_schema(schema)
+        self._options = options
+        self._schema = arrow_schema(schema)
         self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:

@@ -75,7 +75,8 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
-        self._options, self._schema = options, arrow_schema(schema)
+        self._options = options
+        self._schema = arrow_schema(schema)
         self._target: Mapping[str, StreamState | None] | None = None
         self._logged = set[str]()  # skipped queues that have been logged
         self._limits: dict[str, int] = {}  # the length limit of each stream when the previous batch was planned
@@ -226,7 +227,9 @@ class _RedisStreams:
     """The streams in Redis; implements ``planning.EventStreams``."""
 
     def __init__(self, connection: Connection, prefix: str, read_states: _StateReader) -> None:
-        self._connection, self._prefix, self._read_states = connection, prefix, read_states
+        self._connection = connection
+        self._prefix = prefix
+        self._read_states = read_states
 
     def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
         state = self._read_states(self._connection, [self._keys(queue) for queue in queues])

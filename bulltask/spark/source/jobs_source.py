@@ -66,7 +66,8 @@ class JobsReader(DataSourceReader):
     """
 
     def __init__(self, options: JobsOptions, schema: StructType) -> None:
-        self._options, self._schema = options, arrow_schema(schema)
+        self._options = options
+        self._schema = arrow_schema(schema)
         self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:

@@ -161,13 +161,15 @@ class QueueProgress:
         self.state = state
         reconciled, gap = reconcile(self.queue, self.end, state)
         if reconciled.generation != self.start.generation:
-            self.end, self.loss = replace(reconciled, lost=self.start.lost + self.seen_count), gap
+            self.end = replace(reconciled, lost=self.start.lost + self.seen_count)
+            self.loss = gap
             return
         self.seen_count = max(self.seen_count, with_stream_end(self.start, state).pending)
         if self.target_offset is None or self.start.id >= self.target_offset.id:
             self.end = self.start  # this batch reads no entries of the queue, so nothing is missing yet
         elif reconciled.id <= self.target_offset.id:
-            self.end, self.loss = with_stream_end(reconciled, state), gap or self.loss
+            self.end = with_stream_end(reconciled, state)
+            self.loss = gap or self.loss
         else:
             self._skip_to_target(self.target_offset)
 

@@ -93,14 +93,15 @@ class _BatchRun:
     def __init__(
         self, writer: BatchWriter, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest_id: str
     ) -> None:
-        self._writer, self._layout, self._ledger, self._ingest_id = writer, layout, ledger, ingest_id
+        self._writer = writer
+        self._layout = layout
+        self._ledger = ledger
+        self._ingest_id = ingest_id
         self._head = head or BatchRecord("", number=0)
         self._staging = Staging(layout, ingest_id)
-        self._open_jobs_ingest_id, self._open_job_events, self._oldest_ms = (
-            self._head.open_jobs_ingest_id,
-            self._head.open_job_events,
-            self._head.oldest_open_event_ms,
-        )
+        self._open_jobs_ingest_id = self._head.open_jobs_ingest_id
+        self._open_job_events = self._head.open_job_events
+        self._oldest_ms = self._head.oldest_open_event_ms
         self._steps_ms: dict[str, int] = {}
 
     def write(self, batch: DataFrame) -> None:
@@ -136,7 +137,8 @@ class _BatchRun:
         for table, rows in tables.items():
             with self._step(table.name):
                 self._staging.write(table, rows)
-        self._open_job_events, self._open_jobs_ingest_id = derived.open_events.num_rows, None
+        self._open_job_events = derived.open_events.num_rows
+        self._open_jobs_ingest_id = None
         self._oldest_ms = pc.min(derived.open_events["event_ms"]).as_py() or 0
         if self._open_job_events:
             with self._step("open_jobs"):

@@ -30,7 +30,8 @@ class PipelineMetrics(Collector):
     """
 
     def __init__(self, ledger: Ledger, status: Callable[[], PipelineStatus]) -> None:
-        self._ledger, self._status = ledger, status
+        self._ledger = ledger
+        self._status = status
 
     def collect(self) -> Iterable[Metric]:
         """Return the current metrics; if Redis is unavailable, lag metrics are missing."""

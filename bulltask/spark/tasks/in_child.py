@@ -45,7 +45,10 @@ class SparkInChild:
     """
 
     def __init__(self, app: str, master: str | None, conf: Mapping[str, str], leave: Callable[[], None]) -> None:
-        self._app, self._master, self._conf, self._leave = app, master, {**_CONF, **conf}, leave
+        self._app = app
+        self._master = master
+        self._conf = {**_CONF, **conf}
+        self._leave = leave
         self._gateway: Any = None
         self._running: tuple[SparkContext, SparkAttempt] | None = None
 

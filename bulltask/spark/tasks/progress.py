@@ -43,7 +43,8 @@ class SparkJobMonitor:
     """
 
     def __init__(self, context: SparkContext, attempt: SparkAttempt) -> None:
-        self._context, self._attempt = context, attempt
+        self._context = context
+        self._attempt = attempt
         self._count = StageProgress(context.statusTracker(), attempt.job_id)
         self._reported: dict[str, Json] | None = None
         self._lost = self._failed = False
@@ -105,7 +106,8 @@ class StageProgress:
     """
 
     def __init__(self, tracker: StatusTracker, group: str) -> None:
-        self._tracker, self._group = tracker, group
+        self._tracker = tracker
+        self._group = group
         self._ended = set(tracker.getJobIdsForGroup(group))
         self._stages: dict[int, tuple[int, int]] = {}
         self.is_running = False
