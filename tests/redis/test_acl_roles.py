@@ -121,7 +121,7 @@ def flow(child_id: str) -> FlowJob:
     )
 
 
-def read_everything(url: str, ids: list[str]) -> None:  # noqa: PLR0915 - one line for each method
+def read_everything(url: str, ids: list[str]) -> None:
     """Read queues, jobs, flows, results, schedules and events."""
     app = App("shop", url, task_default_queue="mail")
     queue = app.queue("mail")
