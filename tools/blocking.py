@@ -50,7 +50,7 @@ class Pile:
         self.app = App("blocking", url, beat_schedule={"beat": {"task": "n", "schedule": 60}})
         self.queue: Queue = self.app.queue("mail")
         self.keys = QueueKeys("bull", "{mail}", "mail")
-        self.client = self.app.broker.client()
+        self.client = self.app._broker.client()
         self.redis: Any = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
 
     def add(self, state: str) -> None:
@@ -70,10 +70,10 @@ class Pile:
         bus = Bus()
         for _ in range(2):
             self.redis.delete(self.keys.stalled_check)
-            backoff = ReconnectBackoff(bus, self.app.config)
-            check = StalledCheck(self.app.broker, [self.keys], lambda _index: True, self.client, bus, backoff)
+            backoff = ReconnectBackoff(bus, self.app._config)
+            check = StalledCheck(self.app._broker, [self.keys], lambda _index: True, self.client, bus, backoff)
             check.tick(0, 0)
-            while check.interval_ms < self.app.config.stalled_interval_ms:
+            while check.interval_ms < self.app._config.stalled_interval_ms:
                 check.tick(0, 0)
         assert self.redis.llen(self.keys.active) == 0
 
@@ -81,7 +81,7 @@ class Pile:
         """Acquire jobs while all delayed jobs are due."""
         options = [FetchOptions(f"token{number}", 30_000, "") for number in range(32)]
         for _ in range(50):
-            now_ms = self.app.now_ms()
+            now_ms = self.app._now_ms()
             fetch = collect_batch(self.keys, options, "n", now_ms) if batch else fetch_ahead(self.keys, options, now_ms)
             self.redis.lpush(self.keys.wait, "j1")
             self.client.run(fetch)
@@ -98,11 +98,11 @@ class Pile:
     def read_revocations(self) -> None:
         """Read the requests as supervisors do."""
         for _ in range(20):
-            self.client.run(revocation_requests(self.keys, self.app.now_ms()))
+            self.client.run(revocation_requests(self.keys, self.app._now_ms()))
 
     def schedule(self) -> None:
         """Do what a worker does when it starts after a long downtime, run the first jobs, and list the schedulers."""
-        run_sync(self.client, reconcile(self.keys, read_entries(self.app) or [], self.app.name, self.app.now_ms()))
+        run_sync(self.client, reconcile(self.keys, read_entries(self.app) or [], self.app.name, self.app._now_ms()))
         self.queue.schedulers.upsert("tick", name="n", every=60)
         for number in range(100):
             job = self.queue.get_next_job(f"token{number}")

@@ -55,7 +55,7 @@ def load_tasks(ctx: click.Context, options: Mapping[str, Any]) -> tuple[str, App
     """Return what :func:`load_app` returns for the values of ``app_options``, with all tasks imported."""
     spec, app = load_app(ctx, options["app"], options["broker"])
     with reporting_import_errors(f"the tasks of the app {spec!r}"):
-        app.load_tasks()
+        app._load_tasks()
     return spec, app
 
 

@@ -122,9 +122,9 @@ def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
 
 def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
     """Return the queues that have a job with this id, searching known queues first; see :func:`find_job`."""
-    config = app.config
+    config = app._config
     named = [config.default_queue, *known, *(task.options.queue or "" for task in app.tasks.values())]
-    with app.broker.pool.client() as client:
+    with app._broker.pool.client() as client:
         likely = sorted({*named, *_app_names(_worker_queues(client, config), config)} - {""})
         if queues := _with_job(client, app, job_id, likely):
             return queues
@@ -133,7 +133,7 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[
 
 
 def _with_job(client: SyncClient, app: App, job_id: str, queues: list[str]) -> list[str]:
-    calls = [command("EXISTS", app.broker.keys(queue).job(job_id), parse_reply=bool) for queue in queues]
+    calls = [command("EXISTS", app._broker.keys(queue).job(job_id), parse_reply=bool) for queue in queues]
     return [queue for queue, exists in zip(queues, client.run_many(calls), strict=True) if exists] if calls else []
 
 

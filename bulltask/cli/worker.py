@@ -216,7 +216,7 @@ def command(
             "include", [*parse_names(loaded_app.conf.include, "include"), *parse_names(include, "-I")]
         )
     with reporting_import_errors("the modules with tasks (-I, include, imports, autodiscover_tasks)"):
-        loaded_app.load_tasks()
+        loaded_app._load_tasks()
     excluded = _queues(exclude_queues, "-X")
     processed = [name for name in (_queues(queues, "-Q") or default_queues(loaded_app)) if name not in excluded]
     if not processed:

@@ -346,8 +346,8 @@ class RowSender:
 
     def check(self) -> None:
         """Raise ``BrokerError`` if Redis does not answer."""
-        if self._app.broker.eager is None:
-            self._app.broker.pool.run(command("PING"))
+        if self._app._broker.eager is None:
+            self._app._broker.pool.run(command("PING"))
 
     def send(self, rows: Sequence[Row]) -> TransferOutcome:
         """Send rows in order.
@@ -356,7 +356,7 @@ class RowSender:
             BrokerError: Redis could not be reached, or refused to write. Some of the rows may have been sent.
         """
         calls, failed = _decode(rows)
-        if self._app.broker.eager is not None:
+        if self._app._broker.eager is not None:
             return self._send_each(calls, failed)
         try:
             self._send(list(calls.values()))
@@ -385,7 +385,7 @@ class RowSender:
         return TransferOutcome(done, failed)
 
     def _send(self, calls: Sequence[StoredCall]) -> None:
-        broker = self._app.broker
+        broker = self._app._broker
         if broker.eager is not None:
             for call in calls:
                 broker.eager.run(call.roots)
@@ -573,11 +573,11 @@ class OutboxBase:
             raise ConfigError("poll_interval and idempotency_ttl of an outbox must be 0.001 s or more")
         self._poll_s = poll_ms / 1000
         self._sender = RowSender(app, ttl_ms)
-        app.outboxes.append(self)
+        app._outboxes.append(self)
 
     def backlog(self) -> Backlog:
         """Return how many rows are waiting, the age of the oldest, and how many rows have failed."""
-        return self._store.backlog(self.app.now_ms())
+        return self._store.backlog(self.app._now_ms())
 
     def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
         """Send rows until ``wait`` returns true; call this in a separate thread."""
@@ -594,30 +594,30 @@ class OutboxBase:
         return count
 
     def _relay(self, logger: Any) -> Relay:
-        return Relay(self._store, self._sender, self._poll_s, self.app.now_ms, logger)
+        return Relay(self._store, self._sender, self._poll_s, self.app._now_ms, logger)
 
     def _write(self, call: Canvas[Any, Any], insert: Callable[[NewRow], object]) -> Any:
         """Insert the row of a call with ``insert``, and return the call's result handle."""
         check_canvas(call)
         call = check_overrides_passed(call)
-        plan, now_ms = plan_canvas(call, self.app.config, origin_of_jobs_sent_by(current_job())), self.app.now_ms()
-        self.app.send_planned(plan.roots, lambda roots: _ignore(insert(_row(roots, now_ms))))
+        plan, now_ms = plan_canvas(call, self.app._config, origin_of_jobs_sent_by(current_job())), self.app._now_ms()
+        self.app._send_planned(plan.roots, lambda roots: _ignore(insert(_row(roots, now_ms))))
         return plan.result(self._results(), now_ms)
 
     async def _awrite(self, call: Canvas[Any, Any], insert: Callable[[NewRow], Awaitable[object]]) -> Any:
         """:meth:`_write` for asyncio."""
         check_canvas(call)
         call = check_overrides_passed(call)
-        plan, now_ms = plan_canvas(call, self.app.config, origin_of_jobs_sent_by(current_job())), self.app.now_ms()
+        plan, now_ms = plan_canvas(call, self.app._config, origin_of_jobs_sent_by(current_job())), self.app._now_ms()
 
         async def write(roots: Sequence[PlannedJob]) -> None:
             await insert(_row(roots, now_ms))
 
-        await self.app.asend_planned(plan.roots, write)
+        await self.app._asend_planned(plan.roots, write)
         return plan.result(self._results(), now_ms)
 
     def _results(self) -> ResultReader:
-        return cast("ResultReader", OutboxResults(self.app.results))
+        return cast("ResultReader", OutboxResults(self.app._results))
 
 
 def check_task(task: object) -> None:

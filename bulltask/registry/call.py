@@ -477,11 +477,11 @@ class NamedTask:
     @property
     def is_overridden(self) -> bool:
         """Whether a replaced ``send_task`` sends its calls."""
-        return self._sender().overrides_send_task
+        return self._sender()._overrides_send_task
 
     def build(self, data: Any, call: CallOptions) -> NewJob:
         """Return the job for bound arguments."""
-        return build_job(self.name, data, self._options, call, self._sender().config)
+        return build_job(self.name, data, self._options, call, self._sender()._config)
 
     def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Check arguments that may be completed later.

@@ -187,7 +187,7 @@ class Canvas(Generic[A_contra, R_co]):
                 step, except ``link`` and ``link_error``, for which see :meth:`link` and :meth:`link_error`, and
                 ``job_id``, which is that of the last step.
         """
-        result = self._sender().send_canvas(self.clone(args, kwargs, **options))
+        result = self._sender()._send_canvas(self.clone(args, kwargs, **options))
         self._forget_ids()
         return cast(AsyncResult[R_co], result)
 
@@ -195,7 +195,7 @@ class Canvas(Generic[A_contra, R_co]):
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> AsyncResult[R_co]:
         """:meth:`apply_async` for asyncio."""
-        result = await self._sender().asend_canvas(self.clone(args, kwargs, **options))
+        result = await self._sender()._asend_canvas(self.clone(args, kwargs, **options))
         self._forget_ids()
         return cast(AsyncResult[R_co], result)
 
@@ -208,7 +208,7 @@ class Canvas(Generic[A_contra, R_co]):
         **options: Unpack[CallKeywords[R_co]],
     ) -> AsyncResult[R_co]:
         """Run all calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
-        result = self._sender().apply_canvas(self.clone(args, kwargs, **options), throw=throw)
+        result = self._sender()._apply_canvas(self.clone(args, kwargs, **options), throw=throw)
         self._forget_ids()
         return cast(AsyncResult[R_co], result)
 
@@ -801,7 +801,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
         self.planned_id = job_id or self.id or str(uuid_utils.uuid7())
         sender, task = self.task.sender, self.task
         return AsyncResult(
-            self.planned_id, task.build({}, self.options).queue, sender.results, None, task.result_decoder, parent
+            self.planned_id, task.build({}, self.options).queue, sender._results, None, task.result_decoder, parent
         )
 
     def parts(self) -> Sequence[Canvas[Any, Any]]:
@@ -1320,7 +1320,7 @@ def job_of(call: _Call) -> NewJob:
 
 def handle(task: Callee, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[Any]:
     """Return the handle of a job of ``task`` that was sent, and is stored under ``job_id``."""
-    result = AsyncResult(job_id, job.queue, sender.results, sender.now_ms(), task.result_decoder)
+    result = AsyncResult(job_id, job.queue, sender._results, sender._now_ms(), task.result_decoder)
     own = getattr(task, "options", None)
     if (own is not None and own.ignore_result) if (ignored := job.options.ignore_result) is None else ignored:
         result.mark_ignored()
@@ -1338,7 +1338,7 @@ def handles(
         jobs: The calls, and their jobs.
         ids: The ids under which they are stored.
     """
-    results, now_ms = sender.results, sender.now_ms()
+    results, now_ms = sender._results, sender._now_ms()
     sent: list[AsyncResult[Any]] = []
     for (call, job), job_id in zip(jobs, ids, strict=True):
         task: Callee | None = call.task if is_call(call) else tasks.get(job.name)
@@ -1380,8 +1380,8 @@ class _Recorder:
         job_id = call.options.job_id or str(uuid_utils.uuid7())
         call.planned_id = job_id
         own = getattr(self._task, "options", None)
-        queue = call.options.queue or (own and own.queue) or sender.config.default_queue
-        return AsyncResult(job_id, queue, sender.results, None, self._task.result_decoder)
+        queue = call.options.queue or (own and own.queue) or sender._config.default_queue
+        return AsyncResult(job_id, queue, sender._results, None, self._task.result_decoder)
 
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("bulltask_recorder", default=None)
@@ -1410,17 +1410,17 @@ def send_call(
     if "link" in options or "link_error" in options:
         call: Signature[Any, Any] = Signature(task, args, kwargs, options)
         call.has_passed_overrides = True
-        return cast(AsyncResult[Any], task.sender.send_canvas(call))
+        return cast(AsyncResult[Any], task.sender._send_canvas(call))
     sender = task.sender
     job = task.build(task.bind_json(args, kwargs, options.get("serializer")), CallOptions.of(options))
-    return handle(task, sender, job, sender.send([job])[0])
+    return handle(task, sender, job, sender._send([job])[0])
 
 
 async def send_recorded(call: Signature[Any, Any] | None, returned: Any) -> AsyncResult[Any]:
     """Send a recorded call for asyncio; without one, return what the replaced method has returned."""
     if call is None:
         return cast(AsyncResult[Any], returned)
-    return cast(AsyncResult[Any], await call.task.sender.asend_canvas(call))
+    return cast(AsyncResult[Any], await call.task.sender._asend_canvas(call))
 
 
 def recorded(call: Signature[Any, Any] | NewJob) -> tuple[Signature[Any, Any] | NewJob | None, Any]:

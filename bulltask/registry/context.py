@@ -1048,7 +1048,7 @@ class Context(JobMethods, CheckpointMethods):
     @property
     def default_retry_delay(self) -> float:
         """The seconds before the first retry, without jitter: the task's ``default_retry_delay``, or its backoff."""
-        return float(self.task.options.backoff(self.app.config).delay_ms / 1000)
+        return float(self.task.options.backoff(self.app._config).delay_ms / 1000)
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Send another call of the task (in an async task, use ``await self.task.adelay(…)``)."""

@@ -244,54 +244,54 @@ class Sender(Protocol):
     """Sends jobs and reads their results; ``App`` implements it."""
 
     @property
-    def config(self) -> Config:
+    def _config(self) -> Config:
         """The settings, frozen."""
         ...
 
     @property
-    def typed(self) -> bool | None:
+    def _typed(self) -> bool | None:
         """The setting ``task_typed``: whether type hints are enforced."""
         ...
 
     @property
-    def serializer(self) -> str:
+    def _serializer(self) -> str:
         """The setting ``task_serializer``."""
         ...
 
     @property
-    def results(self) -> ResultReader:
+    def _results(self) -> ResultReader:
         """Reads jobs and waits for their outcome."""
         ...
 
-    def now_ms(self) -> int:
+    def _now_ms(self) -> int:
         """Return the server's time in epoch milliseconds (this machine's before the first connection)."""
         ...
 
     @property
-    def overrides_send_task(self) -> bool:
+    def _overrides_send_task(self) -> bool:
         """Whether a subclass, or a patch, has replaced ``send_task``."""
         ...
 
-    def send(self, jobs: Sequence[NewJob]) -> list[str]:
+    def _send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Store the jobs and return their ids once Redis has acknowledged all of them.
 
         If a job is deduplicated, the existing job's id is returned.
         """
         ...
 
-    async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
-        """:meth:`send` for asyncio."""
+    async def _asend(self, jobs: Sequence[NewJob]) -> list[str]:
+        """:meth:`_send` for asyncio."""
         ...
 
-    def send_canvas(self, canvas: Any) -> Any:
+    def _send_canvas(self, canvas: Any) -> Any:
         """Store all jobs of a canvas, or none, and return the handle of its result."""
         ...
 
-    async def asend_canvas(self, canvas: Any) -> Any:
-        """:meth:`send_canvas` for asyncio."""
+    async def _asend_canvas(self, canvas: Any) -> Any:
+        """:meth:`_send_canvas` for asyncio."""
         ...
 
-    def apply_canvas(self, canvas: Any, *, throw: bool | None) -> Any:
+    def _apply_canvas(self, canvas: Any, *, throw: bool | None) -> Any:
         """Run all jobs of a canvas in this process, and return the handle of its result."""
         ...
 

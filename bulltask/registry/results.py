@@ -141,7 +141,7 @@ class AsyncResult(ResultDetails, Generic[R]):
 
     Args:
         job_id: The job's id.
-        queue: The name of the job's queue in the app; default: see :meth:`bulltask.App.queue_of`.
+        queue: The name of the job's queue in the app; default: see :meth:`bulltask.App.AsyncResult`.
         reader: Reads jobs and waits for them; default: that of ``app``.
         sent_ms: When this process sent the job (server time in epoch milliseconds); ``None`` if another process did.
         decode: Converts the JSON result to the task's return type; ``None``: the result is not converted.
@@ -169,7 +169,7 @@ class AsyncResult(ResultDetails, Generic[R]):
             check_reference(job_id)
         if queue is None or reader is None:
             app = app or import_module(CURRENT_APP).current_sender()
-            queue, reader = queue or app.queue_of(job_id), reader or app.results
+            queue, reader = queue or app._queue_of(job_id), reader or app._results
         self.ref = JobRef(queue, job_id)
         self.reader = reader
         self.parent = parent
@@ -865,7 +865,7 @@ class GroupResult(ResultSet[R]):
         if members:
             return members[0].reader, members[0].queue
         app = cast(Sender, import_module(CURRENT_APP).current_sender())
-        return app.results, app.config.default_queue
+        return app._results, app._config.default_queue
 
     @classmethod
     def restore(cls, group_id: str, app: Sender | None = None) -> GroupResult[Any] | None:
@@ -879,9 +879,9 @@ class GroupResult(ResultSet[R]):
             DecodeError: What is stored is malformed.
         """
         app = app or cast(Sender, import_module(CURRENT_APP).current_sender())
-        stored = app.results.load_group(app.config.default_queue, group_id)
+        stored = app._results.load_group(app._config.default_queue, group_id)
         try:
-            return None if stored is None else cls._from_addresses(json.loads(stored), app.results)
+            return None if stored is None else cls._from_addresses(json.loads(stored), app._results)
         except (KeyError, IndexError, TypeError, ValueError, RecursionError):
             text = (
                 f"what is stored for group {group_id} is malformed: save it again, or remove it with GroupResult.delete"

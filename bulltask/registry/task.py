@@ -232,10 +232,10 @@ class OnCommitMixin(ABC, Generic[CP, CR]):
 
     def _send_on_commit(self, job: NewJob, using: str | None = None, *, robust: bool = False) -> AsyncResult[CR]:
         sender = self.sender
-        result = AsyncResult(job.id, job.queue, sender.results, sender.now_ms(), self.result_decoder)
+        result = AsyncResult(job.id, job.queue, sender._results, sender._now_ms(), self.result_decoder)
 
         def send() -> None:
-            (stored_id,) = sender.send([job])
+            (stored_id,) = sender._send([job])
             if stored_id != job.id:
                 result.ref = JobRef(job.queue, stored_id)
 
@@ -312,8 +312,8 @@ class CallBinding:
             ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
         """
         typed = self.options.enforced_hints
-        conversion = self.types.conversion(self._sender().typed if typed is None else typed)
-        return conversion and replace(conversion, hides_values=lambda: bool(self._sender().config.encryption_keys))
+        conversion = self.types.conversion(self._sender()._typed if typed is None else typed)
+        return conversion and replace(conversion, hides_values=lambda: bool(self._sender()._config.encryption_keys))
 
     @functools.cached_property
     def result_decoder(self) -> Callable[[Any], Any] | None:
@@ -328,7 +328,7 @@ class CallBinding:
 
     @functools.cached_property
     def _default_serializer(self) -> str:
-        return self._sender().serializer
+        return self._sender()._serializer
 
     def data_schema(self, definitions: Definitions) -> Schema:
         """Return the JSON Schema of a job's data; for a batch task, that of its one argument."""
@@ -527,7 +527,7 @@ class TaskClass(CallBinding, JobMethods, CheckpointMethods):
     @property
     def config(self) -> Config:
         """The configuration of the sending app."""
-        return self._sender().config
+        return self._sender()._config
 
     @property
     def request(self) -> Request:  # type: ignore[override]
@@ -748,11 +748,11 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             BrokerError: Redis could not be reached in time, despite retries, or returned an error.
         """
         sender = self._sender()
-        if type(self).apply_async is not _APPLY_ASYNC or "apply_async" in self.__dict__ or sender.overrides_send_task:
+        if type(self).apply_async is not _APPLY_ASYNC or "apply_async" in self.__dict__ or sender._overrides_send_task:
             return self.apply_async(args, kwargs)  # the same as is_overridden, but a call takes longer
         data = self.bind_json(args, kwargs)
         job = self._plan(sender, data).job(data)
-        return handle(self, sender, job, sender.send([job])[0])
+        return handle(self, sender, job, sender._send([job])[0])
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """:meth:`delay` for asyncio: ``await add.adelay(1, 2)`` in an async web handler."""
@@ -760,7 +760,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             return await self.aapply_async(args, kwargs)
         sender, data = self._sender(), self.bind_json(args, kwargs)
         job = self._plan(sender, data).job(data)
-        return handle(self, sender, job, (await sender.asend([job]))[0])
+        return handle(self, sender, job, (await sender._asend([job]))[0])
 
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R]]
@@ -779,7 +779,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             TypeError: An option is unknown. Also raises the errors of :meth:`delay`.
         """
         args, kwargs, sender = args or (), kwargs or {}, self._sender()
-        if sender.overrides_send_task:
+        if sender._overrides_send_task:
             return cast(AsyncResult[R], cast(Any, sender).send_task(self.name, args, kwargs, **options))
         return send_call(self, args, kwargs, options)
 
@@ -797,10 +797,10 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         if "link" in options or "link_error" in options:
             call: Signature[Any, R] = Signature(self, args, kwargs, options)
             call.has_passed_overrides = True
-            return cast(AsyncResult[R], await self._sender().asend_canvas(call))
+            return cast(AsyncResult[R], await self._sender()._asend_canvas(call))
         sender = self._sender()
         job = self.build(self.bind_json(args, kwargs, options.get("serializer")), CallOptions.of(options))
-        return handle(self, sender, job, (await sender.asend([job]))[0])
+        return handle(self, sender, job, (await sender._asend([job]))[0])
 
     def apply(
         self,
@@ -864,7 +864,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             app: Any = sender
             return cast(list[AsyncResult[R]], app.send_many([Signature(self, args) for args in calls]))
         jobs = [self._plan(sender, data).job(data) for data in (self.bind_json(args, {}) for args in calls)]
-        return self._results(sender, jobs, sender.send(jobs))
+        return self._results(sender, jobs, sender._send(jobs))
 
     def map_dataframe(self, df: FrameT, columns: Any = None, **map_options: Any) -> FrameT:
         """Call the task for every distinct row of a Spark DataFrame; return the rows with the outcome of their jobs.
@@ -985,7 +985,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
     @property
     def is_overridden(self) -> bool:
         """Whether a subclass, or a patch, has replaced ``apply_async``, or the app's ``send_task``."""
-        return self.replaces("apply_async") or self._sender().overrides_send_task
+        return self.replaces("apply_async") or self._sender()._overrides_send_task
 
     def replaces(self, method: str) -> bool:
         """Whether a subclass, or a patch, has replaced ``apply_async`` or ``aapply_async``."""
@@ -999,7 +999,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
 
     def build(self, data: Any, call: CallOptions) -> NewJob:
         """Return the job for bound arguments."""
-        config = self._sender().config  # before the options, because task_annotations apply when it is first read
+        config = self._sender()._config  # before the options, because task_annotations apply when it is first read
         return build_job(self.name, data, self.options, call, config)
 
     def _plan(self, sender: Sender, data: Mapping[str, Any]) -> JobPlan:
@@ -1009,7 +1009,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
             sender: The app that sends it.
             data: The arguments. The plan depends on them only if ``task_routes`` has a function.
         """
-        config = sender.config
+        config = sender._config
         if self._default_plan is None or self._default_plan[0] is not config:  # a shared task may have another app now
             plan = plan_job(self.name, self.options, CallOptions(), config, data)
             if config.routes is not None and config.routes.calls_functions:
@@ -1018,7 +1018,7 @@ class AnyTask(TaskClass, OnCommitMixin[P, R], CeleryTask):
         return self._default_plan[1]
 
     def _results(self, sender: Sender, jobs: Sequence[NewJob], ids: Sequence[str]) -> list[AsyncResult[R]]:
-        reader, sent_ms, decode = sender.results, sender.now_ms(), self.result_decoder
+        reader, sent_ms, decode = sender._results, sender._now_ms(), self.result_decoder
         sent = [AsyncResult(job_id, job.queue, reader, sent_ms, decode) for job, job_id in zip(jobs, ids, strict=True)]
         if self.options.ignore_result:
             for result in sent:

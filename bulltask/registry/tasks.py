@@ -223,7 +223,7 @@ def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[An
 
     def starmap(task: str, items: Iterable[Any]) -> list[Any]:
         called = find(task)
-        pickles = called.options.result_form(sender().config).is_pickled
+        pickles = called.options.result_form(sender()._config).is_pickled
         # All arguments are read first: if this worker cannot read one, another worker may make all the calls.
         bound = [called.unbind_json(item) for item in items]
         return [_call(called, *arguments, pickles=pickles) for arguments in bound]

@@ -139,10 +139,10 @@ def queues_in_redis(app: App, client: SyncClient) -> list[QueueKeys]:
 
     A queue whose name in Redis has no braces belongs to another app if ``queue_hash_tag`` is true.
     """
-    names = scan_all(client, lambda cursor: scan_queues(app.config.prefix, cursor))
-    hash_tag = app.config.queue_hash_tag
+    names = scan_all(client, lambda cursor: scan_queues(app._config.prefix, cursor))
+    hash_tag = app._config.queue_hash_tag
     own = {name_in_app(name, hash_tag=hash_tag) for name in names if "{" in name or not hash_tag}
-    return [app.broker.keys(name) for name in sorted(own)]
+    return [app._broker.keys(name) for name in sorted(own)]
 
 
 # Results whose ``get()`` runs the jobs that are due, or raises, instead of waiting for a worker.
@@ -282,8 +282,8 @@ class InlineRun:
         self._client = client
         self._running = running
         self._propagate = propagate
-        self._clock = app.broker.clock
-        broker = app.broker
+        self._clock = app._broker.clock
+        broker = app._broker
         self.events: list[ChildEvent] = []
         self.ended = False
         self.next_ms: int | None = None
@@ -370,7 +370,7 @@ class InlineRun:
         """Return the attempt, its outcome if the task is not called, or ``None`` if the job is throttled."""
         job = acquired.job
         if job.is_repeated:
-            zone = zone_of(self._app.config.timezone)
+            zone = zone_of(self._app._config.timezone)
             run_sync(self._client, add_next_iteration(acquired.keys, job, self._clock.now_ms(), zone))
         attempt = self._runner.begin(job)
         if isinstance(attempt, Attempt) and attempt.rate is not None:
@@ -382,7 +382,7 @@ class InlineRun:
         return attempt
 
     def _options(self, keys: QueueKeys, slot: Slot) -> FetchOptions:
-        return FetchOptions.from_config(self._app.config, keys, slot.token, self._runner.worker_id)
+        return FetchOptions.from_config(self._app._config, keys, slot.token, self._runner.worker_id)
 
     def _record(self, event: ChildEvent) -> None:
         if not isinstance(event, JobStarted):
@@ -409,7 +409,7 @@ class InlineRun:
 
     def _is_unregistered(self, job: RunningJob) -> bool:
         unknown = self._app.tasks.get(job.name) is None and not job.malformed
-        return unknown and self._app.config.incompatible_timeout_ms != 0
+        return unknown and self._app._config.incompatible_timeout_ms != 0
 
     def _write(self, acquired: AcquiredJob, outcome: Outcome) -> Outcome:
         settler = self._runner.settler
@@ -453,9 +453,9 @@ class InlineWorker:
     """
 
     def __init__(self, app: App) -> None:
-        if app.config.always_eager:
+        if app._config.always_eager:
             raise BulltaskError(f"{app!r} is in eager mode: its jobs run when they are sent, and need no worker")
-        clock, results = app.broker.clock, app.broker.results
+        clock, results = app._broker.clock, app._broker.results
         if not isinstance(clock, FakeClock):
             raise BulltaskError(f"{app!r} uses its own server: create the worker inside use_server(app, url)")
         if not isinstance(results, Results) or isinstance(results, InlineResults):
@@ -463,12 +463,12 @@ class InlineWorker:
         self.clock = clock
         self._results = results
         self._app = app
-        self._broker = app.broker
+        self._broker = app._broker
         self._lock = threading.RLock()
         self._loop = TaskLoop()
         self._running: set[JobRef] = set()
         self._last: InlineRun | None = None
-        app.broker.results = InlineResults(self._results, self)
+        app._broker.results = InlineResults(self._results, self)
 
     def run_jobs(self, *, propagate: bool = True) -> list[ChildEvent]:
         """Run all jobs that are ready, including jobs that they send, until none is left.

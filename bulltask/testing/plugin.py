@@ -84,7 +84,7 @@ def bulltask_clock(bulltask_app: App) -> FakeClock:
     """The clock of ``bulltask_app``."""
     from bulltask.testing.inline import FakeClock  # noqa: PLC0415
 
-    clock = bulltask_app.broker.clock
+    clock = bulltask_app._broker.clock
     assert isinstance(clock, FakeClock)
     return clock
 
@@ -106,7 +106,7 @@ def _find_app(config: pytest.Config) -> App:
         return App("tests")
     add_to_import_path(str(config.rootpath))
     app = find_app(spec, App)
-    app.load_tasks()
+    app._load_tasks()
     return app
 
 

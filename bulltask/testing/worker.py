@@ -385,13 +385,13 @@ def use_server(app: App, url: str, **settings: object) -> Iterator[FakeClock]:
     clock.connect(broker.pool)
     broker.pool.run(AllNodesCall(command("FLUSHDB"), len))
     # In eager mode, the app makes its connections itself.
-    previous = app.replace_connections(conf, None if conf.freeze().always_eager else broker)
+    previous = app._replace_connections(conf, None if conf.freeze().always_eager else broker)
     try:
         yield clock
     finally:
         app.close()
         broker.close()
-        app.replace_connections(*previous)
+        app._replace_connections(*previous)
 
 
 # ``assert_enqueued``: which jobs has the code under test sent?
@@ -403,7 +403,7 @@ _ETA_TOLERANCE_MS: Final = 1_000
 
 def enqueued_jobs(app: App) -> list[Job]:
     """Return the jobs that are waiting or delayed, in all queues, oldest first."""
-    with app.broker.pool.client() as client:
+    with app._broker.pool.client() as client:
         client.connect()
         names = [keys.queue for keys in queues_in_redis(app, client)]
     jobs = [job for name in names for job in app.queue(name).get_jobs(_STATES)]
@@ -466,7 +466,7 @@ def _call(task: AnyTask[Any, Any] | str, args: Sequence[Any], kwargs: Mapping[st
     data = data if conversion is None else conversion.encode_arguments(data)
     if task.is_batch:
         data = to_wire(data)
-    convert = task.sender.config.convert
+    convert = task.sender._config.convert
     return task.name, codec.decode(codec.encode(data, what=f"the arguments of task {task.name}", convert=convert))
 
 

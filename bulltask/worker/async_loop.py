@@ -141,7 +141,7 @@ class LoopWatch:
 def concurrency_of(app: App) -> int:
     """Return how many jobs a child may run concurrently. It acquires no more jobs while it runs that many."""
     has_async = any(task.is_async for task in app.tasks.values())
-    return max(app.config.async_concurrency if has_async else 1, app.config.threads)
+    return max(app._config.async_concurrency if has_async else 1, app._config.threads)
 
 
 def jobs_per_child(app: App) -> int:
@@ -151,7 +151,7 @@ def jobs_per_child(app: App) -> int:
 
 def slots_per_child(app: App) -> int:
     """Return how many slots a child needs: for its jobs, and for those that it prefetches."""
-    return jobs_per_child(app) + max(0, app.config.prefetch - 1)
+    return jobs_per_child(app) + max(0, app._config.prefetch - 1)
 
 
 def batches_of(app: App) -> dict[str, tuple[int, int]]:
@@ -166,7 +166,7 @@ def batches_of(app: App) -> dict[str, tuple[int, int]]:
 
 def unprefetched_tasks(app: App) -> frozenset[str]:
     """Return the tasks whose jobs are not prefetched: they run alongside others, in batches or in Spark."""
-    config, tasks = app.config, app.tasks.values()
+    config, tasks = app._config, app.tasks.values()
     return frozenset(
         task.name for task in tasks if task.is_async or task.is_batch or config.threads or task.options.spark
     )
@@ -174,7 +174,7 @@ def unprefetched_tasks(app: App) -> frozenset[str]:
 
 def loop_tasks(app: App) -> frozenset[str]:
     """Return the tasks whose jobs the event loop starts without the main thread: async ones without batch or limit."""
-    config, tasks = app.config, app.tasks.values()
+    config, tasks = app._config, app.tasks.values()
     return frozenset(
         task.name for task in tasks if task.is_async and not task.is_batch and task.options.rate(config) is None
     )

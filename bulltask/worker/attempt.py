@@ -179,10 +179,10 @@ class JobPayloads:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._config = app.config
+        self._config = app._config
         self._tasks = app.tasks
-        self.codec = PayloadCodec(app.config)
-        self._convert = app.config.convert
+        self.codec = PayloadCodec(app._config)
+        self._convert = app._config.convert
         self._result_forms: dict[str, PayloadFormat] = {}
 
     def arguments(
@@ -448,7 +448,7 @@ class AttemptRunner:
         worker_id: str = "",
     ) -> None:
         self._app = app
-        self._config = app.config
+        self._config = app._config
         self._job_client = job_client
         self._spark = spark
         self._cancellation = cancellation
@@ -629,7 +629,7 @@ class AttemptRunner:
             before_checkpoint = Checkpoint.from_json(job.checkpoint, job.id).attempts_started  # do not count
             if job.attempts_started > limit + before_checkpoint:
                 raise PermanentError(_STARTED_TOO_OFTEN)
-        if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
+        if job.expires_ms is not None and (late_ms := self._app._now_ms() - job.expires_ms) > 0:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
 
     def _arguments(self, job: RunningJob, task: AnyTask[..., Any]) -> tuple[JobArguments, Context | None]:
@@ -691,7 +691,7 @@ class AttemptRunner:
             stored = self._job_client(job).send("incompatible_since")
         except BrokerError:
             return ReleasedOutcome()
-        now_ms = self._app.now_ms()
+        now_ms = self._app._now_ms()
         # After an attempt, in a worker that could run the job, the time starts again.
         attempts_made, _, since = str(stored).partition(":")
         is_first = attempts_made != str(job.attempts_made) or not since.isdecimal()

@@ -98,11 +98,11 @@ def read_entries(app: App) -> list[BeatEntry] | None:
     Raises:
         ConfigError: An entry is invalid; the message names it.
     """
-    app.set_up_periodic_tasks()
-    schedule = app.config.beat_schedule
-    if schedule is None and not app.periodic_tasks:
+    app._set_up_periodic_tasks()
+    schedule = app._config.beat_schedule
+    if schedule is None and not app._periodic_tasks:
         return None
-    return [_parse_entry(app, name, entry) for name, entry in {**(schedule or {}), **app.periodic_tasks}.items()]
+    return [_parse_entry(app, name, entry) for name, entry in {**(schedule or {}), **app._periodic_tasks}.items()]
 
 
 def entry_problems(app: App) -> list[str]:
@@ -135,8 +135,8 @@ def _parse_entry(app: App, name: str, entry: object) -> BeatEntry:
     try:
         _check_entry(name, entry)
         assert isinstance(entry, Mapping)
-        rule, job = _parse_rule(entry, app.config.timezone), app.build_job(*_parse_call(entry))
-        return BeatEntry(name, rule, job, PayloadCodec(app.config).fingerprint(job))
+        rule, job = _parse_rule(entry, app._config.timezone), app._build_job(*_parse_call(entry))
+        return BeatEntry(name, rule, job, PayloadCodec(app._config).fingerprint(job))
     except (BulltaskError, TypeError, ValueError) as exc:
         raise ConfigError(f"beat_schedule[{name!r}]: {exc}") from exc
 
@@ -268,11 +268,11 @@ class Beat:
         self._app = app
         self._entries = entries
         self._client = client
-        self._clock = app.broker.clock
+        self._clock = app._broker.clock
         self._backoff = backoff
         self._logger = logger
         self._worker_id = worker.id
-        self._owner = (app.config.prefix, owner_of(app, worker.program))
+        self._owner = (app._config.prefix, owner_of(app, worker.program))
         content = sorted(f"{entry.job.queue} {entry.name} {entry.digest}" for entry in entries or ())
         self._version = hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
         self._consumed = {*worker.queues, *(entry.job.queue for entry in entries or ())}
@@ -350,7 +350,7 @@ class Beat:
         try:
             if entries:
                 self._client.run(add_beat_queue(*self._owner, queue))
-            operation = reconcile(self._app.broker.keys(queue), entries, self._owner[1], self._clock.now_ms())
+            operation = reconcile(self._app._broker.keys(queue), entries, self._owner[1], self._clock.now_ms())
             changes = run_sync(self._client, operation)
             if not entries:
                 self._client.run(remove_beat_queue(*self._owner, queue))
@@ -407,10 +407,10 @@ class Beat:
 
         The cursor ``""`` means that another worker may check the queue.
         """
-        keys = self._app.broker.keys(queue)
+        keys = self._app._broker.keys(queue)
         if cursor != "0" and not self._client.run(claim_check(keys, continued=bool(cursor))):
             return "0"
-        operation = restore_iterations(keys, cursor or "0", self._clock.now_ms(), zone_of(self._app.config.timezone))
+        operation = restore_iterations(keys, cursor or "0", self._clock.now_ms(), zone_of(self._app._config.timezone))
         cursor, restored = run_sync(self._client, operation)
         if restored:
             self._logger.warning("Missing jobs of schedules added again", queue=queue, schedulers=restored)

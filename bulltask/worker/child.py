@@ -314,11 +314,11 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         loader.all_scripts()  # a spawned child reads the files; a fork has inherited the scripts
         warn_in_tasks(_running_task)
         bus = plan.bus()
-        if plan.app.config.redirect_stdouts:
-            redirect_output(plan.app.config.redirect_stdouts_level, bus)
+        if plan.app._config.redirect_stdouts:
+            redirect_output(plan.app._config.redirect_stdouts_level, bus)
         loop = _assemble(plan, bus, parent_pid)
         unblock_signals()
-        loop.open(LoopHooks(plan.app.lifespans))
+        loop.open(LoopHooks(plan.app._lifespans))
         bus.emit(ChildReady(plan.index, os.getpid()))
         plan.block.run_state = ProcessState.RUN
         loop.run()
@@ -338,11 +338,11 @@ def child_bus(
 ) -> Bus:
     """Return a child's bus with the log, the metrics and the app's listeners; call it in the child."""
     bus = Bus(on_error=listener_errors(logger))
-    LogListener(logger, PayloadCodec(app.config).encrypts).attach(bus)
+    LogListener(logger, PayloadCodec(app._config).encrypts).attach(bus)
     if memory is not None:
         MetricsListener(memory.block(index + 1), queues).attach(bus)
     attach_process_signals(bus)
-    app.listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
+    app._listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
     return bus
 
 
@@ -371,8 +371,8 @@ def _reset_signals(parent_pid: int) -> None:
 
 
 def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
-    app, config = plan.app, plan.app.config
-    broker = app.broker  # App creates a new broker after a fork
+    app, config = plan.app, plan.app._config
+    broker = app._broker  # App creates a new broker after a fork
     if broker.endpoint.primary is not None:
         broker.endpoint.primary.follow(plan.control.primary)
     wakeup_pipe = WakeupPipe()

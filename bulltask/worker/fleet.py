@@ -116,13 +116,13 @@ class QueueCheck:
         backoff: ReconnectBackoff,
         logger: FilteringBoundLogger,
     ) -> None:
-        self._broker = app.broker
+        self._broker = app._broker
         self._queues = queues
         self._worker_id = worker_id
         self._client = client
         self._backoff = backoff
         self._logger = logger
-        self._key = queue_consumers(app.config.prefix, app.name)
+        self._key = queue_consumers(app._config.prefix, app.name)
         self._reported: set[str] = set()
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
@@ -211,7 +211,7 @@ class RateLimitCheck:
         self._client = client
         self._backoff = backoff
         self._logger = logger
-        self._pending = {} if app.config.disable_rate_limits else _limits_by_queue(app, queues)
+        self._pending = {} if app._config.disable_rate_limits else _limits_by_queue(app, queues)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Compare and store the limits, until that was done once."""
@@ -255,12 +255,12 @@ class RateLimitCheck:
 
 def _limits_by_queue(app: App, queues: Sequence[QueueKeys]) -> dict[QueueKeys, dict[str, str]]:
     """Return the limits of the tasks by the queues of their jobs; a limit is the time for one job."""
-    by_name, routes = {keys.queue: keys for keys in queues}, app.config.routes
+    by_name, routes = {keys.queue: keys for keys in queues}, app._config.routes
     limits: dict[QueueKeys, dict[str, str]] = {}
     for task in app.tasks.values():
         routed = [] if task.options.queue or routes is None else routes.queues([task.name])
-        rate = task.options.rate(app.config)
-        for queue in routed or [task.options.queue or app.config.default_queue]:
+        rate = task.options.rate(app._config)
+        for queue in routed or [task.options.queue or app._config.default_queue]:
             if queue in by_name:
                 text = _NONE if rate is None else f"{rate.interval_ms / 1000:.6g}"
                 limits.setdefault(by_name[queue], {})[task.name] = text

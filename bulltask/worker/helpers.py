@@ -457,7 +457,7 @@ class OutboxProcess(PipedProcess):
     def __init__(self, app: App, close_inherited: Callable[[], None], logger: FilteringBoundLogger) -> None:
         super().__init__(close_inherited, logger)
         self._app = app
-        self._wanted = bool(app.outboxes) and app.config.outbox_relay
+        self._wanted = bool(app._outboxes) and app._config.outbox_relay
 
     def tick(self, now_ms: int, missed: int, /) -> None:
         """Start the process if it is not running."""
@@ -467,11 +467,11 @@ class OutboxProcess(PipedProcess):
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        self._logger.info("Outbox relay started", pid=self._pid, outboxes=len(self._app.outboxes))
+        self._logger.info("Outbox relay started", pid=self._pid, outboxes=len(self._app._outboxes))
 
     def _run(self, parent_pid: int) -> None:
         ignore_stop_signals(parent_pid)
         self._close_inherited()
-        for outbox in self._app.outboxes:
+        for outbox in self._app._outboxes:
             outbox.after_fork()
-        run_relays(self._app.outboxes, lambda: os.read(self._read_fd, 1), self._logger)
+        run_relays(self._app._outboxes, lambda: os.read(self._read_fd, 1), self._logger)

@@ -86,16 +86,16 @@ class InProcessRunner:
         block.reset()
         self.slots = block.slots()
         self.bus = Bus(on_error=_warn)
-        app.listeners.attach(self.bus, is_final=False)
+        app._listeners.attach(self.bus, is_final=False)
         spark = SparkTaskRunner(app, job_client, lambda _job, _token: True, lambda: None)
         cancellation = Cancellation(block, spark.interrupt, lambda: None)
-        no_limits = replace(app.config, max_memory_kib=None, hard_memory_kib=None)  # this process is not a child
+        no_limits = replace(app._config, max_memory_kib=None, hard_memory_kib=None)  # this process is not a child
         retirement = Retirement(no_limits, block, 0, self.bus, os.getpid())
         threads = TaskThreads(0)
         self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads, worker_id=_WORKER_ID)
         self._runner.is_eager = is_eager
         self._runner.waits_for_other_workers = False
-        self.settler = Settler(app.config, app.broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
+        self.settler = Settler(app._config, app._broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
         """Return the attempt, or an outcome if the task must not or cannot be called."""
@@ -381,7 +381,7 @@ class EagerBroker(Broker):
     """
 
     def __init__(self, app: App, url: SecretUrl) -> None:
-        super().__init__(app.config, url)
+        super().__init__(app._config, url)
         runner = EagerRunner(app, EagerResults(self.payloads, _KEPT_RESULTS))
         self.eager = runner
         self.results = runner.results
@@ -416,8 +416,8 @@ class EagerRunner:
 
     def __init__(self, app: App, results: EagerResults | None = None, propagate: bool | None = None) -> None:
         self._app = app
-        self.results = EagerResults(PayloadCodec(app.config)) if results is None else results
-        self._propagate = app.config.eager_propagates if propagate is None else propagate
+        self.results = EagerResults(PayloadCodec(app._config)) if results is None else results
+        self._propagate = app._config.eager_propagates if propagate is None else propagate
 
     def run(self, roots: Sequence[PlannedJob]) -> None:
         """Run trees of jobs, children first.
@@ -462,10 +462,10 @@ class _JobRun:
         self._app = app
         self._results = results
         self._before = before
-        self._keys = app.broker.keys(new.queue)
+        self._keys = app._broker.keys(new.queue)
         self._runner = InProcessRunner(app, lambda _job: self, is_eager=True)
         self.outcome: Outcome | None = None
-        now_ms, retries = app.now_ms(), new.options.retries
+        now_ms, retries = app._now_ms(), new.options.retries
         self._job = RunningJob(
             queue=new.queue,
             id=new.id,
@@ -535,11 +535,11 @@ class _JobRun:
     def _error_callbacks(self, outcome: Outcome) -> _Steps:
         if not isinstance(outcome, FailedOutcome):
             return
-        config, job = self._app.config, self._job
+        config, job = self._app._config, self._job
         root_id = ancestry(job)["root_id"]
         for errback, failed in called_errbacks(job, outcome.failed_job):
             data = errback_data(errback, failed, outcome.reason, outcome.trace, config)
-            options = JobOptions(more=errback.opts_of(failed, root_id, self._app.now_ms()))
+            options = JobOptions(more=errback.opts_of(failed, root_id, self._app._now_ms()))
             new = NewJob(errback_queue(errback, config), str(uuid_utils.uuid7()), errback.task, data, options)
             yield from _JobRun(self._app, self._results, new, ()).steps()
 
@@ -595,7 +595,7 @@ class _JobRun:
     def _replacement(self, canvas: Canvas[Any, Any], retries: int) -> list[PlannedJob]:
         job = self._job
         roots, replacement = plan_replacement(
-            canvas, self._app.config, JobRef(job.queue, job.id), origin_of_replacement(job), retries=retries
+            canvas, self._app._config, JobRef(job.queue, job.id), origin_of_replacement(job), retries=retries
         )
         self._job = replace(job, replacement=replacement.to_json())
         return roots
@@ -610,7 +610,7 @@ class _JobRun:
         return "" if failed is None else f"child {self._key(failed)} failed"
 
     def _key(self, ref: JobRef) -> str:
-        return self._app.broker.keys(ref.queue).job(ref.id)
+        return self._app._broker.keys(ref.queue).job(ref.id)
 
 
 def _dependencies_first(roots: Sequence[PlannedJob]) -> Iterator[PlannedJob]:

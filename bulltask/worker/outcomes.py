@@ -372,7 +372,7 @@ def decide_retry(
         category = ErrorCategory.TRANSIENT  # for this job: a request, autoretry_for, or another client's job
     if requested is None:
         return RetriedOutcome(delay_ms, reason, trace, category.value, cause)
-    expires_ms = requested.expires_at(app.now_ms())
+    expires_ms = requested.expires_at(app._now_ms())
     return RetriedOutcome(delay_ms, reason, trace, category.value, cause, expires_ms, requested)
 
 
@@ -475,11 +475,11 @@ def _delay_ms(
     if requested is not None and requested.delay_ms is not None:
         return requested.delay_ms
     if requested is not None and requested.eta_ms is not None:
-        return max(0, requested.eta_ms - app.now_ms())
+        return max(0, requested.eta_ms - app._now_ms())
     custom = None if task is None else task.options.custom_backoff
     if custom is not None:
         return to_ms(custom(attempts_made, cause), f"the retry_backoff of task {job.name}")
-    return max(job.retry_delay_ms(attempts_made), retry_after_ms(cause, now=app.now_ms()) or 0)
+    return max(job.retry_delay_ms(attempts_made), retry_after_ms(cause, now=app._now_ms()) or 0)
 
 
 # The events of outcomes that have been written.

@@ -296,19 +296,19 @@ def run_worker(
     for queue in queues:
         check_queue_name(queue)
     process_spec = process_spec or ProcessSpec()
-    app.load_tasks()
+    app._load_tasks()
     names = tuple(dict.fromkeys(queues)) or default_queues(app)
     return _Assembly(app, names, app_spec, process_spec, until).run()
 
 
 def default_queues(app: App) -> tuple[str, ...]:
     """Return ``task_queues``, or the default queue and the queues of the app's tasks."""
-    if app.config.queues:
-        return tuple(dict.fromkeys(app.config.queues))
+    if app._config.queues:
+        return tuple(dict.fromkeys(app._config.queues))
     queues = list(app.tasks.queues)
-    if app.config.routes is not None:
-        queues += app.config.routes.queues(task.name for task in app.tasks.values() if not task.options.queue)
-    return tuple(dict.fromkeys([app.config.default_queue, *queues]))
+    if app._config.routes is not None:
+        queues += app._config.routes.queues(task.name for task in app.tasks.values() if not task.options.queue)
+    return tuple(dict.fromkeys([app._config.default_queue, *queues]))
 
 
 class _Assembly:
@@ -322,7 +322,7 @@ class _Assembly:
         process_spec: ProcessSpec,
         until: StopConditions,
     ) -> None:
-        config = app.config
+        config = app._config
         self.entries = read_entries(app)
         self.until = until
         self.app = app
@@ -337,7 +337,7 @@ class _Assembly:
         self.bus = Bus(on_error=listener_errors(self.logger))
         LogListener(self.logger).attach(self.bus)
         self.backoff = ReconnectBackoff(self.bus, config)
-        self.broker = app.broker
+        self.broker = app._broker
         self.keys = [self.broker.keys(queue) for queue in queues]
         self.beat: Beat | None = None
         self.broker.clock.on_change = self._report_clock_change
@@ -401,7 +401,7 @@ class _Assembly:
     def _needed_connections(self) -> int:
         """Return how many connections the worker has if it waits for jobs, with one that Node.js sees."""
         children = self.config.children if self.config.autoscale is None else self.config.autoscale.maximum
-        beside = [self.exporter is not None, bool(self.app.outboxes) and self.config.outbox_relay]
+        beside = [self.exporter is not None, bool(self.app._outboxes) and self.config.outbox_relay]
         return 2 * children + 2 + sum(beside)
 
     def _limit_named_connections(self, max_clients: int | None) -> None:

@@ -312,7 +312,7 @@ class RunHooks:
 
     def __init__(self, app: App) -> None:
         self._tasks = app.tasks
-        self._middleware = app.middleware
+        self._middleware = app._middleware
         self._runs: dict[int, HookedRun] = {}
 
     def has_hooks(self, task: AnyTask[..., Any]) -> bool:

@@ -144,7 +144,7 @@ class SparkTaskRunner:
                     "imported. It belongs to the supervisor; get a session in the task, with "
                     "bulltask.spark.current_session()"
                 )
-            config = self._app.config
+            config = self._app._config
             spark_child_class = importlib.import_module(_SPARK_MODULE).SparkInChild
             self._child = spark_child_class(
                 self._app.name, config.spark_master, config.spark_conf or {}, self._close_child

@@ -66,8 +66,8 @@ def main(spec_fd: int) -> None:
     app = find_app(spec.app, App)
     for name, value in spec.overrides.items():
         app.conf.override(name, value)
-    app.load_tasks()
-    logger = configure_logging(level=app.config.log_level, worker_id=spec.worker_id)
+    app._load_tasks()
+    logger = configure_logging(level=app._config.log_level, worker_id=spec.worker_id)
     slots = Slots(spec.children, spec.per_child, spec.slots_fd)
     memory = None
     if spec.metrics_fd is not None:

@@ -142,7 +142,7 @@ def kill_a_child(context: DemoContext) -> None:
             back_at = entry.at
     if not back_at:
         raise DemoFailed("the child was killed too late: the job had already finished")
-    recovery_ms, lock_s = (back_at - killed_at) * 1000, app.config.lock_ms / 1000
+    recovery_ms, lock_s = (back_at - killed_at) * 1000, app.conf.lock_duration
     context.screen.line(f"running again {recovery_ms:.0f} ms after the kill; its lock expires only after {lock_s:g} s")
     context.screen.row(
         Row("killed child", 1, "completed", f"recovered after {recovery_ms:.0f} ms (lock: {lock_s:g} s)")

@@ -266,4 +266,4 @@ def test_settings_of_one_test(bulltask_app: App) -> None:
 
 
 def test_the_next_test_has_the_apps_own_settings(bulltask_app: App) -> None:
-    assert bulltask_app.config.max_payload > 1_000_000
+    assert bulltask_app.conf.max_payload > 1_000_000

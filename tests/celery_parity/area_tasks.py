@@ -608,5 +608,5 @@ def sent_signals(p: Any, action: Any = lambda: None) -> list[str]:
             app.conf.beat_schedule  # noqa: B018 - reads the configuration
             app.finalize()
         else:
-            app.load_tasks()
+            app._load_tasks()
     return sent

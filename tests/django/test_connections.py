@@ -22,7 +22,7 @@ pytestmark = pytest.mark.redis
 @pytest.fixture(autouse=True)
 def in_worker(app: App) -> None:
     """What a worker does if the environment names Django's settings."""
-    app.middleware.add_outermost(DjangoConnections())
+    app._middleware.add_outermost(DjangoConnections())
 
 
 def lose(opened: Any) -> None:
@@ -132,7 +132,7 @@ def test_other_middleware_may_use_the_connection(app: App, worker: InlineWorker)
             opened.append(connection.connection is not None)
 
     app.add_middleware(Audit())
-    app.middleware.add_outermost(DjangoConnections())  # has no effect: there is one
+    app._middleware.add_outermost(DjangoConnections())  # has no effect: there is one
     app.task(name="nothing")(lambda: None)
     app.send_task("nothing")
     worker.run_jobs()

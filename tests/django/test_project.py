@@ -43,7 +43,7 @@ def test_the_app_has_the_settings_of_bulltask_and_celery(new: Any) -> None:
         CELERY_TASK_SOFT_TIME_LIMIT=60,
         BULLTASK={"broker_url": "redis://example:1/0", "task_default_queue": "orders"},
     )
-    config = app.config
+    config = app._config
     assert (config.timezone, config.default_queue, config.soft_time_limit_ms) == ("America/New_York", "orders", 60_000)
     assert config.broker_url.get_secret_value() == "redis://example:1/0"
 
@@ -112,7 +112,7 @@ def test_the_package_has_the_app_and_the_command_line_finds_it() -> None:
 
 def test_results_can_be_read_without_a_queue(project: App) -> None:
     sent = project.send_task("any.task")
-    assert AsyncResult(sent.id, "default", project.results).state == "PENDING"
+    assert AsyncResult(sent.id, "default", project._results).state == "PENDING"
 
 
 def test_the_command_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -99,7 +99,7 @@ def test_jobs_run_in_the_order_of_their_priorities(project: App, worker: InlineW
 
 
 def test_run_after_delays_a_job(project: App, worker: InlineWorker) -> None:
-    due = datetime.fromtimestamp(project.now_ms() / 1000, UTC) + timedelta(minutes=5)
+    due = datetime.fromtimestamp(project._now_ms() / 1000, UTC) + timedelta(minutes=5)
     result = tasks.add.using(run_after=due).enqueue(1)
     worker.run_for(timedelta(minutes=4))
     result.refresh()
@@ -235,7 +235,7 @@ def test_only_tasks_of_installed_apps_are_imported_by_their_path() -> None:
 
 def test_workers_process_the_queues_of_the_backends(project: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests")
-    project.load_tasks()
+    project._load_tasks()
     assert {"default", "mail"} <= set(default_queues(project))
 
 

@@ -110,14 +110,14 @@ def test_no_test_sends_to_the_development_server(app: App, development: str, doo
     with redis.Redis.from_url(server_of_tests().url) as client:
         assert client.dbsize() > 0
     if door == "outbox":
-        app.outboxes.clear()
+        app._outboxes.clear()
 
 
 def test_djangos_own_tasks_do_not_reach_the_development_server(app: App) -> None:
     result = task_functions.add.enqueue(1, 2)
     with redis.Redis.from_url(server_of_tests().url) as client:
         assert client.exists(f"bull:{{default}}:{result.id}")
-    project_app().replace_connections(project_app().conf, None)
+    project_app()._replace_connections(project_app().conf, None)
 
 
 async def test_waiting_for_a_job_that_nobody_runs_raises_at_once(app: App) -> None:
@@ -135,7 +135,7 @@ def test_a_server_that_the_test_has_chosen_is_used(app: App, started: set[int], 
         for url in (server.url, f"redis://127.0.0.1:{proxy.port}/0", f"redis://localhost:{server.port}/3"):
             other = App("other", url, set_as_current=False)
             other.send_task("double", (1,))
-            assert other.broker.endpoint.url == url
+            assert other._broker.endpoint.url == url
             other.close()
         with use_server(app, server.url), InlineWorker(app):
             assert app.tasks["double"].delay(2).get(timeout=5) == 4
@@ -213,7 +213,7 @@ def test_the_mixin_tests_the_projects_app_and_another_server_if_given(developmen
 
         def test_it(self) -> None:
             result = task_functions.add.enqueue(1, 2)
-            assert project_app().broker.endpoint.url == development
+            assert project_app()._broker.endpoint.url == development
             self.run_jobs()
             result.refresh()
             assert result.return_value == 3

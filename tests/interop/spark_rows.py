@@ -25,7 +25,7 @@ def write_rows(side: InteropQueue, rows: Iterable[tuple[str, str]], **options: s
         rows: Names and data.
         options: Options of the data source, as in ``option()``.
     """
-    tag = str(side.app.config.queue_hash_tag).lower()
+    tag = str(side.app._config.queue_hash_tag).lower()
     source = BulltaskSource({"url": side.url, "queue": "mail", "queueHashTag": tag, "writeId": "w1", **options})
     pickled = CloudPickleSerializer()
     writer = pickled.loads(pickled.dumps(source.writer(_SCHEMA, overwrite=False)))

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
 @pytest.fixture
 def events(any_mail: InteropQueue) -> Iterator[QueueEvents]:
-    with QueueEvents("mail", broker=lambda: any_mail.app.broker) as events:
+    with QueueEvents("mail", broker=lambda: any_mail.app._broker) as events:
         yield events
 
 

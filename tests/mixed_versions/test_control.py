@@ -73,7 +73,7 @@ def test_bullmq_counts_the_jobs_of_a_queue_that_bulltask_has_paused(mail: Intero
 
 
 def test_global_limits_apply_to_workers_of_both_clients(mail: InteropQueue, documented: str) -> None:
-    manual_workers = [ManualWorker(mail.app.broker, mail.keys) for _ in range(2)]
+    manual_workers = [ManualWorker(mail.app._broker, mail.keys) for _ in range(2)]
     jobs = [mail.add("echo", {"n": n}) for n in range(4)]
     mail.call("setGlobalConcurrency", 1)
     assert [manual_worker.acquire() for manual_worker in manual_workers] == [jobs[0], ""]
@@ -106,7 +106,7 @@ def test_global_limits_apply_to_workers_of_both_clients(mail: InteropQueue, docu
 
 
 def test_a_bulltask_listener_receives_events_of_a_bullmq_worker(mail: InteropQueue, documented: str) -> None:
-    with QueueEvents("mail", broker=lambda: mail.app.broker) as events:
+    with QueueEvents("mail", broker=lambda: mail.app._broker) as events:
         job = mail.add("echo", {"to": "ä"}, delay=30)
         mail.node_worker("progress", {"steps": [50]})
         received: list[types.QueueEvent] = []
@@ -154,7 +154,7 @@ def test_both_clients_list_all_workers(mail: InteropQueue, documented: str) -> N
 
 def fill(mail: InteropQueue) -> dict[str, str]:
     """Add bulltask jobs in each state, with all kinds of keys that a job can have; return the ids by state."""
-    manual_worker = ManualWorker(mail.app.broker, mail.keys)
+    manual_worker = ManualWorker(mail.app._broker, mail.keys)
     ids: dict[str, str] = {}
     with mail.app.queue("mail") as queue, mail.app.flows() as flows:
         queue.add("a")
@@ -218,7 +218,7 @@ def test_remove_orphaned_jobs_deletes_jobs_that_a_resume_has_lost(
 
 
 def test_jobs_are_drained_and_cleaned_by_the_other_client(mail: InteropQueue, documented: str) -> None:
-    manual_worker = ManualWorker(mail.app.broker, mail.keys)
+    manual_worker = ManualWorker(mail.app._broker, mail.keys)
     with mail.app.queue("mail") as queue:
         by_bulltask = queue.add("a").id
         assert manual_worker.complete() == by_bulltask
@@ -262,7 +262,7 @@ def test_a_paused_queue_is_obliterated_by_the_other_client(mail: InteropQueue, d
         mail.call("pause")
         mail.add("a")
         queue.add("a")
-        manual_worker = ManualWorker(mail.app.broker, mail.keys)
+        manual_worker = ManualWorker(mail.app._broker, mail.keys)
         queue.resume()
         manual_worker.acquire()
         mail.call("pause")

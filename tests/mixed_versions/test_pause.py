@@ -62,7 +62,7 @@ class SharedQueue:
 
     def run_all(self) -> list[str]:
         """Run all waiting jobs; return their ids."""
-        manual_worker = ManualWorker(self.side.app.broker, self.side.keys)
+        manual_worker = ManualWorker(self.side.app._broker, self.side.keys)
         found = []
         while job := manual_worker.acquire():
             manual_worker.finish(job)

@@ -134,7 +134,7 @@ def test_repeatable_jobs_of_an_older_bullmq_continue(
 
 
 def test_deduplication_applies_across_both_clients(mail: InteropQueue, documented: str) -> None:
-    manual_worker = ManualWorker(mail.app.broker, mail.keys)
+    manual_worker = ManualWorker(mail.app._broker, mail.keys)
 
     def add_with_bulltask(**deduplication: Any) -> str:
         with mail.app.queue("mail") as queue:

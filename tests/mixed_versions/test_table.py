@@ -96,7 +96,7 @@ def test_the_documented_program_recovers_only_lost_jobs(
     mail: InteropQueue, clients: Clients, program: dict[str, Any]
 ) -> None:
     pinned = clients[PINNED]
-    manual_worker = ManualWorker(mail.app.broker, mail.keys)
+    manual_worker = ManualWorker(mail.app._broker, mail.keys)
     queue: Queue = mail.app.queue("mail")
     queue.add("a")
     manual_worker.complete()

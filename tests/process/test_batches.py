@@ -149,7 +149,7 @@ def test_a_job_that_is_revoked_while_its_batch_runs_does_not_stop_the_others(har
     jobs[0].revoke(terminate=True)
     jobs[5].revoke(terminate=True)
     for job_id in ("gone", "gone too"):  # the second one is read after a complete check
-        harness.redis.zadd(harness.keys.revoked, {job_id: harness.app.now_ms()})
+        harness.redis.zadd(harness.keys.revoked, {job_id: harness.app._now_ms()})
         is_read = functools.partial(lambda name: not harness.redis.zscore(harness.keys.revoked, name), job_id)
         wait_until(is_read, 60.0, "a check for requests")
     harness.open_gate("meet")

@@ -130,21 +130,21 @@ class DyingChild:
     """A child that acquires jobs and then dies, simulated in the test."""
 
     def __init__(self, app: App) -> None:
-        self._app, self._client, self._keys = app, app.broker.client(), app.broker.keys("default")
+        self._app, self._client, self._keys = app, app._broker.client(), app._broker.keys("default")
         self._client.connect()
         self._tokens = (f"token-{number}" for number in itertools.count())
         self.crashed: list[CrashLimitReached] = []
         bus = Bus()
         bus.subscribe(CrashLimitReached, self.crashed.append)
-        backoff = ReconnectBackoff(bus, app.config)
-        self.recovery = Recovery([self._keys], self._client, app.broker.clock, app.config, bus, backoff)
+        backoff = ReconnectBackoff(bus, app._config)
+        self.recovery = Recovery([self._keys], self._client, app._broker.clock, app._config, bus, backoff)
 
     def acquire(self, count: int) -> dict[str, str]:
         """Acquire jobs; return the token of each."""
         acquired = {}
         for token in itertools.islice(self._tokens, count):
             options = FetchOptions(token, 30_000, "manual")
-            acquired[self._client.run(move_to_active(self._keys, options, self._app.now_ms())).job_id] = token
+            acquired[self._client.run(move_to_active(self._keys, options, self._app._now_ms())).job_id] = token
         return acquired
 
     def die(self, tokens: Iterable[str], running: Iterable[str]) -> int:

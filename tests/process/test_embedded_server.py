@@ -202,7 +202,7 @@ os.chdir(here)
 sys.path.insert(0, directory)
 os.environ["BULLTASK_BROKER_URL"] = broker_url
 from shop.tasks import app
-print(app.broker.endpoint.url.get_secret_value(), flush=True)
+print(app._broker.endpoint.url.get_secret_value(), flush=True)
 sys.stdin.read()
 """
 

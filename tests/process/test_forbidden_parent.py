@@ -82,7 +82,7 @@ def test_a_child_job_stays_active_when_its_forbidden_parent_stops_the_script(
     with (
         redis.Redis.from_url(server.url, decode_responses=True) as client,
         closing(App("limited", limit(server, client))) as app,
-        closing(ManualWorker(app.broker, app.broker.keys("default"))) as worker,
+        closing(ManualWorker(app._broker, app._broker.keys("default"))) as worker,
     ):
         job = worker.acquire()
         for _ in range(2):
@@ -93,7 +93,7 @@ def test_a_child_job_stays_active_when_its_forbidden_parent_stops_the_script(
         client.execute_command("ACL SETUSER limited allkeys")
         worker.finish(job, 1)
         assert client.zrange(worker.keys.completed, 0, -1) == [job]
-        assert client.lrange(app.broker.keys("other").wait, 0, -1) == [flow.job.id]
+        assert client.lrange(app._broker.keys("other").wait, 0, -1) == [flow.job.id]
 
 
 def test_a_child_job_whose_parent_is_forbidden_fails_with_a_reason_and_can_be_retried(

@@ -163,7 +163,7 @@ def test_a_job_revoked_just_after_a_failed_attempt_is_not_retried(harness: Worke
     job = harness.app.send_task("afails", max_retries=5)
     harness.wait_for_event("delayed", job, timeout=TIMEOUT)
     # As if it fails between the revocation request and the worker's next check.
-    harness.redis.zadd(harness.keys.revoked, {job.id: harness.app.now_ms()})
+    harness.redis.zadd(harness.keys.revoked, {job.id: harness.app._now_ms()})
     assert harness.wait_for_event("failed", job, timeout=TIMEOUT)["failedReason"] == "revoked"
     assert worker.wait_for_line("Job revoked", job_id=job.id)
     assert not harness.redis.exists(harness.keys.revoked)
@@ -202,7 +202,7 @@ def test_a_revoked_job_of_a_killed_worker_is_failed_by_another_worker(harness: W
 
 def wait_for_revocation_check(harness: WorkerHarness) -> None:
     """Wait until the worker has checked for revocation requests."""
-    harness.redis.zadd(harness.keys.revoked, {"gone": harness.app.now_ms()})
+    harness.redis.zadd(harness.keys.revoked, {"gone": harness.app._now_ms()})
     wait_until(
         lambda: not harness.redis.zscore(harness.keys.revoked, "gone"), TIMEOUT, "a check for revocation requests"
     )

@@ -266,7 +266,7 @@ def subscribed(endpoint: Endpoint) -> dict[Address, object]:
 
 def test_a_fork_reads_events_of_its_own(sentinels: Sentinels) -> None:
     app = App("shop", sentinels.url)
-    endpoint = app.broker.endpoint
+    endpoint = app._broker.endpoint
     known = endpoint.primary
     assert known is not None
 
@@ -299,7 +299,7 @@ def test_without_permission_to_read_events_a_process_asks_often(sentinels: Senti
         "sentinel_password=sentinel-secret", "sentinel_username=watcher&sentinel_password=watching"
     )
     app = App("shop", url)
-    endpoint = app.broker.endpoint
+    endpoint = app._broker.endpoint
     known = endpoint.primary
     assert known is not None
     expected = CHECK_MS if rules.startswith("+") else sentinel_events.REFUSED_CHECK_MS

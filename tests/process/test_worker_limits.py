@@ -181,7 +181,7 @@ def test_a_worker_that_skips_the_stalled_check_does_not_recover_stalled_jobs(har
 def test_a_job_without_a_marker_is_found_after_the_drain_delay(harness: WorkerHarness) -> None:
     harness.worker(children=1, settings={"drain_delay": 0.5})
     harness.wait_until_idle(1)
-    job = harness.app.build_job("quick", (), {}, {})
+    job = harness.app._build_job("quick", (), {}, {})
     with harness.redis.pipeline() as pipe:  # without a marker, as if it had been lost in a failover
         pipe.hset(harness.keys.job(job.id), mapping={"name": "quick", "data": "{}", "opts": "{}", "timestamp": "1"})
         pipe.lpush(harness.keys.wait, job.id)

@@ -52,7 +52,7 @@ def test_a_worker_process_runs_jobs_and_can_be_paused_and_resumed(
             assert worker.is_paused
             waiting = app.send_task("add", (3, 4))
             # A child whose wait was ending may fetch the job first; it then releases it.
-            wait_until(lambda: redis_client.llen(app.broker.keys("default").wait) == 1, what="the waiting job")
+            wait_until(lambda: redis_client.llen(app._broker.keys("default").wait) == 1, what="the waiting job")
             worker.resume()
             worker.resume()
             assert not worker.is_paused

@@ -56,7 +56,7 @@ def short_block(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def client(app: App) -> Iterator[SyncClient]:
     """A client of the app, like that of a supervisor or a child."""
-    client = app.broker.client()
+    client = app._broker.client()
     yield client
     client.close()
 

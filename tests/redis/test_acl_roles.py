@@ -93,11 +93,11 @@ def send_everything(url: str, removed: str) -> None:
     saved.delete()
     with FlowProducer(url) as flows:
         flows.add(flow("done"))
-    tree, single = plan([flow("new"), FlowJob("send", "mail")], None, {}, app.config)
-    app.broker.producer.send_once([single.job], IdempotentWrite("w1", 60_000))
-    with app.broker.pool.client() as client:
+    tree, single = plan([flow("new"), FlowJob("send", "mail")], None, {}, app._config)
+    app._broker.producer.send_once([single.job], IdempotentWrite("w1", 60_000))
+    with app._broker.pool.client() as client:
         client.connect()
-        run_sync(client, add_flow_once([tree], app.broker, "w2", 60_000))
+        run_sync(client, add_flow_once([tree], app._broker, "w2", 60_000))
     app.close()
 
 
@@ -340,9 +340,9 @@ def test_prefixes_that_overlap_are_reported() -> None:
 def test_a_worker_of_one_queue_starts_and_runs_its_jobs_with_the_permissions_for_it(user: MakeUser) -> None:
     url = user("worker", "--queue", "mail")
     app = App("shop", url, task_default_queue="mail")
-    with structlog.testing.capture_logs() as lines, closing(app.broker.client()) as client:
-        backoff = ReconnectBackoff(Bus(), app.config)
-        preflight = Preflight(client, [app.broker.keys("mail")], app.config, structlog.get_logger(), backoff)
+    with structlog.testing.capture_logs() as lines, closing(app._broker.client()) as client:
+        backoff = ReconnectBackoff(Bus(), app._config)
+        preflight = Preflight(client, [app._broker.keys("mail")], app._config, structlog.get_logger(), backoff)
         assert preflight.run(lambda _: None, lambda: True) is None
     assert [line for line in lines if line["log_level"] != "info"] == []
     app.close()

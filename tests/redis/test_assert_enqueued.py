@@ -61,7 +61,7 @@ def test_a_job_is_found_by_its_options(app: App, mail: Any) -> None:
 
 
 def test_a_job_is_found_by_the_time_when_it_is_due(app: App, mail: Any) -> None:
-    clock = app.broker.clock
+    clock = app._broker.clock
     assert isinstance(clock, FakeClock)
     clock.advance(86_400)
     tomorrow = clock.now() + timedelta(days=1)

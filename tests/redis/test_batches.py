@@ -185,7 +185,7 @@ def test_the_schema_of_the_data_is_that_of_the_argument() -> None:
     def total(jobs: list[BatchJob[list[int]]]) -> list[int]:
         return [sum(job.data) for job in jobs]
 
-    schema = schema_of(app.tasks.values(), app.config)
+    schema = schema_of(app.tasks.values(), app._config)
     assert schema["$defs"]["Click"]["properties"] == {"url": {"type": "string"}}
     entries = schema["tasks"]
     assert entries["index"]["data"] == {"$ref": "#/$defs/Click"}

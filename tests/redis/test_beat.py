@@ -35,9 +35,9 @@ def schedulers(broker_url: str) -> Iterator[JobSchedulers]:
 def reconcile_app(url: str, entries: dict[str, Any], name: str = "shop") -> Changes:
     """Reconcile the beat schedule as a worker of this app does when it starts."""
     app = App(name, url, beat_schedule=entries)
-    with app.broker.pool.client() as client:
+    with app._broker.pool.client() as client:
         client.connect()
-        return run_sync(client, reconcile(KEYS, read_entries(app) or [], name, app.now_ms()))
+        return run_sync(client, reconcile(KEYS, read_entries(app) or [], name, app._now_ms()))
 
 
 @pytest.mark.every_topology
@@ -58,7 +58,7 @@ def test_an_interval_first_runs_after_one_interval(broker_url: str, schedulers: 
     reconcile_app(broker_url, {"a": HOURLY})
     (scheduler,) = schedulers.list()
     assert scheduler.start_ms == scheduler.next_ms
-    assert scheduler.next_ms - App("x", broker_url).now_ms() > 3_500_000
+    assert scheduler.next_ms - App("x", broker_url)._now_ms() > 3_500_000
 
 
 def test_unchanged_beat_entries_are_not_written_again(
@@ -158,12 +158,12 @@ def test_a_worker_reconciles_once_and_only_warns_if_beat_schedule_is_not_set(
 ) -> None:
     app, bus = App("shop", broker_url, beat_schedule={"a": HOURLY}), Bus()
     logger = MagicMock()
-    with app.broker.pool.client() as client:
+    with app._broker.pool.client() as client:
         client.connect()
         unused: Any = None
 
         def start(entries: Any) -> Beat:
-            beat = Beat(app, entries, client, ReconnectBackoff(bus, app.config), logger)
+            beat = Beat(app, entries, client, ReconnectBackoff(bus, app._config), logger)
             assert beat.interval_ms < 60_000
             beat.tick(0, 0)
             beat._client = unused
@@ -184,9 +184,9 @@ def test_a_schedule_continues_after_the_clock_has_gone_back_by_an_hour(
     broker_url: str, schedulers: JobSchedulers, entry: dict[str, Any]
 ) -> None:
     app = App("shop", broker_url, beat_schedule={"a": entry})
-    with app.broker.pool.client() as client:
+    with app._broker.pool.client() as client:
         client.connect()
-        now_ms = app.now_ms()
+        now_ms = app._now_ms()
         for earlier_ms, changed in ((-3_600_000, []), (0, ["a"]), (0, []), (30_000, [])):  # an hour ahead, then right
             operation = reconcile(KEYS, read_entries(app) or [], "shop", now_ms - earlier_ms)
             assert run_sync(client, operation).changed == changed
@@ -200,9 +200,9 @@ def test_a_queue_with_many_schedulers_is_checked_in_several_ticks_while_the_work
     monkeypatch.setattr("bulltask.worker.beat._RESTORE_MS", -1)
     redis_client.zadd(KEYS.repeat, {f"user-{number}": number for number in range(2_500)})
     app, logger = App("shop", broker_url, beat_schedule={"a": HOURLY}), MagicMock()
-    with app.broker.pool.client() as client:
+    with app._broker.pool.client() as client:
         client.connect()
-        backoff = ReconnectBackoff(Bus(), app.config)
+        backoff = ReconnectBackoff(Bus(), app._config)
         beat = Beat(app, read_entries(app), client, backoff, logger, BeatWorker("w", [QUEUE]))
         beat.tick(0, 0)
         lost: Any = redis_client.zrange(KEYS.delayed, 0, 0)
@@ -223,10 +223,10 @@ def test_a_queue_with_many_schedulers_is_checked_in_several_ticks_while_the_work
 def test_an_entry_in_another_queue_is_another_version(broker_url: str, redis_client: redis.Redis) -> None:
     other = {**HOURLY, "options": {"queue": "other"}}
     apps = [App("shop", broker_url, beat_schedule={"a": entry}) for entry in (HOURLY, other)]
-    with apps[0].broker.pool.client() as client:
+    with apps[0]._broker.pool.client() as client:
         client.connect()
         beats = [
-            Beat(app, read_entries(app), client, ReconnectBackoff(Bus(), app.config), MagicMock(), BeatWorker(name))
+            Beat(app, read_entries(app), client, ReconnectBackoff(Bus(), app._config), MagicMock(), BeatWorker(name))
             for app, name in zip(apps, ("old", "new"), strict=True)
         ]
         for beat in (*beats, beats[0]):
@@ -239,7 +239,7 @@ def test_an_entry_in_another_queue_is_another_version(broker_url: str, redis_cli
 def test_old_workers_change_nothing_while_new_ones_run_whatever_restarts(
     broker_url: str, redis_client: redis.Redis, rng: random.Random
 ) -> None:
-    with App("shop", broker_url).broker.pool.client() as client:
+    with App("shop", broker_url)._broker.pool.client() as client:
         client.connect()
         for _ in range(20):
             redis_client.delete("bulltask:schedule-versions:bull:shop")

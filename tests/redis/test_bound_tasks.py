@@ -127,7 +127,7 @@ def test_a_retry_may_have_an_eta(app: App, worker: InlineWorker) -> None:
     def later(self: Context) -> None:
         runs.append(self.request.retries)
         if not self.request.retries:
-            self.retry(eta=datetime.fromtimestamp(app.now_ms() / 1000 + 60, UTC))
+            self.retry(eta=datetime.fromtimestamp(app._now_ms() / 1000 + 60, UTC))
 
     later.delay()
     worker.run_jobs()

@@ -97,7 +97,7 @@ def test_dependents_are_ready_in_the_step_that_finishes_their_fan_out_job(
     calls: Calls, redis_client: redis.Redis, ending: str
 ) -> None:
     result = (calls.add.s(1, 1) | group(calls.add.s(1), calls.add.s(2))).delay()
-    queue, broker = calls.app.queue("default"), calls.app.broker
+    queue, broker = calls.app.queue("default"), calls.app._broker
     first = queue.get_next_job("t")
     assert first is not None
     fan_out = first.move_to_completed(2, fetch_next=True)
@@ -109,7 +109,7 @@ def test_dependents_are_ready_in_the_step_that_finishes_their_fan_out_job(
         fan_out.move_to_failed(PermanentError("no"))
     else:  # the supervisor has killed the child that was running it
         client, reason = broker.client(), REVOKED if ending == "revoked" else "killed"
-        recorder = FailureRecorder(client, broker.clock, calls.app.config, Bus())
+        recorder = FailureRecorder(client, broker.clock, calls.app._config, Bus())
         recorder.fail(broker.keys("default"), "t", fan_out.id, reason)
         client.close()
     assert redis_client.lrange("bull:{default}:wait", 0, -1) == [job.id for job in result]

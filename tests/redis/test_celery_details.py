@@ -425,7 +425,7 @@ def test_a_value_with_another_meaning_in_celery_is_refused(value: Any) -> None:
             set_it()
     app.conf.update(result_expires=None)
     app.conf.result_expires = 0
-    assert App("settings", result_expires=0).config.result_expires_ms == 0
+    assert App("settings", result_expires=0)._config.result_expires_ms == 0
 
 
 def test_crontab_takes_fields_by_position_and_says_when_it_is_due() -> None:

@@ -582,6 +582,6 @@ def test_a_cursor_of_another_kind_of_source_fails_the_job(app: App, worker: Inli
 
 
 def test_the_checkpoint_of_a_removed_job_is_not_stored(app: App) -> None:
-    keys = app.broker.keys("default")
+    keys = app._broker.keys("default")
     with pytest.raises(JobNotFoundError):
-        app.broker.pool.run(store_checkpoint(keys, "removed", "token", "{}"))
+        app._broker.pool.run(store_checkpoint(keys, "removed", "token", "{}"))

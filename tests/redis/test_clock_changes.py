@@ -27,12 +27,12 @@ def test_the_first_job_after_a_change_has_the_new_time(
 
     async def send_twice() -> str:
         await send()
-        age_reading(app.broker.clock, changed_ms)
+        age_reading(app._broker.clock, changed_ms)
         job_id = await send()
         await app.aclose()
         return job_id
 
-    app.broker.clock.on_change = changes.append
+    app._broker.clock.on_change = changes.append
     job_id = asyncio.run(send_twice())
     score = redis_client.zscore("bull:{default}:delayed", job_id)
     assert isinstance(score, float)

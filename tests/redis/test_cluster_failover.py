@@ -29,10 +29,10 @@ def test_sends_wait_for_replicas_and_survive_with_their_results_the_death_of_a_n
     names = cluster.queues()
     dead = cluster.owner(cluster.slot(names[0]))
     send_with_replicas(cluster, names)
-    client: Any = app.broker.client()
+    client: Any = app._broker.client()
     assert isinstance(client, ClusterClient)
-    calls: list[Call[Any]] = [command("LLEN", app.broker.keys(name).wait) for name in names]
-    idle = ClusterClient(app.broker.endpoint, None)
+    calls: list[Call[Any]] = [command("LLEN", app._broker.keys(name).wait) for name in names]
+    idle = ClusterClient(app._broker.endpoint, None)
     assert client.run_many(calls) == idle.run_many(calls) == [1, 1, 1]
     cluster.servers[dead].kill()
     (lost,) = [result for result in client.try_many(calls) if result != 1]

@@ -58,10 +58,10 @@ def send(app: App) -> str:
 
     async def asend() -> None:
         await app.asend_task("add")
-        await app.broker.aclose()
+        await app._broker.aclose()
 
     asyncio.run(asend())
-    user: bytes = app.broker.pool.run(WHOAMI)
+    user: bytes = app._broker.pool.run(WHOAMI)
     return user.decode()
 
 
@@ -127,7 +127,7 @@ def test_an_open_connection_authenticates_again_before_its_credentials_expire(
 ) -> None:
     provider = Provider(server.user)
     app = App("shop", server.url, broker_credential_provider=provider)
-    client, shared = app.broker.client(), app.broker.async_client()
+    client, shared = app._broker.client(), app._broker.async_client()
 
     async def id_of() -> int:
         return await shared.run(CLIENT_ID)

@@ -158,10 +158,10 @@ def test_an_invalid_setting_does_not_show_the_password(make: Callable[[str], obj
 def test_no_object_that_has_the_url_shows_the_password() -> None:
     app = App("shop", url_to("127.0.0.1"), spark_conf={"spark.hadoop.fs.s3a.secret.key": SECRET})
     spec = SpawnSpec("shop", {"broker_url": url_to("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
-    holders: list[Any] = [app, app.conf, app.config, app.broker.endpoint, app.conf.broker_url, app.broker, spec]
-    holders += [app.conf.overrides(), vars(app), vars(app.broker), spec.overrides]
+    holders: list[Any] = [app, app.conf, app._config, app._broker.endpoint, app.conf.broker_url, app._broker, spec]
+    holders += [app.conf.overrides(), vars(app), vars(app._broker), spec.overrides]
     assert [holder for holder in holders if SECRET in repr(holder)] == []
-    assert f"{app.config.broker_url}" == "redis://***@127.0.0.1"
+    assert f"{app._config.broker_url}" == "redis://***@127.0.0.1"
 
 
 def test_sparks_options_have_the_password_but_do_not_show_it() -> None:
@@ -212,7 +212,7 @@ def read_from_environment(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda settings: App("shop", **settings).config,
+        lambda settings: App("shop", **settings)._config,
         lambda settings: Settings(settings, {}).freeze(),
         assign,
         read_from_environment,

@@ -59,7 +59,7 @@ def test_a_name_is_only_a_part_of_its_own_keys(broker_url: str, redis_client: re
         assert [scheduler.id for scheduler in queue.schedulers.list()] == [name]
         assert queue.get_job(f"id-{name}").name == name  # type: ignore[union-attr]
         queue.schedulers.remove(name)
-        keys = app.broker.keys(name)
+        keys = app._broker.keys(name)
         found = set(redis_client.scan_iter(count=1000))
         assert [key for key in found if not key.startswith((keys.base, keys.bulltask_base))] == ["bystander"]
         assert redis_client.get("bystander") == "unchanged"

@@ -498,13 +498,13 @@ def test_get_waits_for_a_job_that_another_thread_is_running(app: App, worker: In
 
 def test_the_app_has_its_own_connections_and_settings_again_afterwards(broker_url: str) -> None:
     app = App("tested", "redis://unreachable.invalid:1", max_payload=1_000)
-    before = app.conf, app.broker
+    before = app.conf, app._broker
     with use_server(app, broker_url, max_payload=100):
-        assert (app.config.max_payload, app.config.broker_url.get_secret_value()) == (100, broker_url)
+        assert (app._config.max_payload, app._config.broker_url.get_secret_value()) == (100, broker_url)
         with InlineWorker(app):
             pass
-    assert (app.conf, app.broker) == before
-    assert app.config.max_payload == 1_000
+    assert (app.conf, app._broker) == before
+    assert app._config.max_payload == 1_000
 
 
 def test_the_server_is_empty_at_the_start(broker_url: str, redis_client: redis.Redis, app: App) -> None:

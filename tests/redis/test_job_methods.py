@@ -87,7 +87,7 @@ def test_max_logs_limits_the_log_of_a_running_job(broker_url: str) -> None:
     app = App("logging", broker_url, max_logs=3)
     job = app.queue("mail").add("n")
     running = RunningJob.from_hash("mail", job.id, [b"opts", b"{}"])
-    job_client = RedisJobClient(running, app.broker, app.broker.shared_async_client)
+    job_client = RedisJobClient(running, app._broker, app._broker.shared_async_client)
     for number in range(5):
         job_client.send("log", f"line {number}")
     assert job.get_logs().lines == ("line 2", "line 3", "line 4")
@@ -99,7 +99,7 @@ def test_data_and_options_together_must_not_exceed_max_payload(broker_url: str) 
     job = app.queue("mail").add("n")
     options = json.dumps({"tm": 600 * "x"}).encode()
     running = RunningJob.from_hash("mail", job.id, [b"opts", options])
-    job_client = RedisJobClient(running, app.broker, app.broker.shared_async_client)
+    job_client = RedisJobClient(running, app._broker, app._broker.shared_async_client)
     with pytest.raises(PayloadTooLargeError, match="together exceed the limit of 1,000"):
         job_client.send("data", 600 * b"1")
     job_client.send("data", 300 * b"1")

@@ -44,7 +44,7 @@ def app(broker_url: str) -> Iterator[App]:
 
 @pytest.fixture
 def keys(app: App) -> QueueKeys:
-    return app.broker.keys("mail")
+    return app._broker.keys("mail")
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def recover(app: App, keys: QueueKeys, client: Client, bus: Bus) -> Callable[...
     """Recover the jobs of a dead child, like a supervisor; return how many could not be recovered."""
 
     def settle(*tokens: str) -> int:
-        recovery = Recovery([keys], client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
+        recovery = Recovery([keys], client, app._broker.clock, app._config, bus, ReconnectBackoff(bus, app._config))
         recovery.recover(JobsOfDeadChild(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
         return recovery.pending
 
@@ -90,7 +90,7 @@ def acquire(app: App, keys: QueueKeys, client: Client, put: Put) -> Callable[...
     def add_and_acquire(job_id: str, **fields: object) -> str:
         put(job_id, **fields)
         token = f"token-{job_id}"
-        client.run(move_to_active(keys, FetchOptions(token, 30_000, "dead"), app.now_ms()))
+        client.run(move_to_active(keys, FetchOptions(token, 30_000, "dead"), app._now_ms()))
         return token
 
     return add_and_acquire
@@ -102,9 +102,9 @@ def check_stalled_jobs(app: App, keys: QueueKeys, client: Client, redis_client: 
 
     def check() -> None:
         redis_client.delete(keys.stalled_check)
-        StalledCheck(app.broker, [keys], lambda _index: True, client, Bus(), ReconnectBackoff(Bus(), app.config)).tick(
-            0, 0
-        )
+        StalledCheck(
+            app._broker, [keys], lambda _index: True, client, Bus(), ReconnectBackoff(Bus(), app._config)
+        ).tick(0, 0)
 
     return check
 
@@ -392,7 +392,7 @@ def test_a_malformed_job_in_another_queue_does_not_lose_an_outcome(
     app: App, keys: QueueKeys, put: Put, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     app.task(name="task")(lambda **_: "done")
-    other = app.broker.keys("other")
+    other = app._broker.keys("other")
     redis_client.hset(other.job("bad"), mapping={"name": "task", "ats": "many"})
     redis_client.lpush(other.wait, "bad")
     put("sound")

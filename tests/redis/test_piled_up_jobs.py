@@ -305,7 +305,7 @@ def fail_one(queue: Queue, **options: Any) -> str:
 def test_failed_jobs_are_removed_after_a_week_unless_a_setting_keeps_them(
     app: App, broker_url: str, keys: QueueKeys, redis_client: Any
 ) -> None:
-    day_ms, now_ms = 86_400_000, app.now_ms()
+    day_ms, now_ms = 86_400_000, app._now_ms()
     pile_up(redis_client, keys, "failed", 3)
     redis_client.zadd(keys.failed, {"j2": now_ms - 7 * day_ms + 60_000, "j3": now_ms - 7 * day_ms - 60_000})
     with Queue("mail", broker_url, remove_on_fail=False) as keeping:
@@ -344,7 +344,7 @@ def test_a_failed_child_is_kept_while_its_parent_waits_for_it(
 
 def stalled_check(app: App, keys: QueueKeys, client: SyncClient) -> StalledCheck:
     bus = Bus()
-    return StalledCheck(app.broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
+    return StalledCheck(app._broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app._config))
 
 
 def test_a_stalled_check_of_thousands_of_active_jobs_takes_several_calls(
@@ -405,7 +405,7 @@ def test_several_jobs_are_not_acquired_at_once_while_thousands_of_delayed_jobs_a
 ) -> None:
     pile_up(redis_client, keys, "delayed", COUNT)
     options = [FetchOptions(f"token{number}", 30_000, "") for number in range(4)]
-    now_ms = app.now_ms()
+    now_ms = app._now_ms()
     call = fetch_ahead(keys, options, now_ms) if bulk_fetch == "prefetch" else collect_batch(keys, options, "n", now_ms)
     redis_client.lpush(keys.wait, "j1")
     acquired = []
@@ -421,6 +421,6 @@ def test_obsolete_revocation_requests_are_removed_in_parts(
         redis_client.zadd(keys.revoked, {f"j{number}": 1 for number in range(first, first + 5_000)})
     left = []
     while redis_client.exists(keys.revoked):
-        client.run(revocation_requests(keys, app.now_ms()))
+        client.run(revocation_requests(keys, app._now_ms()))
         left.append(redis_client.zcard(keys.revoked))
     assert all(before - after <= 11_000 for before, after in zip([25_000, *left], left, strict=False))

@@ -427,7 +427,7 @@ def test_if_one_call_of_many_is_invalid_none_is_sent(broker_url: str, redis_clie
 def test_max_payload_limits_the_arguments_of_a_task(broker_url: str, redis_client: redis.Redis) -> None:
     app = App("producer", broker_url, max_payload=1_000)
     work = app.task(name="work")(lambda x: None)
-    options: Any = redis_client.hget(app.broker.keys("default").job(work.delay("x").id), "opts")
+    options: Any = redis_client.hget(app._broker.keys("default").job(work.delay("x").id), "opts")
     room = 1_000 - len(options) - len('{"x":""}')
     work.delay("x" * room)
     with pytest.raises(PayloadTooLargeError, match=r"arguments of task work \(.*\) and the job's options .* of 1,000"):

@@ -125,7 +125,7 @@ def test_the_setting_names_the_app_and_markers_change_its_settings(tmp_path: Pat
         @pytest.mark.bulltask(max_payload=300)
         def test_markers(bulltask_app, assert_enqueued):
             assert bulltask_app is app
-            assert (app.config.max_payload, app.config.default_queue) == (300, "module")
+            assert (app._config.max_payload, app._config.default_queue) == (300, "module")
             add.delay(1, 2)
             assert_enqueued(add, (1, 2), queue="module")
 
@@ -133,7 +133,7 @@ def test_the_setting_names_the_app_and_markers_change_its_settings(tmp_path: Pat
             result = add.delay(1, 2)
             with pytest.raises(TimeoutError, match="this test has no worker"):
                 result.get()
-            assert (app.config.max_payload, app.config.default_queue) == (10_000_000, "default")
+            assert (app._config.max_payload, app._config.default_queue) == (10_000_000, "default")
 
         def test_failure(bulltask_app, assert_enqueued):
             add.delay(1, 2)

@@ -41,10 +41,10 @@ class Simulation:
 
     def check_stalled(self, app: App, first_ms: int, until_ms: int = 10**9) -> None:
         """Start the stalled checks of a worker."""
-        bus, client = Bus(), app.broker.client()
+        bus, client = Bus(), app._broker.client()
         self._apps.callback(client.close)
-        backoff = ReconnectBackoff(bus, app.config)
-        check = StalledCheck(app.broker, [app.broker.keys("default")], lambda _: True, client, bus, backoff)
+        backoff = ReconnectBackoff(bus, app._config)
+        check = StalledCheck(app._broker, [app._broker.keys("default")], lambda _: True, client, bus, backoff)
         self.every(check.interval_ms, first_ms, until_ms, lambda: check.tick(0, 0))
 
     def run_until_waiting(self, limit_ms: int) -> int:
@@ -95,10 +95,10 @@ def test_the_job_of_a_killed_worker_waits_again_within_the_promised_time(
         )
         app = simulation.app(lock_s, interval_s)
         app.send_task("work")
-        client, keys = app.broker.client(), app.broker.keys("default")
+        client, keys = app._broker.client(), app._broker.keys("default")
         client.connect()
         lock = FetchOptions("t", lock_ms, "killed")
-        job_id = client.run(move_to_active(keys, lock, app.broker.clock.now_ms())).job_id
+        job_id = client.run(move_to_active(keys, lock, app._broker.clock.now_ms())).job_id
         renewal = renew_locks(keys, [("t", job_id)], lock_ms)
         simulation.every(lock_ms // 4, lock_ms // 4, killed_ms, partial(client.run, renewal))
         simulation.check_stalled(app, 0, killed_ms)

@@ -11,12 +11,12 @@ from bulltask.transport.scripts.move import release_unstarted
 
 
 def test_a_released_job_is_next_and_its_start_does_not_count(app: App, redis_client: redis.Redis) -> None:
-    keys = app.broker.keys("default")
+    keys = app._broker.keys("default")
     redis_client.hset(keys.job("1"), mapping={"name": "send", "ats": 2})
     redis_client.set(f"{keys.job('1')}:lock", "token")
     redis_client.lpush(keys.active, "1")
     redis_client.lpush(keys.wait, "2")
-    app.broker.pool.run(release_unstarted(keys, "1", "token"))
+    app._broker.pool.run(release_unstarted(keys, "1", "token"))
     assert redis_client.lrange(keys.wait, 0, -1) == ["2", "1"]
     assert redis_client.hget(keys.job("1"), "ats") == "1"
     assert redis_client.exists(keys.marker)
@@ -25,10 +25,10 @@ def test_a_released_job_is_next_and_its_start_does_not_count(app: App, redis_cli
 def test_a_job_whose_key_is_not_a_hash_stays_active_until_the_stalled_check(
     app: App, redis_client: redis.Redis
 ) -> None:
-    keys = app.broker.keys("default")
+    keys = app._broker.keys("default")
     redis_client.rpush(keys.job("1"), "not a hash")
     redis_client.set(f"{keys.job('1')}:lock", "token")
     redis_client.lpush(keys.active, "1")
     with pytest.raises(JobStateError):
-        app.broker.pool.run(release_unstarted(keys, "1", "token"))
+        app._broker.pool.run(release_unstarted(keys, "1", "token"))
     assert redis_client.lrange(keys.active, 0, -1) == ["1"]

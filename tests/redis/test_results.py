@@ -34,8 +34,8 @@ class Worker:
     """A fake worker that acquires and finishes jobs of the queue ``default`` when a test calls it."""
 
     def __init__(self, app: App) -> None:
-        self._broker = app.broker
-        self._client = app.broker.client()
+        self._broker = app._broker
+        self._client = app._broker.client()
 
     def acquire(self) -> str:
         self._client.connect()
@@ -137,7 +137,7 @@ async def test_aget_returns_immediately_if_the_job_has_finished(app: App, worker
     assert await done == await done.aget(timeout=60) == {"sum": 3}
     with pytest.raises(TaskError, match="no such address"):
         await failed
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 def test_a_result_can_be_created_from_a_job_id(app: App, worker: Worker) -> None:
@@ -190,7 +190,7 @@ async def test_an_asyncio_waiter_is_notified_immediately(app: App, worker: Worke
     worker.end(failure="no")
     with pytest.raises(TaskError):
         await asyncio.wait_for(second, scale_to_load(0.5))
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 def test_a_waiter_ignores_the_events_of_other_jobs(
@@ -226,7 +226,7 @@ async def test_many_tasks_share_one_reader(app: App, worker: Worker, redis_clien
     ended = {worker.end(number): number for number in range(100)}
     assert await asyncio.gather(*tasks) == [ended[result.id] for result in results] * 2
     await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 0, what="the end of the reader")
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 async def test_tasks_that_stop_waiting_at_random_moments_leave_no_reader_behind(
@@ -240,13 +240,13 @@ async def test_tasks_that_stop_waiting_at_random_moments_leave_no_reader_behind(
                 await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    await app.broker.aclose()
+    await app._broker.aclose()
     await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 0, what="the end of the readers")
     again = asyncio.create_task(result.aget(20))
     await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
     worker.end("still works")
     assert await asyncio.wait_for(again, scale_to_load(1)) == "still works"
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 # --- events that are trimmed before they are read ---------------------------------------------------------------------
@@ -270,7 +270,7 @@ async def test_an_asyncio_waiter_gets_the_result_even_if_its_event_was_trimmed(
     await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
     worker.end_without_event(redis_client, "found")
     assert await asyncio.wait_for(task, 60) == "found"
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 @pytest.mark.usefixtures("short_rechecks")
@@ -280,7 +280,7 @@ async def test_an_asyncio_waiter_reads_the_job_again_only_after_a_pause(app: App
     with pytest.raises(ResultTimeoutError):
         await result.aget(0.4)  # after half a second, the error says why, which takes another call
     assert script_calls(redis_client) - before <= 2
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 @pytest.mark.parametrize("keep", [0, -1])
@@ -314,7 +314,7 @@ async def test_aget_reads_the_result_of_a_removed_job_from_the_stream(app: App, 
     assert await done.aget(5) == "gone"
     with pytest.raises(TaskError, match="gone too"):
         await failed.aget(5)
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 def test_waiters_get_the_result_of_a_job_that_is_removed_when_it_ends(
@@ -336,7 +336,7 @@ async def test_get_raises_an_error_for_a_job_that_never_existed(app: App, worker
     with pytest.raises(JobNotFoundError):
         await missing.aget(timeout=60)
     assert (missing.state, missing.ready(), missing.traceback, missing.info) == (JobState.UNKNOWN, False, None, None)
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 @pytest.mark.usefixtures("short_rechecks")
@@ -349,7 +349,7 @@ async def test_a_job_that_finished_and_was_removed_before_the_wait_is_not_found(
     assert isinstance(await asyncio.to_thread(future.exception, 5), JobNotFoundError)
     with pytest.raises(JobNotFoundError):
         await result.aget(5)
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2, 0.6])
@@ -365,7 +365,7 @@ async def test_get_and_aget_time_out_on_time(app: App, worker: Worker, seconds: 
     worker.end("later")
     assert result.get(timeout=0) == "later"
     assert await result.aget(timeout=0) == "later"
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 # --- outages ----------------------------------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ async def test_asyncio_waiters_survive_a_restart_of_the_server(persistent_server
     ended = {await asyncio.to_thread(worker.end, number): number for number in range(5)}
     assert await asyncio.gather(*tasks) == [ended[result.id] for result in results]
     worker.close()
-    await app.broker.aclose()
+    await app._broker.aclose()
     app.close()
 
 
@@ -481,7 +481,7 @@ async def test_a_snapshot_has_the_progress_of_a_job(app: App, worker: Worker, re
     assert (result.state, result.progress, result.info) == (JobState.ACTIVE, {"done": 5}, {"done": 5})
     assert (await result.asnapshot()) == result.snapshot()
     assert result.snapshot().attempts_made == 2
-    await app.broker.aclose()
+    await app._broker.aclose()
 
 
 def test_a_completed_job_is_ready_and_successful(app: App, worker: Worker) -> None:

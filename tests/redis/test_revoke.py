@@ -291,7 +291,7 @@ def test_a_revoked_child_affects_its_parent_like_a_failed_child(
 def test_a_child_of_a_revoked_parent_completes_and_the_parent_stays_failed(app: App, redis_client: Any) -> None:
     parent, _ = add_family(app)
     assert app.queue("mail").revoke(parent) == "revoked"
-    other = ManualWorker(app.broker, app.broker.keys("other{mail}"))
+    other = ManualWorker(app._broker, app._broker.keys("other{mail}"))
     other.complete("done")
     other.close()
     assert lists_with(redis_client, parent) == ["failed"]
@@ -302,7 +302,7 @@ def test_a_child_of_a_revoked_parent_completes_and_the_parent_stays_failed(app: 
 
 @pytest.fixture
 def client(app: App) -> Any:
-    client = app.broker.client()
+    client = app._broker.client()
     client.connect()
     yield client
     client.close()

@@ -156,7 +156,7 @@ def test_without_publish_timeout_each_attempt_has_the_command_timeout(proxy: Fla
 def test_the_limit_on_a_send_does_not_apply_to_the_next_call_on_its_connection(app: App, proxy: FlakyProxy) -> None:
     app.send_task("work")
     proxy.latency(LIMIT_S * 0.6)  # longer than an attempt to send may take, shorter than a command
-    reply: Any = app.broker.pool.run(command("PING"))
+    reply: Any = app._broker.pool.run(command("PING"))
     assert reply == b"PONG"
     assert proxy.connections == 1
 

@@ -46,16 +46,16 @@ class Supervised:
     def __init__(self, url: str) -> None:
         self.app = App("tested", url, max_stalled_count=1)
         self.queues = ["mail", "sms"]
-        self.keys = [self.app.broker.keys(queue) for queue in self.queues]
-        self.client, self.redis = self.app.broker.client(), client_of(url, decode_responses=True)
+        self.keys = [self.app._broker.keys(queue) for queue in self.queues]
+        self.client, self.redis = self.app._broker.client(), client_of(url, decode_responses=True)
         self.emitted: list[Event] = []
         self.bus = Bus()
         self.bus.subscribe(Event, self.emitted.append)
         self.slots = Slots(1, 2)
         self.slots.children[0].reset()
         self.slot, self.other = self.slots.children[0].slots()
-        self.backoff = ReconnectBackoff(self.bus, self.app.config)
-        broker, config = self.app.broker, self.app.config
+        self.backoff = ReconnectBackoff(self.bus, self.app._config)
+        broker, config = self.app._broker, self.app._config
         self.heartbeat = Heartbeat(self.keys, self.views, self.client, config, self.bus, self.backoff)
         self.recovery = Recovery(self.keys, self.client, broker.clock, config, self.bus, self.backoff)
         renewed = self.heartbeat.has_renewed
@@ -67,7 +67,7 @@ class Supervised:
     def acquire(self, slot: Slot, index: int = 0) -> str:
         """Acquire a new job with the slot's token and a lock that expires soon."""
         job_id = self.app.queue(self.queues[index]).add("held").id
-        self.client.run(move_to_active(self.keys[index], FetchOptions(slot.token, 5_000, "worker"), self.app.now_ms()))
+        self.client.run(move_to_active(self.keys[index], FetchOptions(slot.token, 5_000, "worker"), self.app._now_ms()))
         return job_id
 
     def run(self, slot: Slot, index: int = 0) -> str:
@@ -181,7 +181,7 @@ def test_a_redis_that_is_read_only_or_out_of_memory_is_reported_once(
     on_server: Callable[..., tuple[Supervised, RedisServer]], condition: str
 ) -> None:
     worker, _ = on_server()
-    broker = worker.app.broker
+    broker = worker.app._broker
     presence = NamedConnections(broker.client, broker, worker.queues, "worker", worker.backoff)
     job_id = worker.run(worker.slot)
     worker.heartbeat.tick(0, 0)
@@ -244,10 +244,10 @@ def test_job_stalled_has_the_time_when_the_lock_expired(worker: Supervised) -> N
     locks = [worker.keys[0].lock(job_id) for job_id in (seen, unseen, renewed)]
     worker.redis.pexpire(locks[0], 200)
     worker.redis.delete(locks[1])
-    before_ms = worker.app.now_ms()
+    before_ms = worker.app._now_ms()
     ends_ms = before_ms + worker.redis.pttl(locks[0])
     worker.check.tick(0, 0)
-    after_ms = worker.app.now_ms()
+    after_ms = worker.app._now_ms()
     worker.check.tick(0, 0)  # a check that follows another one too soon changes nothing
     wait_until(lambda: not worker.redis.exists(locks[0]), 10, "the expiry of the lock")
     worker.redis.delete(worker.keys[0].stalled_check)
@@ -351,7 +351,7 @@ def test_a_job_that_a_dead_childs_call_acquires_late_is_released(worker: Supervi
 
 def test_a_child_keeps_a_slowly_fetched_job_unless_another_worker_has_it(worker: Supervised) -> None:
     wakeup_pipe = WakeupPipe()
-    fetcher = JobFetcher(worker.app.broker, worker.queues, worker.bus, "worker", wakeup_pipe, worker.slots.control)
+    fetcher = JobFetcher(worker.app._broker, worker.queues, worker.bus, "worker", wakeup_pipe, worker.slots.control)
     try:
         for owned in (True, False):
             job_id = worker.app.queue("mail").add("held").id

@@ -47,12 +47,12 @@ def app(broker_url: str) -> Iterator[App]:
 def test_locks_of_one_queue_are_renewed_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
-    keys = [app.broker.keys(queue) for queue in QUEUES]
+    keys = [app._broker.keys(queue) for queue in QUEUES]
     views = [SlotView(SlotState.ACTIVE, f"token-{index}", index, f"job-{index}", 0) for index in range(2)]
     for index, each in enumerate(keys):
         redis_client.set(each.lock(f"job-{index}"), f"token-{index}", px=5_000)
     redis_client.set(keys[0].stalled, "not a set")
-    Heartbeat(keys, lambda: views, client, app.config, bus, ReconnectBackoff(bus, app.config)).tick(0, 0)
+    Heartbeat(keys, lambda: views, client, app._config, bus, ReconnectBackoff(bus, app._config)).tick(0, 0)
     assert redis_client.pttl(keys[1].lock("job-1")) > 20_000
     assert [event.job_ids for event in emitted if isinstance(event, HeartbeatFailed)] == [("job-0",)]
     assert [event.queue for event in emitted if isinstance(event, HeartbeatSucceeded)] == ["sound"]
@@ -61,12 +61,12 @@ def test_locks_of_one_queue_are_renewed_while_another_queue_is_broken(
 def test_stalled_jobs_of_one_queue_are_found_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
-    keys = [app.broker.keys(queue) for queue in QUEUES]
+    keys = [app._broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].stalled, "not a set")
     job = app.queue("sound").add("lost", {})
     redis_client.lmove(keys[1].wait, keys[1].active)
     redis_client.sadd(keys[1].stalled, job.id)
-    StalledCheck(app.broker, keys, lambda _index: True, client, bus, ReconnectBackoff(bus, app.config)).tick(0, 0)
+    StalledCheck(app._broker, keys, lambda _index: True, client, bus, ReconnectBackoff(bus, app._config)).tick(0, 0)
     assert [event.job_id for event in emitted if isinstance(event, JobStalled)] == [job.id]
     assert job.get_state() == "waiting"
 
@@ -75,13 +75,13 @@ def test_stalled_jobs_of_one_queue_are_found_while_another_queue_is_broken(
 def test_jobs_of_a_dead_child_are_recovered_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
-    keys = [app.broker.keys(queue) for queue in QUEUES]
+    keys = [app._broker.keys(queue) for queue in QUEUES]
     jobs = [app.queue(queue).add("held", {}) for queue in QUEUES]
     for index, each in enumerate(keys):
-        client.run(move_to_active(each, FetchOptions(f"token-{index}", 30_000, "dead"), app.now_ms()))
+        client.run(move_to_active(each, FetchOptions(f"token-{index}", 30_000, "dead"), app._now_ms()))
     redis_client.rename(keys[0].active, f"{keys[0].base}aside")
     redis_client.set(keys[0].active, "not a list")
-    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
+    recovery = Recovery(keys, client, app._broker.clock, app._config, bus, ReconnectBackoff(bus, app._config))
     tokens = ("token-0", "token-1")
     recovery.recover(JobsOfDeadChild(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
     recovery.tick(0, 0)
@@ -99,13 +99,13 @@ def test_jobs_of_a_dead_child_are_recovered_while_another_queue_is_broken(
 def test_a_job_does_not_fail_because_of_crashes_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
-    keys = [app.broker.keys(queue) for queue in QUEUES]
+    keys = [app._broker.keys(queue) for queue in QUEUES]
     job = app.queue("sound").add("held", {})
     redis_client.set(keys[0].active, "not a list")
-    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
-    for crash in range(app.config.max_crashes + 1):
+    recovery = Recovery(keys, client, app._broker.clock, app._config, bus, ReconnectBackoff(bus, app._config))
+    for crash in range(app._config.max_crashes + 1):
         tokens = (f"token-{crash}", f"other-{crash}")
-        client.run(move_to_active(keys[1], FetchOptions(tokens[0], 30_000, "dead"), app.now_ms()))
+        client.run(move_to_active(keys[1], FetchOptions(tokens[0], 30_000, "dead"), app._now_ms()))
         recovery.recover(JobsOfDeadChild(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
     assert job.get_state() == "waiting"
     assert [event for event in emitted if isinstance(event, CrashLimitReached)] == []
@@ -114,10 +114,10 @@ def test_a_job_does_not_fail_because_of_crashes_while_another_queue_is_broken(
 def test_jobs_with_expired_locks_are_left_to_the_stalled_check(
     app: App, client: Client, bus: Bus, redis_client: Any
 ) -> None:
-    keys = [app.broker.keys(queue) for queue in QUEUES]
+    keys = [app._broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].active, "not a list")
-    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
-    died_ms = mono_ms() - app.config.lock_ms - 1
+    recovery = Recovery(keys, client, app._broker.clock, app._config, bus, ReconnectBackoff(bus, app._config))
+    died_ms = mono_ms() - app._config.lock_ms - 1
     recovery.recover(JobsOfDeadChild(("token-0",), frozenset(), died_ms, "SIGKILL", intentional=False))
     assert recovery.pending == 0
 
@@ -125,9 +125,9 @@ def test_jobs_with_expired_locks_are_left_to_the_stalled_check(
 def test_a_broken_queue_is_reported_once(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
-    keys = [app.broker.keys(queue) for queue in QUEUES]
+    keys = [app._broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].stalled, "not a set")
-    check = StalledCheck(app.broker, keys, lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
+    check = StalledCheck(app._broker, keys, lambda _index: True, client, bus, ReconnectBackoff(bus, app._config))
     for _ in range(3):
         redis_client.delete(keys[0].stalled_check)
         check.tick(0, 0)
@@ -140,13 +140,13 @@ def test_a_broken_queue_is_reported_once(
 def test_a_child_releases_the_jobs_of_a_lost_reply_while_a_queue_is_broken(
     app: App, client: Client, bus: Bus, redis_client: Any
 ) -> None:
-    keys, slots, wakeup_pipe = [app.broker.keys(queue) for queue in QUEUES], Slots(1, 1), WakeupPipe()
+    keys, slots, wakeup_pipe = [app._broker.keys(queue) for queue in QUEUES], Slots(1, 1), WakeupPipe()
     slots.children[0].reset()
     (slot,) = slots.children[0].slots()
     job = app.queue("sound").add("held", {})
-    client.run(move_to_active(keys[1], FetchOptions(slot.token, 30_000, "worker"), app.now_ms()))
+    client.run(move_to_active(keys[1], FetchOptions(slot.token, 30_000, "worker"), app._now_ms()))
     redis_client.set(keys[0].active, "not a list")
-    fetcher = JobFetcher(app.broker, QUEUES, bus, "worker", wakeup_pipe, slots.control)
+    fetcher = JobFetcher(app._broker, QUEUES, bus, "worker", wakeup_pipe, slots.control)
     try:
         fetcher.record_lost_call(BrokerUnavailableError("the reply was lost"), slot, 1)
         acquired = fetcher.acquire(slot)
@@ -162,7 +162,7 @@ def test_a_child_releases_the_jobs_of_a_lost_reply_while_a_queue_is_broken(
 def test_revoked_jobs_of_one_queue_are_ended_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
-    keys = [app.broker.keys(queue) for queue in QUEUES]
+    keys = [app._broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].revoked, "not a sorted set")
     queue = app.queue("sound")
     owned, expired, waiting, of_other_worker = (queue.add("n", attempts=9).id for _ in range(4))
@@ -174,7 +174,7 @@ def test_revoked_jobs_of_one_queue_are_ended_while_another_queue_is_broken(
     queue.schedulers.upsert("hourly", name="tick", every=3600)
     (next_job_id,) = (job.id for job in queue.get_jobs(["waiting", "delayed"]) if job.id != waiting)
     revoked = (owned, expired, waiting, of_other_worker, next_job_id)
-    revoked_ms = app.now_ms() - 5_000
+    revoked_ms = app._now_ms() - 5_000
     redis_client.zadd(keys[1].revoked, dict.fromkeys(revoked, revoked_ms))
     requests: list[tuple[int, set[str]]] = []
 
@@ -182,8 +182,8 @@ def test_revoked_jobs_of_one_queue_are_ended_while_another_queue_is_broken(
         requests.append((index, set(job_ids)))
         return {owned, expired}
 
-    backoff = ReconnectBackoff(bus, app.config)
-    service = RevocationCheck(app.broker, keys, interrupt, client, bus, backoff)
+    backoff = ReconnectBackoff(bus, app._config)
+    service = RevocationCheck(app._broker, keys, interrupt, client, bus, backoff)
     service.tick(0, 0)
     assert requests == [(1, set(revoked))]
     assert [event.job_id for event in emitted if isinstance(event, JobRevoked)] == [waiting]
@@ -198,7 +198,7 @@ def test_revoked_jobs_of_one_queue_are_ended_while_another_queue_is_broken(
 
 
 def test_revocation_requests_are_not_read_while_redis_is_unavailable(app: App, bus: Bus) -> None:
-    backoff = ReconnectBackoff(bus, app.config)
+    backoff = ReconnectBackoff(bus, app._config)
     requests: list[int] = []
 
     class UnavailableClient:
@@ -207,7 +207,12 @@ def test_revocation_requests_are_not_read_while_redis_is_unavailable(app: App, b
             raise BrokerUnavailableError
 
     service = RevocationCheck(
-        app.broker, [app.broker.keys("sound")], lambda _i, _ids: set(), cast(Client, UnavailableClient()), bus, backoff
+        app._broker,
+        [app._broker.keys("sound")],
+        lambda _i, _ids: set(),
+        cast(Client, UnavailableClient()),
+        bus,
+        backoff,
     )
     service.tick(0, 0)
     service.tick(0, 0)

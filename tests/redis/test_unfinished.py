@@ -28,8 +28,8 @@ def connect_worker(app: App) -> Iterator[Connect]:
     with ExitStack() as stack:
 
         def connect(queue: str) -> None:
-            keys = app.broker.keys(queue)
-            client = app.broker.client(keys.client_name("worker@host"))
+            keys = app._broker.keys(queue)
+            client = app._broker.client(keys.client_name("worker@host"))
             stack.callback(client.close)
             client.connect()
             client.run(command("EXISTS", keys.probe))  # in a cluster, on the node that has the queue
@@ -44,21 +44,21 @@ def paused(app: App, _: Connect) -> AsyncResult[Any]:
 
 def acquired(app: App, _: Connect) -> AsyncResult[Any]:
     sent = app.send_task("shop.add")
-    with app.broker.pool.client() as client:
+    with app._broker.pool.client() as client:
         client.connect()
-        now_ms = app.broker.clock.now_ms()
-        client.run(move_to_active(app.broker.keys("default"), FetchOptions("token", 30_000, "w1@host"), now_ms))
+        now_ms = app._broker.clock.now_ms()
+        client.run(move_to_active(app._broker.keys("default"), FetchOptions("token", 30_000, "w1@host"), now_ms))
     return sent
 
 
 def retried(app: App, connect: Connect) -> AsyncResult[Any]:
-    sent, keys = acquired(app, connect), app.broker.keys("default")
+    sent, keys = acquired(app, connect), app._broker.keys("default")
     calls: list[Call[Any]] = [
         command("HSET", keys.job(sent.id), "failedReason", "no route to bank", "atm", 1),
         command("LREM", keys.active, 0, sent.id),
         command("ZADD", keys.delayed, 2**60, sent.id),
     ]
-    app.broker.pool.run_many(calls)
+    app._broker.pool.run_many(calls)
     return sent
 
 

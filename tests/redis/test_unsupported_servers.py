@@ -88,7 +88,7 @@ async def test_sending_and_reading_with_asyncio_raise_a_config_error(unsupported
 def test_a_worker_logs_the_error_and_does_not_start(unsupported_server: tuple[str, str]) -> None:
     url, message = unsupported_server
     app = App("shop", url)
-    broker, config = app.broker, app.config
+    broker, config = app._broker, app._config
     client = broker.client()
     with structlog.testing.capture_logs() as lines:
         logger = structlog.get_logger()

@@ -34,10 +34,10 @@ def acl(redis_client: redis.Redis) -> Iterator[Any]:
 def start(broker_url: str, **settings: Any) -> tuple[ExitCode | None, list[Any]]:
     """Run a worker's checks of Redis; return its exit code and the errors that it logs."""
     app = App("shop", broker_url.replace("://", "://worker:secret@"), **settings)
-    client = app.broker.client()
+    client = app._broker.client()
     with structlog.testing.capture_logs() as lines:
-        logger, backoff = structlog.get_logger(), ReconnectBackoff(Bus(), app.config)
-        preflight = Preflight(client, [app.broker.keys("mail")], app.config, logger, backoff)
+        logger, backoff = structlog.get_logger(), ReconnectBackoff(Bus(), app._config)
+        preflight = Preflight(client, [app._broker.keys("mail")], app._config, logger, backoff)
         code = preflight.run(lambda _: None, lambda: True)
     client.close()
     app.close()
@@ -104,9 +104,9 @@ def test_the_keys_of_another_prefix_suffice_for_its_schedules_and_queues(
     acl(*role_grants(["worker"]).rules("shop"))
     schedule = {"nightly": {"task": "work", "schedule": 3600}}
     app = App("shop", broker_url.replace("://", "://worker:secret@"), prefix="shop", beat_schedule=schedule)
-    with app.broker.pool.client() as client:
+    with app._broker.pool.client() as client:
         client.connect()
-        backoff = ReconnectBackoff(Bus(), app.config)
+        backoff = ReconnectBackoff(Bus(), app._config)
         beat = Beat(app, read_entries(app), client, backoff, structlog.get_logger())
         beat.tick(0, 0)
         QueueCheck(app, ["default"], "w", client, backoff, structlog.get_logger()).tick(0, 0)

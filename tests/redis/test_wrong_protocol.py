@@ -63,7 +63,7 @@ def test_a_reply_in_another_protocol_closes_the_connection(proxy: FlakyProxy, re
 
 async def test_a_reply_in_another_protocol_closes_an_asyncio_connection(proxy: FlakyProxy) -> None:
     app = App("sender", proxy_url(proxy), broker_publish_retries=0)
-    client = app.broker.shared_async_client()
+    client = app._broker.shared_async_client()
     proxy.inject_reply(REPLIES["http"])
     with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not use the Redis protocol"):
         await client.connect()
@@ -90,7 +90,7 @@ def test_a_reply_to_another_call_closes_the_connection(proxy: FlakyProxy, reply:
 @TO_OTHER_CALLS
 async def test_a_reply_to_another_call_closes_an_asyncio_connection(proxy: FlakyProxy, reply: bytes) -> None:
     app = App("sender", proxy_url(proxy), broker_publish_retries=0)
-    client = app.broker.shared_async_client()
+    client = app._broker.shared_async_client()
     assert await client.run(LENGTH) == 0
     proxy.inject_reply(reply, match="llen")
     with pytest.raises(BrokerUnavailableError, match="sent a reply that does not belong to the call"):
@@ -102,7 +102,7 @@ async def test_a_reply_to_another_call_closes_an_asyncio_connection(proxy: Flaky
 
 async def test_a_reply_that_no_call_waits_for_closes_an_asyncio_connection(proxy: FlakyProxy) -> None:
     app = App("sender", proxy_url(proxy), broker_publish_retries=0)
-    client = app.broker.shared_async_client()
+    client = app._broker.shared_async_client()
     proxy.inject_reply(b"+PONG\r\n+PONG\r\n", match="ping")
     assert await client.run(PING) == b"PONG"
     assert await client.run(LENGTH) == 0

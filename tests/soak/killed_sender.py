@@ -29,7 +29,7 @@ class CanvasSender:
         members = group(self._app.signature("member", kwargs={"n": number}) for number in range(jobs - 2))
         canvas = members | self._app.signature("body") | self._app.signature("body")
         # Planned once, as delay() does first: it sends nothing, and takes longer than sending.
-        self._plan = plan_canvas(canvas, self._app.config, {})
+        self._plan = plan_canvas(canvas, self._app._config, {})
         self._redis = redis.Redis.from_url(url, decode_responses=True)
 
     def record(self) -> bytes:

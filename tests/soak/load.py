@@ -146,7 +146,7 @@ class Producer(threading.Thread):
         )
 
     def _bulk(self) -> None:
-        jobs = [self._app.build_job("plain", (), {"ms": 1}, {"queue": "main"}) for _ in range(20)]
+        jobs = [self._app._build_job("plain", (), {"ms": 1}, {"queue": "main"}) for _ in range(20)]
         self._acknowledged.send(
             Sent("plain-bulk", "main", "completed"), lambda: [sent.id for sent in self._app.send_many(jobs)]
         )

@@ -39,17 +39,17 @@ class Child:
     """
 
     def __init__(self, app: App, queues: Sequence[str], bus: Bus) -> None:
-        slots, self._wakeup_pipe, broker = Slots(1, 1), WakeupPipe(), app.broker
+        slots, self._wakeup_pipe, broker = Slots(1, 1), WakeupPipe(), app._broker
         block = slots.children[0]
         block.reset()
         (self.slot,) = block.slots()
         self.fetcher = JobFetcher(broker, queues, bus, "worker", self._wakeup_pipe, slots.control)
         spark = SparkTaskRunner(app, cast("Any", None), lambda _job, _token: True, self.fetcher.close)
-        retirement = Retirement(app.config, block, 0, bus, os.getpid())
+        retirement = Retirement(app._config, block, 0, bus, os.getpid())
         cancellation = Cancellation(block, spark.interrupt, lambda: None)
         runner = AttemptRunner(app, cast("Any", None), spark, cancellation, retirement, TaskThreads(0))
-        settler = Settler(app.config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
-        backoff = ReconnectBackoff(bus, app.config)
+        settler = Settler(app._config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
+        backoff = ReconnectBackoff(bus, app._config)
         async_loop = AsyncLoop(block, runner, settler, broker.async_client, backoff, self._wakeup_pipe)
         iterations = IterationAdder(self.fetcher, broker.clock, UTC)
         collector = BatchCollector(self.fetcher, slots.control, broker.clock, async_loop, {})

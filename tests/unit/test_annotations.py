@@ -28,24 +28,24 @@ def app_with(annotations: object) -> App:
 
 def test_annotations_of_a_task_name_override_those_of_all_tasks_and_the_decorator() -> None:
     app = app_with({"*": {"max_retries": 5, "time_limit": 9}, "quick": {"max_retries": 3}})
-    assert app.config.max_retries == 2
+    assert app._config.max_retries == 2
     options = [app.tasks[name].options for name in ("quick", "slow")]
     assert [(o.max_retries, o.time_limit, o.priority) for o in options] == [(3, 9, 7), (5, 9, None)]
-    assert [app.build_job(name, (), {}, {}).options.attempts for name in ("quick", "slow")] == [4, 6]
+    assert [app._build_job(name, (), {}, {}).options.attempts for name in ("quick", "slow")] == [4, 6]
 
 
 def test_annotations_may_be_objects_or_a_list() -> None:
     app = app_with([Annotation(), {"slow": {"queue": "bulk", "max_retries": None}}])
-    jobs = [app.build_job(name, (), {}, {}) for name in ("quick", "slow")]
+    jobs = [app._build_job(name, (), {}, {}) for name in ("quick", "slow")]
     assert [(job.queue, job.options.expires_in_ms) for job in jobs] == [("fast", 60_000), ("bulk", 60_000)]
     assert app.tasks["slow"].options.unlimited_retries
 
 
 def test_tasks_that_are_defined_after_the_first_use_are_annotated_too() -> None:
     app = app_with({"late": {"queue": "later"}})
-    assert app.config.annotations
+    assert app._config.annotations
     app.task(name="late")(lambda: None)
-    assert app.build_job("late", (), {}, {}).queue == "later"
+    assert app._build_job("late", (), {}, {}).queue == "later"
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_tasks_that_are_defined_after_the_first_use_are_annotated_too() -> None:
 )
 def test_an_invalid_annotation_is_rejected_before_the_first_job(annotations: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        _ = app_with(annotations).config
+        _ = app_with(annotations)._config
 
 
 def test_settings_with_an_invalid_annotation_can_still_be_corrected() -> None:
     app = app_with({"quick": {"retrys": 3}})
     with pytest.raises(ConfigError):
-        _ = app.config
+        _ = app._config
     app.conf.task_annotations = {"quick": {"max_retries": 3}}
-    assert app.config.annotations
+    assert app._config.annotations

@@ -114,9 +114,9 @@ def test_gzip_is_celerys_name_for_zlib() -> None:
     @app.task(name="plain", compression="gzip")
     def plain() -> None: ...
 
-    assert app.config.task_compression == "zlib"
-    assert plain.options.result_form(app.config).compression == "zlib"
-    assert plan_job("plain", plain.options, CallOptions(compression="gzip"), app.config).form.compression == "zlib"
+    assert app._config.task_compression == "zlib"
+    assert plain.options.result_form(app._config).compression == "zlib"
+    assert plan_job("plain", plain.options, CallOptions(compression="gzip"), app._config).form.compression == "zlib"
 
 
 def test_retry_kwargs_are_the_retries_and_the_fixed_delay_of_autoretry_for() -> None:

@@ -40,7 +40,7 @@ def test_settings_are_read_from_the_nearest_pyproject(project: Path, monkeypatch
     inner = project / "src" / "shop"
     inner.mkdir(parents=True)
     monkeypatch.chdir(inner)
-    assert (App("shop").conf.broker_url, App("shop").config.lock_ms) == ("redis://shop/3", 60_000)
+    assert (App("shop").conf.broker_url, App("shop")._config.lock_ms) == ("redis://shop/3", 60_000)
 
 
 def test_a_pyproject_of_another_project_is_not_parsed(project: Path) -> None:

@@ -234,7 +234,7 @@ def test_load_tasks_imports_included_and_discovered_modules(write: Write) -> Non
     app = App("a", include="stock, more")
     app.autodiscover_tasks(["shop"])
     app.autodiscover_tasks(lambda: ["mail"], related_name="jobs")
-    assert app.load_tasks() == ["stock", "more", "shop.tasks", "mail.jobs"]
+    assert app._load_tasks() == ["stock", "more", "shop.tasks", "mail.jobs"]
 
 
 def test_a_package_may_be_named_by_the_class_of_its_django_app(write: Write) -> None:
@@ -257,11 +257,11 @@ def test_discovery_without_packages_needs_django(write: Write, monkeypatch: pyte
     app = App("a")
     app.autodiscover_tasks()
     with pytest.raises(ConfigError, match=r"autodiscover_tasks\(\) without packages needs Django"):
-        app.load_tasks()
+        app._load_tasks()
 
 
 def test_settings_of_the_app_may_change_while_tasks_are_imported(write: Write) -> None:
     write(shop=f"{APP}app = App('wanted', include=['late'])", late="from shop import app\napp.conf.max_crashes = 9")
     app = find_app("shop", App)
-    app.load_tasks()
-    assert app.config.max_crashes == 9
+    app._load_tasks()
+    assert app._config.max_crashes == 9

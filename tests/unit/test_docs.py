@@ -392,11 +392,11 @@ def test_the_tables_of_settings_are_up_to_date() -> None:
 
 def test_the_documented_heartbeat_interval_matches_the_code() -> None:
     app = App("documented")
-    backoff = ReconnectBackoff(Bus(), app.config)
-    heartbeat = Heartbeat([], list, app.broker.client(), app.config, Bus(), backoff)
+    backoff = ReconnectBackoff(Bus(), app._config)
+    heartbeat = Heartbeat([], list, app._broker.client(), app._config, Bus(), backoff)
     match = re.search(r"a quarter of `lock_duration` \(([\d.]+) s for\s+(\d+) s\)", prose(CONFIGURATION))
     assert match is not None
-    assert [float(seconds) * 1000 for seconds in match.groups()] == [heartbeat.interval_ms, app.config.lock_ms]
+    assert [float(seconds) * 1000 for seconds in match.groups()] == [heartbeat.interval_ms, app._config.lock_ms]
 
 
 def test_the_page_about_unofficial_clients_states_the_current_defaults() -> None:

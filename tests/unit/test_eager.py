@@ -381,14 +381,14 @@ def test_eager_mode_can_be_switched_on_and_off_after_the_app_was_used(normal_app
     def fail() -> None:
         raise ValueError("no")
 
-    assert normal_app.broker.eager is None  # used
+    assert normal_app._broker.eager is None  # used
     normal_app.conf.task_always_eager = True
     assert fail.delay().failed()
     normal_app.conf.update(task_eager_propagates=True)
     with pytest.raises(ValueError, match="no"):
         fail.delay()
     normal_app.conf.task_always_eager = False
-    assert normal_app.broker.eager is None
+    assert normal_app._broker.eager is None
 
 
 def test_the_option_throw_of_a_call_is_accepted_as_in_celery(app: App) -> None:

@@ -107,7 +107,7 @@ def test_modules_without_a_file_and_of_libraries_belong_to_no_project() -> None:
 
 def test_an_app_belongs_to_the_module_that_creates_it_even_through_a_function_of_a_library() -> None:
     root = Path(__file__).parents[2]
-    assert App("here", set_as_current=False).directory == root
+    assert App("here", set_as_current=False)._directory == root
     namespace = {"App": App, "__name__": "library", "__file__": json.__file__, "__package__": "json"}
     exec("def make(): return App('there', set_as_current=False)", namespace)
     assert namespace["make"]().directory == root  # type: ignore[operator]

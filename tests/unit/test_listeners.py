@@ -30,7 +30,7 @@ def emit(app: App, *events: Event) -> list[tuple[str, Event, str]]:
     """Emit the events as a child would, and return the reported errors of listeners."""
     reports: list[tuple[str, Event, str]] = []
     bus = Bus(on_error=lambda name, event, exc: reports.append((name, event, str(exc))))
-    app.listeners.attach(bus)
+    app._listeners.attach(bus)
     for event in events:
         bus.emit(event)
     return reports
@@ -117,5 +117,5 @@ def test_a_listener_that_raises_or_exits_is_reported_by_name() -> None:
 
 def test_an_app_without_listeners_wants_no_events() -> None:
     bus = Bus()
-    App("shop").listeners.attach(bus)
+    App("shop")._listeners.attach(bus)
     assert not bus.wants(JobCompleted)

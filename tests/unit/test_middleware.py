@@ -53,7 +53,7 @@ def test_middleware_is_called_only_for_what_it_overrides() -> None:
     assert not RunHooks(app).has_hooks(task)
     app.add_middleware(runs)
     assert RunHooks(app).has_hooks(task)
-    assert (app.middleware.sending, app.middleware.running) == ((sends,), (runs,))
+    assert (app._middleware.sending, app._middleware.running) == ((sends,), (runs,))
 
 
 @pytest.mark.parametrize(("outcome", "state"), [(None, "IGNORED"), (ReleasedOutcome(), "RETRY")])

@@ -35,7 +35,7 @@ def other(*values: Any) -> None: ...
 
 @pytest.fixture
 def cluster() -> Broker:
-    return Broker(APP.config, CLUSTER_URL)
+    return Broker(APP._config, CLUSTER_URL)
 
 
 def first_calls(broker: Broker, roots: list[PlannedJob]) -> Any:
@@ -44,7 +44,7 @@ def first_calls(broker: Broker, roots: list[PlannedJob]) -> Any:
 
 
 def planned(canvas: Canvas[Any, Any]) -> list[PlannedJob]:
-    return plan_canvas(canvas, APP.config, {}).roots
+    return plan_canvas(canvas, APP._config, {}).roots
 
 
 ONE_SLOT: dict[str, Any] = {
@@ -53,8 +53,8 @@ ONE_SLOT: dict[str, Any] = {
         chain(group(mail.s(), news.s()), mail.s(), group(news.si().on_error(mail.si()), mail.si()))
     ),
     "a call in a queue without a tag": lambda: planned(other.s()),
-    "a parent": lambda: plan([FlowJob("a", "mail{shop}")], JobRef("news{shop}", "p"), {}, APP.config),
-    "a replacement": lambda: plan_replacement(mail.si() | news.si(), APP.config, JobRef("news{shop}", "p"), {})[0],
+    "a parent": lambda: plan([FlowJob("a", "mail{shop}")], JobRef("news{shop}", "p"), {}, APP._config),
+    "a replacement": lambda: plan_replacement(mail.si() | news.si(), APP._config, JobRef("news{shop}", "p"), {})[0],
 }
 SEVERAL_SLOTS: dict[str, Any] = {
     "a chain": lambda: planned(mail.si() | other.si()),
@@ -62,8 +62,8 @@ SEVERAL_SLOTS: dict[str, Any] = {
     "an error callback": lambda: planned(mail.si().on_error(other.si())),
     "the error callback of a chain": lambda: planned((mail.si() | news.si()).on_error(other.si())),
     "a callback": lambda: planned(chain(mail.si(), other.si())),
-    "a parent": lambda: plan([FlowJob("a", "mail{shop}")], JobRef("other", "p"), {}, APP.config),
-    "a replacement": lambda: plan_replacement(mail.si() | news.si(), APP.config, JobRef("other", "p"), {})[0],
+    "a parent": lambda: plan([FlowJob("a", "mail{shop}")], JobRef("other", "p"), {}, APP._config),
+    "a replacement": lambda: plan_replacement(mail.si() | news.si(), APP._config, JobRef("other", "p"), {})[0],
 }
 
 
@@ -83,7 +83,7 @@ def test_a_flow_in_several_slots_of_a_cluster_is_an_error_that_says_what_to_do(c
     assert "Nothing was sent" in text
     assert "new Queue('mail{shop}')" in text
     assert "prefix='{bull}'" in text
-    assert first_calls(Broker(APP.config, URL), SEVERAL_SLOTS[flow]()), "a single server has no slots"
+    assert first_calls(Broker(APP._config, URL), SEVERAL_SLOTS[flow]()), "a single server has no slots"
 
 
 def test_a_job_whose_parent_is_in_another_slot_is_an_error_and_no_job_is_sent(cluster: Broker) -> None:
@@ -98,5 +98,5 @@ def test_a_job_whose_parent_is_in_another_slot_is_an_error_and_no_job_is_sent(cl
 def test_a_prefix_with_a_tag_puts_all_queues_into_one_slot() -> None:
     app = App("shop", URL, prefix="{bull}")
     flow = FlowJob("a", "mail", children=[FlowJob("b", "other")])
-    roots = plan([flow], None, {}, app.config)
-    assert first_calls(Broker(app.config, CLUSTER_URL), roots)
+    roots = plan([flow], None, {}, app._config)
+    assert first_calls(Broker(app._config, CLUSTER_URL), roots)

@@ -430,7 +430,7 @@ def test_an_app_does_not_start_if_it_cannot_use_the_serializer_of_a_task() -> No
     def pickled() -> None: ...
 
     with pytest.raises(ConfigError, match="the serializer of task pickled is cloudpickle, and pickles must be signed"):
-        _ = app.config
+        _ = app._config
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,10 @@ def test_the_receivers_are_called_once_when_the_tasks_are_imported_and_can_chang
 
     assert calls == []
     for _ in range(2):
-        app.load_tasks()
+        app._load_tasks()
         read_entries(app)
     assert calls == ["configured", "finalized"]
-    assert app.config.timezone == "Europe/Berlin"
+    assert app._config.timezone == "Europe/Berlin"
 
 
 def test_an_exception_in_a_receiver_prevents_the_worker_from_starting(app: App) -> None:
@@ -69,12 +69,12 @@ def test_an_exception_in_a_receiver_prevents_the_worker_from_starting(app: App) 
 
     for _ in range(2):
         with pytest.raises(ValueError, match="no schedule"):
-            app.load_tasks()
+            app._load_tasks()
 
 
 def test_periodic_tasks_are_added_to_beat_schedule_even_after_the_settings_are_frozen(app: App) -> None:
     app.conf.beat_schedule = {name: {"task": "hello", "schedule": 1, "args": ["x"]} for name in ("a", "b")}
-    assert app.config.beat_schedule is not None
+    assert app._config.beat_schedule is not None
     app.add_periodic_task(2, app.tasks["hello"].s("y"), name="b")
     app.add_periodic_task(3, app.tasks["hello"].s("y"), name="c")
     assert schedule_of(app) == {"a": (1_000, None), "b": (2_000, None), "c": (3_000, None)}

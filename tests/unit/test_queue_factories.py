@@ -51,7 +51,7 @@ def test_a_factory_accepts_all_its_arguments(app: App, name: str) -> None:
     assert set(inspect.signature(factory).parameters) == set(arguments)
     built = build(factory, arguments)
     context: QueueContext = built._context
-    assert context.broker is app.broker
+    assert context.broker is app._broker
     assert context.broker.config.prefix == "shop"
     assert context.defaults == arguments.get("default_job_options", {})
     if "start" in arguments:

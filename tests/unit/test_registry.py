@@ -31,13 +31,12 @@ from bulltask.errors import (
 )
 from bulltask.jobs.job import NewJob
 from bulltask.registry import request as current
-from bulltask.registry import tasks as shared
 from bulltask.registry.call import build_job
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.options import UNLIMITED_RETRIES, CallOptions, TaskOptions
 from bulltask.registry.protocols import ResultReader
 from bulltask.registry.request import set_current, source_location, task_name
-from bulltask.registry.tasks import Tasks
+from bulltask.registry.tasks import SHARED, Tasks
 from tests.support.programs import ROOT
 
 CONFIG = Settings({}, {}).freeze()
@@ -53,29 +52,29 @@ class RecordingSender:
 
     def __init__(self) -> None:
         self.jobs: list[NewJob] = []
-        self.config: Config = CONFIG
-        self.typed: bool | None = None
-        self.serializer = "json"
-        self.overrides_send_task = False
-        self.results = cast(ResultReader, object())
+        self._config: Config = CONFIG
+        self._typed: bool | None = None
+        self._serializer = "json"
+        self._overrides_send_task = False
+        self._results = cast(ResultReader, object())
 
-    def now_ms(self) -> int:
+    def _now_ms(self) -> int:
         return NOW_MS
 
-    def send(self, jobs: Sequence[NewJob]) -> list[str]:
+    def _send(self, jobs: Sequence[NewJob]) -> list[str]:
         self.jobs += jobs
         return [job.id for job in jobs]
 
-    async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
-        return self.send(jobs)
+    async def _asend(self, jobs: Sequence[NewJob]) -> list[str]:
+        return self._send(jobs)
 
-    def send_canvas(self, canvas: Any) -> Any:
-        self.jobs += [planned.job for planned in plan_canvas(canvas, self.config, {}).roots]
+    def _send_canvas(self, canvas: Any) -> Any:
+        self.jobs += [planned.job for planned in plan_canvas(canvas, self._config, {}).roots]
 
-    async def asend_canvas(self, canvas: Any) -> Any:
-        return self.send_canvas(canvas)
+    async def _asend_canvas(self, canvas: Any) -> Any:
+        return self._send_canvas(canvas)
 
-    def apply_canvas(self, canvas: Any, *, throw: bool | None) -> Any:
+    def _apply_canvas(self, canvas: Any, *, throw: bool | None) -> Any:
         raise NotImplementedError
 
     @property
@@ -95,10 +94,10 @@ def recorder() -> RecordingSender:
 
 @pytest.fixture
 def isolated_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
-    """Replace the registry of shared tasks in this test."""
-    monkeypatch.setattr(shared, "SHARED", tasks := Tasks())
+    """Replace the shared tasks in this test."""
+    monkeypatch.setattr(SHARED, "_tasks", {})
     monkeypatch.setattr(current, "_current_app", None)
-    return tasks
+    return SHARED
 
 
 def add(x: int, y: int = 1) -> int:
@@ -175,7 +174,7 @@ def test_a_task_of_a_notebook_warns_when_it_is_sent_because_no_worker_can_import
         with pytest.warns(UserWarning, match=r"'__main__\.add' is defined in a notebook.*-A tasks") as caught:
             send()
         assert caught[0].filename == __file__
-    recorder.config = replace(CONFIG, always_eager=True)
+    recorder._config = replace(CONFIG, always_eager=True)
     task.delay(1)
 
 
@@ -268,7 +267,7 @@ def test_a_shared_task_is_sent_by_the_app_created_last() -> None:
     assert work.s(1).job().queue == "2"
     current.set_current(first)
     assert work.s(1).job().queue == "1"
-    assert second.config.default_queue == "2"
+    assert second._config.default_queue == "2"
 
 
 @pytest.mark.usefixtures("isolated_shared_tasks")
@@ -386,7 +385,7 @@ def test_progress_that_is_not_json_is_rejected_in_a_direct_call() -> None:
 def test_calls_without_options_use_the_settings_of_the_current_sender(recorder: RecordingSender) -> None:
     task = task_of(add, recorder)
     task.delay(1)
-    recorder.config = Settings({"task_default_queue": "other", "task_max_retries": 5}, {}).freeze()
+    recorder._config = Settings({"task_default_queue": "other", "task_max_retries": 5}, {}).freeze()
     task.delay(1)
     task.delay_many([(1,)])
     assert [(job.queue, job.options.attempts) for job in recorder.jobs] == [("default", 3), ("other", 6), ("other", 6)]
@@ -461,7 +460,7 @@ def test_a_task_of_another_app_is_sent_by_its_name(app: App, monkeypatch: pytest
     app.task(name="known")(add)
     recorder = RecordingSender()
     jobs = recorder.jobs
-    monkeypatch.setattr(app, "send", recorder.send)
+    monkeypatch.setattr(app, "_send", recorder._send)
     app.send_task("remote", ["a", 1], queue="mail", priority=2)
     app.send_task("remote", kwargs={"to": "a"})
     app.send_task("remote")
@@ -512,7 +511,7 @@ def test_an_invalid_option_is_rejected_when_the_task_is_defined(
 ) -> None:
     with pytest.raises(error, match=message):
         app.task(**options)
-    assert len(app.tasks) == len(shared.SHARED)
+    assert len(app.tasks) == len(SHARED)
 
 
 def new_job(task: dict[str, Any] | None = None, **call: Any) -> NewJob:

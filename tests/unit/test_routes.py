@@ -38,7 +38,7 @@ def queue_of(
     routes: object, task: str = "feed.tasks.read", kwargs: Mapping[str, Any] | None = None, **more: Any
 ) -> str:
     app = App("shop", task_routes=routes, set_as_current=False)
-    return app.build_job(task, (), kwargs or {}, more).queue
+    return app._build_job(task, (), kwargs or {}, more).queue
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_the_queue_of_a_call_or_a_task_takes_precedence_over_its_route() -> None
     @app.task(name="routed", priority=2)
     def routed() -> None: ...
 
-    assert app.build_job("own", (), {}, {}).queue == "own"
-    assert app.build_job("routed", (), {}, {"queue": "call"}).queue == "call"
-    job = app.build_job("routed", (), {}, {})
+    assert app._build_job("own", (), {}, {}).queue == "own"
+    assert app._build_job("routed", (), {}, {"queue": "call"}).queue == "call"
+    job = app._build_job("routed", (), {}, {})
     assert (job.queue, job.options.priority, job.options.to_wire(0)["kl"]) == ("routed", 2, 3)
-    assert app.build_job("routed", (), {}, {"priority": 5}).options.priority == 5
+    assert app._build_job("routed", (), {}, {"priority": 5}).options.priority == 5
 
 
 def test_a_function_sees_the_arguments_by_name_and_the_options() -> None:

@@ -29,7 +29,7 @@ def app(broker_url: str) -> Iterator[App]:
 
 @pytest.fixture
 def client(app: App) -> Iterator[SyncClient]:
-    client = app.broker.client()
+    client = app._broker.client()
     yield client
     client.close()
 
@@ -37,8 +37,8 @@ def client(app: App) -> Iterator[SyncClient]:
 def test_a_stalled_check_does_not_prevent_the_next_check_of_the_worker(
     app: App, client: SyncClient, redis_client: redis.Redis
 ) -> None:
-    bus, keys = Bus(), app.broker.keys("default")
-    check = StalledCheck(app.broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
+    bus, keys = Bus(), app._broker.keys("default")
+    check = StalledCheck(app._broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app._config))
     check.tick(0, 0)
     left_ms = redis_client.pttl(keys.stalled_check)
     assert isinstance(left_ms, int)
@@ -50,9 +50,9 @@ def test_the_stalled_check_waits_five_seconds_after_a_long_outage(
 ) -> None:
     now_ms = 1_000
     monkeypatch.setattr(stalled_check, "mono_ms", lambda: now_ms)
-    bus, keys = Bus(), app.broker.keys("default")
-    check = StalledCheck(app.broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
-    bus.emit(RedisReconnected(1, app.config.lock_ms))
+    bus, keys = Bus(), app._broker.keys("default")
+    check = StalledCheck(app._broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app._config))
+    bus.emit(RedisReconnected(1, app._config.lock_ms))
     now_ms += 4_999
     check.tick(0, 0)
     assert not redis_client.exists(keys.stalled_check)
@@ -70,8 +70,8 @@ def test_the_stalled_check_waits_five_seconds_after_an_outage_of_one_node(
     now_ms = 1_000
     monkeypatch.setattr(stalled_check, "mono_ms", lambda: now_ms)
     app = App("tested", cluster.broker_url, redis_socket_timeout=0.3)
-    bus, keys, client = Bus(), app.broker.keys(queue), app.broker.client()
-    check = StalledCheck(app.broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
+    bus, keys, client = Bus(), app._broker.keys(queue), app._broker.client()
+    check = StalledCheck(app._broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app._config))
     job = app.queue(queue).add("held")
     check.tick(0, 0)
     os.kill(node.pid, signal.SIGSTOP)

@@ -524,7 +524,7 @@ def test_a_worker_does_not_start_with_a_hint_that_typed_true_cannot_enforce() ->
     def run(number: complex) -> None: ...
 
     with pytest.raises(ConfigError, match="parameter 'number' cannot be enforced: complex is not a type that"):
-        app.load_tasks()
+        app._load_tasks()
 
 
 @pytest.mark.parametrize("options", [{"typed": "yes"}, {"pydantic": 1}])
@@ -666,7 +666,7 @@ def test_the_schema_of_a_result_is_what_the_worker_writes() -> None:
         """
         return node, box, {"name": ""}
 
-    schema = schema_of([same], app.config)
+    schema = schema_of([same], app._config)
     entry = schema["tasks"]["same"]
     assert (entry["description"], entry["queue"]) == ("Return the arguments.", "{mail}")
     assert entry["data"]["properties"] == {"node": {"$ref": "#/$defs/Node"}, "box": {"$ref": "#/$defs/Box"}}

@@ -98,7 +98,7 @@ class Manager:
 
     def inspect(self) -> types.SimpleNamespace:
         """Return an object whose method ``ping`` answers for each worker."""
-        workers = self.app.queue(self.app.config.default_queue).get_workers()
+        workers = self.app.queue(self.app._config.default_queue).get_workers()
         return types.SimpleNamespace(ping=lambda: {worker.name: {"ok": "pong"} for worker in workers})
 
     def join(self, result: Any, *, propagate: bool = False, timeout: float | None = None) -> Any:
@@ -120,7 +120,7 @@ class Manager:
 
     def wait_until_idle(self) -> None:
         """Remove all waiting jobs."""
-        self.app.queue(self.app.config.default_queue).drain(delayed=True)
+        self.app.queue(self.app._config.default_queue).drain(delayed=True)
 
 
 @pytest.fixture(scope="session")

@@ -229,8 +229,8 @@ class Runner:
         if found:
             app.conf.update({name: self._names[name] for name in found})
         if self._library == "bulltask":
-            app.load_tasks()
-            _ = app.config
+            app._load_tasks()
+            _ = app._config
         else:
             app.finalize(auto=True)
             _ = app.conf.beat_schedule, app.amqp.routes, app.amqp.queues

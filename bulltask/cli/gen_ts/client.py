@@ -211,7 +211,7 @@ def client_source(app: App, spec: str) -> str:
         app: The app, with all its tasks.
         spec: The value of ``-A``, for the first line.
     """
-    schema = schema_of(app.tasks.values(), app.config)
+    schema = schema_of(app.tasks.values(), app._config)
     writer = TypeWriter(schema["$defs"])
     queues = {name: entry["queue"] for name, entry in schema["tasks"].items()}
     encrypted = _encrypted_queues(queues.values(), app)
@@ -219,7 +219,7 @@ def client_source(app: App, spec: str) -> str:
     for name, entry in schema["tasks"].items():
         data, result = (writer.type_of(entry[part], "    ") for part in ("data", "returnvalue"))
         options = app.tasks[name].options
-        form = options.result_form(app.config)
+        form = options.result_form(app._config)
         if form.is_pickled and not options.ignore_result:
             result = "never"  # Node.js cannot read it, so that call() throws
         stored += _stored(name, form, is_encrypted=queues[name] in encrypted)
@@ -229,12 +229,12 @@ def client_source(app: App, spec: str) -> str:
         spec=spec,
         declarations=writer.declarations(),
         tasks=tasks,
-        prefix=_text(app.config.prefix),
+        prefix=_text(app._config.prefix),
         queues=_table(queues),
         stored=stored,
         encrypted=" | ".join(_text(queue) for queue in encrypted.values()) or "never",
         encrypted_queues=_table(encrypted),
-        max_decompressed=app.config.max_decompressed,
+        max_decompressed=app._config.max_decompressed,
         defaults=_table({name: _defaults(app.tasks[name], app) for name in schema["tasks"]}),
     )
     return head + _CLIENT.replace("@OPTIONAL@", "" if encrypted else " = {}")
@@ -242,8 +242,8 @@ def client_source(app: App, spec: str) -> str:
 
 def _encrypted_queues(queues: Iterable[str], app: App) -> dict[str, str]:
     """Return the encrypted queues' names in the app by their names in BullMQ."""
-    names = {queue: name_in_app(queue, hash_tag=app.config.queue_hash_tag) for queue in queues}
-    payloads = PayloadCodec(app.config)
+    names = {queue: name_in_app(queue, hash_tag=app._config.queue_hash_tag) for queue in queues}
+    payloads = PayloadCodec(app._config)
     return {queue: name for queue, name in names.items() if payloads.encrypts(name)}
 
 
@@ -260,7 +260,7 @@ def _stored(name: str, form: PayloadFormat, *, is_encrypted: bool) -> str:
 
 def _defaults(task: AnyTask[..., Any], app: App) -> dict[str, object]:
     """Return the default options of a task's jobs, with ``expiresIn`` instead of a time."""
-    options = plan_of(task, app.config).options
+    options = plan_of(task, app._config).options
     wire: dict[str, Any] = replace(options, sender="").to_wire(0)
     if options.expires_in_ms is not None:
         wire["expiresIn"] = wire["bulltask"].pop("expires")

@@ -25,13 +25,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from bulltask.outbox.outbox import run_relays  # noqa: PLC0415
 
     app = load_tasks(ctx, options)[1]
-    if not app.outboxes:
+    if not app._outboxes:
         raise click.ClickException(
             f"the app {app.name} has no outbox: create an Outbox(app, ...) in a module that the app imports"
         )
-    logger = configure_logging(level=app.config.log_level, worker_id=worker_id("relay"))
+    logger = configure_logging(level=app._config.log_level, worker_id=worker_id("relay"))
     with stop_signals() as wait_for_stop:
-        logger.info("Outbox relay started", outboxes=len(app.outboxes))
-        run_relays(app.outboxes, wait_for_stop, logger)
+        logger.info("Outbox relay started", outboxes=len(app._outboxes))
+        run_relays(app._outboxes, wait_for_stop, logger)
         logger.info("Outbox relay stopped")
         app.close()

@@ -25,7 +25,7 @@ def command(ctx: click.Context, /, *, max_age: float | None, **options: Any) -> 
     """
     app = load_tasks(ctx, options)[1]
     late = False
-    for number, outbox in enumerate(app.outboxes):
+    for number, outbox in enumerate(app._outboxes):
         backlog = outbox.backlog()
         click.echo(
             f"outbox {number}: {backlog.waiting} waiting, oldest {backlog.oldest_s:.1f} s, {backlog.failed} failed"

@@ -78,7 +78,7 @@ def source_of(ctx: click.Context, options: Mapping[str, Any]) -> QueueSource:
     config = conf.freeze()
     return QueueSource(
         options.get("queues", "*"),
-        embedded.resolve_url(config.broker_url, None if app is None else app.directory),
+        embedded.resolve_url(config.broker_url, None if app is None else app._directory),
         options["prefix"] or config.prefix,
         config.queue_hash_tag if options["hash_tag"] is None else options["hash_tag"],
     )

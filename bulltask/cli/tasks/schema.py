@@ -26,4 +26,4 @@ def command(ctx: click.Context, /, *, names: tuple[str, ...], **options: Any) ->
     """
     app = load_tasks(ctx, options)[1]
     tasks = [app.tasks[name] for name in names] or list(app.tasks.values())
-    click.echo(json.dumps(schema_of(tasks, app.config), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(schema_of(tasks, app._config), indent=2, ensure_ascii=False))

@@ -73,14 +73,14 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
             BrokerError: Redis could not be reached, or returned an error.
         """
         result, job = self._prepare(task, args, kwargs)
-        project_app().send([job])
+        project_app()._send([job])
         _signals.task_enqueued.send_robust(type(self), task_result=result)
         return result
 
     async def aenqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """:meth:`enqueue` for asyncio."""
         result, job = self._prepare(task, args, kwargs)
-        await project_app().asend([job])
+        await project_app()._asend([job])
         await _signals.task_enqueued.asend_robust(type(self), task_result=result)
         return result
 
@@ -94,10 +94,10 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
             BrokerError: Redis could not be reached.
         """
         app = project_app()
-        if app.config.always_eager:
+        if app._config.always_eager:
             raise BulltaskError("eager mode (task_always_eager) has no results: use Django's ImmediateBackend in tests")
-        queues = sorted(self.queues) or list(dict.fromkeys([app.config.default_queue, *app.tasks.queues]))
-        name = app.results.queue_of(str(result_id), queues)
+        queues = sorted(self.queues) or list(dict.fromkeys([app._config.default_queue, *app.tasks.queues]))
+        name = app._results.queue_of(str(result_id), queues)
         if name is not None:
             queue = app.queue(name)
             job, state = queue.get_job(result_id), queue.get_job_state(result_id)
@@ -134,9 +134,9 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
             queue=task.queue_name,
             priority=_PRIORITY_OF_HIGHEST - task.priority,
             eta=run_after,
-            timestamp=app.now_ms() / 1000,
+            timestamp=app._now_ms() / 1000,
             headers={HEADER: header},
         )
         data = {"args": normalize_json(list(args)), "kwargs": normalize_json(kwargs)}
-        job = build_job(task.module_path, data, self.task_options, call, app.config)
+        job = build_job(task.module_path, data, self.task_options, call, app._config)
         return new_result(task, job.id, self.alias, enqueued_ms=job.timestamp_ms, **data), job

@@ -50,7 +50,7 @@ def check_schedule(**_kwargs: object) -> list[checks.CheckMessage]:
         return []
     try:
         # Not load_tasks(), which runs these checks, and prepares the process for running tasks.
-        app.import_modules([*parse_names(app.conf.imports, "imports"), *parse_names(app.conf.include, "include")])
+        app._import_modules([*parse_names(app.conf.imports, "imports"), *parse_names(app.conf.include, "include")])
         if urlconf := getattr(settings, "ROOT_URLCONF", None):
             import_module(urlconf)  # tasks may be defined in the modules of views, too
     except Exception as exc:  # noqa: BLE001 - any error in the project's modules
@@ -81,7 +81,7 @@ def _new_app() -> App:
         raise ConfigError(f"settings.BULLTASK must be a dictionary of bulltask's settings, not {given!r}")
     app = App((settings.SETTINGS_MODULE or "django").partition(".")[0])
     if settings.SETTINGS_MODULE:
-        app.directory = import_directory(vars(import_module(settings.SETTINGS_MODULE)))
+        app._directory = import_directory(vars(import_module(settings.SETTINGS_MODULE)))
     app.conf.timezone = settings.TIME_ZONE
     app.config_from_object("django.conf:settings", namespace="CELERY")
     app.conf.update(given)

@@ -131,7 +131,7 @@ class _Attempt:
         self._path = task.module_path
         header = request.headers.get(HEADER, {})
         variant = with_header(task, header, request.queue)
-        now_ms = project_app().now_ms()
+        now_ms = project_app()._now_ms()
         recorded = [*attempts, (request.hostname, now_ms)]
         self.result = new_result(
             variant, request.id, variant.backend, args=args, kwargs=kwargs, enqueued_ms=request.timestamp_ms
@@ -174,7 +174,7 @@ class _Attempt:
         return True
 
     def _finish(self, status: Any) -> None:
-        change(self.result, status=status, finished_at=moment(project_app().now_ms()))
+        change(self.result, status=status, finished_at=moment(project_app()._now_ms()))
 
     def _will_retry(self, exc: BaseException) -> bool:
         job = current_job()

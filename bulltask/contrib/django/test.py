@@ -57,7 +57,7 @@ class JobsMixin(Base):
         app = self._tested_app()
         url = server_of_tests().url if self.bulltask_url is None else self.bulltask_url
         self.bulltask_clock = self.enterContext(use_server(app, url))
-        self.bulltask_worker = None if app.config.always_eager else self.enterContext(InlineWorker(app))
+        self.bulltask_worker = None if app._config.always_eager else self.enterContext(InlineWorker(app))
 
     def assert_enqueued(
         self,

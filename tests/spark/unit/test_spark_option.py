@@ -49,12 +49,12 @@ def test_settings_given_as_the_spark_option_are_rejected_with_advice(app: App) -
 def test_spark_conf_is_a_dictionary_or_json_and_becomes_strings(as_text: bool) -> None:
     conf = {"spark.executor.memory": "2g", "spark.ui.port": 4050, "spark.ui.enabled": True}
     app = App("tested", spark_conf=json.dumps(conf) if as_text else conf, spark_master="spark://one:7077")
-    assert app.config.spark_conf == {
+    assert app._config.spark_conf == {
         "spark.executor.memory": "2g",
         "spark.ui.port": "4050",
         "spark.ui.enabled": "true",
     }
-    assert app.config.spark_master == "spark://one:7077"
+    assert app._config.spark_master == "spark://one:7077"
 
 
 @pytest.mark.parametrize(
