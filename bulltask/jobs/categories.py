@@ -14,32 +14,7 @@ from enum import StrEnum
 from bulltask.jobs.clock import to_ms
 from bulltask.jobs.errors import ConfigError, PermanentError, TransientError
 
-__all__ = [
-    "PERMANENT",
-    "TRANSIENT",
-    "UNKNOWN",
-    "Categorizer",
-    "ErrorCategory",
-    "Rule",
-    "attribute",
-    "by_database",
-    "by_operation",
-    "by_response",
-    "by_sqlstate",
-    "by_status_error",
-    "by_text",
-    "by_url_error",
-    "categorize_error",
-    "category_table",
-    "chain_of",
-    "explicit_category",
-    "first_argument",
-    "known_category",
-    "retry_after_ms",
-    "status_of",
-    "text_of",
-    "tree_of",
-]
+__all__ = ["Categorizer", "ErrorCategory", "Rule", "categorize_error", "explicit_category", "retry_after_ms"]
 
 
 # The categories, and the type of a rule.

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 __all__ = [
     "HIDDEN_VALUES",
     "RECOVERABLE",
-    "SPARK",
     "AppNotFoundError",
     "BrokerAuthError",
     "BrokerConfigError",
@@ -77,12 +76,8 @@ __all__ = [
     "TransientError",
     "WaitForChildren",
     "WorkerShutdown",
-    "check_installed",
     "did_you_mean",
     "incompatible",
-    "look_up",
-    "nearest",
-    "warn_user",
 ]
 
 

@@ -17,7 +17,7 @@ from bulltask.jobs.cron import ALIASES, Cron
 from bulltask.jobs.errors import ConfigError, DecodeError, warn_user
 from bulltask.jobs.fields import field_number, number
 
-__all__ = ["Repeat", "Rule", "Scheduler", "crontab", "iteration_id", "iteration_options", "key_digest", "schedule"]
+__all__ = ["crontab", "schedule"]
 
 
 # ``schedule``: Celery's interval between the jobs of a beat entry.

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from bulltask.config.process import exit_if_forked
 from bulltask.jobs.errors import ConfigError
 
-__all__ = ["Bus", "Event", "Listener", "Listeners", "OnError"]
+__all__ = ["Bus", "Event", "Listener", "OnError"]
 
 
 # The bus that passes events to listeners.

@@ -23,20 +23,7 @@ from bulltask.jobs.payloads import PayloadCodec
 from bulltask.observe.signals import PUBLISH_SIGNALS, Signal, after_task_publish, before_task_publish, report_failure
 from bulltask.registry.request import Request
 
-__all__ = [
-    "MAY_END_ATTEMPT",
-    "DjangoConnections",
-    "Lifespan",
-    "LifespanFunction",
-    "Middleware",
-    "MiddlewareList",
-    "OutgoingJob",
-    "SendHooks",
-    "acall_hook",
-    "asend_signal",
-    "call_hook",
-    "send_signal",
-]
+__all__ = ["Middleware", "OutgoingJob"]
 
 
 # ``Middleware``: code that runs before and after every send and every run of an app's jobs.

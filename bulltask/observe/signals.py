@@ -16,16 +16,10 @@ from bulltask.jobs.errors import ConfigError
 from bulltask.registry.request import ExceptionInfo
 
 __all__ = [
-    "NOT_AVAILABLE",
-    "PUBLISH_SIGNALS",
-    "TASK_SIGNALS",
     "ExceptionInfo",
-    "Receiver",
-    "ReceiverFlag",
     "Signal",
     "after_task_publish",
     "before_task_publish",
-    "report_failure",
     "setup_logging",
     "task_failure",
     "task_postrun",

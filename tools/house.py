@@ -1,0 +1,187 @@
+"""Measure the house: files, lines, rooms, layers, circles, what an app loads, the words of the docs.
+
+``python tools/house.py [CHECKOUT]`` prints one figure per line; run it in two checkouts to compare them. ``--runtime``
+adds the memory of an idle worker and the time from its start to its first job, which need a Redis server.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Final
+
+GENERATED: Final = ("config/setting_types.py", "queue/sync/")
+FORWARDING_LINES: Final = 15
+APP: Final = """
+from bulltask import App
+app = App("house", "{url}")
+
+@app.task
+def add(x: int, y: int) -> int:
+    return x + y
+"""
+
+
+def product(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the product's modules, by their paths in the package, without generated ones."""
+    for file in sorted((root / "bulltask").rglob("*.py")):
+        name = file.relative_to(root / "bulltask").as_posix()
+        if not name.startswith(GENERATED):
+            yield name, file
+
+
+def room_of(name: str) -> str:
+    """Return the room of a module: the first part of its path."""
+    return name.partition("/")[0].removesuffix(".py")
+
+
+def rooms(root: Path) -> dict[str, set[str]]:
+    """Return the rooms that each room imports, with the imports for type checkers and those inside functions."""
+    found: dict[str, set[str]] = {}
+    for name, file in product(root):
+        is_forwarding = "/" not in name and len(file.read_text().splitlines()) <= FORWARDING_LINES
+        if not name.startswith("__") and not is_forwarding:
+            found.setdefault(room_of(name), set()).update(_imported(file))
+    return {room: {other for other in others if other in found and other != room} for room, others in found.items()}
+
+
+def _imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            paths = [f"{node.module}.{name.name}" for name in node.names]
+        elif isinstance(node, ast.Import):
+            paths = [name.name for name in node.names]
+        else:
+            continue
+        yield from (path.split(".")[1] for path in paths if path.startswith("bulltask."))
+
+
+def layers(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the rooms by layer, the lowest first.
+
+    Raises:
+        CycleError: Rooms import each other.
+    """
+    sorter = TopologicalSorter(graph)
+    sorter.prepare()
+    found = []
+    while sorter.is_active():
+        layer = sorter.get_ready()
+        found.append(sorted(layer))
+        sorter.done(*layer)
+    return found
+
+
+def structure(root: Path) -> Iterator[tuple[str, object]]:
+    """Yield the figures that are read from the source."""
+    files = dict(product(root))
+    lines = {name: len(file.read_text().splitlines()) for name, file in files.items()}
+    yield "product files", len(files)
+    yield "product lines", sum(lines.values())
+    yield (
+        "generated lines",
+        sum(len(f.read_text().splitlines()) for f in (root / "bulltask").rglob("*.py")) - sum(lines.values()),
+    )
+    yield "files under 100 lines", sum(0 < count < 100 for count in lines.values())
+    graph = rooms(root)
+    yield "rooms", len(graph)
+    try:
+        found = layers(graph)
+        yield "circles between rooms", 0
+        yield "layers", len(found)
+    except CycleError as exc:
+        yield "circles between rooms", f"at least one: {exc.args[1]}"
+    yield "tuple assignments to attributes", sum(_tuple_assignments(file) for file in files.values())
+    pages = [*(root / "docs").rglob("*.md"), root / "README.md"]
+    yield "words of docs", sum(len(re.findall(r"\w[\w'-]*", page.read_text())) for page in pages)
+
+
+def _tuple_assignments(file: Path) -> int:
+    return sum(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Tuple)
+        and any(
+            isinstance(target, ast.Tuple) and any(isinstance(item, ast.Attribute) for item in target.elts)
+            for target in node.targets
+        )
+        for node in ast.walk(ast.parse(file.read_text()))
+    )
+
+
+def imports(root: Path) -> Iterator[tuple[str, object]]:
+    """Yield how many modules an app loads, and how long that takes."""
+    program = "import sys, time; t = time.perf_counter(); from bulltask import App; App('house'); "
+    program += "print(sum(m.partition('.')[0] == 'bulltask' for m in sys.modules), time.perf_counter() - t)"
+    best: list[str] = []
+    for _ in range(5):
+        result = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+        best = min(best or ["0", "inf"], result.stdout.split(), key=lambda fields: float(fields[1]))
+    yield "modules loaded by App", best[0]
+    yield "import and App(), seconds, best of 5", f"{float(best[1]):.3f}"
+
+
+def runtime(root: Path) -> Iterator[tuple[str, object]]:
+    """Yield what needs a server: modules after the first result, memory of an idle worker, time to the first job."""
+    sys.path.insert(0, str(root))
+    from bulltask.testing import RedisServer  # noqa: PLC0415 - it belongs to the checkout
+
+    with tempfile.TemporaryDirectory() as directory, RedisServer.start(Path(directory)) as server:
+        Path(directory, "house_app.py").write_text(APP.format(url=server.url))
+        environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{directory}"}
+        command = [sys.executable, "-m", "bulltask", "-A", "house_app", "worker", "-c", "2"]
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            with subprocess.Popen(command, cwd=directory, env=environment, stderr=subprocess.DEVNULL) as worker:
+                program = "import sys, house_app; house_app.add.delay(1, 2).get(timeout=30); "
+                program += "print(sum(m.partition('.')[0] == 'bulltask' for m in sys.modules))"
+                client = [sys.executable, "-c", program]
+                result = subprocess.run(
+                    client, cwd=directory, env=environment, capture_output=True, text=True, check=True
+                )
+                times.append(time.perf_counter() - started)
+                memory = sum(_pss_kib(pid) for pid in _tree(worker.pid)) / 1024
+                worker.terminate()
+        yield "modules loaded after the first result", result.stdout.strip()
+        yield "worker and client start to first result, seconds, best of 5", f"{min(times):.2f}"
+        yield "PSS of an idle worker with 2 children, MiB", f"{memory:.1f}"
+    libraries = "import redis.connection, structlog, click, hiredis; print(open('/proc/self/smaps_rollup').read())"
+    result = subprocess.run([sys.executable, "-c", libraries], capture_output=True, text=True, check=True)
+    yield "PSS of one process with the libraries alone, MiB", f"{_pss(result.stdout) / 1024:.1f}"
+
+
+def _tree(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(found for child in children for found in _tree(int(child)))]
+
+
+def _pss_kib(pid: int) -> int:
+    return _pss(Path(f"/proc/{pid}/smaps_rollup").read_text())
+
+
+def _pss(text: str) -> int:
+    match = re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)
+    assert match is not None
+    return int(match[1])
+
+
+def main() -> None:
+    """Print the figures."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--runtime"]
+    root = Path(arguments[0] if arguments else Path(__file__).parents[1]).resolve()
+    parts = [structure, imports, *([runtime] if "--runtime" in sys.argv else [])]
+    for part in parts:
+        for name, value in part(root):
+            sys.stdout.write(f"{value!s:>10}  {name}\n")
+
+
+if __name__ == "__main__":
+    main()
