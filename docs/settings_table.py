@@ -95,7 +95,7 @@ def _accepts(row: Setting, value: object) -> bool:
 def _flag(row: Setting) -> str:
     names = [flag for flag, setting in worker.SETTINGS.items() if setting == row.name]
     names += {"broker_url": ["broker"], "include": ["include"]}.get(row.name, [])
-    options = (option for option in worker.command.params if isinstance(option, click.Option))
+    options = (option for option in worker.worker.params if isinstance(option, click.Option))
     return " ".join(f"`{opt}`" for option in options if option.name in names for opt in option.opts)
 
 

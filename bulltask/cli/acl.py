@@ -16,7 +16,7 @@ from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.permissions import ROLES, role_grants
 
-__all__ = ["command"]
+__all__ = ["acl"]
 
 _FORMS: Final = {
     "setuser": "ACL SETUSER {user} on >PASSWORD {rules}",
@@ -48,7 +48,7 @@ _EPILOG: Final = "\b\nRoles:\n" + "\n".join(f"  {role:9}{text}" for role, text i
     "the access string of ElastiCache.",
 )
 @click.pass_context
-def command(
+def acl(
     ctx: click.Context,
     /,
     *,

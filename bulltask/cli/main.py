@@ -1,38 +1,87 @@
-"""The ``bulltask`` command."""
+"""The ``bulltask`` command: a group whose commands are imported on first use, so that ``--help`` stays quick.
+
+Each command or group of commands is a function in a module of this package; ``COMMANDS`` names them. Options that
+several commands have are in :mod:`bulltask.cli.options`; the app that ``-A`` names is loaded by
+:mod:`bulltask.cli.app_loader`.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bulltask.cli.lazy import LazyGroup
 from bulltask.cli.options import broker_option, config_option
 from bulltask.config.process import open_standard_streams
 from bulltask.config.urls import SecretUrl
+from bulltask.jobs.errors import BulltaskError
 
 if TYPE_CHECKING:  # imported late, so that --help is fast
     from bulltask.app import App
 
-__all__ = ["main", "run_for"]
+__all__ = ["COMMANDS", "LazyGroup", "main", "run_for"]
+
 
 COMMANDS: Final = {
-    "acl": "bulltask.cli.acl",
-    "gen-ts": "bulltask.cli.gen_ts",
-    "history": "bulltask.cli.history",
-    "job": "bulltask.cli.job",
-    "migrate-bull": "bulltask.cli.migrate_bull",
-    "outbox": "bulltask.cli.outbox",
-    "pipeline": "bulltask.cli.pipeline",
-    "revoke": "bulltask.cli.revoke",
-    "server": "bulltask.cli.server",
-    "tasks": "bulltask.cli.tasks",
-    "worker": "bulltask.cli.worker",
+    "acl": "bulltask.cli.acl:acl",
+    "gen-ts": "bulltask.cli.tasks:gen_ts",
+    "history": "bulltask.cli.history:history",
+    "job": "bulltask.cli.job:job",
+    "migrate-bull": "bulltask.cli.migrate_bull:migrate_bull",
+    "outbox": "bulltask.cli.outbox:outbox",
+    "pipeline": "bulltask.cli.pipeline:pipeline",
+    "revoke": "bulltask.cli.job:revoke",
+    "server": "bulltask.cli.server:server",
+    "tasks": "bulltask.cli.tasks:tasks",
+    "worker": "bulltask.cli.worker:worker",
 }
 
+_EXTRAS: Final = {"pyarrow": "history", "jinja2": "report", "numpy": "spark", "pyspark": "spark", "py4j": "spark"}
+"""Optional packages, each with the smallest extra that installs it."""
 
-@click.group(cls=LazyGroup, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+
+class LazyGroup(click.Group):
+    """A click group that imports a command's module only when the command is used, so that ``--help`` stays quick.
+
+    Args:
+        places: The place of each command, as ``module:attribute``.
+        attrs: Arguments of ``click.Group``.
+    """
+
+    def __init__(self, *, places: Mapping[str, str], **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self._places = places
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names of all commands."""
+        return sorted(self._places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        """Import a command; return ``None`` for an unknown name."""
+        if (place := self._places.get(cmd_name)) is None:
+            return None
+        module, _, attribute = place.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; print bulltask's errors as one line, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except BulltaskError as exc:
+            from bulltask.cli.terminal import safe  # noqa: PLC0415 - only for an error
+
+            raise click.ClickException(safe(str(exc))) from exc
+        except ModuleNotFoundError as exc:
+            if (extra := _EXTRAS.get((exc.name or "").partition(".")[0])) is None:
+                raise
+            raise click.ClickException(f"{exc.name} is not installed: pip install 'bulltask[{extra}]'") from exc
+
+
+@click.group(cls=LazyGroup, places=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("bulltask"), prog_name="bulltask")
 @click.option("-A", "--app", envvar="BULLTASK_APP", help="The app: pkg.mod:name, pkg.mod or pkg (or set BULLTASK_APP).")
 @broker_option

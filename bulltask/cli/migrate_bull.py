@@ -19,7 +19,7 @@ from bulltask.migrate.inspection import JOB_KEYS, MigrationOutcome, QueueLayout,
 from bulltask.migrate.plan import DEFAULT_NAME, NOTES, STATES
 from bulltask.queue.sync.queue import Queue
 
-__all__ = ["command"]
+__all__ = ["EXIT_REJECTED", "EXIT_SKIPPED", "migrate_bull"]
 
 EXIT_REJECTED: Final = 3
 EXIT_SKIPPED: Final = 4
@@ -44,7 +44,7 @@ _MAX_CHARS: Final = 2_000
 )
 @click.option("--force", is_flag=True, help="Migrate even if workers seem to be connected.")
 @click.pass_context
-def command(
+def migrate_bull(
     ctx: click.Context,
     /,
     *,

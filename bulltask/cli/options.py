@@ -97,7 +97,7 @@ def app_options(function: F) -> F:
 def redis_options(function: F) -> F:
     """Add ``-A``, ``-b`` and the options that determine the form of Redis keys.
 
-    :func:`bulltask.cli.app_loader.load_app_or_broker` and :func:`bulltask.cli.pipeline.options.source_of` read them.
+    :func:`bulltask.cli.app_loader.load_app_or_broker` and :func:`bulltask.cli.pipeline.source_of` read them.
     """
     tag = click.option(
         "--queue-hash-tag/--no-queue-hash-tag",

@@ -21,7 +21,7 @@ from bulltask.embedded.server import (
 from bulltask.embedded.shared import start_and_record
 from bulltask.jobs.errors import BrokerUnavailableError
 
-__all__ = ["command", "server"]
+__all__ = ["server"]
 
 
 @click.command("server", short_help="Run a Valkey or Redis server for development.")
@@ -60,9 +60,6 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     if not started.running:
         raise click.ClickException(safe(f"the server stopped unexpectedly: {log.tail()}"))
     started.stop()
-
-
-command = server
 
 
 def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:

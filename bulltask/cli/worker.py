@@ -7,15 +7,14 @@ from typing import Any, Final
 
 import click
 
-from bulltask.cli.app_loader import load_app
-from bulltask.cli.import_errors import reporting_import_errors
+from bulltask.cli.app_loader import load_app, reporting_import_errors
 from bulltask.cli.options import app_options
 from bulltask.config.config import LOG_LEVELS
 from bulltask.config.parsers import parse_names
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.names import check_queue_name
 
-__all__ = ["command"]
+__all__ = ["SETTINGS", "worker"]
 
 SETTINGS: Final = {
     "concurrency": "worker_concurrency",
@@ -181,7 +180,7 @@ SETTINGS: Final = {
     help="How many minutes of BullMQ's metrics are kept in Redis (default: no metrics).",
 )
 @click.pass_context
-def command(
+def worker(
     ctx: click.Context,
     /,
     app: str | None,

@@ -26,7 +26,7 @@ elsewhere = App("elsewhere", set_as_current=False)
 @pytest.fixture
 def new(monkeypatch: pytest.MonkeyPatch) -> Callable[..., App]:
     """A function that returns the app of a project with the given settings."""
-    monkeypatch.setattr(current, "_current", None)
+    monkeypatch.setattr(current, "_current_app", None)
 
     def create(**given: Any) -> App:
         with override_settings(**given):

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from bulltask.cli.history import search, serve
-from bulltask.cli.job import show
+from bulltask.cli.history import history
+from bulltask.cli.job import job
 from bulltask.lake.query import JobFilter
 from tests.support.lake import LakeBuilder
 
@@ -45,6 +45,6 @@ def test_the_documented_options_match_the_commands() -> None:
             names, of = row.split("|")[1:3]
             for command in of.split(","):
                 documented[command.strip()] |= set(re.findall(r"`(-[\w-]+)`", names))
-    for name, module in {"show": show, "search": search, "serve": serve}.items():
-        options = [option for option in module.command.params if isinstance(option, click.Option)]
+    for name, entry in {**job.commands, **history.commands}.items():
+        options = [option for option in entry.params if isinstance(option, click.Option)]
         assert documented[name] == {opt for option in options for opt in (*option.opts, *option.secondary_opts)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -14,8 +13,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from bulltask.cli import job, options, pipeline
+from bulltask.cli import options
+from bulltask.cli.job import job
 from bulltask.cli.main import main
+from bulltask.cli.pipeline import pipeline
 from bulltask.errors import ConfigError
 from bulltask.lake.history import History
 from bulltask.lake.layout import Layout
@@ -126,8 +127,11 @@ def test_every_option_has_a_metavar_and_every_duration_option_a_default() -> Non
     """The help of the command group describes the format of durations."""
     text = " ".join(CliRunner().invoke(main, ["pipeline", "-h"]).output.split())
     assert "DURATION is 90 (seconds), 10s, 15m, 12h or 7d." in text
-    for name, module in {**pipeline.COMMANDS, **job.COMMANDS}.items():
-        for param in importlib.import_module(module).command.params:
+    ctx = click.Context(main)
+    commands = {name: group.get_command(ctx, name) for group in (pipeline, job) for name in group.list_commands(ctx)}
+    for name, command in commands.items():
+        assert command is not None
+        for param in command.params:
             if not isinstance(param, click.Option):
                 continue
             assert param.help, (name, param.name)

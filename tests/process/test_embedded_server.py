@@ -44,7 +44,7 @@ server = EmbeddedServer(sys.argv[1])
 print(server.start(), server.pid, flush=True)
 sys.stdin.read()
 """
-SERVER = "from bulltask.cli.server import command; command()"
+SERVER = "from bulltask.cli.server import server; server()"
 KEYS = 1500
 
 

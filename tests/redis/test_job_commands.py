@@ -262,10 +262,6 @@ def test_the_lakes_directory_may_be_set_in_the_environment(
 
 
 def test_help_does_not_import_pyarrow() -> None:
-    program = (
-        "import sys, importlib; from bulltask.cli import history, job; "
-        "modules = [*history.COMMANDS.values(), *job.COMMANDS.values()]; "
-        "[importlib.import_module(module) for module in modules]; print('pyarrow' in sys.modules)"
-    )
+    program = "import sys; from bulltask.cli import history, job; print('pyarrow' in sys.modules)"
     completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
     assert completed.stdout.strip() == "False"

@@ -409,7 +409,7 @@ def test_the_page_about_unofficial_clients_states_the_current_defaults() -> None
 
 def test_every_worker_flag_is_documented() -> None:
     documented = set(inline_code(prose(CONFIGURATION)))
-    options = [*worker_command.command.params, *main.params]
+    options = [*worker_command.worker.params, *main.params]
     flags = {opt for option in options if isinstance(option, click.Option) for opt in option.opts}
     assert flags - documented - {"--help", "-h", "--version"} == set()
 
@@ -417,7 +417,7 @@ def test_every_worker_flag_is_documented() -> None:
 def test_the_documented_flags_of_migrate_bull_match_the_command() -> None:
     page = ROOT / "docs/how-to/migrating-from-bull.md"
     documented = {name for row in rows(page, "Options") for name in inline_code(row[0]) if name.startswith("--")}
-    options = [option for option in migrate_bull.command.params if isinstance(option, click.Option)]
+    options = [option for option in migrate_bull.migrate_bull.params if isinstance(option, click.Option)]
     assert documented == {opt for option in options for opt in option.opts} - {
         "-A",
         "--app",

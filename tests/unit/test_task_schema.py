@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulltask import App, ConfigError
-from bulltask.cli.gen_ts.client import client_source
-from bulltask.cli.gen_ts.types import TypeWriter, doc_comment
 from bulltask.cli.main import main
+from bulltask.cli.tasks import TypeWriter, client_source, doc_comment
 from tests.support.payloads import ENCRYPTION_KEY, PICKLES
 
 APP = """

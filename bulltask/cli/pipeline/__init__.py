@@ -1,39 +1,70 @@
 """``bulltask pipeline``: record the events of queues in a lake of tables, with Spark.
 
-The commands' modules import Spark and Arrow only when they need them, so ``--help`` works without them.
+The commands that connect to Redis are in :mod:`bulltask.cli.pipeline.queues`, those that need only the lake in
+:mod:`bulltask.cli.pipeline.tables`. They import Spark and Arrow only when they run, so ``--help`` works without them.
+Here are the options that several of them have: where the queues are, and the Spark session.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import click
 
-from bulltask.cli.lazy import LazyGroup
+from bulltask import embedded
+from bulltask.cli.app_loader import load_app
+from bulltask.cli.main import LazyGroup
+from bulltask.cli.options import redis_options
+from bulltask.config.config import Settings
+from bulltask.config.urls import SecretUrl
+from bulltask.jobs.errors import MissingExtraError
 
-__all__ = ["COMMANDS", "command"]
+__all__ = [
+    "COMMANDS",
+    "EXIT_LOST",
+    "EXIT_LOST_FAIL",
+    "QueueSource",
+    "open_session",
+    "pipeline",
+    "source_of",
+    "source_options",
+    "spark_options",
+]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_LOST: Final = 3
+"""Events were lost, and the loss was recorded."""
+
+EXIT_LOST_FAIL: Final = 4
+"""Events were lost, and ``--on-loss`` is ``fail``."""
 
 COMMANDS: Final = {
-    "backfill": "bulltask.cli.pipeline.backfill",
-    "build": "bulltask.cli.pipeline.build",
-    "compact": "bulltask.cli.pipeline.compact",
-    "doctor": "bulltask.cli.pipeline.doctor",
-    "enqueue": "bulltask.cli.pipeline.enqueue",
-    "expire": "bulltask.cli.pipeline.expire",
-    "gaps": "bulltask.cli.pipeline.gaps",
-    "gather": "bulltask.cli.pipeline.gather",
-    "replay": "bulltask.cli.pipeline.replay",
-    "report": "bulltask.cli.pipeline.report",
-    "run": "bulltask.cli.pipeline.run",
-    "snapshot": "bulltask.cli.pipeline.snapshot",
-    "status": "bulltask.cli.pipeline.status",
+    "backfill": "bulltask.cli.pipeline.queues:backfill_command",
+    "build": "bulltask.cli.pipeline.tables:build_command",
+    "compact": "bulltask.cli.pipeline.tables:compact_command",
+    "doctor": "bulltask.cli.pipeline.queues:doctor_command",
+    "enqueue": "bulltask.cli.pipeline.queues:enqueue_command",
+    "expire": "bulltask.cli.pipeline.tables:expire_command",
+    "gaps": "bulltask.cli.pipeline.tables:gaps_command",
+    "gather": "bulltask.cli.pipeline.queues:gather_command",
+    "replay": "bulltask.cli.pipeline.queues:replay_command",
+    "report": "bulltask.cli.pipeline.tables:report_command",
+    "run": "bulltask.cli.pipeline.queues:run_command",
+    "snapshot": "bulltask.cli.pipeline.queues:snapshot_command",
+    "status": "bulltask.cli.pipeline.queues:status_command",
 }
 
 
 @click.group(
-    "pipeline", short_help="Record the events of queues in a lake, with Spark.", cls=LazyGroup, modules=COMMANDS
+    "pipeline", short_help="Record the events of queues in a lake, with Spark.", cls=LazyGroup, places=COMMANDS
 )
-def command() -> None:
+def pipeline() -> None:
     """Record the events and jobs of queues in a lake: a directory of Parquet tables.
 
     The bronze tables contain the raw events, silver contains jobs and attempts, gold contains statistics by minute and
@@ -47,3 +78,84 @@ def command() -> None:
     Exit codes of all commands: 0 (success), 1 (an error, or a failed check), 2 (invalid usage), 3 (events were lost,
     and the loss is recorded), 4 (events were lost, and --on-loss is fail).
     """
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSource:
+    """The location of the queues: the command's options, or bulltask's settings.
+
+    Attributes:
+        queues: Comma-separated names in the app, or ``*``.
+        url: The Redis URL.
+        prefix: The prefix of all keys.
+        hash_tag: Whether queue ``emails`` is stored as BullMQ's ``{emails}``.
+    """
+
+    queues: str
+    url: SecretUrl
+    prefix: str
+    hash_tag: bool
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of ``format("bulltask")``."""
+        tag = str(self.hash_tag).lower()
+        return {"queue": self.queues, "url": self.url.get_secret_value(), "prefix": self.prefix, "queueHashTag": tag}
+
+
+def source_options(function: F) -> F:
+    """Add the options of :func:`bulltask.cli.options.redis_options` and ``--queues``."""
+    queues = click.option(
+        "--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all."
+    )
+    return redis_options(queues(function))
+
+
+def source_of(ctx: click.Context, options: Mapping[str, Any]) -> QueueSource:
+    """Return the location of the queues from the values of :func:`source_options` or ``redis_options``."""
+    before: dict[str, Any] = ctx.obj or {}
+    url = options["broker"] or before.get("broker")
+    app = load_app(ctx, options["app"], url)[1] if options["app"] or before.get("app") else None
+    conf = app.conf if app else Settings({})
+    if url is not None and app is None:
+        conf.override("broker_url", url)
+    config = conf.freeze()
+    return QueueSource(
+        options.get("queues", "*"),
+        embedded.resolve_url(config.broker_url, None if app is None else app._directory),
+        options["prefix"] or config.prefix,
+        config.queue_hash_tag if options["hash_tag"] is None else options["hash_tag"],
+    )
+
+
+def spark_options(function: F) -> F:
+    """Add the options of :func:`open_session`."""
+    function = click.option(
+        "--conf", multiple=True, metavar="NAME=VALUE", help="Spark configuration property; may be repeated."
+    )(function)
+    return click.option(
+        "--master",
+        help="Spark master URL, or sc://HOST:PORT for Spark Connect (default: spark-submit's, else local[*]).",
+    )(function)
+
+
+def open_session(master: str | None, conf: tuple[str, ...]) -> Any:
+    """Return this process' ``pyspark.sql.SparkSession``: the session of ``spark-submit``, or a new session.
+
+    Raises:
+        click.UsageError: A setting is not ``NAME=VALUE``.
+        MissingExtraError: Spark or Java is not installed.
+    """
+    for text in conf:
+        if "=" not in text:
+            raise click.UsageError(f"--conf {text!r} must be NAME=VALUE")
+    from bulltask.spark import session  # noqa: PLC0415 - slow
+
+    submitted = any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"))
+    remote = (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
+    if not submitted and not remote and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        raise MissingExtraError("Spark needs Java 17 or newer: install a JRE, or set JAVA_HOME to one")
+    # Spark's progress bar would mix with the lines that commands print.
+    settings = {} if remote else {"spark.ui.showConsoleProgress": "false"}
+    settings |= {name.strip(): value for name, _, value in (text.partition("=") for text in conf)}
+    return session("bulltask pipeline", master or (None if submitted else "local[*]"), conf=settings)

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from bulltask.cli.main import main
-from bulltask.cli.pipeline import run as run_command
+from bulltask.cli.pipeline import queues
 from bulltask.embedded.server import pick_port
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
@@ -178,7 +178,7 @@ def test_days_are_rebuilt_unless_their_events_have_expired(run: Run, tmp_path: P
     ],
 )  # fmt: skip
 def test_a_failed_query_is_reported_with_the_error_message_of_its_cause(text: str, line: str) -> None:
-    assert run_command._first_line(text) == line
+    assert queues._first_line(text) == line
 
 
 def test_invalid_settings_and_missing_java_are_reported_in_one_line(

@@ -52,8 +52,7 @@ def output(program: str) -> str:
     [
         "import bulltask",
         "import bulltask.cli.main",
-        "import bulltask.cli.pipeline, click, importlib; "
-        "[importlib.import_module(module) for module in bulltask.cli.pipeline.COMMANDS.values()]",
+        "import bulltask.cli.pipeline.queues, bulltask.cli.pipeline.tables",
         "import bulltask.spark",
         "from bulltask.spark import current_session",  # tasks do this: a worker forks, and NumPy starts threads
         "from bulltask.spark.source import offsets, options, planning, queues, ranges, status",

@@ -1,7 +1,11 @@
-"""``bulltask history search``: search the lake for finished or removed jobs, latest first."""
+"""``bulltask history``: search the jobs in the lake, and serve them over HTTP. Does not require Redis.
+
+The commands import Arrow only when they run, so ``--help`` works without it.
+"""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,17 +13,28 @@ import click
 
 from bulltask.cli.options import job_lake_option, time_or_age
 from bulltask.cli.terminal import as_table, duration_text, in_one_line, stamp
+from bulltask.config.process import stop_signals
 from bulltask.lake.formatting import json_text
 
 if TYPE_CHECKING:
     from bulltask.lake.records import JobRecord
 
-__all__ = ["command"]
+__all__ = ["history"]
+
 
 _REASON_WIDTH = 80
 
 
-@click.command("search", short_help="Search for finished or removed jobs.")
+@click.group("history", short_help="Search the data lake for finished or removed jobs.")
+def history() -> None:
+    """Search for finished or removed jobs, including jobs that are no longer in Redis.
+
+    The jobs are read from the data lake that 'bulltask pipeline run' writes. Requires the history extra
+    (pip install 'bulltask[history]'), but neither Redis nor Java. To show a single job, use 'bulltask job show'.
+    """
+
+
+@history.command("search", short_help="Search for finished or removed jobs.")
 @job_lake_option(required=True)
 @click.option("--queue", help="Only jobs in this queue.")
 @click.option("--name", help="Only jobs with this task name.")
@@ -42,7 +57,7 @@ _REASON_WIDTH = 80
 @click.option("--limit", type=int, default=20, show_default=True, help="Jobs per page, up to 1,000.")
 @click.option("--cursor", help="Show the page after this cursor, which the previous page printed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
+def search(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
     """Search for finished or removed jobs, latest first. A job must match all filters.
 
     The search includes unfinished jobs that timed out (open_job_timeout). Only the latest state of a job
@@ -69,3 +84,22 @@ def _row(job: JobRecord) -> tuple[str, ...]:
     reason = in_one_line(job.failed_reason or "", _REASON_WIDTH)
     texts = (in_one_line(text) for text in (job.queue, job.name or "-", job.id))
     return (stamp(job.seen_at), job.state, *texts, attempts, duration_text(job.run_time), reason)
+
+
+@history.command("serve", short_help="Serve the history as JSON over HTTP.")
+@job_lake_option(required=True)
+@click.option("--port", type=click.IntRange(0, 65_535), default=3001, show_default=True, help="TCP port on 127.0.0.1.")
+def serve(*, lake: Path, port: int) -> None:
+    """Serve the lake's history as JSON over HTTP until Ctrl-C.
+
+    It listens on 127.0.0.1 only, without authentication, so any user on this machine can read it. Paths: /search,
+    /job, /job-counts, /attempt-counts, /latency.
+    """
+    from bulltask.lake import History  # noqa: PLC0415 - slow
+    from bulltask.lake.serving import HistoryServer  # noqa: PLC0415 - slow
+
+    with stop_signals(hangup=True) as wait_for_stop, HistoryServer(History(lake), port) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        click.echo(f"history: {server.url} serves {lake}")
+        wait_for_stop()
+        server.shutdown()

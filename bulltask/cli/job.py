@@ -1,0 +1,485 @@
+"""``bulltask job show`` and ``bulltask revoke``: look at single jobs, or prevent them from running.
+
+Both find a job by its id, in one queue or in all (:func:`_find_job`). Arrow is imported only for the lake, because
+``--help`` and jobs that are in Redis do not need it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from bulltask.app import App
+from bulltask.cli.app_loader import load_app_or_broker
+from bulltask.cli.options import job_lake_option, redis_options
+from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, safe, stamp
+from bulltask.config.config import Config
+from bulltask.jobs.errors import BrokerAuthError, BrokerError, ConfigError, InvalidNameError, JobError
+from bulltask.jobs.fields import BULLTASK_KEY
+from bulltask.jobs.names import Revocation, bullmq_name, check_queue_name, name_in_app
+from bulltask.jobs.payloads import describe, is_envelope
+from bulltask.lake.formatting import json_text
+from bulltask.queue import Job
+from bulltask.transport.broker import scan_up_to
+from bulltask.transport.call import SyncClient, command
+from bulltask.transport.scripts.queue import scan_queues, worker_queues
+
+if TYPE_CHECKING:
+    from bulltask.lake.records import JobHistory
+
+__all__ = ["job", "revoke"]
+
+
+_EXIT_NOT_FOUND: Final = 1
+
+
+@click.group("job", short_help="Show a job from Redis and from the data lake.")
+def job() -> None:
+    """Show a job, even if it is no longer in Redis.
+
+    Removed jobs are read from the data lake that 'bulltask pipeline run' writes. This requires the history extra
+    (pip install 'bulltask[history]'). To search for jobs in the lake, use 'bulltask history search'.
+    """
+
+
+@job.command("show", short_help="Show a job by ID.")
+@click.argument("job_id", metavar="ID")
+@redis_options
+@job_lake_option(required=False)
+@click.option("--queue", help="The job's queue; required if several queues have a job with this id.")
+@click.option("--no-redis", is_flag=True, help="Read the lake only.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def show(
+    ctx: click.Context, /, *, job_id: str, lake: Path | None, queue: str | None, no_redis: bool, **options: Any
+) -> None:
+    """Show a job by ID: its state, data, result, attempts, events, logs and tracebacks.
+
+    Redis is searched first. Without --queue, all queues are searched: those of the app, the lake and connected workers
+    first, then the others. The lake adds jobs that Redis no longer has, and the history of each attempt.
+
+    Exit codes: 0 (the job was found), 1 (it was not found, or an error).
+    """
+    if no_redis and lake is None:
+        raise click.UsageError("--no-redis needs --lake")
+    redis_job = None if no_redis else _in_redis(load_app_or_broker(ctx, options), job_id, queue, lake)
+    history = None if lake is None else _in_lake(lake, job_id, queue, redis_job)
+    if redis_job is None and history is None:
+        echo(_not_found(job_id, queue, lake, searched_redis=not no_redis), err=True)
+        ctx.exit(_EXIT_NOT_FOUND)
+    if options["as_json"]:
+        click.echo(json_text(_to_json(job_id, redis_job, history)))
+        return
+    echo("\n".join(_page(job_id, redis_job, history)))
+
+
+def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _FoundJob | None:
+    try:
+        return _find_job(app, job_id, queue, () if queue or lake is None else _queues_of(lake))
+    except BrokerError as exc:
+        if lake is None:
+            raise
+        echo(f"Redis is not available; showing the lake only: {exc}", err=True)
+        return None
+    finally:
+        app.close()
+
+
+def _queues_of(lake: Path) -> list[str]:
+    from bulltask.lake import History  # noqa: PLC0415 - slow
+
+    return History(lake).queues()
+
+
+def _in_lake(lake: Path, job_id: str, queue: str | None, redis_job: _FoundJob | None) -> JobHistory | None:
+    from bulltask.lake import History  # noqa: PLC0415 - slow
+
+    history = History(lake)
+    if redis_job is None:
+        return history.job(job_id, queue)
+    try:
+        return history.job(job_id, redis_job.job.queue)
+    except ConfigError:  # Redis has the queue, but the lake has no data for it yet
+        return None
+
+
+def _to_json(job_id: str, redis_job: _FoundJob | None, history: JobHistory | None) -> dict[str, Any]:
+    from bulltask.lake.records import to_json  # noqa: PLC0415 - slow
+
+    queue = redis_job.job.queue if redis_job else history and history.queue
+    return {"id": job_id, "queue": queue, "redis": redis_job and redis_job.to_json(), "history": to_json(history)}
+
+
+def _not_found(job_id: str, queue: str | None, lake: Path | None, *, searched_redis: bool) -> str:
+    searched = [f"Redis ({'queue ' + queue if queue else 'all queues'})"] if searched_redis else []
+    if lake is not None:
+        return f"Job {job_id!r} not found in {' or '.join([*searched, f'the lake {lake}'])}."
+    return f"Job {job_id!r} not found in {searched[0]}. To search for jobs that Redis no longer has, pass --lake."
+
+
+# The output of ``bulltask job show``.
+
+
+_NAME_WIDTH: Final = 11
+_REASON_WIDTH: Final = 100
+
+
+def _page(job_id: str, redis_job: _FoundJob | None, history: JobHistory | None) -> Iterator[str]:
+    """Yield the lines about a job.
+
+    Args:
+        job_id: Its id.
+        redis_job: The job in Redis; ``None`` only if there is a history.
+        history: The job in the lake.
+    """
+    name, state, moment = _head(redis_job, history)
+    queue = redis_job.job.queue if redis_job else history.queue if history else ""
+    yield f"{in_one_line(name or '(name unknown)')} {in_one_line(job_id)}, queue {in_one_line(queue)}"
+    when = "" if moment is None else f", {ago(moment, datetime.now(UTC))}"
+    sources = [source for source, has in (("Redis", redis_job), ("the lake", history)) if has]
+    yield f"{state}{when} (from {' and '.join(sources)})"
+    yield ""
+    yield from _field_lines(_redis_fields(redis_job) if redis_job else [])
+    if history:
+        yield from _field_lines(_lake_fields(history, all_fields=redis_job is None))
+    for title, lines in _sections(redis_job, history):
+        if lines:
+            yield from ("", title, *(f"  {line}" for line in lines))
+
+
+def _head(redis_job: _FoundJob | None, history: JobHistory | None) -> tuple[str | None, str, datetime | None]:
+    """Return the job's name, its state, and the time when it entered that state."""
+    if redis_job:
+        return redis_job.job.name, redis_job.state, redis_job.finished_at or redis_job.started_at or redis_job.added_at
+    assert history is not None
+    if (job := history.job) is not None:
+        return job.name, job.state, job.seen_at
+    snapshot = history.snapshot
+    name = next((event.name for event in history.events if event.name), snapshot.name if snapshot else None)
+    if history.events:
+        return name, f"not finished; its last event is {history.events[-1].event!r}", history.events[-1].at
+    if snapshot:
+        return name, f"{snapshot.state} in a snapshot", snapshot.at
+    return name, "unknown", None
+
+
+def _redis_fields(redis_job: _FoundJob) -> list[tuple[str, object]]:
+    job = redis_job.job
+    return [
+        ("added", f"{stamp(redis_job.added_at)}{_sender(job.opts)}"),
+        ("started", redis_job.started_at and f"{stamp(redis_job.started_at)} by {job.processed_by or 'a worker'}"),
+        ("finished", redis_job.finished_at and stamp(redis_job.finished_at)),
+        ("delay", job.delay_ms and duration_text(job.delay_ms / 1000)),
+        ("priority", job.priority),
+        ("attempts", f"{job.attempts_made} of {max(1, job.attempts)} made, {job.attempts_started} started"),
+        ("stalls", job.stalled_count),
+        ("reason", job.failed_reason),
+        ("data", job.data_text if job.data is None else _json(job.data)),
+        ("options", _json(dict(job.opts))),
+        ("result", None if job.returnvalue is None else _json(job.returnvalue)),
+        ("progress", job.progress and _json(job.progress)),
+        ("parent", job.parent_key),
+        ("scheduler", job.scheduler_id),
+    ]
+
+
+def _sender(opts: Mapping[str, Any]) -> str:
+    """Return which app has sent the job, and from which host; ``""`` if none has."""
+    own = opts.get(BULLTASK_KEY)
+    sender = own.get("sender") if isinstance(own, dict) else None
+    return f" by {sender}" if isinstance(sender, str) else ""
+
+
+def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, object]]:
+    """Return the fields that the lake adds to Redis' fields; all fields if Redis does not have the job."""
+    job, snapshot = history.job, history.snapshot
+    rows: list[tuple[str, object]] = []
+    if all_fields and job is not None:
+        rows += [
+            ("added", stamp(job.created_at)),
+            ("started", stamp(job.started_at)),
+            ("finished", job.finished_at and stamp(job.finished_at)),
+            ("attempts", job.attempt_count),
+            ("stalls", job.stalls),
+            ("reason", job.failed_reason),
+            ("parent", job.parent_key),
+        ]
+    if all_fields and snapshot is not None:
+        result = None if snapshot.return_value is None else snapshot.return_value_text
+        rows += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", result)]
+    if job is not None:
+        wait, run, total = duration_text(job.wait_time), duration_text(job.run_time), duration_text(job.total)
+        rows.append(("total", f"waited {wait}, ran {run}, took {total}"))
+    return rows
+
+
+def _sections(redis_job: _FoundJob | None, history: JobHistory | None) -> Iterator[tuple[str, Sequence[str]]]:
+    if history:
+        yield "Attempts", _attempts(history)
+        yield "Earlier jobs with this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.incarnations[1:]]
+        yield "Events", [_event(event.at, event.event, event.prev, event.failed_reason) for event in history.events]
+    snapshot = history.snapshot if history else None
+    traces = redis_job.job.stacktrace if redis_job else snapshot.stacktrace if snapshot else ()
+    for number, trace in enumerate(traces, 1):
+        yield f"Traceback {number} of {len(traces)}", safe(trace).rstrip().splitlines()
+    if redis_job:
+        shown, total = len(redis_job.logs), redis_job.log_lines
+        more = "" if shown == total else f" (the last {shown} of {total})"
+        yield f"Logs{more}", [line for text in redis_job.logs for line in safe(text).splitlines()]
+
+
+def _attempts(history: JobHistory) -> list[str]:
+    if not history.attempts:
+        return []
+    rows = [
+        (
+            str(attempt.attempt),
+            stamp(attempt.started_at),
+            duration_text(attempt.wait_time),
+            duration_text(attempt.run_time),
+            attempt.outcome,
+            in_one_line(attempt.worker or "-"),
+            in_one_line(attempt.failed_reason or "", _REASON_WIDTH),
+        )
+        for attempt in history.attempts
+    ]
+    return as_table(("", "started (UTC)", "waited", "ran", "outcome", "worker", "reason"), rows).splitlines()
+
+
+def _event(at: datetime, event: str, prev: str | None, reason: str | None) -> str:
+    before = f" (was {in_one_line(prev)})" if prev else ""
+    return f"{stamp(at)}  {in_one_line(event)}{before}{': ' + in_one_line(reason, _REASON_WIDTH) if reason else ''}"
+
+
+def _field_lines(rows: list[tuple[str, object]]) -> Iterator[str]:
+    """Yield a line for each field that has a value; further lines of a value are aligned below the first."""
+    for name, value in rows:
+        if value in (None, 0, "", "-"):
+            continue
+        first, *rest = safe(str(value)).splitlines() or [""]
+        yield f"{name:<{_NAME_WIDTH}}{first}"
+        yield from (" " * _NAME_WIDTH + line for line in rest)
+
+
+def _json(value: Any) -> str:
+    return describe(value) if is_envelope(value) else json.dumps(value, ensure_ascii=False)
+
+
+# Find a job in Redis by its id, in one queue or in all.
+
+
+MAX_LOG_LINES: Final = 1_000
+"""How many of the newest lines of a job's log are read."""
+
+MAX_PAGES: Final = 1_000
+"""How many pages, of a thousand keys each, are scanned for queue names on each server; this takes about a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundJob:
+    """A job in Redis, with its state and log.
+
+    Attributes:
+        job: The job.
+        state: Its state.
+        logs: The last lines of its log, in order.
+        log_lines: Number of lines in the whole log.
+    """
+
+    job: Job
+    state: str
+    logs: tuple[str, ...]
+    log_lines: int
+
+    @property
+    def added_at(self) -> datetime | None:
+        """When it was added, by its sender's clock."""
+        return _moment(self.job.timestamp_ms or None)
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When a worker last acquired it."""
+        return _moment(self.job.processed_ms)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """When it ended."""
+        return _moment(self.job.finished_ms)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the job as JSON values: times in ISO 8601, durations in seconds."""
+        job = self.job
+        times = {"added_at": self.added_at, "started_at": self.started_at, "finished_at": self.finished_at}
+        return {
+            "state": self.state,
+            "name": job.name,
+            "data": job.data if job.data is not None else job.data_text,
+            "opts": dict(job.opts),
+            **{name: None if moment is None else moment.isoformat() for name, moment in times.items()},
+            "delay": job.delay_ms / 1000,
+            "priority": job.priority,
+            "attempts": job.attempts,
+            "attempts_made": job.attempts_made,
+            "attempts_started": job.attempts_started,
+            "stalled_count": job.stalled_count,
+            "worker": job.processed_by,
+            "progress": job.progress,
+            "returnvalue": job.returnvalue,
+            "failed_reason": job.failed_reason,
+            "stacktrace": list(job.stacktrace),
+            "logs": list(self.logs),
+            "log_lines": self.log_lines,
+            "parent_key": job.parent_key,
+            "deduplication_id": job.deduplication_id,
+            "scheduler_id": job.scheduler_id,
+        }
+
+
+def _find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = ()) -> _FoundJob | None:
+    """Read a job; ``None`` if Redis has no job with this id.
+
+    Args:
+        app: The app whose Redis is searched.
+        job_id: The job's id.
+        queue: The job's queue. Without it, the known queues are searched first: ``known``, the app's, and those that
+            workers process. If none of them has the job, the names of further queues are read with ``SCAN``, from up to
+            a million keys on each server.
+        known: Names of queues to search first.
+
+    Raises:
+        click.UsageError: Several queues have a job with this id.
+        BrokerError: Redis cannot be reached.
+    """
+    names = [queue] if queue else _queues_with_job(app, job_id, known)
+    jobs = [job for name in names if (job := app.queue(name).get_job(job_id))]
+    if len(jobs) > 1:
+        raise _ambiguous(job_id, sorted(job.queue for job in jobs))
+    if not jobs:
+        return None
+    logs = jobs[0].get_logs(0, MAX_LOG_LINES - 1, asc=False)
+    return _FoundJob(jobs[0], str(jobs[0].get_state()), tuple(reversed(logs.lines)), logs.count)
+
+
+def _ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
+    """Return the error for a job id that exists in several queues."""
+    names = ", ".join(map(in_one_line, queues))  # any client with access to Redis may have chosen them
+    return click.UsageError(f"several queues have a job {job_id!r}: {names}; choose one with --queue")
+
+
+def _queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
+    """Return the queues that have a job with this id, searching known queues first; see :func:`_find_job`."""
+    config = app._config
+    named = [config.default_queue, *known, *(task.options.queue or "" for task in app.tasks.values())]
+    with app._broker.pool.client() as client:
+        likely = sorted({*named, *_app_names(_worker_queues(client, config), config)} - {""})
+        if queues := _with_job(client, app, job_id, likely):
+            return queues
+        others = set(_app_names(_scan_queues(client, config), config)) - set(likely)
+        return _with_job(client, app, job_id, sorted(others))
+
+
+def _with_job(client: SyncClient, app: App, job_id: str, queues: list[str]) -> list[str]:
+    calls = [command("EXISTS", app._broker.keys(queue).job(job_id), parse_reply=bool) for queue in queues]
+    return [queue for queue, exists in zip(queues, client.run_many(calls), strict=True) if exists] if calls else []
+
+
+def _worker_queues(client: SyncClient, config: Config) -> set[str]:
+    try:
+        return client.run(worker_queues(config.prefix))
+    except BrokerAuthError:  # CLIENT LIST is forbidden
+        return set()
+
+
+def _scan_queues(client: SyncClient, config: Config) -> set[str]:
+    """Return all queues under the prefix. Redis has no list of them, so its keys are scanned, up to a limit."""
+    queues, is_complete = scan_up_to(client, lambda cursor: scan_queues(config.prefix, cursor), MAX_PAGES)
+    if not is_complete:
+        click.echo(
+            f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned for queue names, so there may be "
+            "more queues: choose one with --queue",
+            err=True,
+        )
+    return queues
+
+
+def _app_names(bullmq_names: Iterable[str], config: Config) -> list[str]:
+    """Return the queues' names in the app; queues whose names are invalid in bulltask are left out."""
+    named = []
+    for name in bullmq_names:
+        bare = name_in_app(name, hash_tag=config.queue_hash_tag)
+        with suppress(InvalidNameError):  # another client's, with control characters
+            if bullmq_name(check_queue_name(bare), hash_tag=config.queue_hash_tag) == name:
+                named.append(bare)
+    return named
+
+
+def _moment(ms: int | None) -> datetime | None:
+    try:
+        return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):  # a hash may contain any value
+        return None
+
+
+# ``bulltask revoke``: prevent jobs from running, or cancel running jobs.
+
+
+_EXIT_REJECTED: Final = 1
+_EXIT_RUNNING: Final = 3
+_EXIT_UNKNOWN: Final = 4
+
+_MESSAGES: Final = {
+    Revocation.REVOKED: "revoked: the job has failed and will not run",
+    Revocation.RUNNING: "running: the job continues; use --terminate to cancel it",
+    Revocation.TERMINATING: "terminating: the job's worker will cancel it",
+    Revocation.FINISHED: "finished: the job had already finished",
+    Revocation.UNKNOWN: "unknown: the job does not exist",
+}
+_EXITS: Final = {Revocation.RUNNING: _EXIT_RUNNING, Revocation.UNKNOWN: _EXIT_UNKNOWN}
+
+
+@click.command("revoke", short_help="Prevent jobs from running, or cancel running jobs.")
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@redis_options
+@click.option("-q", "--queue", help="The jobs' queue; required if several queues have a job with this id.")
+@click.option("--terminate", is_flag=True, help="Also cancel jobs that are running.")
+@click.pass_context
+def revoke(
+    ctx: click.Context, /, *, job_ids: tuple[str, ...], queue: str | None, terminate: bool, **options: Any
+) -> None:
+    """Revoke jobs by ID, so that they do not run and are not retried.
+
+    A job that has not started fails immediately, with the reason 'revoked'. A running job continues, unless
+    --terminate is given.
+
+    Without --queue, all queues are searched: those of the app and of connected workers first, then the others.
+
+    Exit codes: 0 (each job has finished, or its worker will cancel it), 1 (an error, or a job cannot be revoked), 3 (a
+    job is still running), 4 (a job does not exist). If several apply, the smallest one other than 0 is used.
+    """
+    app = load_app_or_broker(ctx, options)
+    try:
+        codes = {_revoke(app, job_id, queue, terminate=terminate) for job_id in job_ids}
+    finally:
+        app.close()
+    ctx.exit(min(codes - {0}, default=0))
+
+
+def _revoke(app: App, job_id: str, queue: str | None, *, terminate: bool) -> int:
+    """Revoke one job, print the outcome, and return the exit code."""
+    try:
+        names = [queue] if queue else _queues_with_job(app, job_id)
+        if len(names) > 1:
+            raise _ambiguous(job_id, names)
+        outcome = app.queue(names[0]).revoke(job_id, terminate=terminate) if names else Revocation.UNKNOWN
+    except JobError as exc:
+        echo(f"{in_one_line(job_id)}  rejected: {exc}", err=True)
+        return _EXIT_REJECTED
+    echo(f"{in_one_line(job_id)}  {_MESSAGES[outcome]}")
+    return _EXITS.get(outcome, 0)

@@ -1,0 +1,774 @@
+"""The commands of ``bulltask pipeline`` that connect to Redis.
+
+``run`` records the events of queues in the lake; ``status`` and ``doctor`` watch over it; ``snapshot`` and ``backfill``
+copy jobs to the lake; ``replay``, ``enqueue`` and ``gather`` add jobs to queues and read their results.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from os import environ
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from bulltask.cli.options import lake_option, moment, redis_options, seconds
+from bulltask.cli.pipeline import (
+    EXIT_LOST,
+    EXIT_LOST_FAIL,
+    QueueSource,
+    open_session,
+    source_of,
+    source_options,
+    spark_options,
+)
+from bulltask.cli.terminal import as_table, echo, in_one_line
+from bulltask.jobs.errors import BulltaskError, LakeError
+from bulltask.lake.formatting import pluralize
+from bulltask.lake.layout import Layout
+from bulltask.lake.stream_retention import RetentionNeed, StreamRetention, retention_examples
+
+if TYPE_CHECKING:
+    from bulltask.lake.ledger import BatchRecord, Ledger
+    from bulltask.lake.status import PipelineStatus, QueueStatus, SkippedQueue
+    from bulltask.spark.tables.replay import ReplayResult
+
+__all__ = [
+    "backfill_command",
+    "doctor_command",
+    "enqueue_command",
+    "gather_command",
+    "replay_command",
+    "run_command",
+    "snapshot_command",
+    "status_command",
+]
+
+
+_POLL_S: Final = 0.25
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+
+
+@click.command("run", short_help="Record the events of queues in the bronze and silver tables.")
+@lake_option
+@source_options
+@click.option("--once", is_flag=True, help="Record the currently available events, and exit.")
+@click.option(
+    "--on-loss",
+    type=click.Choice(["gap", "fail"]),
+    default="gap",
+    show_default=True,
+    help="If events were trimmed before they were read: record a gap and continue, or fail.",
+)
+@click.option(
+    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval between batches."
+)
+@click.option(
+    "--starting",
+    type=click.Choice(["earliest", "latest"]),
+    default="earliest",
+    show_default=True,
+    help="Where to begin if the lake is empty: at the oldest event in Redis, or at the next new event.",
+)
+@click.option(
+    "--open-job-timeout",
+    type=seconds,
+    metavar="DURATION",
+    default="7d",
+    show_default=True,
+    help="Time without events after which an unfinished job is written with its last state.",
+)
+@click.option(
+    "--max-events-per-trigger",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="Maximum number of events in a batch, across all queues.",
+)
+@click.option(
+    "--metrics-port", type=click.IntRange(1, 65535), help="Port for Prometheus metrics (default: no metrics)."
+)
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to bind the metrics port to.")
+@spark_options
+@click.pass_context
+def run_command(
+    ctx: click.Context,
+    /,
+    *,
+    lake: Path,
+    once: bool,
+    on_loss: str,
+    master: str | None,
+    conf: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Record the events of queues in the bronze and silver tables of the lake, each event exactly once.
+
+    TERM and INT stop the pipeline after the current batch; a second signal stops it immediately. The next run always
+    continues from the last committed batch.
+
+    Exit codes: 0 (no events were lost), 1 (an error), 3 (events were lost, and the gaps are recorded in bronze.gaps), 4
+    (events were lost, and --on-loss is fail).
+    """
+    from bulltask.lake.ledger import Ledger  # noqa: PLC0415 - slow
+
+    source = source_of(ctx, options)
+    spark = open_session(master, conf)
+    # After the session has been opened, as Spark installs its own handler for INT.
+    with _stop_signals() as stop:
+        ledger = Ledger(Layout(lake))
+        before = _lost(ledger.head())
+        pipeline = _pipeline(spark, lake, source, on_loss, options)
+        progress = _Progress(ledger)
+        query = pipeline.run(available_now=once)
+        click.echo(f"recording events of {'all queues' if source.queues == '*' else source.queues} in {lake}", err=True)
+        while query.isActive and not stop.acquire(timeout=_POLL_S):
+            progress.print_new()
+        _end(query, stop)
+        progress.print_new()
+    ctx.exit(_exit_code(query, _lost(ledger.head()) - before))
+
+
+def _pipeline(spark: Any, lake: Path, source: QueueSource, on_loss: Any, options: Mapping[str, Any]) -> Any:
+    from bulltask.spark import Pipeline  # noqa: PLC0415 - slow
+
+    port = options["metrics_port"]
+    metrics: Any = {} if port is None else {"metrics_port": port, "metrics_host": options["metrics_host"]}
+    return Pipeline(
+        spark,
+        lake,
+        queues=source.queues,
+        url=source.url,
+        prefix=source.prefix,
+        queue_hash_tag=source.hash_tag,
+        trigger=f"{round(options['trigger'] * 1000)} milliseconds",
+        on_loss=on_loss,
+        open_job_timeout=options["open_job_timeout"],
+        max_events_per_trigger=options["max_events_per_trigger"],
+        starting=options["starting"],
+        **metrics,
+    )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Semaphore]:
+    """Yield a semaphore that every TERM or INT releases."""
+    stop = threading.Semaphore(0)
+
+    def release(*_: object) -> None:
+        stop.release()
+
+    before = {number: signal.signal(number, release) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Progress:
+    """Prints a line for each new batch of the ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._shown = ledger.head()
+
+    def print_new(self) -> None:
+        head = self._ledger.head()
+        if head is not None and (self._shown is None or head.ingest_id != self._shown.ingest_id):
+            self._shown = head
+            click.echo(_batch_line(head), err=True)
+
+
+def _batch_line(head: BatchRecord) -> str:
+    lost = sum(queue.lost for queue in head.queues.values())
+    events = sum(queue.events for queue in head.queues.values())
+    took = sum(head.steps_ms.values()) / 1000
+    return f"batch {head.number:,}: {pluralize(events, 'event')} in {took:.1f} s" + (f", {lost:,} LOST" if lost else "")
+
+
+def _end(query: Any, stop: threading.Semaphore) -> None:
+    """Stop an active query after its batch, or immediately on a second signal. No events are lost."""
+    if not query.isActive:
+        return
+    from bulltask.spark.pipeline import stop_after_batch  # noqa: PLC0415 - slow
+
+    click.echo("stopping after this batch", err=True)
+    stop_after_batch(query, lambda wait_s: stop.acquire(timeout=wait_s))
+
+
+def _exit_code(query: Any, lost: int) -> int:
+    """Print the query's error, if it has failed, and return the exit code."""
+    failure = query.exception()
+    if failure is not None:
+        text = str(failure)
+        echo(f"Error: {_first_line(text)}", err=True)
+        return EXIT_LOST_FAIL if "[BULLTASK_EVENTS_LOST]" in text else 1
+    if lost:
+        click.echo(f"{pluralize(lost, 'event')} lost: 'bulltask pipeline gaps' lists them", err=True)
+    return EXIT_LOST if lost else 0
+
+
+def _first_line(text: str) -> str:
+    """Return the most informative line: bulltask's error with its code, or else the exception of a traceback."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line[line.index("[BULLTASK_") :] for line in lines if "[BULLTASK_" in line]
+    return (errors or _exceptions(text)[-1:] or lines or ["the pipeline has failed"])[0]
+
+
+def _exceptions(text: str) -> list[str]:
+    """Return the exceptions of all tracebacks: the first line of each that is not indented."""
+    exceptions, in_traceback = [], False
+    for line in text.split("\n"):
+        if line.endswith(_TRACEBACK):
+            in_traceback = True
+        elif in_traceback and line and line[0] not in " \t":
+            exceptions.append(line.removeprefix("bulltask.errors."))
+            in_traceback = False
+    return exceptions
+
+
+def _lost(head: BatchRecord | None) -> int:
+    return 0 if head is None else sum(head.lost.values())
+
+
+_SKIP_REASON_WIDTH: Final = 1_000
+
+
+@click.command("status", short_help="Show how far the lake lags behind the queues.")
+@lake_option
+@source_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def status_command(ctx: click.Context, /, *, lake: Path, as_json: bool, **connection: Any) -> None:
+    """Show how far the lake lags behind the queues, and the time until Redis trims unread events (headroom).
+
+    Does not require Java.
+    """
+    from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
+
+    status = pipeline_status(Layout(lake), source_of(ctx, connection).options)
+    if as_json:
+        click.echo(json.dumps(asdict(status), indent=2, default=datetime.isoformat))
+    else:
+        echo("\n".join(_status_lines(status)))
+
+
+def _status_lines(status: PipelineStatus) -> Iterator[str]:
+    try:
+        Layout(status.root).check()
+        yield f"lake          {status.root}"
+    except LakeError:
+        yield f"lake          {status.root}, does not exist yet: 'bulltask pipeline run' creates it"
+    writer = "no process on this machine" if status.writer_pid is None else f"process {status.writer_pid}"
+    yield f"written by    {writer}"
+    if status.written_at is None:
+        yield "batches       none yet"
+    else:
+        yield f"batches       {status.batches:,}, the last at {status.written_at:%Y-%m-%d %H:%M:%S} UTC"
+        yield f"last batch    {pluralize(status.events, 'event')} in {status.batch_s:.1f} s"
+        yield f"open jobs     {pluralize(status.open_job_events, 'event')} kept for the next batch"
+    yield f"lost events   {status.lost:,}"
+    if status.redis_error:
+        yield f"Redis         {status.redis_error}"
+    if status.queues:
+        yield ""
+        yield as_table(
+            ("queue", "last event", "lag", "lag (s)", "stream", "headroom", "lost"),
+            list(map(_status_row, status.queues)),
+        )
+    yield from _skipped_queue_lines(status.skipped)
+
+
+def _skipped_queue_lines(skipped: Sequence[SkippedQueue]) -> Iterator[str]:
+    """Yield the lines that list skipped queues."""
+    if skipped:
+        yield f"\n{pluralize(len(skipped), 'queue')} skipped and not recorded:"
+        yield from (
+            f"  {in_one_line(queue.queue)}: {in_one_line(queue.reason, _SKIP_REASON_WIDTH)}" for queue in skipped
+        )
+
+
+def _status_row(queue: QueueStatus) -> tuple[str, ...]:
+    return (
+        queue.queue,
+        queue.last_id or "-",
+        "-" if queue.lag_events is None else f"{queue.lag_events:,}",
+        "-" if queue.lag_s is None else f"{queue.lag_s:,.1f}",
+        "-" if queue.stream_limit is None else f"{queue.stream_length:,} of {queue.stream_limit:,}",
+        "-" if queue.headroom_s is None else f"{queue.headroom_s:,.0f} s",
+        f"{queue.lost:,}",
+    )
+
+
+_MIN_VERSIONS: Final = {
+    "java": (17,),
+    "pyspark": (4, 2, 1),
+    "pyarrow": (18,),
+    "numpy": (1, 26),
+    "hiredis": (3,),
+    "redis": (7,),
+}
+_PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "hiredis")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A required program or package.
+
+    Attributes:
+        name: The name.
+        version: The version; ``None`` if it is missing.
+        advice: How to fix the problem; ``""`` if the version is fine.
+    """
+
+    name: str
+    version: str | None
+    advice: str
+
+
+@click.command("doctor", short_help="Check the installation and the retention of event streams.")
+@source_options
+@click.option(
+    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval between batches."
+)
+@click.option(
+    "--batch-duration",
+    type=seconds,
+    metavar="DURATION",
+    default="5s",
+    show_default=True,
+    help="Duration of a batch.",
+)
+@click.option(
+    "--outage",
+    type=seconds,
+    metavar="DURATION",
+    default="0s",
+    show_default=True,
+    help="Longest pipeline downtime that must not cause a loss of events.",
+)
+@click.option(
+    "--sizes", "show_sizes", is_flag=True, help="Print the recommended stream lengths for typical loads, and exit."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor_command(
+    ctx: click.Context,
+    /,
+    *,
+    trigger: float,
+    batch_duration: float,
+    outage: float,
+    show_sizes: bool,
+    as_json: bool,
+    **connection: Any,
+) -> None:
+    """Check that the required software is installed and that the queues' event streams are long enough.
+
+    BullMQ keeps only the newest events of a queue (streams.events.maxLen). Events that are trimmed before the pipeline
+    has read them are lost. Therefore, a stream should keep the events of two batches (twice the sum of trigger interval
+    and batch duration) or of the longest downtime (--outage), whichever is longer.
+
+    Exit codes: 0 (all checks passed), 1 (a requirement is missing, a stream is too short, or a queue cannot be
+    recorded).
+    """
+    if show_sizes:
+        click.echo(_sizes())
+        return
+    need = RetentionNeed(trigger, batch_duration, outage)
+    source = source_of(ctx, connection)
+    requirements = [_java(), *map(_package, _PACKAGES)]
+    redis, streams, skipped = _check_redis(source)
+    requirements.append(redis)
+    enough = all(stream.is_enough(need) is not False for stream in streams)
+    ok = enough and not skipped and all(not requirement.advice for requirement in requirements)
+    if as_json:
+        checks = _doctor_json(requirements, streams, need, ok=ok)
+        click.echo(json.dumps({**checks, "skipped": [asdict(item) for item in skipped]}, indent=2))
+    else:
+        echo("\n".join([*_doctor_lines(requirements, streams, need), *_skipped_queue_lines(skipped)]))
+    ctx.exit(0 if ok else 1)
+
+
+def _java() -> Requirement:
+    home = environ.get("JAVA_HOME")
+    program = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    advice = "install a JRE, 17 or newer, or set JAVA_HOME to one"
+    if program is None:
+        return Requirement("java", None, advice)
+    try:
+        output = subprocess.run([program, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr  # noqa: S603 - the user's Java
+    except (OSError, subprocess.SubprocessError):
+        return Requirement("java", None, advice)
+    return _check_version("java", output.split('"')[1] if '"' in output else output.strip(), advice)
+
+
+def _package(name: str) -> Requirement:
+    advice = "pip install 'bulltask[spark]'"
+    try:
+        return _check_version(name, version(name), advice)
+    except PackageNotFoundError:
+        return Requirement(name, None, advice)
+
+
+def _check_version(name: str, installed: str, advice: str) -> Requirement:
+    numbers = tuple(int(number) for number in installed.split("+", maxsplit=1)[0].split(".") if number.isdecimal())
+    return Requirement(name, installed, "" if numbers >= _MIN_VERSIONS[name] else advice)
+
+
+def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention], Sequence[SkippedQueue]]:
+    """Return the server, the event streams of its queues, and the queues that cannot be recorded."""
+    from bulltask.spark.source.connection import Connection  # noqa: PLC0415 - slow
+    from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
+    from bulltask.spark.source.status import observe_streams, redis_version  # noqa: PLC0415 - slow
+
+    options = read_options(EventsOptions, {"table": "events", **source.options, "skipUnsupportedQueues": "true"})
+    try:
+        with Connection(options.config) as connection:
+            server_version = redis_version(connection) or "unknown"
+            observed = observe_streams(connection, options)
+    except BulltaskError as exc:
+        return Requirement("redis", None, f"{options.config.broker_url}: {exc}"), [], []
+    advice = "before Redis 7.0, losses are detected but cannot be counted: use Redis 7 or Valkey"
+    counted = all(state is None or state.added is not None for _, _, state in observed.streams)
+    if server_version == "unknown":
+        redis = Requirement("redis", server_version, "" if counted else advice)
+    else:
+        redis = _check_version("redis", server_version, advice)
+    return redis, [stream for _, stream, _ in observed.streams], observed.skipped
+
+
+def _doctor_json(
+    requirements: Sequence[Requirement], streams: Sequence[StreamRetention], need: RetentionNeed, *, ok: bool
+) -> dict[str, Any]:
+    return {
+        "ok": ok,
+        "required_s": need.seconds,
+        "requirements": [
+            {"name": item.name, "version": item.version, "advice": item.advice or None} for item in requirements
+        ],
+        "queues": [
+            {
+                "queue": stream.queue,
+                "length": stream.length,
+                "max_length": stream.limit,
+                "events_per_s": stream.rate,
+                "retention_s": stream.retention_s,
+                "enough": stream.is_enough(need),
+                "recommended_max_length": stream.recommended_limit(need),
+            }
+            for stream in streams
+        ],
+    }
+
+
+def _doctor_lines(
+    requirements: Sequence[Requirement], streams: Sequence[StreamRetention], need: RetentionNeed
+) -> Iterator[str]:
+    yield as_table(
+        ("", "found", "needed", ""),
+        [
+            (item.name, item.version or "missing", ">= " + ".".join(map(str, _MIN_VERSIONS[item.name])), item.advice)
+            for item in requirements
+        ],
+    )
+    formula = "max(2 x (trigger + batch duration), outage)"
+    yield f"\nAn event stream should keep events for {need.seconds:,.0f} s: {formula}."
+    if not streams:
+        if requirements[-1].version is not None:  # Redis is available
+            yield "No queues found."
+        return
+    yield as_table(
+        ("queue", "events now", "maxLen", "events/s", "retention", "verdict"),
+        [
+            (
+                stream.queue,
+                f"{stream.length:,}",
+                f"{stream.limit:,}",
+                "-" if stream.rate is None else f"{stream.rate:,.1f}",
+                "-" if stream.retention_s is None else f"{stream.retention_s:,.0f} s",
+                _verdict(stream, need),
+            )
+            for stream in streams
+        ],
+    )
+
+
+def _verdict(stream: StreamRetention, need: RetentionNeed) -> str:
+    enough = stream.is_enough(need)
+    if enough is None:
+        return "no events yet"
+    return "long enough" if enough else f"too short: set streams.events.maxLen to {stream.recommended_limit(need):,}"
+
+
+def _sizes() -> str:
+    return as_table(
+        ("jobs/s", "events/s", "10,000 events cover", "maxLen for 30 s", "maxLen for 15 min", "memory"),
+        [
+            (
+                f"{item.jobs_per_s:,}",
+                f"{item.events_per_s:,.0f}",
+                f"{item.default_retention_s:,.1f} s",
+                f"{item.half_minute:,}",
+                f"{item.quarter_hour:,}",
+                f"{item.quarter_hour_mb:,.0f} MB",
+            )
+            for item in retention_examples()
+        ],
+    )
+
+
+@click.command("snapshot", short_help="Copy finished jobs that are in Redis to the lake.")
+@lake_option
+@source_options
+@click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")
+@click.option("--since", type=moment, metavar="TIME", help="Only jobs that finished at this time (UTC) or later.")
+@spark_options
+@click.pass_context
+def snapshot_command(
+    ctx: click.Context,
+    /,
+    *,
+    lake: Path,
+    states: str,
+    since: datetime | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    **connection: Any,
+) -> None:
+    """Copy finished jobs that are in Redis to bronze.jobs, with their data, options and stack traces. --states selects
+    jobs in other states.
+
+    'replay' and 'backfill' use these copies for jobs that Redis has since removed.
+    """
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
+
+    source = source_of(ctx, connection)
+    spark = open_session(master, conf)
+    from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
+
+    result = snapshot(spark, Layout(lake), source.options, states=parse_names(states, "--states"), since=since)
+    click.echo(f"{pluralize(result.rows, 'job')} written to bronze.jobs; ingest_id of this write: {result.ingest_id}")
+
+
+@click.command("backfill", short_help="Add jobs whose events were lost, from Redis and snapshots.")
+@lake_option
+@source_options
+@click.option(
+    "--since", type=moment, metavar="TIME", required=True, help="Only gaps that end at this time (UTC) or later."
+)
+@click.option("--until", type=moment, metavar="TIME", required=True, help="Only gaps that begin before this time.")
+@spark_options
+@click.pass_context
+def backfill_command(
+    ctx: click.Context,
+    /,
+    *,
+    lake: Path,
+    since: datetime,
+    until: datetime,
+    master: str | None,
+    conf: tuple[str, ...],
+    **connection: Any,
+) -> None:
+    """Fill gaps in the silver tables with jobs from Redis and from snapshots.
+
+    A gap is a range of lost events; 'gaps' lists them. Jobs that finished in a gap are added with their last attempt
+    only. Jobs that are neither in Redis nor in a snapshot cannot be added. Running the command again never adds
+    a job twice.
+    """
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
+
+    source = source_of(ctx, connection)
+    if until <= since:
+        raise click.UsageError("--until must be later than --since")
+    layout = Layout(lake)
+    layout.check()  # check before starting a JVM
+    spark = open_session(master, conf)
+    from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow
+
+    queues = None if source.queues == "*" else parse_names(source.queues, "--queues")
+    result = backfill(spark, layout, source.options, since=since, until=until, queues=queues)
+    click.echo(f"{pluralize(result.gaps, 'gap')} with at least {pluralize(result.lost, 'lost event')}")
+    if result.gaps:
+        click.echo(
+            f"{pluralize(result.examined, 'finished job')} examined, {result.jobs:,} added to silver.jobs; "
+            f"jobs were added for {pluralize(result.backfilled_gaps, 'gap')}"
+        )
+
+
+_CELL_WIDTH = 60
+
+
+@click.command("replay", short_help="Send finished jobs again.")
+@lake_option
+@redis_options
+@click.option("--where", "condition", required=True, metavar="SQL", help="SQL condition on the columns of silver.jobs.")
+@click.option("--queue", help="Only jobs in this queue (default: all queues).")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
+@click.option("--yes", is_flag=True, help="Send the jobs.")
+@spark_options
+@click.pass_context
+def replay_command(
+    ctx: click.Context,
+    /,
+    *,
+    lake: Path,
+    condition: str,
+    queue: str | None,
+    limit: int | None,
+    yes: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+    **connection: Any,
+) -> None:
+    """Send finished jobs again, with the same name, data and options but new ids. Without --yes, only list them.
+
+    A job's delay, parent, schedule and expiry are not copied. Running the command again never adds a job
+    twice. Jobs whose data is neither in Redis nor in a snapshot cannot be sent; the command lists them.
+
+    Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
+    """
+    source, layout = source_of(ctx, connection), Layout(lake)
+    layout.check()  # check before starting a JVM
+    spark = open_session(master, conf)
+    from bulltask.spark.tables.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
+
+    selection = ReplaySelection(condition, queue, limit)
+    result = replay(spark, layout, source.options, selection, dry_run=not yes)
+    _show_replay(result)
+
+
+def _show_replay(result: ReplayResult) -> None:
+    click.echo(f"{pluralize(result.selected, 'finished job')} selected, {result.ready:,} can be sent")
+    if result.open_again:
+        click.echo(f"Skipped, because they were retried and have not finished: {result.open_again:,}")
+    if result.unknown:
+        named = ", ".join(map(in_one_line, result.unknown_ids)) + (
+            ", ..." if result.unknown > len(result.unknown_ids) else ""
+        )
+        click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {result.unknown:,}, {named}")
+    if result.sample:
+        heads = ("queue", "job_id", "name", "state", "failed_reason", "data")
+        click.echo("\n" + as_table(heads, [tuple(_cut(row[name]) for name in heads) for row in result.sample]))
+    if result.dry_run:
+        click.echo("\nDry run: nothing was sent. Run the command again with --yes to send these jobs.")
+    else:
+        click.echo(
+            f"\n{pluralize(result.added, 'job')} added, {result.duplicates:,} duplicates; write id {result.write_id}"
+        )
+
+
+def _cut(value: object) -> str:
+    text = "" if value is None else str(value).replace("\n", " ")
+    return text if len(text) <= _CELL_WIDTH else text[: _CELL_WIDTH - 3] + "..."
+
+
+@click.command("enqueue", short_help="Add a job for each distinct row of a Parquet file.")
+@click.argument("file", metavar="FILE.parquet")
+@redis_options
+@click.option("--queue", required=True, help="Queue to add the jobs to.")
+@click.option("--name", help="Task name of all jobs.")
+@click.option("--name-col", help="Column with the task name of each job.")
+@click.option("--data-cols", required=True, help="Columns that become the job's data, comma-separated.")
+@click.option("--id-col", help="Column with the job ids (default: derived from the row).")
+@click.option(
+    "--write-id", help="Id of the write: rows that were already added with this id are skipped (default: a new id)."
+)
+@spark_options
+@click.pass_context
+def enqueue_command(
+    ctx: click.Context,
+    /,
+    *,
+    file: str,
+    queue: str,
+    name: str | None,
+    name_col: str | None,
+    data_cols: str,
+    id_col: str | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Add one job to a queue for each distinct row of a Parquet file or a directory of them.
+
+    However often Spark retries a task, each job is added once. Rows with the same name and data become one
+    job; with --id-col, rows with the same id do.
+
+    The command prints the id of the write. Pass it to 'gather' to read the results of the jobs, or as --write-id to
+    run the command again after an error.
+    """
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
+
+    if (name is None) == (name_col is None):
+        raise click.UsageError("pass either --name or --name-col")
+    source, write_id = source_of(ctx, options), options["write_id"]
+    spark = open_session(master, conf)
+    from bulltask.spark.sink.enqueue import FileColumns, enqueue_file  # noqa: PLC0415 - slow
+
+    names = FileColumns(parse_names(data_cols, "--data-cols"), name, name_col, id_col)
+    connection: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
+    result = enqueue_file(
+        spark, file, queue, names, **connection, **({} if write_id is None else {"write_id": write_id})
+    )
+    click.echo(
+        f"{pluralize(result.rows, 'row')}: {pluralize(result.added, 'job')} added, {result.duplicates:,} duplicates"
+    )
+    click.echo(f"write id {result.write_id}")
+
+
+@click.command("gather", short_help="Write the results of the jobs added by 'enqueue' to Parquet.")
+@click.argument("write_id")
+@redis_options
+@click.option("--queue", required=True, help="Queue of the jobs.")
+@click.option("--out", required=True, metavar="DIR", help="Directory for the Parquet files; must not exist.")
+@click.option(
+    "--wait",
+    type=seconds,
+    default="0",
+    metavar="DURATION",
+    help="How long to wait for unfinished jobs (default: do not wait).",
+)
+@spark_options
+@click.pass_context
+def gather_command(
+    ctx: click.Context,
+    /,
+    *,
+    write_id: str,
+    queue: str,
+    out: str,
+    wait: float,
+    master: str | None,
+    conf: tuple[str, ...],
+    **connection: Any,
+) -> None:
+    """Write the results of an 'enqueue' to Parquet. WRITE_ID is the id that 'enqueue' printed.
+
+    There is a row for each job, with id, state, return_value, failed_reason and finished_at. The state is completed,
+    failed, unfinished, or missing if Redis no longer has the job.
+    """
+    source = source_of(ctx, connection)
+    spark = open_session(master, conf)
+    from bulltask.spark import EnqueueResult, gather  # noqa: PLC0415 - slow
+
+    write = EnqueueResult(write_id, queue, rows=1, added=0, duplicates=0, seconds=0.0, partitions=0)
+    results = gather(
+        write, queue, wait=wait, url=source.url, prefix=source.prefix, queue_hash_tag=source.hash_tag
+    )  # fmt: skip
+    results.write.parquet(out)
+    counts = spark.read.parquet(out).groupBy("state").count().orderBy("state").collect()
+    click.echo(as_table(("state", "jobs"), [(row["state"], f"{row['count']:,}") for row in counts]))

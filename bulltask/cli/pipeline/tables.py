@@ -1,0 +1,433 @@
+"""The commands of ``bulltask pipeline`` that need only the lake: build, compact, expire, gaps, report.
+
+All but ``build`` run without Java.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from bulltask.cli.options import day, days, lake_option, moment, seconds
+from bulltask.cli.pipeline import EXIT_LOST, open_session, spark_options
+from bulltask.cli.terminal import as_table, echo
+from bulltask.jobs.errors import MissingExtraError
+from bulltask.lake.formatting import pluralize
+
+if TYPE_CHECKING:
+    from bulltask.lake.expiration import ExpiredDay
+    from bulltask.lake.gaps import GapRow
+    from bulltask.lake.layout import Layout
+    from bulltask.lake.report.build import Report
+    from bulltask.lake.report.tables import ReportTable
+
+__all__ = ["build_command", "compact_command", "expire_command", "gaps_command", "report_command"]
+
+
+@click.command("build", short_help="Build the silver or gold tables of the given days.")
+@click.argument("layer", type=click.Choice(["silver", "gold"]))
+@lake_option
+@click.option(
+    "--days", "build_days", type=days, metavar="DAY..DAY", required=True, help="Range of days (UTC), inclusive."
+)
+@click.option(
+    "--slo-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file with objectives (SLOs), prices and capacities (gold only).",
+)
+@click.option(
+    "--open-job-timeout",
+    type=seconds,
+    metavar="DURATION",
+    default="7d",
+    show_default=True,
+    help="The same value as for 'run' (silver only).",
+)
+@spark_options
+def build_command(
+    *,
+    layer: str,
+    lake: Path,
+    build_days: list[date],
+    slo_config: Path | None,
+    open_job_timeout: float,
+    master: str | None,
+    conf: tuple[str, ...],
+) -> None:
+    """Build the silver or gold tables of the given days, and replace their rows.
+
+    Gold is only built by this command. You can build a day any number of times: its rows change until all its jobs have
+    finished. Silver is written by 'run': rebuild it only if it is damaged.
+    """
+    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
+    from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow
+
+    config, layout = None if slo_config is None else read_slo_config(slo_config), Layout(lake)
+    layout.check()  # check before starting a JVM
+    spark = open_session(master, conf)
+    if layer == "gold":
+        from bulltask.spark.gold.build import build_gold  # noqa: PLC0415 - slow
+
+        build_gold(spark, layout, build_days, config)
+    else:
+        from bulltask.spark.tables.rebuild import build_silver  # noqa: PLC0415 - slow
+
+        build_silver(spark, layout, build_days, open_job_timeout=timedelta(seconds=open_job_timeout))
+    click.echo(f"built {layer} for {pluralize(len(build_days), 'day')}, {build_days[0]} to {build_days[-1]}")
+
+
+@click.command("compact", short_help="Merge the small files of past days.")
+@lake_option
+@click.option("--before", type=day, metavar="DAY", required=True, help="Only days (UTC) before this one.")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    help="A table, such as silver.jobs; may be repeated (default: all tables of bronze and silver).",
+)
+@click.option("--target-mb", type=float, default=128, show_default=True, help="Target size of a file in megabytes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compact_command(*, lake: Path, before: date, tables: tuple[str, ...], target_mb: float, as_json: bool) -> None:
+    """Merge the small files of past days into larger ones, and remove outdated rows from silver.
+
+    The command can run at the same time as 'run'. It can be killed at any moment and rerun. Does not require Java.
+    """
+    from bulltask.lake.compaction import COMPACTED, compact  # noqa: PLC0415 - slow
+    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
+
+    layout = Layout(lake)
+    results = [compact(layout, table, before=before, target_mb=target_mb) for table in tables or COMPACTED]
+    if as_json:
+        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+        return
+    click.echo(
+        as_table(
+            ("table", "partitions", "files", "rows", "MB"),
+            [
+                (
+                    result.table,
+                    f"{result.partitions:,}",
+                    f"{result.files_before:,} -> {result.files_after:,}",
+                    f"{result.rows_before:,} -> {result.rows_after:,}",
+                    f"{result.bytes_before / 1e6:,.1f} -> {result.bytes_after / 1e6:,.1f}",
+                )
+                for result in results
+            ],
+        )
+    )
+
+
+@click.command("expire", short_help="Delete old data from tables.")
+@lake_option
+@click.option("--before", type=day, metavar="DAY", required=True, help="Delete the data of days (UTC) before this one.")
+@click.option(
+    "--tables",
+    default="bronze.events,bronze.jobs",
+    show_default=True,
+    help="Names of tables or layers, comma-separated, such as bronze.events or gold.",
+)
+@click.option("--yes", is_flag=True, help="Delete the data.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def expire_command(*, lake: Path, before: date, tables: str, yes: bool, as_json: bool) -> None:
+    """Delete old data from tables. Without --yes, only list it.
+
+    The checkpoint of 'run' and the events of unfinished jobs are always kept. If a finished job is retried manually
+    after its events have expired, its history lacks the earlier attempts. Does not require Java.
+    """
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
+    from bulltask.lake.expiration import expire, find_tables  # noqa: PLC0415 - slow
+    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
+
+    expired = expire(Layout(lake), find_tables(parse_names(tables, "--tables")), before=before, dry_run=not yes)
+    if as_json:
+        rows = [
+            {"table": day_.table, "day": f"{day_.day}", "files": day_.files, "bytes": day_.size} for day_ in expired
+        ]
+        click.echo(json.dumps({"dry_run": not yes, "expired": rows}, indent=2))
+        return
+    if expired:
+        click.echo(as_table(("table", "days", "from", "to", "files", "MB"), _by_table(expired)))
+    if not expired:
+        click.echo(f"Nothing to delete: there is no data from before {before}.")
+    elif not yes:
+        click.echo("\nDry run: nothing was deleted. Run the command again with --yes to delete this data.")
+
+
+def _by_table(expired: Iterable[ExpiredDay]) -> list[tuple[str, ...]]:
+    tables: dict[str, list[ExpiredDay]] = {}
+    for day_ in expired:
+        tables.setdefault(day_.table, []).append(day_)
+    return [
+        (
+            table,
+            f"{len(days):,}",
+            f"{days[0].day}",
+            f"{days[-1].day}",
+            f"{sum(day_.files for day_ in days):,}",
+            f"{sum(day_.size for day_ in days) / 1e6:,.1f}",
+        )
+        for table, days in tables.items()
+    ]
+
+
+@click.command("gaps", short_help="List lost events.")
+@lake_option
+@click.option("--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all.")
+@click.option("--since", type=moment, metavar="TIME", help="Only gaps that end at this time (UTC) or later.")
+@click.option("--until", type=moment, metavar="TIME", help="Only gaps that begin before this time.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def gaps_command(
+    ctx: click.Context,
+    /,
+    *,
+    lake: Path,
+    queues: str,
+    since: datetime | None,
+    until: datetime | None,
+    as_json: bool,
+) -> None:
+    """List gaps (ranges of lost events), and the number of jobs that 'backfill' has added for each.
+
+    If there are no gaps, the lake contains every event from the pipeline's start to its last batch. Does not
+    require Java.
+
+    Exit codes: 0 (no gaps in that period), 3 (there are gaps).
+    """
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415
+    from bulltask.lake.gaps import find_gaps  # noqa: PLC0415 - slow
+    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
+    from bulltask.lake.read import (  # noqa: PLC0415
+        TableReader,
+        check_queues,
+        known_queues,
+        normalize_queue,
+    )
+    from bulltask.lake.tables import EVENTS, GAPS  # noqa: PLC0415
+
+    layout, names = Layout(lake), None
+    if queues.strip() != "*":
+        known = known_queues(TableReader(layout))
+        names = [normalize_queue(queue, known) for queue in parse_names(queues, "--queues")]
+        check_queues(lake, names, known)
+    gap_rows = find_gaps(layout, since=since, until=until, queues=names)
+    if as_json:
+        click.echo(json.dumps([asdict(gap) for gap in gap_rows], indent=2, default=datetime.isoformat))
+    elif not gap_rows:
+        has_events = any(layout.days(table) for table in (EVENTS, GAPS))
+        click.echo(
+            "No gaps: every event up to the last batch was read."
+            if has_events
+            else "No gaps, and no events: no batch has been written yet."
+        )
+    else:
+        click.echo(_gap_table(gap_rows))
+    ctx.exit(EXIT_LOST if gap_rows else 0)
+
+
+def _gap_table(gaps: list[GapRow]) -> str:
+    rows = [
+        (
+            gap.queue,
+            f"{'' if gap.exact else '>= '}{gap.lost:,}",
+            gap.loss_reason,
+            _gap_time(gap.last_at_before),
+            _gap_time(gap.first_at_after),
+            "-" if gap.backfilled_jobs is None else f"{gap.backfilled_jobs:,}",
+        )
+        for gap in gaps
+    ]
+    table = as_table(
+        ("queue", "lost events", "reason", "last event before", "first event after", "jobs backfilled"), rows
+    )
+    return f"{table}\n\n{pluralize(len(gaps), 'gap')}, {pluralize(sum(gap.lost for gap in gaps), 'event')} lost"
+
+
+def _gap_time(at: datetime | None) -> str:
+    return "-" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+_SECTIONS: Final = ("slo", "capacity", "cost", "errors")
+_REPORT_FORMATS: Final = ("html", "md")
+_TABLE_FORMATS: Final = ("table", "json", "csv", "md")
+_BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "json", ".csv": "csv", ".txt": "table"}
+
+
+@click.command("report", short_help="Write a report from the gold tables.")
+@click.argument("section", type=click.Choice(_SECTIONS), required=False)
+@lake_option
+@click.option(
+    "--day",
+    "one_day",
+    type=day,
+    metavar="DAY",
+    help="Day (UTC) of the report (default: the last day that has gold tables).",
+)
+@click.option("--days", "day_range", type=days, metavar="DAY..DAY", help="Range of days (UTC), inclusive.")
+@click.option("--queues", help="Names of queues, comma-separated (default: all).")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["html", "md", "table", "json", "csv"]),
+    help="Output format (default: from the extension of -o, else html, or table for a section).",
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write, or - for standard output."
+)
+@click.option(
+    "--max-wait",
+    type=seconds,
+    metavar="DURATION",
+    default="2s",
+    show_default=True,
+    help="Capacity target: how long an attempt may wait for a worker.",
+)
+@click.option(
+    "--target",
+    type=float,
+    default=0.99,
+    show_default=True,
+    help="Capacity target: fraction of attempts, 0 to 1, that wait no longer than --max-wait.",
+)
+@click.option(
+    "--peak-factor",
+    type=float,
+    default=1.2,
+    show_default=True,
+    help="Capacity target: safety factor on the load of the busiest minute, at least 1.",
+)
+def report_command(
+    *,
+    section: str | None,
+    lake: Path,
+    one_day: date | None,
+    day_range: list[date] | None,
+    queues: str | None,
+    output_format: str | None,
+    output: Path | None,
+    max_wait: float,
+    target: float,
+    peak_factor: float,
+) -> None:
+    """Write a report on one or more days from the gold tables, as one self-contained HTML file.
+
+    With a section (slo, capacity, cost or errors), print only its table. The report recommends a concurrency that meets
+    the capacity target. Requires the report extra (pip install 'bulltask[report]'), but no Java.
+    """
+    output_format = _output_format(section, output_format, output)
+    if one_day is not None and day_range is not None:
+        raise click.UsageError("--day and --days cannot be used together")
+    with _report_missing_extra():
+        from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow, like the others
+        from bulltask.lake.report.build import make_report  # noqa: PLC0415
+        from bulltask.lake.report.period import Period  # noqa: PLC0415
+        from bulltask.lake.report.recommendations import CapacityTarget  # noqa: PLC0415
+
+        layout = Layout(lake)
+        report_days = day_range or [one_day or _last_day(layout)]
+        names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
+        report = make_report(
+            layout, Period(report_days[0], report_days[-1], names), CapacityTarget(max_wait, target, peak_factor)
+        )
+        text = _report_table(report, section, output_format) if section else _report_page(report, output_format)
+    _write_report(
+        report,
+        text,
+        output or (Path(f"bulltask-report-{report.data.period}.html") if output_format == "html" else None),
+    )
+
+
+@contextmanager
+def _report_missing_extra() -> Iterator[None]:
+    """Raise :class:`MissingExtraError` if a module of the extra ``report`` is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if exc.name not in {"pyarrow", "jinja2", "markupsafe"}:
+            raise
+        raise MissingExtraError(
+            f"the report needs {exc.name}, which is not installed: pip install 'bulltask[report]'"
+        ) from exc
+
+
+def _output_format(section: str | None, wanted: str | None, output: Path | None) -> str:
+    """Return the output format.
+
+    Raises:
+        click.UsageError: The report or section does not have this format.
+    """
+    output_format = (
+        wanted or (_BY_SUFFIX.get(output.suffix.lower()) if output else None) or ("table" if section else "html")
+    )
+    if output_format not in (_TABLE_FORMATS if section else _REPORT_FORMATS):
+        raise click.UsageError(
+            f"--format for a section must be {', '.join(_TABLE_FORMATS)}, not {output_format}"
+            if section
+            else f"--format for the whole report must be {' or '.join(_REPORT_FORMATS)}; "
+            f"{output_format} needs a section: {', '.join(_SECTIONS)}"
+        )
+    return output_format
+
+
+def _last_day(layout: Layout) -> date:
+    from bulltask.lake.read import TableReader  # noqa: PLC0415 - slow
+    from bulltask.lake.tables import EVENTS, TASK_MINUTE  # noqa: PLC0415
+
+    reader = TableReader(layout)
+    days = reader.days(TASK_MINUTE) or reader.days(EVENTS)
+    if not days:
+        raise click.ClickException(f"{layout.root} has no events yet: record events with 'bulltask pipeline run'")
+    return days[-1]
+
+
+def _report_page(report: Report, output_format: str) -> str:
+    if output_format == "md":
+        from bulltask.lake.report.markdown import markdown  # noqa: PLC0415 - slow
+
+        return markdown(report)
+    from bulltask.lake.report.page import html  # noqa: PLC0415 - slow
+
+    return html(report)
+
+
+def _report_table(report: Report, section: str, output_format: str) -> str:
+    from bulltask.lake.report import sections, tables, views  # noqa: PLC0415 - slow
+
+    short = output_format in {"table", "md"}
+    report_tables: Mapping[str, ReportTable] = {
+        "slo": sections.slo(report.data),
+        "capacity": views.capacity_table(report.queues, report.recommendations),
+        "cost": sections.cost(sections.costs(report.data)),
+        "errors": views.short_errors(report.failures) if short else sections.errors(report.failures),
+    }
+    text = views.recommendation_text(report.recommendations) if section == "capacity" and short else ""
+    formatters = {"table": tables.as_text, "json": tables.as_json, "csv": tables.as_csv, "md": tables.as_markdown}
+    return formatters[output_format](report_tables[section]) + text
+
+
+def _write_report(report: Report, text: str, output: Path | None) -> None:
+    for alert in report.alerts:
+        echo(f"{alert.title}. {alert.text}", err=True)
+    if output is None or str(output) == "-":
+        click.echo(text, nl=False)
+        return
+    # Readers see the old file or the complete new file, never a partial one.
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        unfinished.unlink(missing_ok=True)
+        # "x" follows no link: in a directory such as /tmp, another user may have created one with this name.
+        with unfinished.open("x", encoding="utf-8") as file:
+            file.write(text)
+        unfinished.replace(output)
+    except OSError as exc:
+        unfinished.unlink(missing_ok=True)
+        raise click.ClickException(f"{output} cannot be written: {exc.strerror}") from exc
+    click.echo(f"Report on {report.data.period} written to {output}")
