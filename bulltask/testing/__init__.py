@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bulltask.testing.flaky import FlakyProxy
     from bulltask.testing.inline import FakeClock, InlineWorker
     from bulltask.testing.worker import (
         RedisServer,
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FakeClock",
-    "FlakyProxy",
     "InlineWorker",
     "RedisServer",
     "WorkerProcess",
@@ -33,7 +31,6 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "FlakyProxy": "bulltask.testing.flaky",
     "InlineWorker": "bulltask.testing.inline",
     "FakeClock": "bulltask.testing.inline",
     "RedisServer": "bulltask.testing.worker",

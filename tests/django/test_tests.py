@@ -25,8 +25,9 @@ from bulltask.embedded import shared as under_test
 from bulltask.outbox.django import Outbox
 from bulltask.queue import FlowJob, Queue
 from bulltask.queue.aio.queue import AsyncQueue
-from bulltask.testing import FlakyProxy, InlineWorker, RedisServer, use_server
+from bulltask.testing import InlineWorker, RedisServer, use_server
 from tests.django import task_functions
+from tests.support.flaky_proxy import FlakyProxy
 
 pytestmark = pytest.mark.redis
 

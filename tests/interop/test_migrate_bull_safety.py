@@ -17,9 +17,9 @@ import pytest
 from bulltask.errors import BrokerOutOfMemoryError, BrokerUnavailableError, MigrationError
 from bulltask.migrate import BullMigration, QueueLayout
 from bulltask.migrate.inspection import SkipReason
-from bulltask.testing.flaky import FlakyProxy
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.migration_harness import MigrationHarness
+from tests.support.flaky_proxy import FlakyProxy
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from bulltask import AsyncResult
-from bulltask.testing.flaky import FlakyProxy
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
 

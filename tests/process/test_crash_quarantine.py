@@ -12,10 +12,10 @@ import pytest
 from bulltask import App, AsyncResult
 from bulltask.events import Bus, CrashLimitReached
 from bulltask.lua import loader
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import EXTRA_CRASHES, ReconnectBackoff
 from bulltask.worker.recovery import JobsOfDeadChild, Recovery
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

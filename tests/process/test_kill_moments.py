@@ -13,9 +13,9 @@ import pytest
 
 from bulltask.lua import wrappers
 from bulltask.lua.loader import Script
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.scripts.move import CRASHES
 from bulltask.worker.slots import ID_BYTES
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bulltask import App, AsyncResult
-from bulltask.testing.flaky import FlakyProxy
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process

@@ -14,7 +14,6 @@ import redis
 from bulltask.config.config import Settings
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReadyError, BrokerUnavailableError, JobNotFoundError
 from bulltask.jobs.clock import ServerClock, mono_ms, wall_ms
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
@@ -23,6 +22,7 @@ from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.scripts.job import add_log, update_progress
 from bulltask.transport.scripts.queue import get_counts
 from tests.conftest import ServerFactory
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]

@@ -15,9 +15,9 @@ from bulltask.errors import ConfigError, PermanentError
 from bulltask.events import Bus
 from bulltask.jobs.names import REVOKED
 from bulltask.registry.canvas import Canvas
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer
 from bulltask.worker.recovery import FailureRecorder
+from tests.support.flaky_proxy import FlakyProxy
 
 pytestmark = pytest.mark.redis
 

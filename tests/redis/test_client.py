@@ -28,7 +28,6 @@ from bulltask.errors import (
     JobNotFoundError,
 )
 from bulltask.jobs.clock import ServerClock, wall_ms
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call, QueueKeys, SyncClient, command, script_call
@@ -39,6 +38,7 @@ from bulltask.transport.scripts.job import add_log, update_progress
 from bulltask.transport.scripts.move import retry_job
 from bulltask.transport.scripts.queue import get_counts
 from tests.conftest import ServerFactory
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]

@@ -13,12 +13,12 @@ import redis
 
 from bulltask.errors import BrokerUnavailableError
 from bulltask.jobs.clock import ServerClock
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.endpoint import Endpoint, socket_of
 from tests.support.certificates import Certificates, TlsServer
+from tests.support.flaky_proxy import FlakyProxy
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]
 

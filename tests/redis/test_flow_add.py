@@ -26,12 +26,12 @@ from bulltask.errors import (
 from bulltask.jobs.job import JobRef
 from bulltask.queue import AsyncFlowProducer, AsyncJob, FlowJob, FlowProducer, Job, Queue
 from bulltask.queue.flows import FlowNode
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
 from tests.redis.test_flow_transaction import scripts_flushed_every_20_ms
 from tests.support.cluster_and_sentinel import routed
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.manual_worker import ManualWorker
 from tests.support.server_clients import client_of
 from tests.support.sync_facade import SyncFacade

@@ -25,13 +25,13 @@ from bulltask.errors import (
 )
 from bulltask.jobs.clock import wall_ms
 from bulltask.queue import FlowJob, Queue
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer
 from bulltask.transport import produce
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.client import Client
 from tests.conftest import ServerFactory
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import ROUND_TRIP_MS, server_ms
 

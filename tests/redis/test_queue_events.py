@@ -20,10 +20,10 @@ from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.queue import AsyncQueueEvents, QueueEvents
 from bulltask.queue import events as types
 from bulltask.queue.events import KINDS, QueueEvent
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.machine_load import scale_to_load
 from tests.support.server_clients import client_of
 

@@ -11,11 +11,11 @@ import redis
 from bulltask.config.config import Settings
 from bulltask.queue import AsyncQueueEvents, QueueEvents
 from bulltask.queue.events import EventsLost, QueueEvent
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.broker import Broker
 from bulltask.transport.streams import BEGINNING, NEWEST, Entry, EventPage, Follower, StreamGap, StreamInfo
 from tests.conftest import needs_redis_7
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.streams import server_ms
 
 pytestmark = pytest.mark.redis

@@ -16,12 +16,12 @@ import redis
 
 from bulltask import App, AsyncResult, JobState
 from bulltask.errors import BrokerUnavailableError, DecodeError, JobNotFoundError, ResultTimeoutError, TaskError
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport import results
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 from tests.conftest import ServerFactory
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.machine_load import scale_to_load
 
 pytestmark = pytest.mark.redis

@@ -17,9 +17,9 @@ import redis
 import bulltask
 from bulltask import App
 from bulltask.errors import BrokerUnavailableError
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer
 from bulltask.transport.call import QueueKeys, command
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]

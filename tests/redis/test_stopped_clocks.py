@@ -19,8 +19,9 @@ from bulltask.embedded.server import lock
 from bulltask.errors import BrokerUnavailableError, ResultTimeoutError
 from bulltask.jobs import clock as loop_timers
 from bulltask.jobs.clock import mono_s
-from bulltask.testing import FlakyProxy, InlineWorker, RedisServer, wait_until
+from bulltask.testing import InlineWorker, RedisServer, wait_until
 from bulltask.testing.worker import use_server
+from tests.support.flaky_proxy import FlakyProxy
 
 # Without a limit, a test that fails would wait for ever.
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(60)]

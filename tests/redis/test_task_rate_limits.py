@@ -15,8 +15,8 @@ from bulltask.events import Bus, JobStarted, JobThrottled
 from bulltask.lua import wrappers
 from bulltask.queue import Queue
 from bulltask.testing import FakeClock, InlineWorker, use_server
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.in_process_child import Child
 from tests.support.server_clients import client_of
 

@@ -10,12 +10,12 @@ import pytest
 from bulltask import App, JobState
 from bulltask.errors import BrokerUnavailableError
 from bulltask.jobs.clock import ServerClock
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
+from tests.support.flaky_proxy import FlakyProxy
 
 pytestmark = pytest.mark.redis
 

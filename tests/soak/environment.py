@@ -14,7 +14,6 @@ from typing import Any, Final, Self
 import redis
 
 from bulltask import App
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.call import QueueKeys
 from tests.interop.node_bridge import NodeBridge
@@ -22,6 +21,7 @@ from tests.soak.fleet import Fleet, probe_queue
 from tests.soak.journal import Journal, now_ms
 from tests.soak.load import AcknowledgedJobs, NodeLoad, Producer
 from tests.soak.tasks import QUEUES
+from tests.support.flaky_proxy import FlakyProxy
 
 __all__ = ["LOCK_S", "PASSWORD", "Idle", "SoakEnvironment"]
 

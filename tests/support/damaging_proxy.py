@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from bulltask.testing.flaky_frames import Frames
+from tests.support.flaky_proxy import Frames
 
 __all__ = ["DamagingProxy"]
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Self
 
-from bulltask.testing.flaky_frames import Frames
+from tests.support.flaky_proxy import Frames
 
 SILENCE = 0.3  # seconds without a byte until `receives_nothing` returns
 

@@ -12,9 +12,9 @@ import redis
 
 from bulltask import App, AsyncResult
 from bulltask.jobs.names import bullmq_name
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import wait_until
 from bulltask.transport.call import QueueKeys
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.server_clients import client_of
 from tests.support.streams import Entry, Stream
 from tests.support.worker import Worker

@@ -10,8 +10,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer, wait_until
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.raw_redis import SILENCE, Connect, RawConnection, request
 
 pytestmark = pytest.mark.redis

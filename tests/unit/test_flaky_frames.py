@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.testing.flaky_frames import Frames
+from tests.support.flaky_proxy import Frames
 
 lines = st.sampled_from([b"+OK\r\n", b"-ERR no\r\n", b":12\r\n", b"_\r\n", b"#t\r\n", b",1.5\r\n", b"(123\r\n"])
 empty = st.sampled_from([b"$-1\r\n", b"*-1\r\n", b"$0\r\n\r\n", b"*0\r\n", b"%0\r\n"])

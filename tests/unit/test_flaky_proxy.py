@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from bulltask.errors import BulltaskError, ConfigError
-from bulltask.testing import flaky
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer, wait_until
+from tests.support import flaky_proxy as flaky
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.raw_redis import Connect, RawConnection
 
 pytestmark = pytest.mark.redis

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import connection_of
 from tests.interop.official.bridge import OfficialPython
+from tests.support.flaky_proxy import FlakyProxy
 
 Officials = Callable[[str], OfficialPython]
 

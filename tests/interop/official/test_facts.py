@@ -11,11 +11,11 @@ import pytest
 from bulltask import App, TaskError
 from bulltask.errors import BrokerUnavailableError
 from bulltask.queue import Queue
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import wait_until
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.official.versions import FIXED_IN_3, SAME_IN_3
 from tests.interop.test_queue_coverage import CLASSES, declared
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.programs import ROOT
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

@@ -13,10 +13,10 @@ from pyspark.sql.datasource import DataSourceReader
 
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.queue import Queue
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.worker import RedisServer
 from tests.conftest import ServerFactory
 from tests.support.fake_query import FakeQuery
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.queue_contents import add
 
 pytestmark = pytest.mark.redis

@@ -13,11 +13,11 @@ from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerOutOfMemoryError, ParentNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob, ParentLink
 from bulltask.lua import loader, wrappers
-from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, SyncClient
 from bulltask.transport.scripts.add import MAX_JOBS_PER_CALL, IdempotentWrite, add_job, add_jobs_once
 from tests.conftest import ServerFactory
+from tests.support.flaky_proxy import FlakyProxy
 
 pytestmark = pytest.mark.redis
 
