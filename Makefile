@@ -36,7 +36,7 @@ define install
 $(if $(CI),$(UV) pip install -q $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(1)/bin/python $(2) || )$(BIN)/pip --python $(1)/bin/python install -q $(2)
 endef
 
-.PHONY: help demo demo-spark test test-quick test-topologies blocking servers lint sync docs sbom audit extras release bench bench-quick bench-compare bench-guard celery-suite model mutants chaos fault-injection fuzz soak soak-short mixed spark-kills clean lock
+.PHONY: help demo demo-spark test test-quick lint docs sync bench clean
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -74,26 +74,6 @@ test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, wi
 	$(if $(filter tests,$(TESTS)),$(if $(ARGS),,$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow" -k "not spawn" \
 		$(QUICK_PROCESS_TESTS)))
 
-TOPOLOGIES ?= cluster sentinel
-test-topologies: TESTS = tests/redis tests/process
-test-topologies: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the tests of queues, flows, workers and faults on a Redis Cluster and with Redis Sentinel
-	@$(COMPILE)
-	@mkdir -p build/topologies; rm -f build/topologies/*; cd build/topologies; \
-	for topology in $(TOPOLOGIES); do \
-		echo "make: BULLTASK_TEST_TOPOLOGY=$$topology"; \
-		{ cd ../..; BULLTASK_TEST_TOPOLOGY=$$topology $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-			$(TESTS) $(ARGS) || touch build/topologies/failed; } | tee $$topology; \
-	done; \
-	for topology in $(TOPOLOGIES); do echo "make: $$topology: $$(tail -n 1 $$topology | tr -d =)"; done; test ! -e failed
-
-blocking: $(VENV)/dev.stamp  ## measure how long calls block Redis when a million jobs have piled up; ARGS="obliterate" selects operations
-	@$(COMPILE)
-	PYTHONPATH=. $(BIN)/python tools/blocking.py $(ARGS)
-
-servers: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run about 480 tests with each version of Redis and Valkey that PyPI has; ARGS="Redis-6 Valkey-9" selects versions
-	@$(COMPILE)
-	$(BIN)/python tools/servers.py $(ARGS)
-
 lint: $(VENV)/dev.stamp  ## run ruff, mypy and pyright; check import contracts and spelling; find unused code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -112,81 +92,8 @@ sync: $(VENV)/dev.stamp  ## generate bulltask/queue/sync from bulltask/queue/aio
 	$(BIN)/python tools/generate_sync.py
 	PYTHONPATH=. $(BIN)/python tools/generate_setting_types.py
 
-sbom: $(VENV)/dev.stamp $(RELEASE)  ## write the list of all components (CycloneDX) to build/bulltask.cdx.json
-	$(BIN)/python tools/sbom.py $(VENV)/release/bin/cyclonedx-py build/bulltask.cdx.json
-
-audit: $(RELEASE)  ## fail if a locked version has a known vulnerability; needs access to pypi.org
-	$(VENV)/release/bin/pip-audit --strict --progress-spinner off --disable-pip --no-deps -r $(LOCK)
-
-extras: $(BIN)/python  ## install each extra alone, from the lowest and newest versions, and import what needs it; ARGS="zstd" selects extras
-	$(BIN)/python tools/extras.py $(ARGS)
-
-# An installed package can run code in every interpreter, with a .pth file. The build has only tools whose hashes are
-# locked, and BullMQ's package is unpacked, not installed. `python -m build` makes the wheel from the source distribution.
-release: lint sbom audit extras  ## run lint, sbom, audit and extras, then build the packages in dist/
-	rm -rf dist build/bullmq
-	$(VENV)/release/bin/pip download -q --require-hashes --no-deps --only-binary :all: -d build/bullmq -r tools/requirements-build.txt
-	$(VENV)/release/bin/python bulltask/lua/build_hook.py build/bullmq/*.whl
-	$(VENV)/release/bin/python -m build --no-isolation
-
 bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## compare the speed with other frameworks; ARGS="--only bulltask,huey" selects frameworks
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
-
-bench-quick: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## run the benchmarks in about 2 minutes: one round, fewer jobs and frameworks
-	$(VENV)/bench/bin/python benchmarks/run.py --rounds 1 --jobs 4000 \
-		--only bulltask,bulltask-async,celery,bullmq-1,bullmq-50,baseline,baseline-32 $(ARGS)
-
-BASE ?= HEAD~1
-bench-compare: $(VENV)/dev.stamp  ## compare the speed with that of another commit, in alternating runs; BASE=HEAD~1 selects it
-	$(BIN)/python -m benchmarks.compare $(BASE) $(ARGS)
-
-bench-guard: $(VENV)/dev.stamp $(CELERY)  ## fail if bulltask's speed relative to Celery or BullMQ's scripts is less than half of the recorded ratio
-	$(BIN)/python benchmarks/guard.py
-
-celery-suite: $(VENV)/dev.stamp $(CELERY_SUITE)  ## run Celery's integration tests and the examples of its user guide on bulltask; takes 10 minutes; ARGS="--celery" runs Celery, ARGS="--release 5.6.3" other tests
-	@$(COMPILE)
-	$(BIN)/python -m tools.celery_suite $(ARGS)
-
-model: $(VENV)/dev.stamp  ## check the model of the worker protocol; takes about five minutes, and needs spin and gcc
-	$(BIN)/python -m tests.model
-
-mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs; takes an hour or two; ARGS="--resume" continues
-	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
-
-# Each part is a target of its own and fails if a guarantee is broken.
-CHAOS_PARTS = fault-injection model fuzz soak-short mixed spark-kills test-topologies
-REPETITIONS ?= 3
-
-chaos: $(VENV)/dev.stamp  ## kill workers and senders at every step, check the model, and run tests on a cluster and with Sentinel; takes about an hour; REPETITIONS=3 SEED=1 repeats a run
-	@mkdir -p build/chaos; rm -f build/chaos/*; \
-	for part in $(CHAOS_PARTS); do \
-		{ $(MAKE) --no-print-directory $$part 2>&1 || touch build/chaos/failed; } | tee build/chaos/$$part; \
-	done; \
-	for part in $(CHAOS_PARTS); do echo "make: $$part:"; tail -n 2 build/chaos/$$part; done; test ! -e build/chaos/failed
-
-fault-injection: $(VENV)/dev.stamp
-	@$(COMPILE)
-	$(BIN)/python -m tests.chaos --write --repetitions $(REPETITIONS) $(if $(SEED),--seed $(SEED)) $(ARGS)
-	$(BIN)/python docs/guarantees_table.py
-
-NODE_IF_NPM = $(if $(shell command -v npm),$(NODE_CLIENT))
-SOAK = nice $(BIN)/python -m tests.soak $(if $(SEED),--seed $(SEED))
-
-fuzz: $(VENV)/dev.stamp $(NODE_IF_NPM)  ## generate 10,000 malformed jobs, queues and replies (takes a few minutes); SEED repeats a run
-	BULLTASK_FUZZ_EXAMPLES=10000 nice $(BIN)/python -m pytest -q -s -p no:cacheprovider $(if $(SEED),--hypothesis-seed=$(SEED)) tests/fuzz
-
-soak: $(VENV)/dev.stamp $(NODE_IF_NPM)  ## run workers under load for 30 minutes, with a fault every 10 s; SEED repeats a run
-	$(SOAK) --minutes 30
-
-soak-short: $(VENV)/dev.stamp $(NODE_IF_NPM)
-	$(SOAK) --minutes 3
-
-mixed: $(VENV)/dev.stamp externals  ## kill workers of bulltask, Node.js and the official Python client while they run 20,000 jobs
-	nice $(BIN)/python -m tests.soak.mixed $(if $(SEED),--seed $(SEED))
-
-KILLS ?= 5
-spark-kills: $(VENV)/dev.stamp cds-archive  ## kill drivers and executors of the pipeline, and Redis, on a Spark cluster; KILLS=10 kills more
-	BULLTASK_KILLS=$(KILLS) nice $(BIN)/python -m pytest tests/spark/cluster/test_example_killed.py tests/spark/local/test_pipeline_killed.py
 
 # A separate environment, so that Celery and its dependencies do not conflict with the development tools.
 $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt $(CONSTRAINTS) | $(BIN)/python
@@ -206,18 +113,6 @@ clean:  ## remove all generated files, including .venv
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules examples/*/node_modules history-demo bulltask/lua/official
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-
-COMPILE_LOCK = $(VENV)/lock/bin/uv pip compile -q --upgrade --generate-hashes --no-annotate --no-header --no-emit-index-url \
-	--no-emit-find-links --index-strategy unsafe-best-match --python-version 3.11.7
-LOCK_HEAD = printf '\#\n\# Locked versions and the hashes of their files. Do not edit this file: run `make lock`.\n\#\n'
-
-lock:  ## update the versions of all tools and dependencies, and the hashes of their files
-	$(PYTHON) -m venv $(VENV)/lock
-	$(VENV)/lock/bin/pip install -q uv
-	$(COMPILE_LOCK) --extra dev --strip-extras --unsafe-package bulltask pyproject.toml -o $(VENV)/lock/dev.txt
-	$(COMPILE_LOCK) --universal tools/requirements-release.in -o $(VENV)/lock/release.txt
-	{ $(LOCK_HEAD); cat $(VENV)/lock/dev.txt; } >$(LOCK)
-	{ $(LOCK_HEAD); cat $(VENV)/lock/release.txt; } >tools/requirements-release.txt
 
 # The lock file constrains every set of extras, so the demos run with the tested versions of their dependencies.
 $(VENV)/dev.stamp: $(SOURCES) $(CONSTRAINTS) | $(BIN)/python

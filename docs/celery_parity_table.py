@@ -29,9 +29,9 @@ contains. To migrate a project, read [Migrate from Celery](../how-to/coming-from
 
 SUITE = """## Celery's own tests and examples
 
-`make celery-suite` runs Celery's integration tests of tasks and canvas with bulltask and a worker, and all examples of
-five pages of Celery's user guide. It downloads them; a facade of 200 lines provides the imports and fixtures that only
-Celery has, and each run prints them. The first columns of the table count those that work.
+`python -m tools celery-suite` runs Celery's integration tests of tasks and canvas with bulltask and a worker, and all
+examples of five pages of Celery's user guide. It downloads them; a facade of 200 lines provides the imports and
+fixtures that only Celery has, and each run prints them. The first columns of the table count those that work.
 
 | file | bulltask | Celery | skipped or expected to fail | total |
 |---|---|---|---|---|

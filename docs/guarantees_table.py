@@ -1,8 +1,8 @@
 """Generate the table of measurements in ``explanation/guarantees.md`` from ``tests/chaos/results.json``.
 
-``make fault-injection`` writes the measurements, with a row for each fault, process and phase of a job's path. The page
-shows the sums for each fault and process. Run this file to update the table; ``tests/chaos/test_table.py`` fails if it
-is out of date.
+``python -m tools fault-injection`` writes the measurements, with a row for each fault, process and phase of a job's
+path. The page shows the sums for each fault and process. Run this file to update the table;
+``tests/chaos/test_table.py`` fails if it is out of date.
 """
 
 from __future__ import annotations

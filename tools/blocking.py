@@ -1,4 +1,4 @@
-"""Measures how long the longest call blocks Redis when a million jobs have piled up: ``make blocking``.
+"""Measures how long the longest call blocks Redis when a million jobs have piled up: ``python -m tools blocking``.
 
 Each operation runs on a queue with ``COUNT`` jobs (default: 1,000,000). The program prints the longest call of each
 operation, in CPU time of the server's main thread and in the server's slow log, and fails if one took more than 50 ms

@@ -1,7 +1,7 @@
 """Install each extra alone, from the lowest and from the newest versions, and import what needs it.
 
-Usage: ``.venv/bin/python tools/extras.py [EXTRA…]`` (``make extras``, part of ``make release``). It needs access to a
-package index, and 2 GB for the extra ``spark``. A package that is missing from an extra, but that another extra or the
+Usage: ``python -m tools extras [EXTRA…]``; ``python -m tools release`` also runs it. It needs access to a package
+index, and 2 GB for the extra ``spark``. A package that is missing from an extra, but that another extra or the
 development tools install, is noticed only here.
 """
 

@@ -1,6 +1,6 @@
 """Counts what one job passes through: files, functions, and changes of file.
 
-``python tools/job_path.py`` starts a server and a worker with one child, and prints the path of ``add.delay(1, y=2)``,
+``python -m tools job-path`` starts a server and a worker with one child, and prints the path of ``add.delay(1, y=2)``,
 of the worker's cycle (write the outcome of the previous job, fetch the next one, start it), and of ``get()``.
 ``--functions`` also prints the functions of each file. tests/process/test_job_path.py pins the numbers.
 """

@@ -1,8 +1,8 @@
 """Write bulltask's SBOM: a CycloneDX document of the packages that an installation with all extras contains.
 
-Usage: ``.venv/bin/python tools/sbom.py PATH_OF_CYCLONEDX_PY OUTPUT`` (``make sbom``). It needs no network, because it
-describes the packages in .venv, whose versions are locked; tools for development are left out. A component has the
-hashes of all files of its version, because a system chooses one of them.
+Usage: ``python -m tools sbom``, which passes the path of cyclonedx-py and that of the output. It needs no network,
+because it describes the packages in .venv, whose versions are locked; tools for development are left out. A component
+has the hashes of all files of its version, because a system chooses one of them.
 """
 
 from __future__ import annotations

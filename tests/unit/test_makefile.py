@@ -1,13 +1,16 @@
-"""``make test TESTS=…`` installs what the selected tests need, and nothing else."""
+"""``make`` has few targets, and ``python -m tools`` the rest; both install what they need, and nothing else."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tools.__main__ import TOOLS
 
 ROOT = Path(__file__).parent.parent.parent
 ALL = {"npm", "official", "celery", "django"}
@@ -39,3 +42,32 @@ def installed(tests: str, directory: Path) -> set[str]:
 def test_only_what_the_selected_tests_need_is_installed(tests: str, needed: set[str], tmp_path: Path) -> None:
     expected = needed if shutil.which("npm") else needed - {"npm"}
     assert installed(tests, tmp_path / "venv") == expected
+
+
+def test_the_makefile_has_what_a_contributor_types_and_lists_it() -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    documented = set(re.findall(r"^  make ([\w-]+)  ", listed, re.MULTILINE))
+    assert targets - documented == {"externals", "cds-archive"}, "CI runs these"
+    assert len(targets) <= 12
+
+
+def test_the_tools_are_listed_and_documented() -> None:
+    command = [sys.executable, "-m", "tools", "--help"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"^  ([\w-]+)  ", listed, re.MULTILINE) == sorted(TOOLS)
+    documented = re.findall(r"`tools ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text())
+    assert TOOLS.keys() - documented == {"audit", "bench-quick", "lock", "sbom"}, "parts of others, or documented there"
+    assert set(documented) <= TOOLS.keys()
+
+
+def test_make_can_create_what_the_tools_need(tmp_path: Path) -> None:
+    needs = sorted({need for tool in TOOLS.values() for need in tool.needs})
+    make = ["make", "-n", f"VENV={tmp_path}", *(need.replace(".venv", str(tmp_path), 1) for need in needs)]
+    assert subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=False).returncode == 0
+
+
+def test_an_unknown_tool_is_reported() -> None:
+    command = [sys.executable, "-m", "tools", "soap"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, "tools: no tool 'soap': .venv/bin/python -m tools --help lists them\n")

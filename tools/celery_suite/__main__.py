@@ -1,4 +1,4 @@
-"""Run Celery's integration tests, and the examples of its user guide, on bulltask: ``make celery-suite``.
+"""Run Celery's integration tests, and the examples of its user guide, on bulltask: ``python -m tools celery-suite``.
 
 Each failure has a class, which ``classes.toml`` records. If a test or an example that is recorded as working fails, or
 the other way round, the tool fails; change the file if that is right.

@@ -1,6 +1,7 @@
 """The pipeline example's tables are correct even if its driver, its executors and Redis are killed.
 
-Only ``make spark-kills``, a part of ``make chaos``, runs this test. ``KILLS=10`` kills the driver more often.
+Only ``python -m tools spark-kills``, a part of ``chaos``, runs this test. ``BULLTASK_KILLS=10`` kills the driver more
+often.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.process,
     pytest.mark.timeout(900 + 200 * KILLS),
-    pytest.mark.skipif("BULLTASK_KILLS" not in os.environ, reason="takes both cores for minutes: make spark-kills"),
+    pytest.mark.skipif("BULLTASK_KILLS" not in os.environ, reason="takes both cores: python -m tools spark-kills"),
 ]
 
 PIPELINE_STEP = "3. The worker runs the jobs"

@@ -1,6 +1,6 @@
 """A driver that is killed at any moment leaves the same tables as one that is not interrupted.
 
-Two drivers are killed, the first with its JVM; ``make spark-kills`` kills more.
+Two drivers are killed, the first with its JVM; ``python -m tools spark-kills`` kills more.
 ``--log-cli-level=WARNING`` shows each interrupted step.
 """
 
