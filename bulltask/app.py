@@ -431,7 +431,7 @@ class App:
             queue: The job's queue; default: the app's default queue.
             task: The job's task, whose type hint determines the type of the result; default: the result is JSON.
         """
-        decode = None if task is None else task.result_decoder
+        decode = None if task is None else task._codec.result_decoder
         return AsyncResult(job_id, queue or self._config.default_queue, self._results, decode=decode)
 
     def AsyncResult(self, job_id: str) -> AsyncResult[Any]:
@@ -702,7 +702,7 @@ class App:
             run_checks()
         self._set_up_periodic_tasks()
         for task in self.tasks.values():
-            task.check_types()
+            task._codec.check_types()
         if set_up_django():
             self._middleware.add_outermost(DjangoConnections())
         return imported
@@ -816,7 +816,7 @@ class App:
                 positional and keyword arguments are given.
         """
         task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
-        return task.build(task.bind_json(args, kwargs or {}, options.get("serializer")), CallOptions.of(options))
+        return task._build(task._codec.encode(args, kwargs or {}, options.get("serializer")), CallOptions.of(options))
 
     def _send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Store jobs and return their ids; see :class:`bulltask.transport.produce.Producer`."""
@@ -857,7 +857,7 @@ class App:
         """:meth:`_send_canvas` for asyncio."""
         if is_call(canvas) and not canvas.has_passed_overrides:
             task: Any = canvas.task
-            if isinstance(task, AnyTask) and task.replaces("aapply_async"):
+            if isinstance(task, AnyTask) and task._replaces("aapply_async"):
                 return await task.aapply_async(canvas.args, canvas.kwargs, **canvas.given_with_callbacks())
         sends = not is_overridden(canvas) or pass_overrides(canvas)
         if is_single(canvas) and sends:

@@ -376,7 +376,7 @@ def _ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
 def _queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
     """Return the queues that have a job with this id, searching known queues first; see :func:`_find_job`."""
     config = app._config
-    named = [config.default_queue, *known, *(task.options.queue or "" for task in app.tasks.values())]
+    named = [config.default_queue, *known, *(task._options.queue or "" for task in app.tasks.values())]
     with app._broker.pool.client() as client:
         likely = sorted({*named, *_app_names(_worker_queues(client, config), config)} - {""})
         if queues := _with_job(client, app, job_id, likely):

@@ -267,7 +267,7 @@ def client_source(app: App, spec: str) -> str:
     tasks = stored = ""
     for name, entry in schema["tasks"].items():
         data, result = (writer.type_of(entry[part], "    ") for part in ("data", "returnvalue"))
-        options = app.tasks[name].options
+        options = app.tasks[name]._options
         form = options.result_form(app._config)
         if form.is_pickled and not options.ignore_result:
             result = "never"  # Node.js cannot read it, so that call() throws

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import uuid_utils
 
@@ -33,7 +33,6 @@ from bulltask.registry.protocols import Sender
 __all__ = [
     "FAN_OUT_PARAMETER",
     "Arguments",
-    "Callee",
     "JobPlan",
     "NamedTask",
     "build_job",
@@ -391,56 +390,6 @@ def _with_route(name: str, task: TaskOptions, call: CallOptions, routes: Routes,
         raise ConfigError(f"task_routes for {name}: {exc}") from exc
 
 
-# What a signature calls: a task, or the name of a task of another app.
-
-
-class Callee(Protocol):
-    """What a signature calls: a task, or the name of a task of another app."""
-
-    @property
-    def name(self) -> str:
-        """The task's name."""
-        ...
-
-    @property
-    def sender(self) -> Sender:
-        """The app that sends its calls."""
-        ...
-
-    @property
-    def is_overridden(self) -> bool:
-        """Whether a replaced ``apply_async`` or ``send_task`` sends its calls: :mod:`bulltask.registry.canvas`."""
-        ...
-
-    @property
-    def result_decoder(self) -> Callable[[Any], Any] | None:
-        """Converts a JSON result to the hinted return type; ``None`` if results are not converted."""
-        ...
-
-    def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise ``TypeError`` if the arguments cannot be completed to form a valid call."""
-        ...
-
-    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
-        """Return a call's data; raise ``TypeError`` if the arguments do not match.
-
-        Args:
-            args, kwargs: The arguments.
-            serializer: The call's serializer, ``None`` for the task's.
-        """
-        ...
-
-    def bind_json_after(
-        self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
-    ) -> tuple[Any, list[str]]:
-        """Return a call's data without its first ``count`` arguments, and the names of their parameters."""
-        ...
-
-    def build(self, data: Any, call: CallOptions) -> NewJob:
-        """Return the job for bound arguments."""
-        ...
-
-
 # ``NamedTask``: a task that is known only by its name, because another app or a worker defines it.
 
 
@@ -470,16 +419,16 @@ class NamedTask:
         self.result_decoder = result_decoder
 
     @property
-    def sender(self) -> Sender:
-        """The app that sends its calls."""
-        return self._sender()
+    def _codec(self) -> NamedTask:
+        """What encodes its calls, like the :class:`CallCodec` of a task."""
+        return self
 
     @property
-    def is_overridden(self) -> bool:
+    def _is_overridden(self) -> bool:
         """Whether a replaced ``send_task`` sends its calls."""
         return self._sender()._overrides_send_task
 
-    def build(self, data: Any, call: CallOptions) -> NewJob:
+    def _build(self, data: Any, call: CallOptions) -> NewJob:
         """Return the job for bound arguments."""
         return build_job(self.name, data, self._options, call, self._sender()._config)
 
@@ -495,7 +444,7 @@ class NamedTask:
                 "combined; pass all of them as kwargs"
             )
 
-    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:  # noqa: ARG002 - as AnyTask
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:  # noqa: ARG002 - as CallCodec
         """Return a call's data: a list of positional arguments, or keyword arguments by name.
 
         Raises:
@@ -505,12 +454,12 @@ class NamedTask:
         self.check_partial(args, kwargs)
         return list(args) if args else dict(kwargs)
 
-    def bind_json_after(
+    def encode_after(
         self,
         count: int,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        serializer: str | None = None,  # noqa: ARG002 - as AnyTask
+        serializer: str | None = None,  # noqa: ARG002 - as CallCodec
     ) -> tuple[Any, list[str]]:
         """Return a call's data without its first argument, which is not known yet, and that parameter's name, ``""``.
 

@@ -17,6 +17,7 @@ from typing import (
     Never,
     Protocol,
     Self,
+    TypeAlias,
     TypeGuard,
     TypeVar,
     Unpack,
@@ -29,7 +30,7 @@ import uuid_utils
 from bulltask.jobs.errors import ConfigError
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
-from bulltask.registry.call import Callee, check_args, check_kwargs
+from bulltask.registry.call import NamedTask, check_args, check_kwargs
 from bulltask.registry.options import CallKeywords, CallOptions, SignatureKeywords, translate_call_options
 from bulltask.registry.protocols import Sender
 from bulltask.registry.request import current_sender
@@ -38,6 +39,7 @@ from bulltask.registry.stamping import STAMPED_HEADERS, Stamper, StampingVisitor
 from bulltask.registry.types import Converter, Definitions, Mismatch, Schema, register_converter
 
 if TYPE_CHECKING:
+    from bulltask.registry.task import AnyTask
     from bulltask.registry.tasks import Tasks
 
 __all__ = [
@@ -92,6 +94,9 @@ __all__ = [
 # These can be combined into any structure. :mod:`bulltask.registry.canvas_plan` turns the structure into a flow: one
 # transaction stores all of its jobs, or none.
 
+
+Callee: TypeAlias = "AnyTask[Any, Any] | NamedTask"
+"""What a signature calls: a task, or the name of a task of another app."""
 
 EMPTY_CHAIN: Final = "a chain needs at least one step"
 
@@ -323,7 +328,7 @@ class Canvas(Generic[A_contra, R_co]):
             part._forget_ids()  # noqa: SLF001 - this class
 
     def _sender(self) -> Sender:
-        return next((call.task.sender for call in self.calls()), None) or current_sender()
+        return next((call.task._sender() for call in self.calls()), None) or current_sender()
 
 
 class Chain(Canvas[A_contra, R_co]):
@@ -756,7 +761,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
         self._given = translate_call_options(self._given)  # once, because a clone would warn again
         self.options = CallOptions.of(self._given)
         self.has_passed_overrides = False
-        task.check_partial(self.args, self.kwargs)
+        task._codec.check_partial(self.args, self.kwargs)
 
     def set(self, **options: Unpack[SignatureKeywords[R_co]]) -> Self:
         """Set options of the call, and return this signature; see :meth:`Canvas.set`."""
@@ -799,9 +804,14 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
     def plan_ids(self, job_id: str | None, parent: Any) -> Any:
         """Choose the id of the job; see :meth:`Canvas.freeze`."""
         self.planned_id = job_id or self.id or str(uuid_utils.uuid7())
-        sender, task = self.task.sender, self.task
+        sender, task = self.task._sender(), self.task
         return AsyncResult(
-            self.planned_id, task.build({}, self.options).queue, sender._results, None, task.result_decoder, parent
+            self.planned_id,
+            task._build({}, self.options).queue,
+            sender._results,
+            None,
+            task._codec.result_decoder,
+            parent,
         )
 
     def parts(self) -> Sequence[Canvas[Any, Any]]:
@@ -906,7 +916,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
         task, options = cast(Any, self.task), self.given_with_callbacks()
         if hasattr(task, "apply_async"):
             return task.apply_async(self.args, self.kwargs, **options)
-        return task.sender.send_task(task.name, self.args, self.kwargs, **options)
+        return task._sender().send_task(task.name, self.args, self.kwargs, **options)
 
     def become(self, other: Signature[Any, Any]) -> None:
         """Take the arguments, options and callbacks of another call of the same task."""
@@ -921,7 +931,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
         """
         if self.links or self.errbacks:
             raise TypeError(f"{self!r:.200} has callbacks; send it with its method apply_async")
-        job = self.task.build(self.task.bind_json(self.args, self.kwargs, self.options.serializer), self.options)
+        job = self.task._build(self.task._codec.encode(self.args, self.kwargs, self.options.serializer), self.options)
         return replace(job, id=self.planned_id) if self.planned_id else job
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -942,7 +952,7 @@ def _call_of(app: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     mapped = app.tasks.get(kwargs.get("task")) if name == STARMAP else None
     # The job of a starmap has the queue and the other options of the task that it calls.
     call: Signature[Any, Any] = (
-        app.signature(name, args, kwargs) if mapped is None else mapped.one_job(kwargs.get("items", ()))
+        app.signature(name, args, kwargs) if mapped is None else mapped._starmap_encoded(kwargs.get("items", ()))
     )
     return call
 
@@ -1320,10 +1330,10 @@ def job_of(call: _Call) -> NewJob:
 
 def handle(task: Callee, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[Any]:
     """Return the handle of a job of ``task`` that was sent, and is stored under ``job_id``."""
-    result = AsyncResult(job_id, job.queue, sender._results, sender._now_ms(), task.result_decoder)
-    own = getattr(task, "options", None)
-    if (own is not None and own.ignore_result) if (ignored := job.options.ignore_result) is None else ignored:
-        result.mark_ignored()
+    result = AsyncResult(job_id, job.queue, sender._results, sender._now_ms(), task._codec.result_decoder)
+    own = not isinstance(task, NamedTask) and task._options.ignore_result
+    if own if (ignored := job.options.ignore_result) is None else ignored:
+        result._mark_ignored()
     return result
 
 
@@ -1342,7 +1352,9 @@ def handles(
     sent: list[AsyncResult[Any]] = []
     for (call, job), job_id in zip(jobs, ids, strict=True):
         task: Callee | None = call.task if is_call(call) else tasks.get(job.name)
-        sent.append(AsyncResult(job_id, job.queue, results, now_ms, None if task is None else task.result_decoder))
+        sent.append(
+            AsyncResult(job_id, job.queue, results, now_ms, None if task is None else task._codec.result_decoder)
+        )
     return sent
 
 
@@ -1374,14 +1386,14 @@ class _Recorder:
 
     def take(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> AsyncResult[Any]:
         """Record the call, and return the handle of the job that will be sent."""
-        sender = self._task.sender
+        sender = self._task._sender()
         call = self.call = Signature(self._task, args, kwargs, options)
         call.has_passed_overrides = True
         job_id = call.options.job_id or str(uuid_utils.uuid7())
         call.planned_id = job_id
-        own = getattr(self._task, "options", None)
-        queue = call.options.queue or (own and own.queue) or sender._config.default_queue
-        return AsyncResult(job_id, queue, sender._results, None, self._task.result_decoder)
+        own = None if isinstance(self._task, NamedTask) else self._task._options.queue
+        queue = call.options.queue or own or sender._config.default_queue
+        return AsyncResult(job_id, queue, sender._results, None, self._task._codec.result_decoder)
 
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("bulltask_recorder", default=None)
@@ -1410,9 +1422,9 @@ def send_call(
     if "link" in options or "link_error" in options:
         call: Signature[Any, Any] = Signature(task, args, kwargs, options)
         call.has_passed_overrides = True
-        return cast(AsyncResult[Any], task.sender._send_canvas(call))
-    sender = task.sender
-    job = task.build(task.bind_json(args, kwargs, options.get("serializer")), CallOptions.of(options))
+        return cast(AsyncResult[Any], task._sender()._send_canvas(call))
+    sender = task._sender()
+    job = task._build(task._codec.encode(args, kwargs, options.get("serializer")), CallOptions.of(options))
     return handle(task, sender, job, sender._send([job])[0])
 
 
@@ -1420,19 +1432,19 @@ async def send_recorded(call: Signature[Any, Any] | None, returned: Any) -> Asyn
     """Send a recorded call for asyncio; without one, return what the replaced method has returned."""
     if call is None:
         return cast(AsyncResult[Any], returned)
-    return cast(AsyncResult[Any], await call.task.sender._asend_canvas(call))
+    return cast(AsyncResult[Any], await call.task._sender()._asend_canvas(call))
 
 
 def recorded(call: Signature[Any, Any] | NewJob) -> tuple[Signature[Any, Any] | NewJob | None, Any]:
     """Return a single call, or what it becomes in a replaced method; see :func:`record_call`."""
-    if is_call(call) and call.task.is_overridden and not call.has_passed_overrides:
+    if is_call(call) and call.task._is_overridden and not call.has_passed_overrides:
         return record_call(call.task, call.send_by_public_method)
     return call, None
 
 
 def is_overridden(canvas: Canvas[Any, Any]) -> bool:
     """Return whether a call of a canvas, or one of its callbacks, must pass a replaced method."""
-    return any(call.task.is_overridden for call in _every_call(canvas) if not call.has_passed_overrides)
+    return any(call.task._is_overridden for call in _every_call(canvas) if not call.has_passed_overrides)
 
 
 def pass_overrides(canvas: Canvas[Any, Any]) -> bool:
@@ -1443,7 +1455,7 @@ def pass_overrides(canvas: Canvas[Any, Any]) -> bool:
     """
     complete = True
     for call in _every_call(canvas):
-        if call.has_passed_overrides or not call.task.is_overridden:
+        if call.has_passed_overrides or not call.task._is_overridden:
             continue
         recorded, _ = record_call(call.task, call.send_by_public_method)
         if recorded is None:

@@ -397,10 +397,10 @@ class _JobBuilder:
         """Return a call's job, and the parameter that receives the result of the previous step."""
         options, parameter = call.options, ""
         if step.receives is None or call.immutable:
-            data = call.task.bind_json(call.args, call.kwargs, options.serializer)
+            data = call.task._codec.encode(call.args, call.kwargs, options.serializer)
         else:
-            data, (parameter,) = call.task.bind_json_after(1, call.args, call.kwargs, options.serializer)
-        job = call.task.build(data, options)
+            data, (parameter,) = call.task._codec.encode_after(1, call.args, call.kwargs, options.serializer)
+        job = call.task._build(data, options)
         if step.parent is not None and options.parent is not None:
             raise ConfigError(
                 f"{call!r:.200} is followed by another step, which is its parent; remove its option `parent`"
@@ -438,7 +438,7 @@ class _JobBuilder:
 
     def _errback(self, call: Signature[Any, Any], *, cascades: bool | str) -> Errback:
         data, parameters = _bind_errback(call)
-        job = call.task.build(data, call.options)
+        job = call.task._build(data, call.options)
         if call.links or call.errbacks:
             raise ConfigError(
                 f"the error callback {call!r:.200} cannot have callbacks; let its task send the other calls"
@@ -494,18 +494,18 @@ def _errback_opts(options: JobOptions) -> dict[str, object]:
 def _bind_errback(call: Signature[Any, Any]) -> tuple[Any, list[str]]:
     """Return an error callback's own arguments, and the parameters that receive the failure: three, one, or none."""
     if call.immutable:
-        return call.task.bind_json(call.args, call.kwargs, call.options.serializer), []
+        return call.task._codec.encode(call.args, call.kwargs, call.options.serializer), []
     try:
-        return call.task.bind_json_after(3, call.args, call.kwargs, call.options.serializer)
+        return call.task._codec.encode_after(3, call.args, call.kwargs, call.options.serializer)
     except TypeError:
-        return call.task.bind_json_after(1, call.args, call.kwargs, call.options.serializer)
+        return call.task._codec.encode_after(1, call.args, call.kwargs, call.options.serializer)
 
 
 def _handle(
     node: Node, reader: ResultReader, sent_ms: int, queues: Mapping[str, str], parent: Any
 ) -> AsyncResult[Any] | GroupResult[Any]:
     if isinstance(node, Step):
-        decode = None if node.call is None else node.call.task.result_decoder
+        decode = None if node.call is None else node.call.task._codec.result_decoder
         handle: AsyncResult[Any] = AsyncResult(node.id, queues[node.id], reader, sent_ms, decode, parent)
         for link in node.links:
             _handle(link, reader, sent_ms, queues, handle)  # it becomes one of the handle's children

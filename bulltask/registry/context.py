@@ -49,7 +49,6 @@ from bulltask.registry.stamping import Stamper
 from bulltask.registry.types import CallConversion
 
 __all__ = [
-    "CheckpointMethods",
     "CheckpointStore",
     "CheckpointedItems",
     "Checkpoints",
@@ -475,109 +474,6 @@ async def _with_await(items: Page[T], skipped: int) -> AsyncIterator[T]:
             yield item
 
 
-# The methods of a bound task's context that continue a job where its last attempt stopped.
-
-
-class CheckpointMethods:
-    """Methods of :class:`bulltask.Context` for tasks with ``checkpoint=True``.
-
-    Args:
-        task: The task's name.
-        checkpoints: The job's cursor, ``None`` if the task has no checkpoints.
-    """
-
-    def __init__(self, task: str, checkpoints: Checkpoints | None) -> None:
-        self._task = task
-        self.checkpoints = checkpoints
-
-    @overload
-    def iterate(self, source: Items[T], *, total: int | None = None) -> CheckpointedItems[T]: ...
-    @overload
-    def iterate(
-        self, source: Callable[[Any], Page[T]], *, cursor: Callable[[T], Any], total: int | None = None
-    ) -> CheckpointedItems[T]: ...
-
-    def iterate(
-        self, source: Source[T], *, cursor: Callable[[T], Any] | None = None, total: int | None = None
-    ) -> CheckpointedItems[T]:
-        """Loop over items, so that the job continues after the last finished item when it runs again.
-
-        An item has finished when the loop asks for the next one. If the worker stops, the loop ends between two items,
-        and the job is released.
-
-        Args:
-            source: The items, in the same order in each attempt. The cursor is then the number of finished items, which
-                the next attempt skips. Alternatively, a function that receives the cursor (``None`` at first) and
-                returns the next items after it, in order. It is called again until it returns no items.
-            cursor: Required if ``source`` is a function: returns the cursor after an item, a small JSON value such as a
-                primary key. ``None`` means that no item follows.
-            total: The number of items. If given, the job's progress is stored in percent, together with its cursor.
-
-        Returns:
-            An object for ``for``, and in an async task for ``async for``.
-
-        Raises:
-            ConfigError: The task has no ``checkpoint=True``, or has called this method before.
-            TypeError: ``source`` is a function without ``cursor``, or ``cursor`` was given without a function.
-        """
-        checkpoints = self._checkpoints()
-        if checkpoints.in_loop:
-            raise ConfigError(
-                f"task {self._task!r} calls self.iterate() twice, but a job has one cursor: split it into two tasks"
-            )
-        if callable(source) != (cursor is not None):
-            raise TypeError("self.iterate() requires cursor= if source is a function, and does not accept it otherwise")
-        checkpoints.in_loop = True
-        checkpoints.total = total
-        return CheckpointedItems(checkpoints, source, cursor)
-
-    @property
-    def cursor(self) -> Any:
-        """The job's cursor: the position after the last finished item; ``None`` if no item has finished.
-
-        Raises:
-            ConfigError: The task has no ``checkpoint=True``.
-        """
-        return self._checkpoints().cursor
-
-    def checkpoint(self, cursor: Any) -> None:
-        """Move the job's cursor without :meth:`iterate`: call this method after each part of the work.
-
-        Args:
-            cursor: Where the next attempt continues: a small JSON value, which :attr:`cursor` returns.
-
-        Raises:
-            ConfigError: The task has no ``checkpoint=True``, or uses :meth:`iterate`.
-            EncodeError: The value is not plain JSON.
-            WorkerShutdown: The worker is stopping (a ``BaseException``, which ``except Exception`` does not catch).
-            LockMismatchError, JobNotFoundError: Another worker has the job, or it was removed.
-        """
-        checkpoints = self._checkpoints_without_loop()
-        if checkpoints.advance(cursor):
-            checkpoints.save()
-        checkpoints.release_if_stopping()
-
-    async def acheckpoint(self, cursor: Any) -> None:
-        """:meth:`checkpoint` for async tasks."""
-        checkpoints = self._checkpoints_without_loop()
-        if checkpoints.advance(cursor):
-            await checkpoints.asave()
-        checkpoints.release_if_stopping()
-
-    def _checkpoints_without_loop(self) -> Checkpoints:
-        checkpoints = self._checkpoints()
-        if checkpoints.in_loop:
-            raise ConfigError(
-                f"task {self._task!r} uses self.iterate(), which moves the cursor itself: do not call self.checkpoint()"
-            )
-        return checkpoints
-
-    def _checkpoints(self) -> Checkpoints:
-        if self.checkpoints is None:
-            raise ConfigError(f"task {self._task!r} has no cursor: add checkpoint=True to its decorator")
-        return self.checkpoints
-
-
 # ``self`` of a bound task: methods to report progress and to reschedule the job.
 
 
@@ -602,7 +498,7 @@ class JobMethods:
         A task that does not end is interrupted ``shutdown_notice`` seconds before ``shutdown_timeout`` is over. False
         if the task was called directly, and in a worker that lets its last jobs finish (``--burst``, ``--max-jobs``).
         """
-        return self._context.is_stopping()
+        return self._context._is_stopping()
 
     def update_progress(self, progress: codec.Json) -> None:
         """Store the job's progress, which Redis publishes as an event (BullMQ's ``updateProgress``).
@@ -641,7 +537,7 @@ class JobMethods:
         """
         reported = self._state(task_id, state, meta)
         self.update_progress(reported)
-        self._context.reported = reported["state"], meta
+        self._context._reported = reported["state"], meta
 
     async def aupdate_state(
         self, task_id: str | None = None, state: str | None = None, meta: codec.Json = None
@@ -649,7 +545,7 @@ class JobMethods:
         """:meth:`update_state` for async tasks."""
         reported = self._state(task_id, state, meta)
         await self.aupdate_progress(reported)
-        self._context.reported = reported["state"], meta
+        self._context._reported = reported["state"], meta
 
     def _state(self, task_id: str | None, state: str | None, meta: codec.Json) -> dict[str, Any]:
         if task_id not in {None, self.request.id}:
@@ -755,14 +651,14 @@ class JobMethods:
             eta_ms=None if eta is None else to_epoch_ms(eta),
             expires=expiry_ms(expires),
             arguments=arguments,
-            data=self._encode_call(*arguments) if arguments and context.job_client else None,
+            data=self._encode_call(*arguments) if arguments and context._job_client else None,
             queue=queue and check_queue_name(queue),
         )
         if is_own and exc is not None and not has_retries_left(cast(RunningJob, job), max_retries):
-            context.gave_up = retry, exc.__traceback__
+            context._gave_up = retry, exc.__traceback__
             raise exc
         if is_own and not throw:
-            context.retry_at_end = retry
+            context._retry_at_end = retry
             return retry
         raise retry from exc
 
@@ -770,7 +666,7 @@ class JobMethods:
         self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the running job with those that change."""
-        request, arguments = self.request, self._context.task.arguments
+        request, arguments = self.request, self._context.task._codec.arguments
         if args is None:  # a positional argument of the call is stored by its name, too
             return tuple(request.args), {**request.kwargs, **(kwargs or {})}
         replaced = arguments.bind_partial(args, {})
@@ -779,10 +675,10 @@ class JobMethods:
 
     def _encode_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         context, request = self._context, self.request
-        data = context.task.bind_json(args, kwargs, context.form.serializer)
+        data = context.task._codec.encode(args, kwargs, context._form.serializer)
         what = f"the arguments of the next attempt of job {request.id}"
-        dump = None if context.payloads is None else context.payloads.dump_arguments
-        return dump(data, request.queue, request.task, context.form, what) if dump else codec.encode(data, what=what)
+        dump = None if context._payloads is None else context._payloads.dump_arguments
+        return dump(data, request.queue, request.task, context._form, what) if dump else codec.encode(data, what=what)
 
     def update_data(self, data: Any) -> None:
         """Replace the job's data, which its next attempt receives as arguments (BullMQ's ``updateData``).
@@ -809,6 +705,96 @@ class JobMethods:
     async def aget_children_values(self) -> dict[str, Any]:
         """:meth:`get_children_values` for async tasks."""
         return self._loaded(await self._asend("children_values"))
+
+    @overload
+    def iterate(self, source: Items[T], *, total: int | None = None) -> CheckpointedItems[T]: ...
+    @overload
+    def iterate(
+        self, source: Callable[[Any], Page[T]], *, cursor: Callable[[T], Any], total: int | None = None
+    ) -> CheckpointedItems[T]: ...
+
+    def iterate(
+        self, source: Source[T], *, cursor: Callable[[T], Any] | None = None, total: int | None = None
+    ) -> CheckpointedItems[T]:
+        """Loop over items, so that the job continues after the last finished item when it runs again.
+
+        An item has finished when the loop asks for the next one. If the worker stops, the loop ends between two items,
+        and the job is released.
+
+        Args:
+            source: The items, in the same order in each attempt. The cursor is then the number of finished items, which
+                the next attempt skips. Alternatively, a function that receives the cursor (``None`` at first) and
+                returns the next items after it, in order. It is called again until it returns no items.
+            cursor: Required if ``source`` is a function: returns the cursor after an item, a small JSON value such as a
+                primary key. ``None`` means that no item follows.
+            total: The number of items. If given, the job's progress is stored in percent, together with its cursor.
+
+        Returns:
+            An object for ``for``, and in an async task for ``async for``.
+
+        Raises:
+            ConfigError: The task has no ``checkpoint=True``, or has called this method before.
+            TypeError: ``source`` is a function without ``cursor``, or ``cursor`` was given without a function.
+        """
+        checkpoints = self._own_checkpoints()
+        if checkpoints.in_loop:
+            raise ConfigError(
+                f"task {self.request.task!r} calls self.iterate() twice, but a job has one cursor: split it into two "
+                "tasks"
+            )
+        if callable(source) != (cursor is not None):
+            raise TypeError("self.iterate() requires cursor= if source is a function, and does not accept it otherwise")
+        checkpoints.in_loop = True
+        checkpoints.total = total
+        return CheckpointedItems(checkpoints, source, cursor)
+
+    @property
+    def cursor(self) -> Any:
+        """The job's cursor: the position after the last finished item; ``None`` if no item has finished.
+
+        Raises:
+            ConfigError: The task has no ``checkpoint=True``.
+        """
+        return self._own_checkpoints().cursor
+
+    def checkpoint(self, cursor: Any) -> None:
+        """Move the job's cursor without :meth:`iterate`: call this method after each part of the work.
+
+        Args:
+            cursor: Where the next attempt continues: a small JSON value, which :attr:`cursor` returns.
+
+        Raises:
+            ConfigError: The task has no ``checkpoint=True``, or uses :meth:`iterate`.
+            EncodeError: The value is not plain JSON.
+            WorkerShutdown: The worker is stopping (a ``BaseException``, which ``except Exception`` does not catch).
+            LockMismatchError, JobNotFoundError: Another worker has the job, or it was removed.
+        """
+        checkpoints = self._checkpoints_without_loop()
+        if checkpoints.advance(cursor):
+            checkpoints.save()
+        checkpoints.release_if_stopping()
+
+    async def acheckpoint(self, cursor: Any) -> None:
+        """:meth:`checkpoint` for async tasks."""
+        checkpoints = self._checkpoints_without_loop()
+        if checkpoints.advance(cursor):
+            await checkpoints.asave()
+        checkpoints.release_if_stopping()
+
+    def _checkpoints_without_loop(self) -> Checkpoints:
+        checkpoints = self._own_checkpoints()
+        if checkpoints.in_loop:
+            raise ConfigError(
+                f"task {self.request.task!r} uses self.iterate(), which moves the cursor itself: do not call "
+                "self.checkpoint()"
+            )
+        return checkpoints
+
+    def _own_checkpoints(self) -> Checkpoints:
+        checkpoints = self._context._checkpoints
+        if checkpoints is None:
+            raise ConfigError(f"task {self.request.task!r} has no cursor: add checkpoint=True to its decorator")
+        return checkpoints
 
     def move_to_delayed(self, delay: Duration) -> Never:
         """End this attempt, which does not count, and run the job again after ``delay`` (seconds or ``timedelta``).
@@ -916,70 +902,70 @@ class JobMethods:
         raise WaitForChildren
 
     def _client_for_replace(self) -> JobClient:
-        client = self._context.job_client
+        client = self._context._job_client
         if client is None:
             raise TypeError("replace() needs a job, but the task was called directly; return the result of the call")
         return client
 
     def _send(self, command: JobCommand, value: bytes | str = b"") -> Any:
-        client = self._context.job_client
+        client = self._context._job_client
         return None if client is None else client.send(command, value)
 
     async def _asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
-        client = self._context.job_client
+        client = self._context._job_client
         return None if client is None else await client.asend(command, value)
 
     def _encode_data(self, data: Any) -> bytes:
         what, request, context = f"data of job {self.request.id}", self.request, self._context
-        if context.conversion is not None and isinstance(data, dict) and not context.form.is_pickled:
-            data = context.conversion.encode_arguments(data)
-        dump = None if context.payloads is None else context.payloads.dump_arguments
-        return dump(data, request.queue, request.task, context.form, what) if dump else codec.encode(data, what=what)
+        if context._conversion is not None and isinstance(data, dict) and not context._form.is_pickled:
+            data = context._conversion.encode_arguments(data)
+        dump = None if context._payloads is None else context._payloads.dump_arguments
+        return dump(data, request.queue, request.task, context._form, what) if dump else codec.encode(data, what=what)
 
     def _loaded(self, results: Mapping[str, Any] | None) -> dict[str, Any]:
-        payloads = self._context.payloads
+        payloads = self._context._payloads
         return payloads.load_results(results)[0] if results and payloads else {}
 
     def _encode(self, progress: codec.Json) -> bytes:
         context = self._context
-        convert = None if context.payloads is None else context.payloads.convert
+        convert = None if context._payloads is None else context._payloads.convert
         encoded = codec.encode(progress, what=f"progress of job {self.request.id}", convert=convert)
-        context.has_reported = True
+        context._has_reported = True
         return encoded
 
 
-class Context(JobMethods, CheckpointMethods):
+class Context(JobMethods):
     """First argument of a task with ``bind=True``.
 
     Each attempt has a separate context, even if async tasks run concurrently.
 
     Attributes:
         request: The running job.
-        job_client: Executes commands on the job; ``None`` if the task was called directly.
-        conversion: The conversion of the job's arguments.
-        payloads: Reads results and writes arguments; ``None`` if the task was called directly.
-        form: How the job's data was written.
         task: The task.
-        is_stopping: Returns whether the worker is stopping.
-        has_reported: Whether the task has called :meth:`update_progress`.
-        reported: State and meta of its last :meth:`update_state`, ``None`` before the first.
-        retry_at_end: The retry that the task has requested with ``throw=False``.
         state: What the app's lifespan has yielded, unless the task has an attribute of this name.
-        gave_up: The last retry that was requested with an ``exc`` although none was left, and the traceback of ``exc``.
     """
 
-    has_reported: bool
-    reported: tuple[str, Any] | None
-    retry_at_end: Retry | None
-    gave_up: tuple[Retry, TracebackType | None] | None
-    job_client: JobClient | None
-    conversion: CallConversion | None
-    payloads: PayloadCodec | None
-    form: PayloadFormat
     task: Any
-    is_stopping: Callable[[], bool]
     if TYPE_CHECKING:
         state: Any
+
+    _checkpoints: Checkpoints | None
+    _job_client: JobClient | None
+    """Executes commands on the job; ``None`` if the task was called directly."""
+    _conversion: CallConversion | None
+    _payloads: PayloadCodec | None
+    """Reads results and writes arguments; ``None`` if the task was called directly."""
+    _form: PayloadFormat
+    """How the job's data was written."""
+    _is_stopping: Callable[[], bool]
+    _has_reported: bool
+    """Whether the task has called :meth:`update_progress`."""
+    _reported: tuple[str, Any] | None
+    """State and meta of its last :meth:`update_state`, ``None`` before the first."""
+    _retry_at_end: Retry | None
+    """The retry that the task has requested with ``throw=False``."""
+    _gave_up: tuple[Retry, TracebackType | None] | None
+    """The last retry that was requested with an ``exc`` although none was left, and the traceback of ``exc``."""
 
     def __init__(  # noqa: PLR0913 - the parts of an attempt, which attempt.py connects
         self,
@@ -995,19 +981,18 @@ class Context(JobMethods, CheckpointMethods):
     ) -> None:
         # Without __setattr__, which sets attributes of the task.
         vars(self).update(
-            _task=request.task,
-            checkpoints=checkpoints,
             request=request,
-            has_reported=False,
-            reported=None,
-            retry_at_end=None,
-            gave_up=None,
-            job_client=job_client,
-            conversion=conversion,
-            payloads=payloads,
-            form=form,
             task=task,
-            is_stopping=is_stopping,
+            _checkpoints=checkpoints,
+            _job_client=job_client,
+            _conversion=conversion,
+            _payloads=payloads,
+            _form=form,
+            _is_stopping=is_stopping,
+            _has_reported=False,
+            _reported=None,
+            _retry_at_end=None,
+            _gave_up=None,
         )
 
     if not TYPE_CHECKING:  # type checkers would accept any name
@@ -1026,7 +1011,7 @@ class Context(JobMethods, CheckpointMethods):
             if name in vars(self) or self.task is None or hasattr(type(self), name):
                 object.__setattr__(self, name, value)
             else:
-                self.task.set_attribute(name, value)
+                self.task._set_attribute(name, value)
 
     @property
     def name(self) -> str:
@@ -1048,7 +1033,7 @@ class Context(JobMethods, CheckpointMethods):
     @property
     def default_retry_delay(self) -> float:
         """The seconds before the first retry, without jitter: the task's ``default_retry_delay``, or its backoff."""
-        return float(self.task.options.backoff(self.app._config).delay_ms / 1000)
+        return float(self.task._options.backoff(self.app._config).delay_ms / 1000)
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Send another call of the task (in an async task, use ``await self.task.adelay(…)``)."""
@@ -1080,14 +1065,14 @@ class Context(JobMethods, CheckpointMethods):
         """Return the handle of a job by its id; see :meth:`bulltask.App.AsyncResult`."""
         return cast(AsyncResult[Any], self.app.AsyncResult(task_id))
 
-    def ended_by(self, raised: BaseException | None) -> BaseException | None:
+    def _ended_by(self, raised: BaseException | None) -> BaseException | None:
         """Return what has ended the attempt whose function has raised ``raised``: a retry, or the same."""
-        if self.retry_at_end is not None and (raised is None or isinstance(raised, Exception)):
-            self.retry_at_end.exc = self.retry_at_end.exc or raised
-            return self.retry_at_end
-        if self.gave_up is not None and raised is not None and self.gave_up[0].exc is raised:
-            raised.__traceback__ = self.gave_up[1]  # without the frames of bulltask that have raised it again
-            return self.gave_up[0]
+        if self._retry_at_end is not None and (raised is None or isinstance(raised, Exception)):
+            self._retry_at_end.exc = self._retry_at_end.exc or raised
+            return self._retry_at_end
+        if self._gave_up is not None and raised is not None and self._gave_up[0].exc is raised:
+            raised.__traceback__ = self._gave_up[1]  # without the frames of bulltask that have raised it again
+            return self._gave_up[0]
         return raised
 
     @property
@@ -1152,7 +1137,7 @@ def running_task() -> Any:
     context = _running_context()
     if context is None:
         return None
-    return context.task if context.task is not None and context.task.has_base else context
+    return context.task if context.task is not None and context.task._has_base else context
 
 
 def _running_context() -> Context | None:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
-from importlib import import_module
 from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, Unpack, cast, overload
 
@@ -33,84 +32,22 @@ from bulltask.jobs.job import JobRef
 from bulltask.jobs.names import REVOKED, JobState, Revocation, check_reference
 from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredSnapshot
 from bulltask.registry.protocols import ResultReader, Sender, WaitOptions, allow_join_result, check_wait_options
+from bulltask.registry.request import current_sender
 from bulltask.states import FAILURE
 
 __all__ = [
-    "CURRENT_APP",
     "AsyncResult",
     "GroupResult",
     "RemoteTraceback",
-    "ResultDetails",
     "ResultSet",
     "allow_join_result",
 ]
-
-
-# What a handle knows about its job besides the outcome: the call, and when the job finished.
-
-
-class ResultDetails:
-    """Celery's ``name``, ``args``, ``kwargs`` and ``date_done``; a base class of ``AsyncResult``.
-
-    Each property reads the job from Redis, and is ``None`` if the job does not exist.
-    """
-
-    ref: JobRef
-    reader: ResultReader
-
-    @property
-    def name(self) -> str | None:
-        """The job's name, which is the task's."""
-        call = self.reader.call(self.ref)
-        return None if call is None else call.name
-
-    @property
-    def args(self) -> list[Any] | None:
-        """The arguments that are stored without a name; usually empty, because jobs store arguments by name.
-
-        Raises:
-            DecodeError: The job's data is malformed, or this app does not accept it or has no key for it.
-        """
-        arguments = self._arguments()
-        return None if arguments is None else arguments[0]
-
-    @property
-    def kwargs(self) -> dict[str, Any] | None:
-        """The stored arguments by parameter name, including those that were passed by position.
-
-        Raises:
-            DecodeError: As for :attr:`args`.
-        """
-        arguments = self._arguments()
-        return None if arguments is None else arguments[1]
-
-    @property
-    def date_done(self) -> datetime | None:
-        """When the job completed or failed, in UTC; ``None`` before."""
-        call = self.reader.call(self.ref)
-        try:
-            ms = None if call is None else call.finished_ms
-            return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
-        except (OverflowError, ValueError, OSError):  # another client may have written any number
-            return None
-
-    def _arguments(self) -> tuple[list[Any], dict[str, Any]] | None:
-        call = self.reader.call(self.ref)
-        if call is None:
-            return None
-        data = self.reader.payloads.load_data(call.data, self.ref, call.name).value
-        if isinstance(data, dict):
-            return [], data
-        return data if isinstance(data, list) else [] if data is None else [data], {}
 
 
 # ``AsyncResult``: the state and outcome of a job, for sync and async code.
 
 
 R = TypeVar("R")
-
-CURRENT_APP: Final = "bulltask.registry.request"
-"""The module that knows the current app; imported by name, because it is in a layer above."""
 
 _PYTHON_TRACE: Final = "Traceback (most recent call last):"
 _REJECT: Final = f"{Reject.__module__}.{Reject.__qualname__}"
@@ -133,7 +70,7 @@ class RemoteTraceback(Exception):
         return f"\n\n{self.text.rstrip()}\n"
 
 
-class AsyncResult(ResultDetails, Generic[R]):
+class AsyncResult(Generic[R]):
     """A handle for a job: its state, result or exception.
 
     It works for every job in the queue, including jobs that Node sent or ran. ``get()`` waits for the queue's events,
@@ -149,8 +86,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         app: The app; default: the current app, which is the app created last.
 
     Attributes:
-        ref: The job's reference (queue and id).
-        reader, parent: The arguments.
+        parent: The argument.
         children: The handles of the callbacks and steps after this one, if this process sent them with the job.
     """
 
@@ -168,10 +104,10 @@ class AsyncResult(ResultDetails, Generic[R]):
         if sent_ms is None:  # the id comes from elsewhere
             check_reference(job_id)
         if queue is None or reader is None:
-            app = app or import_module(CURRENT_APP).current_sender()
+            app = app or current_sender()
             queue, reader = queue or app._queue_of(job_id), reader or app._results
-        self.ref = JobRef(queue, job_id)
-        self.reader = reader
+        self._ref = JobRef(queue, job_id)
+        self._reader = reader
         self.parent = parent
         self.children: list[Any] = []
         if parent is not None:
@@ -192,24 +128,24 @@ class AsyncResult(ResultDetails, Generic[R]):
     def ignored(self, value: bool) -> None:
         self._ignored = self._waits_not = value
 
-    def mark_ignored(self) -> None:
+    def _mark_ignored(self) -> None:
         """Record that the job was sent with ``ignore_result``; :meth:`get` still waits until it has finished."""
         self._ignored = True
 
     @property
     def id(self) -> str:
         """The job's id."""
-        return self.ref.id
+        return self._ref.id
 
     @property
     def task_id(self) -> str:
         """The job's id, under Celery's name."""
-        return self.ref.id
+        return self._ref.id
 
     @property
     def queue(self) -> str:
         """The name of the job's queue in the app."""
-        return self.ref.queue
+        return self._ref.queue
 
     def get(
         self,
@@ -245,14 +181,14 @@ class AsyncResult(ResultDetails, Generic[R]):
         if self._waits_not:
             return cast(R, None)
         with nullcontext() if disable_sync_subtasks else allow_join_result():
-            finished = self.reader.wait(self.ref, _timeout_ms(timeout), self._sent_ms)
-        snapshot = None if finished.completed else self.reader.snapshot(self.ref)
+            finished = self._reader.wait(self._ref, _timeout_ms(timeout), self._sent_ms)
+        snapshot = None if finished.completed else self._reader.snapshot(self._ref)
         return self._outcome(finished, snapshot, propagate=propagate)
 
     async def aget(self, timeout: Duration | None = None, *, propagate: bool = True) -> R:  # noqa: ASYNC109 - as get()
         """:meth:`get` for asyncio. ``await result`` is the same without arguments."""
-        finished = await self.reader.await_finished(self.ref, _timeout_ms(timeout), self._sent_ms)
-        snapshot = None if finished.completed else await self.reader.asnapshot(self.ref)
+        finished = await self._reader.await_finished(self._ref, _timeout_ms(timeout), self._sent_ms)
+        snapshot = None if finished.completed else await self._reader.asnapshot(self._ref)
         return self._outcome(finished, snapshot, propagate=propagate)
 
     wait = get
@@ -278,11 +214,11 @@ class AsyncResult(ResultDetails, Generic[R]):
             SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
             BrokerError: Redis could not be reached. It is safe to call again.
         """
-        return self.reader.revoke(self.ref, terminate=terminate)
+        return self._reader.revoke(self._ref, terminate=terminate)
 
     async def arevoke(self, *, terminate: bool = False) -> Revocation:
         """:meth:`revoke` for asyncio."""
-        return await self.reader.arevoke(self.ref, terminate=terminate)
+        return await self._reader.arevoke(self._ref, terminate=terminate)
 
     def forget(self) -> None:
         """Remove the job and its result from Redis (Celery's ``forget``).
@@ -292,11 +228,11 @@ class AsyncResult(ResultDetails, Generic[R]):
             SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
             BrokerError: Redis could not be reached.
         """
-        self.reader.forget(self.ref)
+        self._reader.forget(self._ref)
 
     async def aforget(self) -> None:
         """:meth:`forget` for asyncio."""
-        await self.reader.aforget(self.ref)
+        await self._reader.aforget(self._ref)
 
     def collect(self, timeout: Duration | None = None) -> Iterator[tuple[Any, Any]]:
         """Iterate over the handles and results of this job and of all steps after it (Celery's ``collect``).
@@ -330,11 +266,11 @@ class AsyncResult(ResultDetails, Generic[R]):
             DecodeError: As for :meth:`get`, if the job has completed.
             BrokerError: Redis could not be reached.
         """
-        return self._shown(self.reader.snapshot(self.ref))
+        return self._shown(self._reader.snapshot(self._ref))
 
     async def asnapshot(self) -> JobSnapshot:
         """:meth:`snapshot` for asyncio."""
-        return self._shown(await self.reader.asnapshot(self.ref))
+        return self._shown(await self._reader.asnapshot(self._ref))
 
     @property
     def state(self) -> JobState:
@@ -342,7 +278,7 @@ class AsyncResult(ResultDetails, Generic[R]):
 
         It also equals Celery's names, ``result.state == "SUCCESS"``: see :class:`bulltask.JobState`.
         """
-        return self.reader.snapshot(self.ref).state
+        return self._reader.snapshot(self._ref).state
 
     @property
     def status(self) -> str:
@@ -351,7 +287,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         While the job runs, it is the state that its task has set with ``update_state``. A job that does not exist is
         ``PENDING``.
         """
-        return self.reader.snapshot(self.ref).celery_state
+        return self._reader.snapshot(self._ref).celery_state
 
     def ready(self) -> bool:
         """Return whether the job has completed or failed."""
@@ -371,7 +307,7 @@ class AsyncResult(ResultDetails, Generic[R]):
     @property
     def progress(self) -> codec.Json:
         """The last progress that the task reported with ``update_progress``, ``None`` before the first."""
-        return self.reader.snapshot(self.ref).progress
+        return self._reader.snapshot(self._ref).progress
 
     @property
     def info(self) -> Any:
@@ -380,7 +316,7 @@ class AsyncResult(ResultDetails, Generic[R]):
         A completed job has the return value. A job that failed or waits for a retry has the exception. For any other
         job, it is the ``meta`` of ``update_state``, or the progress.
         """
-        snapshot = self.reader.snapshot(self.ref)
+        snapshot = self._reader.snapshot(self._ref)
         if snapshot.state is JobState.COMPLETED:
             return self._value(Finished(True, snapshot.returnvalue or "null"))
         if snapshot.state is JobState.FAILED or snapshot.waits_for_retry:
@@ -393,8 +329,53 @@ class AsyncResult(ResultDetails, Generic[R]):
     @property
     def traceback(self) -> str | None:
         """The traceback of the last failed attempt, ``None`` if none was stored."""
-        traces = self.reader.snapshot(self.ref).stacktrace
+        traces = self._reader.snapshot(self._ref).stacktrace
         return traces[-1] if traces else None
+
+    @property
+    def name(self) -> str | None:
+        """The job's name, which is the task's."""
+        call = self._reader.call(self._ref)
+        return None if call is None else call.name
+
+    @property
+    def args(self) -> list[Any] | None:
+        """The arguments that are stored without a name; usually empty, because jobs store arguments by name.
+
+        Raises:
+            DecodeError: The job's data is malformed, or this app does not accept it or has no key for it.
+        """
+        arguments = self._arguments()
+        return None if arguments is None else arguments[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any] | None:
+        """The stored arguments by parameter name, including those that were passed by position.
+
+        Raises:
+            DecodeError: As for :attr:`args`.
+        """
+        arguments = self._arguments()
+        return None if arguments is None else arguments[1]
+
+    @property
+    def date_done(self) -> datetime | None:
+        """When the job completed or failed, in UTC; ``None`` before."""
+        call = self._reader.call(self._ref)
+        try:
+            ms = None if call is None else call.finished_ms
+            return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+        except (OverflowError, ValueError, OSError):  # another client may have written any number
+            return None
+
+    def _arguments(self) -> tuple[list[Any], dict[str, Any]] | None:
+        call = self._reader.call(self._ref)
+        if call is None:
+            return None
+        data = self._reader.payloads.load_data(call.data, self._ref, call.name).value
+        if isinstance(data, dict):
+            return [], data
+        return data if isinstance(data, list) else [] if data is None else [data], {}
 
     def _shown(self, stored: StoredSnapshot) -> JobSnapshot:
         is_completed = stored.state is JobState.COMPLETED
@@ -409,13 +390,13 @@ class AsyncResult(ResultDetails, Generic[R]):
         return cast(R, failure)
 
     def _value(self, finished: Finished) -> R:
-        loaded = self.reader.payloads.load_result(self.ref, finished.text)
+        loaded = self._reader.payloads.load_result(self._ref, finished.text)
         value: R = loaded.value
         return value if self._decode is None or loaded.is_pickled else self._decode(value)
 
     def _failure(self, reason: str, snapshot: StoredSnapshot) -> Exception:
         trace = snapshot.stacktrace[-1] if snapshot.stacktrace else ""
-        stored = self.reader.payloads.load_error(self.ref, snapshot.error) if snapshot.error else None
+        stored = self._reader.payloads.load_error(self._ref, snapshot.error) if snapshot.error else None
         args = arguments_for(reason, stored)
         original = _pickled(stored, snapshot) or self._group(args) or _rebuild(reason, trace, args)
         if original is None:
@@ -451,7 +432,7 @@ class AsyncResult(ResultDetails, Generic[R]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):  # an id, as in Celery: `job_id in group_result.results`
             return other == self.id
-        return isinstance(other, AsyncResult) and other.ref == self.ref
+        return isinstance(other, AsyncResult) and other._ref == self._ref
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -789,9 +770,9 @@ class _Deadline:
 
 def _finished_states(members: Sequence[_Member]) -> list[JobState | None]:
     states: list[JobState | None] = [None] * len(members)
-    for reader in {id(member.reader): member.reader for member in members}.values():  # each app has one
-        own = [index for index, member in enumerate(members) if member.reader is reader]
-        for index, state in zip(own, reader.finished_states([members[index].ref for index in own]), strict=True):
+    for reader in {id(member._reader): member._reader for member in members}.values():  # each app has one
+        own = [index for index, member in enumerate(members) if member._reader is reader]
+        for index, state in zip(own, reader.finished_states([members[index]._ref for index in own]), strict=True):
             states[index] = state
     return states
 
@@ -799,7 +780,7 @@ def _finished_states(members: Sequence[_Member]) -> list[JobState | None]:
 def _wait_briefly(member: _Member, deadline: _Deadline) -> None:
     left_ms = deadline.left_ms()
     try:
-        member.reader.wait(member.ref, _POLL_MS if left_ms is None else min(left_ms, _POLL_MS), None)
+        member._reader.wait(member._ref, _POLL_MS if left_ms is None else min(left_ms, _POLL_MS), None)
     except ResultTimeoutError:
         if left_ms == 0:
             raise
@@ -863,8 +844,8 @@ class GroupResult(ResultSet[R]):
         """Return what stores the group, and a queue on its server; an empty group belongs to the current app."""
         members = self._members()
         if members:
-            return members[0].reader, members[0].queue
-        app = cast(Sender, import_module(CURRENT_APP).current_sender())
+            return members[0]._reader, members[0].queue
+        app = current_sender()
         return app._results, app._config.default_queue
 
     @classmethod
@@ -878,7 +859,7 @@ class GroupResult(ResultSet[R]):
         Raises:
             DecodeError: What is stored is malformed.
         """
-        app = app or cast(Sender, import_module(CURRENT_APP).current_sender())
+        app = app or current_sender()
         stored = app._results.load_group(app._config.default_queue, group_id)
         try:
             return None if stored is None else cls._from_addresses(json.loads(stored), app._results)

@@ -31,7 +31,7 @@ from bulltask.registry.context import Context
 from bulltask.registry.options import BatchTaskKeywords, CallOptions, TaskKeywords, TaskOptions
 from bulltask.registry.protocols import Sender
 from bulltask.registry.request import current_sender, current_task_class, task_name
-from bulltask.registry.task import OPTIONS, AnyTask, AsyncTask, Task, TaskClass, attributes_of_class, options_of_class
+from bulltask.registry.task import OPTIONS, AnyTask, AsyncTask, Task, attributes_of_class, options_of_class
 from bulltask.registry.types import Definitions, Schema, renamed
 
 __all__ = [
@@ -67,7 +67,7 @@ def annotate(task: AnyTask[Any, Any], annotations: Annotations) -> None:
     """
     for where, given in _found(task, annotations):
         try:
-            task.options = _changed(task.options, given)
+            task._set_options(_changed(task._options, given))
         except (BulltaskError, TypeError, ValueError) as exc:
             raise ConfigError(f"task_annotations[{where!r:.200}] for task {task.name}: {exc}") from exc
 
@@ -124,18 +124,18 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         other = self.get(task.name)
         if other is not None and not _is_same_function(other, task):
             raise DuplicateTaskError(
-                f"two tasks are named {task.name!r:.200}: {other.location} and {task.location}; "
+                f"two tasks are named {task.name!r:.200}: {other._location} and {task._location}; "
                 "give one of them another name with @app.task(name='…')"
             )
         annotate(task, self._annotations)
         self._tasks[task.name] = task
-        self._has_handlers |= task.has_handlers
+        self._has_handlers |= task._has_handlers
 
     def refresh(self, changed: Iterable[AnyTask[Any, Any]]) -> None:
         """Apply ``task_annotations`` again to tasks that have another class now."""
         for task in changed:
             annotate(task, self._annotations)
-            self._has_handlers |= task.has_handlers
+            self._has_handlers |= task._has_handlers
 
     def add_queues(self, names: Iterable[str]) -> None:
         """Let workers process these queues, even if no task has one of them as its option ``queue``."""
@@ -145,7 +145,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def queues(self) -> tuple[str, ...]:
         """The queues of the tasks, apart from the default queue, and those of :meth:`add_queues`."""
         more = self._shared.queues if isinstance(self._shared, Tasks) else ()
-        queues = (task.options.queue for task in self.values() if task.options.queue)
+        queues = (task._options.queue for task in self.values() if task._options.queue)
         return tuple(dict.fromkeys([*queues, *self._queues, *more]))
 
     def configure(self, config: Config) -> None:
@@ -158,7 +158,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         annotations = config.annotations or ()
         for task in self.values():
             annotate(task, annotations)
-            check_serializer(task.options.serializer, config, f"the serializer of task {task.name} is cloudpickle")
+            check_serializer(task._options.serializer, config, f"the serializer of task {task.name} is cloudpickle")
         self._annotations = annotations
 
     @property
@@ -189,10 +189,10 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
 
 def _is_same_function(first: AnyTask[Any, Any], second: AnyTask[Any, Any]) -> bool:
     """Compare by location, or by module and name: an edit moves a function, and a file may be imported twice."""
-    if first.location == second.location:
+    if first._location == second._location:
         return True
-    module, name = first.function.__module__, first.function.__qualname__
-    return "<lambda>" not in name and (module, name) == (second.function.__module__, second.function.__qualname__)
+    module, name = first._function.__module__, first._function.__qualname__
+    return "<lambda>" not in name and (module, name) == (second._function.__module__, second._function.__qualname__)
 
 
 # ``shared_task``: tasks in libraries that have no app.
@@ -223,9 +223,9 @@ def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[An
 
     def starmap(task: str, items: Iterable[Any]) -> list[Any]:
         called = find(task)
-        pickles = called.options.result_form(sender()._config).is_pickled
+        pickles = called._options.result_form(sender()._config).is_pickled
         # All arguments are read first: if this worker cannot read one, another worker may make all the calls.
-        bound = [called.unbind_json(item) for item in items]
+        bound = [called._codec.decode(item) for item in items]
         return [_call(called, *arguments, pickles=pickles) for arguments in bound]
 
     functions: dict[str, Callable[..., Any]] = {FAN_OUT: fan_out, STARMAP: starmap}
@@ -234,10 +234,10 @@ def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[An
 
 
 def _call(task: AnyTask[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, pickles: bool) -> Any:
-    result = task.direct(args, kwargs)
-    if task.is_async:
+    result = task._direct(args, kwargs)
+    if task._is_async:
         result = asyncio.run(result)
-    conversion = task.conversion
+    conversion = task._codec.conversion
     return result if conversion is None or pickles else conversion.encode_result(result)
 
 
@@ -422,7 +422,7 @@ def use_class(tasks: Iterable[AnyTask[Any, Any]], kind: type[AnyTask[Any, Any]])
             object.__setattr__(task, "__class__", type(new))
             vars(task).clear()
             vars(task).update({**vars(new), "_definition": (kind, definition)})
-            task.prepare()  # because an attribute may refer to the task
+            task._prepare()  # because an attribute may refer to the task
             changed.append(task)
     return changed
 
@@ -470,7 +470,7 @@ def register_instance(task: AnyTask[Any, Any], sender: Callable[[], Any]) -> Non
         ConfigError: The class defines no ``run``, or its methods do not match ``run``.
     """
     kind = type(task)
-    if not isinstance(task, AnyTask) or kind.run is TaskClass.run:
+    if not isinstance(task, AnyTask) or kind.run is AnyTask.run:
         raise ConfigError(f"register_task needs a subclass of bulltask.Task with a method run, not {kind.__qualname__}")
     name = vars(task).get("name") or getattr(kind, "name", None) or task_name(kind)
     options = TaskOptions.of(options_of_class(kind))
@@ -503,7 +503,7 @@ def schema_of(tasks: Iterable[AnyTask[..., Any]], config: Config) -> Schema:
     data, results = Definitions(), Definitions(of_results=True)
     entries = {task.name: _entry(task, config, data) for task in tasks}
     returnvalues = {
-        task.name: {"type": "null"} if task.options.ignore_result else task.types.result.schema(results)
+        task.name: {"type": "null"} if task._options.ignore_result else task._codec.types.result.schema(results)
         for task in tasks
     }
     names = results.rename_other(data.schemas)
@@ -520,7 +520,7 @@ def plan_of(task: AnyTask[..., Any], config: Config) -> JobPlan:
         ConfigError: A function in ``task_routes`` needs the arguments, or an option is invalid.
     """
     try:
-        return plan_job(task.name, task.options, CallOptions(), config, {})
+        return plan_job(task.name, task._options, CallOptions(), config, {})
     except BulltaskError:
         raise
     except Exception as exc:
@@ -532,11 +532,11 @@ def plan_of(task: AnyTask[..., Any], config: Config) -> JobPlan:
 
 def _entry(task: AnyTask[..., Any], config: Config, definitions: Definitions) -> Schema:
     queue = bullmq_name(plan_of(task, config).queue, hash_tag=config.queue_hash_tag)
-    description = (inspect.getdoc(task.function) or "").partition("\n\n")[0].replace("\n", " ")
+    description = (inspect.getdoc(task._function) or "").partition("\n\n")[0].replace("\n", " ")
     return {
         **({"description": description} if description else {}),
         "queue": queue,
-        "data": task.data_schema(definitions),
+        "data": task._codec.data_schema(definitions),
     }
 
 

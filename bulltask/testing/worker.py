@@ -461,12 +461,12 @@ def assert_enqueued(
 def _call(task: AnyTask[Any, Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
     if isinstance(task, str):
         return task, list(args) if args else dict(kwargs)
-    data: Any = task.arguments.bind_partial(args, kwargs)
-    conversion = task.conversion
+    data: Any = task._codec.arguments.bind_partial(args, kwargs)
+    conversion = task._codec.conversion
     data = data if conversion is None else conversion.encode_arguments(data)
-    if task.is_batch:
+    if task._is_batch:
         data = to_wire(data)
-    convert = task.sender._config.convert
+    convert = task._sender()._config.convert
     return task.name, codec.decode(codec.encode(data, what=f"the arguments of task {task.name}", convert=convert))
 
 

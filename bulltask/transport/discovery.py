@@ -343,7 +343,7 @@ def _received(connection: redis.Connection, now_ms: int) -> Iterator[Any]:
     while poll.poll(0) or pending():
         set_reply_deadline(connection, now_ms + _READ_MS, now_ms)  # TLS may not have a complete record
         parser.read_from_socket()
-        while (message := parser._reader.gets(False)) is not NOT_ENOUGH_DATA:  # noqa: SLF001
+        while (message := parser._reader.gets(False)) is not NOT_ENOUGH_DATA:
             yield message
 
 

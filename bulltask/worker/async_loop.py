@@ -140,13 +140,13 @@ class LoopWatch:
 
 def concurrency_of(app: App) -> int:
     """Return how many jobs a child may run concurrently. It acquires no more jobs while it runs that many."""
-    has_async = any(task.is_async for task in app.tasks.values())
+    has_async = any(task._is_async for task in app.tasks.values())
     return max(app._config.async_concurrency if has_async else 1, app._config.threads)
 
 
 def jobs_per_child(app: App) -> int:
     """Return how many jobs a child can run at a time, including those of a batch."""
-    return max([concurrency_of(app), *(task.options.batch or 1 for task in app.tasks.values())])
+    return max([concurrency_of(app), *(task._options.batch or 1 for task in app.tasks.values())])
 
 
 def slots_per_child(app: App) -> int:
@@ -156,7 +156,7 @@ def slots_per_child(app: App) -> int:
 
 def batches_of(app: App) -> dict[str, tuple[int, int]]:
     """Return each batch task's maximum number of jobs, and how many milliseconds to wait for further jobs."""
-    by_name = {task.name: task.options for task in app.tasks.values()}
+    by_name = {task.name: task._options for task in app.tasks.values()}
     return {
         name: (options.batch, to_ms(options.batch_wait, "batch_wait"))
         for name, options in by_name.items()
@@ -168,7 +168,7 @@ def unprefetched_tasks(app: App) -> frozenset[str]:
     """Return the tasks whose jobs are not prefetched: they run alongside others, in batches or in Spark."""
     config, tasks = app._config, app.tasks.values()
     return frozenset(
-        task.name for task in tasks if task.is_async or task.is_batch or config.threads or task.options.spark
+        task.name for task in tasks if task._is_async or task._is_batch or config.threads or task._options.spark
     )
 
 
@@ -176,7 +176,7 @@ def loop_tasks(app: App) -> frozenset[str]:
     """Return the tasks whose jobs the event loop starts without the main thread: async ones without batch or limit."""
     config, tasks = app._config, app.tasks.values()
     return frozenset(
-        task.name for task in tasks if task.is_async and not task.is_batch and task.options.rate(config) is None
+        task.name for task in tasks if task._is_async and not task._is_batch and task._options.rate(config) is None
     )
 
 

@@ -201,7 +201,7 @@ class JobPayloads:
         """
         loaded = self.codec.load_arguments(job)
         data, is_pickled = loaded.value, loaded.is_pickled
-        pickled = task.pickled_parameters(data) if is_pickled else set()
+        pickled = task._codec.pickled_parameters(data) if is_pickled else set()
         canvas, result_is_pickled = job.opts.canvas, False
         received = ChildResults.from_wire(canvas) if canvas else None
         if canvas and "request" in canvas:
@@ -213,8 +213,8 @@ class JobPayloads:
             pickled |= {received.parameter} if result_is_pickled else set()
         form = PayloadFormat(CLOUDPICKLE) if is_pickled else PLAIN
         if not self._config.encryption_keys:
-            return JobArguments(*task.unbind_json(data, pickled), form, result_is_pickled)
-        unbind = functools.partial(task.unbind_json, data, pickled)
+            return JobArguments(*task._codec.decode(data, pickled), form, result_is_pickled)
+        unbind = functools.partial(task._codec.decode, data, pickled)
         what = f"the job's data does not match task {job.name}"
         return JobArguments(*self._without_values(job, InvalidJobError, what, unbind), form, result_is_pickled)
 
@@ -239,7 +239,11 @@ class JobPayloads:
         Raises:
             EncodeError, PayloadTooLargeError: The value cannot be stored.
         """
-        conversion, form, what = task.conversion, self._form(task, arguments), f"the return value of task {job.name}"
+        conversion, form, what = (
+            task._codec.conversion,
+            self._form(task, arguments),
+            f"the return value of task {job.name}",
+        )
         if conversion is not None and not form.is_pickled:
             value = self._without_values(job, EncodeError, what, functools.partial(conversion.encode_result, value))
         if form is PLAIN and not self._config.encryption_keys:
@@ -269,7 +273,7 @@ class JobPayloads:
         """
         if not isinstance(exc, Exception | list):
             return ""
-        own, ref = None if task is None else task.options.serializer, JobRef(job.queue, job.id)
+        own, ref = None if task is None else task._options.serializer, JobRef(job.queue, job.id)
         if isinstance(exc, Exception) and (own or self._config.result_serializer) == CLOUDPICKLE:
             return self.codec.dump_error(exc, ref)
         arguments = exc if isinstance(exc, list) else storable_arguments(exc)
@@ -293,7 +297,7 @@ class JobPayloads:
             task = self._tasks.get(arguments.kwargs.get("task", "")) or task
         form = self._result_forms.get(task.name)
         if form is None:
-            form = task.options.result_form(self._config)
+            form = task._options.result_form(self._config)
             form = self._result_forms[task.name] = PLAIN if form == PLAIN else form  # result() compares the identity
         passes_on = task.name == FAN_OUT and arguments.with_pickled_result
         return form._replace(serializer=CLOUDPICKLE) if passes_on else form
@@ -504,10 +508,10 @@ class AttemptRunner:
 
     def runs_off_main_thread(self, attempt: Attempt, slot: Slot) -> bool:
         """Return whether :meth:`acall` must run the attempt, not :meth:`call`; reserve a thread if it needs one."""
-        if attempt.task.is_async:
+        if attempt.task._is_async:
             return True
         # Spark's session is bound to the thread that has created it.
-        if not self._threads.enabled or attempt.task.options.spark:
+        if not self._threads.enabled or attempt.task._options.spark:
             return False
         self._threads.reserve(slot)
         return True
@@ -525,9 +529,9 @@ class AttemptRunner:
         variables = contextvars.copy_context()
         context = self._lazy_context(attempt)
         variables.run(enter_attempt, attempt.job, context)
-        target = self._hooked(attempt, variables).call if self.hooks.has_hooks(attempt.task) else attempt.task.target
+        target = self._hooked(attempt, variables).call if self.hooks.has_hooks(attempt.task) else attempt.task._target
         function: Callable[..., Any] = functools.partial(call_task, self._cancellation.raise_if_cancelled, target)
-        if attempt.task.options.spark:
+        if attempt.task._options.spark:
             function = self._spark.wrap(attempt.job, slot.token, function, attempt.context)
         execution = self._start_execution(attempt, slot, alone=True)
         function = functools.partial(variables.run, function, *attempt.arguments.args, **attempt.arguments.kwargs)
@@ -562,11 +566,11 @@ class AttemptRunner:
 
     def _bound(self, attempt: Attempt) -> Callable[[], Any]:
         """Return the call of a task that does not run on the main thread, with its hooks."""
-        target: Callable[..., Any] = attempt.task.target
+        target: Callable[..., Any] = attempt.task._target
         if self.hooks.has_hooks(attempt.task):
-            variables = None if attempt.task.is_async else contextvars.copy_context()
+            variables = None if attempt.task._is_async else contextvars.copy_context()
             hooked = self._hooked(attempt, variables)
-            hooked.in_thread = not attempt.task.is_async
+            hooked.in_thread = not attempt.task._is_async
             target = hooked.acall if variables is None else functools.partial(variables.run, hooked.call)
         return functools.partial(target, *attempt.arguments.args, **attempt.arguments.kwargs)
 
@@ -590,7 +594,7 @@ class AttemptRunner:
         raised: BaseException | None = None
         result: object = None
         try:
-            if task.is_async:
+            if task._is_async:
                 result = await bound()()
             else:
                 raised, result = await self._call_in_thread(execution, bound())
@@ -634,15 +638,15 @@ class AttemptRunner:
 
     def _arguments(self, job: RunningJob, task: AnyTask[..., Any]) -> tuple[JobArguments, Context | None]:
         arguments = self._payloads.arguments(job, task, lambda: self._job_client(job).send("children_values"))
-        if task.is_batch:
+        if task._is_batch:
             request = self._request(job, task, arguments.args, arguments.kwargs)
             return replace(arguments, args=(BatchJob(arguments.args[0], request),), kwargs={}), None
-        if not (task.bind or task.has_base):
+        if not (task._bind or task._has_base):
             return arguments, None
         context = self._context(job, task, arguments)
-        if not task.bind or task.target is not task.function:  # __call__ of a task class passes the task itself
+        if not task._bind or task._target is not task._function:  # __call__ of a task class passes the task itself
             return arguments, context
-        return replace(arguments, args=(task if task.has_base else context, *arguments.args)), context
+        return replace(arguments, args=(task if task._has_base else context, *arguments.args)), context
 
     def _outcome_of_replacement(self, job: RunningJob) -> Outcome:
         """Return the outcome of a job whose task has replaced itself with a canvas: the canvas's result."""
@@ -665,14 +669,14 @@ class AttemptRunner:
         """Return the job's limits, else its task's, else the app's."""
         defaults = self._task_limits.get(task.name)
         if defaults is None:
-            limits = task.options.time_limits.with_defaults(self._config.time_limits)
+            limits = task._options.time_limits.with_defaults(self._config.time_limits)
             defaults = self._task_limits[task.name] = NO_LIMITS if limits == NO_LIMITS else limits
         return job.opts.time_limits.with_defaults(defaults)
 
     def _rate(self, task: AnyTask[..., Any]) -> TaskRate | None:
         """Return the task's rate limit, else the app's."""
         if task.name not in self._task_rates:
-            self._task_rates[task.name] = task.options.rate(self._config)
+            self._task_rates[task.name] = task._options.rate(self._config)
         return self._task_rates[task.name]
 
     def _not_registered(self, task: str) -> InvalidJobError:
@@ -705,14 +709,14 @@ class AttemptRunner:
 
     def _context(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments) -> Context:
         client, checkpoints = self._job_client(job), None
-        if task.options.checkpoint:
-            interval_ms = to_ms(task.options.checkpoint_interval)
+        if task._options.checkpoint:
+            interval_ms = to_ms(task._options.checkpoint_interval)
             checkpoints = Checkpoints(job.checkpoint, job.id, job.attempts_started, interval_ms, client)
         request, payloads = self._request(job, task, arguments.args, arguments.kwargs), self._payloads.codec
         return Context(
             request,
             client,
-            task.conversion,
+            task._codec.conversion,
             checkpoints,
             payloads,
             arguments.form,
@@ -739,8 +743,8 @@ class AttemptRunner:
         if attempt.limits is not NO_LIMITS:
             self._cancellation.set_deadlines(slot, self.deadlines(attempt, attempt.limits, alone=alone))
         context = attempt.context
-        if attempt.task.options.checkpoint and context is not None and context.checkpoints is not None:
-            context.checkpoints.start(slot.token, self.is_stopping, is_async=attempt.task.is_async)
+        if attempt.task._options.checkpoint and context is not None and context._checkpoints is not None:
+            context._checkpoints.start(slot.token, self.is_stopping, is_async=attempt.task._is_async)
         return TaskExecution(slot, attempt.job.name, attempt.limits)
 
     def deadlines(self, attempt: Attempt, limits: TimeLimits, *, alone: bool, in_batch: bool = False) -> Deadlines:
@@ -772,17 +776,17 @@ class AttemptRunner:
         """
         made = None if context is None else context.created
         if made is not None:
-            raised = made.ended_by(raised)
+            raised = made._ended_by(raised)
         if raised is not None:
             raised = interrupt_in(raised) or raised
         if raised is None:
             outcome: Outcome = self._encode_result(attempt, result)
         elif isinstance(raised, Ignore):
-            reported = None if made is None else made.reported
+            reported = None if made is None else made._reported
             outcome = outcome_of_ignored(reported, functools.partial(self._encode_result, attempt))
         else:
             outcome = requested_outcome(raised) or self._outcome_of_exception(raised, attempt)
-        checkpoints = None if attempt.context is None else attempt.context.checkpoints
+        checkpoints = None if attempt.context is None else attempt.context._checkpoints
         return outcome if checkpoints is None else with_checkpoint(outcome, checkpoints)
 
     def _outcome_of_exception(self, exc: BaseException, attempt: Attempt) -> Outcome:
@@ -804,7 +808,7 @@ class AttemptRunner:
 
     def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
         job, task = attempt.job, attempt.task
-        if not job.parent_key and job.opts.bulltask.get("ignore_result", task.options.ignore_result) is True:
+        if not job.parent_key and job.opts.bulltask.get("ignore_result", task._options.ignore_result) is True:
             return CompletedOutcome(b"null", result)
         try:
             return CompletedOutcome(self._payloads.result(job, task, attempt.arguments, result), result)
@@ -866,7 +870,7 @@ class Batch:
                 with _only_this_job(job):
                     run.enter()
             if self._start():
-                returned = self._task.function(list(self._called))
+                returned = self._task._function(list(self._called))
         except BaseException as exc:
             raised = exc
             raise
@@ -883,7 +887,7 @@ class Batch:
                 with _only_this_job(job):
                     await run.aenter()
             if self._start():
-                returned = await self._task.function(list(self._called))
+                returned = await self._task._function(list(self._called))
         except BaseException as exc:
             raised = exc
             raise
@@ -952,7 +956,7 @@ class BatchRunner:
     async def acall(self, members: BatchAttempts) -> list[Outcome]:
         """Call an async function, or a sync one in a thread."""
         task = members[0][0].task
-        variables = None if task.is_async else contextvars.copy_context()
+        variables = None if task._is_async else contextvars.copy_context()
         batch = self._batch(members, variables)
         execution = self._start(members, batch, alone=False)
         function = batch.acall if variables is None else functools.partial(variables.run, batch.call)

@@ -258,9 +258,9 @@ def _limits_by_queue(app: App, queues: Sequence[QueueKeys]) -> dict[QueueKeys, d
     by_name, routes = {keys.queue: keys for keys in queues}, app._config.routes
     limits: dict[QueueKeys, dict[str, str]] = {}
     for task in app.tasks.values():
-        routed = [] if task.options.queue or routes is None else routes.queues([task.name])
-        rate = task.options.rate(app._config)
-        for queue in routed or [task.options.queue or app._config.default_queue]:
+        routed = [] if task._options.queue or routes is None else routes.queues([task.name])
+        rate = task._options.rate(app._config)
+        for queue in routed or [task._options.queue or app._config.default_queue]:
             if queue in by_name:
                 text = _NONE if rate is None else f"{rate.interval_ms / 1000:.6g}"
                 limits.setdefault(by_name[queue], {})[task.name] = text

@@ -108,7 +108,7 @@ class InProcessRunner:
         """
         if not isinstance(attempts, list):
             return loop.run(attempts)
-        if attempts[0].task.is_async:
+        if attempts[0].task._is_async:
             return loop.run(self._acall(attempts))
         return self._call(attempts)
 
@@ -116,12 +116,12 @@ class InProcessRunner:
         """:meth:`call` for asyncio: async tasks run on the running loop; sync tasks run directly, and block it."""
         if not isinstance(attempts, list):
             return await attempts
-        if not attempts[0].task.is_async:
+        if not attempts[0].task._is_async:
             return self._call(attempts)
         return await self._acall(attempts)
 
     def _call(self, attempts: Sequence[Attempt]) -> list[Outcome]:
-        if attempts[0].task.is_batch:
+        if attempts[0].task._is_batch:
             return BatchRunner(self._runner).call(list(zip(attempts, self.slots, strict=False)))
         return [self._runner.call(attempts[0], self.slots[0])]
 
@@ -130,7 +130,7 @@ class InProcessRunner:
         outcomes: list[Outcome] = []
 
         async def run() -> None:
-            if attempts[0].task.is_batch:
+            if attempts[0].task._is_batch:
                 outcomes.extend(await BatchRunner(self._runner).acall(list(zip(attempts, self.slots, strict=False))))
             else:
                 outcomes.append(await self._runner.acall(attempts[0], self.slots[0]))

@@ -360,7 +360,7 @@ def decide_retry(
     attempts_made = job.attempts_made + 1
     maximum = _maximum(cause, job, task, requested)
     if attempts_made >= maximum or not _is_retryable(cause, category, job, task, requested, app):
-        throws = () if task is None else task.options.throws
+        throws = () if task is None else task._options.throws
         expected = isinstance(cause, throws) or all(isinstance(each, throws) for each in leaves_of(cause))
         return FailedOutcome(reason, trace, category.value, cause, expected=expected)
     try:
@@ -413,7 +413,7 @@ def _maximum(cause: BaseException, job: RunningJob, task: AnyTask[..., object] |
     """
     if requested is not None:
         return max_attempts(job, requested.max_retries)
-    if task is not None and _any_is(cause, task.options.autoretry_for):
+    if task is not None and _any_is(cause, task._options.autoretry_for):
         return max(job.attempts, max_attempts(job, None))
     return job.attempts
 
@@ -435,9 +435,9 @@ def _is_retryable(
     leaves = leaves_of(cause)
     if any(explicit_category(each) is ErrorCategory.PERMANENT for each in (cause, *leaves)):
         return False  # the task raised it on purpose, so autoretry_for=(Exception,) does not apply
-    if task is not None and _any_is(cause, task.options.dont_autoretry_for):
+    if task is not None and _any_is(cause, task._options.dont_autoretry_for):
         return False
-    if task is not None and _any_is(cause, kinds := task.options.autoretry_for):
+    if task is not None and _any_is(cause, kinds := task._options.autoretry_for):
         # As for the category of a group: only if each of its exceptions is retried.
         others = [] if isinstance(cause, kinds) else [each for each in leaves if not isinstance(each, kinds)]
         if all(app.categorizer.categorize(each) is ErrorCategory.TRANSIENT for each in others):
@@ -476,7 +476,7 @@ def _delay_ms(
         return requested.delay_ms
     if requested is not None and requested.eta_ms is not None:
         return max(0, requested.eta_ms - app._now_ms())
-    custom = None if task is None else task.options.custom_backoff
+    custom = None if task is None else task._options.custom_backoff
     if custom is not None:
         return to_ms(custom(attempts_made, cause), f"the retry_backoff of task {job.name}")
     return max(job.retry_delay_ms(attempts_made), retry_after_ms(cause, now=app._now_ms()) or 0)

@@ -307,7 +307,7 @@ def default_queues(app: App) -> tuple[str, ...]:
         return tuple(dict.fromkeys(app._config.queues))
     queues = list(app.tasks.queues)
     if app._config.routes is not None:
-        queues += app._config.routes.queues(task.name for task in app.tasks.values() if not task.options.queue)
+        queues += app._config.routes.queues(task.name for task in app.tasks.values() if not task._options.queue)
     return tuple(dict.fromkeys([app._config.default_queue, *queues]))
 
 
@@ -556,7 +556,7 @@ class _Assembly:
             )
 
     def _warn_about_missing_spark(self) -> None:
-        tasks = [task.name for task in self.app.tasks.values() if task.options.spark]
+        tasks = [task.name for task in self.app.tasks.values() if task._options.spark]
         if tasks and (missing := missing_dependencies()):
             self.logger.warning("Tasks with spark=True will fail in this worker", tasks=tasks, error=missing)
 

@@ -187,7 +187,7 @@ class HookedRun:
         try:
             self.enter()
             self.task.before_start(self._request.id, self._request.args, self._request.kwargs)
-            result = self.task.target(*args, **kwargs)
+            result = self.task._target(*args, **kwargs)
         except BaseException as exc:
             raised = exc
             raise
@@ -203,7 +203,7 @@ class HookedRun:
             started = self.task.before_start(self._request.id, self._request.args, self._request.kwargs)
             if inspect.isawaitable(started):
                 await started
-            result = await self.task.target(*args, **kwargs)
+            result = await self.task._target(*args, **kwargs)
         except BaseException as exc:
             raised = exc
             raise
@@ -255,7 +255,7 @@ class HookedRun:
         self._send_signals(outcome)
 
     def _handler_calls(self, outcome: Outcome | None) -> HandlerCalls:
-        return handler_calls(self._request, outcome, started=self._has_started) if self.task.has_handlers else []
+        return handler_calls(self._request, outcome, started=self._has_started) if self.task._has_handlers else []
 
     def _send_signals(self, outcome: Outcome | None) -> None:
         retval, state = self._send_outcome(outcome)
@@ -317,7 +317,7 @@ class RunHooks:
 
     def has_hooks(self, task: AnyTask[..., Any]) -> bool:
         """Return whether there is any hook for a task; nothing else is called if there is none."""
-        return task.has_handlers or TASK_SIGNALS.active or bool(self._middleware.running)
+        return task._has_handlers or TASK_SIGNALS.active or bool(self._middleware.running)
 
     def follow(self, outcome: Outcome | None) -> bool:
         """Return whether hooks may follow an outcome: the run had hooks, or the task was not called."""
@@ -354,7 +354,7 @@ class RunHooks:
         variables = run.variables
         if variables is None and current_job() is not job:  # bulltask.testing and eager mode
             variables = run.last_variables
-        if run.task.has_async_handlers:
+        if run.task._has_async_handlers:
             return _in_context(run.asettled(outcome), variables)
         if run.in_thread and variables is not None:
             # Not on the event loop, which they may block, and where Django's ORM refuses to work.

@@ -115,7 +115,7 @@ class SparkTaskRunner:
             job_id=job.id,
             task=job.name,
             report=report,
-            has_reported=lambda: context is not None and context.has_reported,
+            has_reported=lambda: context is not None and context._has_reported,
             holds_lock=lambda: self._renew_lock(job, token),
         )
         return call

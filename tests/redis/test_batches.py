@@ -349,7 +349,7 @@ def test_invalid_functions_and_type_hints_are_rejected() -> None:
     refused: list[tuple[Any, str]] = [(wrong, "must be a list"), (one, "must return a list")]
     for task, message in refused:
         with pytest.raises(ConfigError, match=message):
-            task.check_types()
+            task._codec.check_types()
 
 
 def test_fail_takes_an_exception(sizes: list[int], app: App) -> None:

@@ -462,8 +462,8 @@ def test_a_stopping_worker_ends_the_loop_before_the_next_item() -> None:
         seen.extend(context.iterate(NUMBERS))
     assert "stopping" in raised.value.reason
     assert seen == [0, 1, 2]
-    assert context.checkpoints is not None
-    assert json.loads(context.checkpoints.last(completed=False) or "")["cursor"] == 3
+    assert context._checkpoints is not None
+    assert json.loads(context._checkpoints.last(completed=False) or "")["cursor"] == 3
 
 
 def test_a_stopping_worker_ends_an_async_loop_and_a_task_that_uses_self_checkpoint() -> None:

@@ -342,7 +342,7 @@ def update_progress_of_result(side: ApiForm) -> Any:
 
 def marked_as_ignored(side: ApiForm) -> Any:
     result = side.add().result()
-    result.mark_ignored()
+    result._mark_ignored()
     return result.ignored
 
 

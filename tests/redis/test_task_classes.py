@@ -152,7 +152,7 @@ def test_call_can_be_overridden_for_example_to_enter_a_context(app: App, worker:
             with contextlib.ExitStack() as stack:
                 entered.append(self.request.id)
                 stack.callback(entered.append, "left")
-                return super().__call__(*args, **kwargs) if self.bind else self.run(*args, **kwargs)
+                return super().__call__(*args, **kwargs) if self._bind else self.run(*args, **kwargs)
 
     @app.task(base=InContext, name="plain")
     def plain(x: int) -> int:
@@ -209,7 +209,7 @@ def test_a_class_with_run_and_an_init_can_be_registered(app: App, worker: Inline
 
     task = app.register_task(Counting)
     assert [task.delay(2).get(timeout=5), task.delay(step=3).get(timeout=5)] == [2, 5]
-    assert (task.options.queue, app.tasks["counting"]) == ("counted", task)
+    assert (task._options.queue, app.tasks["counting"]) == ("counted", task)
     assert task(1) == 6
     with pytest.raises(ConfigError, match=r"a subclass of bulltask\.Task with a method run"):
         app.register_task(Recording())
@@ -230,12 +230,12 @@ def test_options_of_the_decorator_override_those_of_the_class(app: App) -> None:
     def other(self: Mail) -> str | None:
         return self.queue
 
-    assert (mail.options.queue, mail.options.priority, mail.queue) == ("mail", 3, "mail")
-    assert (other.options.queue, other()) == ("other", "other")
+    assert (mail._options.queue, mail._options.priority, mail.queue) == ("mail", 3, "mail")
+    assert (other._options.queue, other()) == ("other", "other")
     with pytest.raises(ConfigError, match="rate_limit"):
         app.task(base=type("Limited", (Task,), {"rate_limit": "often"}), name="limited")(lambda: None)
-    with pytest.raises(ConfigError, match=r"Named\.options would replace an attribute that bulltask uses"):
-        type("Named", (Task,), {"options": 5})
+    with pytest.raises(ConfigError, match=r"Named\._options would replace an attribute that bulltask uses"):
+        type("Named", (Task,), {"_options": 5})
     with pytest.raises(ConfigError, match=r"must be a subclass of bulltask\.Task"):
         app.task(base=Context, name="wrong")(lambda: None)  # type: ignore[arg-type]
 
@@ -326,10 +326,10 @@ def test_the_class_of_an_app_keeps_annotations_and_async_tasks(broker_url: str) 
 
     app.conf.freeze()
     app.Task = Recording
-    assert (type(work).__name__, isinstance(work, Recording), work.is_async) == ("Recording", True, True)
-    assert (work.options.queue, work.options.max_retries) == ("mail", 1)
+    assert (type(work).__name__, isinstance(work, Recording), work._is_async) == ("Recording", True, True)
+    assert (work._options.queue, work._options.max_retries) == ("mail", 1)
     app.Task = Task
-    assert (type(work).__name__, work.options.queue, work.options.max_retries) == ("AsyncTask", "mail", None)
+    assert (type(work).__name__, work._options.queue, work._options.max_retries) == ("AsyncTask", "mail", None)
     with pytest.raises(ConfigError, match=r"task 'work' is an async def, so OfApp\.__call__ must also"):
         app.Task = OfApp
 

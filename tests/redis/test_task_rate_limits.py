@@ -226,10 +226,10 @@ def test_throttled_jobs_start_earlier_when_the_limit_is_raised(
     app: App, broker_url: str, worker: InlineWorker, starts: Starts
 ) -> None:
     task = app.tasks["limited"]
-    task.options = replace(task.options, rate_limit="1/h")
+    task._options = replace(task._options, rate_limit="1/h")
     send(app, 4)
     worker.run_jobs()
-    task.options = replace(task.options, rate_limit="10/m")
+    task._options = replace(task._options, rate_limit="10/m")
     app.send_task("limited", ("new",))  # a job that starts or is throttled applies the new limit
     worker.run_for(40)
     assert starts.values == [0, 1, 2, 3, "new"]

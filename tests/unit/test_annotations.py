@@ -29,7 +29,7 @@ def app_with(annotations: object) -> App:
 def test_annotations_of_a_task_name_override_those_of_all_tasks_and_the_decorator() -> None:
     app = app_with({"*": {"max_retries": 5, "time_limit": 9}, "quick": {"max_retries": 3}})
     assert app._config.max_retries == 2
-    options = [app.tasks[name].options for name in ("quick", "slow")]
+    options = [app.tasks[name]._options for name in ("quick", "slow")]
     assert [(o.max_retries, o.time_limit, o.priority) for o in options] == [(3, 9, 7), (5, 9, None)]
     assert [app._build_job(name, (), {}, {}).options.attempts for name in ("quick", "slow")] == [4, 6]
 
@@ -38,7 +38,7 @@ def test_annotations_may_be_objects_or_a_list() -> None:
     app = app_with([Annotation(), {"slow": {"queue": "bulk", "max_retries": None}}])
     jobs = [app._build_job(name, (), {}, {}) for name in ("quick", "slow")]
     assert [(job.queue, job.options.expires_in_ms) for job in jobs] == [("fast", 60_000), ("bulk", 60_000)]
-    assert app.tasks["slow"].options.unlimited_retries
+    assert app.tasks["slow"]._options.unlimited_retries
 
 
 def test_tasks_that_are_defined_after_the_first_use_are_annotated_too() -> None:

@@ -115,8 +115,8 @@ def test_gzip_is_celerys_name_for_zlib() -> None:
     def plain() -> None: ...
 
     assert app._config.task_compression == "zlib"
-    assert plain.options.result_form(app._config).compression == "zlib"
-    assert plan_job("plain", plain.options, CallOptions(compression="gzip"), app._config).form.compression == "zlib"
+    assert plain._options.result_form(app._config).compression == "zlib"
+    assert plan_job("plain", plain._options, CallOptions(compression="gzip"), app._config).form.compression == "zlib"
 
 
 def test_retry_kwargs_are_the_retries_and_the_fixed_delay_of_autoretry_for() -> None:

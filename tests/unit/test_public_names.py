@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import bulltask
+from bulltask import App, Context, Request
 from bulltask.errors import BulltaskError, Interrupt
 from bulltask.jobs import errors
 
@@ -59,6 +60,8 @@ EXPECTED = {
     "signature",
 }
 
+REFERENCE = PACKAGE.parent / "docs/reference/app-and-tasks.md"
+
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -83,6 +86,43 @@ def test_public_errors_derive_from_bulltask_error_or_interrupt() -> None:
 def modules() -> dict[Path, ast.Module]:
     """The syntax tree of each module in the package."""
     return {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@pytest.fixture(scope="module")
+def documented() -> dict[str, set[str]]:
+    """The names in the first columns of the reference, by section."""
+    sections = REFERENCE.read_text().split("\n## ")[1:]
+    rows = {text.partition("\n")[0]: re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for text in sections}
+    return {title: {name for row in cells for name in re.findall(r"`(\w+)`", row)} for title, cells in rows.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sections"),
+    [
+        ("App", ["App"]),
+        ("Task", ["Task", "In a running job"]),
+        ("AsyncTask", ["Task", "In a running job"]),
+        ("Context", ["Context", "In a running job"]),
+        ("AsyncResult", ["AsyncResult"]),
+    ],
+)
+def test_what_an_editor_completes_is_documented(
+    documented: dict[str, set[str]], kind: str, sections: list[str]
+) -> None:
+    app = App("names")
+
+    @app.task
+    def task() -> None: ...
+
+    @app.task
+    async def async_task() -> None: ...
+
+    values = {"App": app, "Task": task, "AsyncTask": async_task, "AsyncResult": app.result("1")}
+    values["Context"] = Context(Request(), task=task)
+    names = {name for name in dir(values[kind]) if is_public(name)}
+    if kind == "Context":
+        names |= {"state"}  # found by __getattr__
+    assert names == set[str]().union(*(documented[section] for section in sections))
 
 
 def is_public(name: str) -> bool:

@@ -193,7 +193,7 @@ def test_two_functions_with_the_same_task_name_are_rejected(app: App) -> None:
         app.task(name="mail.send")(second)
     text = str(caught.value)
     assert "two tasks are named 'mail.send'" in text
-    assert first.location in text
+    assert first._location in text
     assert source_location(second) in text
     assert app.tasks["mail.send"] is first
 
@@ -305,7 +305,7 @@ def test_shared_tasks_accept_the_options_of_tasks() -> None:
     async def work(self: Context) -> None: ...
 
     assert isinstance(work, AsyncTask)
-    assert (work.bind, work.options.queue, work.options.attempts(CONFIG)) == (True, "mail", UNLIMITED_RETRIES + 1)
+    assert (work._bind, work._options.queue, work._options.attempts(CONFIG)) == (True, "mail", UNLIMITED_RETRIES + 1)
 
 
 # --- direct calls -----------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ async def test_calling_an_async_task_returns_its_coroutine(app: App) -> None:
         return x
 
     assert isinstance(work, AsyncTask)
-    assert work.is_async
+    assert work._is_async
     assert await work(5) == 5
 
 

@@ -89,7 +89,7 @@ def test_a_canvas_survives_a_round_trip_through_json(tasks: Tasks, make: Callabl
     for before, after in zip(canvas.calls(), rebuilt.calls(), strict=True):
         assert after.options == before.options
         if before.task.name != "other":
-            assert after.task.build({}, after.options).queue == before.task.build({}, before.options).queue
+            assert after.task._build({}, after.options).queue == before.task._build({}, before.options).queue
     assert Signature.from_dict(canvas.to_dict(), app=tasks.app).to_dict() == canvas.to_dict()
 
 
@@ -139,7 +139,7 @@ def test_a_signature_among_the_arguments_arrives_as_its_hint_says(tasks: Tasks) 
 
 
 def test_the_json_schema_of_a_signature_accepts_its_dictionary(tasks: Tasks) -> None:
-    schema = tasks.hinted.types.fields["call"].converter.schema(Definitions())
+    schema = tasks.hinted._codec.types.fields["call"].converter.schema(Definitions())
     for canvas in (tasks.add.s(1), chain(tasks.add.s(1), tasks.add.s(2))):
         jsonschema.validate(canvas.to_dict(), schema)
         assert schema["properties"].keys() == canvas.to_dict().keys()

@@ -37,7 +37,7 @@ def test_a_job_stores_the_time_limits_of_its_call_but_not_of_its_task() -> None:
     assert stored_options() == {"v": 1}
     assert stored_options(time_limit=timedelta(seconds=20)) == {"v": 1, "timeLimit": 20_000}
     assert stored_options(soft_time_limit=0.5, time_limit=7) == {"v": 1, "softTimeLimit": 500, "timeLimit": 7_000}
-    assert limited.options.time_limits == TimeLimits(10_000, 60_000)
+    assert limited._options.time_limits == TimeLimits(10_000, 60_000)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def map_dataframe(
     check_option_names(settings, MapOptions)
     if df.isStreaming:
         raise ConfigError("map_dataframe needs a batch DataFrame; for a streaming DataFrame, call it in foreachBatch")
-    config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
+    config = replace(task._sender()._config, broker_url=embedded.resolve_url(task._sender()._config.broker_url))
     plan = _plan(task, config, settings.get("options", {}))
     prefix = _check_column_names(df, settings.get("result_prefix", ""))
     wait, poll_ms = settings.get("wait"), max(1, to_ms(settings.get("poll", 2.0), "poll"))
@@ -128,7 +128,7 @@ def map_dataframe(
 def _plan(task: AnyTask[Any, Any], config: Config, options: Mapping[str, Any]) -> JobPlan:
     if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
         raise ConfigError(f"{single[0]} applies to a single job, but these options are for all jobs")
-    plan = plan_job(task.name, task.options, CallOptions.of(options), config)
+    plan = plan_job(task.name, task._options, CallOptions.of(options), config)
     retention = plan.options.to_wire(0).get("removeOnComplete")
     count = retention.get("count") if isinstance(retention, Mapping) else retention
     if retention is True or (count == 0 and count is not False):
@@ -157,10 +157,10 @@ def _arguments(
         raise ConfigError(f"columns must be a list of names or a mapping: [{columns!r}], not {columns!r}")
     if not isinstance(columns, Mapping):
         columns = {name: name for name in (df.columns if columns is None else columns)}
-    if task.is_batch:  # the columns are the fields of the one argument
+    if task._is_batch:  # the columns are the fields of the one argument
         return _named(columns)
     try:
-        task.arguments.unbind(dict.fromkeys(columns))
+        task._codec.arguments.unbind(dict.fromkeys(columns))
     except InvalidJobError as exc:
         raise TypeError(f"columns {', '.join(columns) or '(none)'}: {exc}") from None
     return _named(columns)

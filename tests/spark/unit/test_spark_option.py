@@ -26,7 +26,7 @@ def test_a_task_with_spark_is_called_and_sent_like_any_other(app: App) -> None:
     def count(table: str) -> int:
         return len(table)
 
-    assert count.options.spark
+    assert count._options.spark
     assert count("abc") == 3
     assert "spark" not in str(count.s("abc").job().opts(0))
 
