@@ -39,6 +39,7 @@ from bulltask.worker.outcomes import (
     RateLimitedOutcome,
     RescheduledByWorkerOutcome,
     RetriedOutcome,
+    released_last,
 )
 from bulltask.worker.run_hooks import LoopHooks
 from bulltask.worker.slots import ChildBlock, ExitCode, Retirement, Slot, WakeupPipe
@@ -879,7 +880,7 @@ class AsyncLoop:
     async def _settle_batch(
         self, batch: Sequence[AcquiredJob], outcomes: Sequence[Outcome], duration_ms: float
     ) -> None:
-        ended = zip(batch, outcomes, strict=True)
+        ended = released_last(list(zip(batch, outcomes, strict=True)))
         # The client sends concurrent calls without waiting for the replies to earlier ones.
         await asyncio.gather(*(self._writer.write(acquired, outcome, duration_ms) for acquired, outcome in ended))
         self._free_slots(batch)

@@ -567,7 +567,8 @@ class Cancellation:
 
     def _poll(self) -> None:
         self._turn()
-        for task, execution in tuple(self._async.items()):
+        # The newest first: jobs that end and are released at once keep their order.
+        for task, execution in tuple(reversed(self._async.items())):
             reason = execution.take(execution.requested)
             if reason is not CancelReason.NONE and execution.call is not None:
                 execution.call.interrupt(_IN_THREADS.get(reason, TaskCancelled))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +61,7 @@ __all__ = [
     "is_retried",
     "leaves_of",
     "release_reason",
+    "released_last",
     "request_fields",
     "requested_event",
     "requested_outcome",
@@ -282,6 +284,18 @@ def release_reason(outcome: ReleasedOutcome | RateLimitedOutcome) -> str:
             return outcome.reason
         case RateLimitedOutcome():
             return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
+
+
+def released_last(ended: Sequence[tuple[AcquiredJob, Outcome]]) -> list[tuple[AcquiredJob, Outcome]]:
+    """Return a batch's outcomes in the order in which to write them: releases at the end, that of the first job last.
+
+    A job that is released becomes the next one of its queue, so the jobs keep their order.
+    """
+    written: list[tuple[AcquiredJob, Outcome]] = []
+    released: list[tuple[AcquiredJob, Outcome]] = []
+    for each in ended:
+        (released if isinstance(each[1], ReleasedOutcome | RateLimitedOutcome) else written).append(each)
+    return written + released[::-1]
 
 
 def with_checkpoint(outcome: Outcome, checkpoints: Checkpoints) -> Outcome:

@@ -14,7 +14,7 @@ from bulltask.worker.async_loop import AsyncLoop, JobStarter, NextJobs
 from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
 from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.finish import OutcomeWriter
-from bulltask.worker.outcomes import AcquiredJob, Outcome
+from bulltask.worker.outcomes import AcquiredJob, Outcome, released_last
 from bulltask.worker.prefetch import PrefetchLoop
 from bulltask.worker.run_hooks import LoopHooks
 from bulltask.worker.slots import ControlPage, Retirement, Slot
@@ -383,7 +383,7 @@ class SyncLoop:
     def _write_batch(
         self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float, first: AcquiredJob
     ) -> None:
-        self._writer.write_many(ended, duration_ms)
+        self._writer.write_many(released_last(ended), duration_ms)
         for acquired, _ in ended:
             self._return_slot(acquired, first)
 

@@ -34,8 +34,8 @@ def test_no_fault_of_a_random_part_of_the_matrix_loses_a_job_or_repeats_one_too_
         rows[cell.fault, cell.point.role, phase_of(cell.point)].append(cell)
     assert {role for _, role, _ in rows} == {role for roles in TARGETS.values() for role in roles}
 
-    # One cell for half of the rows of the table in the documentation; which ones depends on the seed.
-    cells = [rng.choice(row) for row in rng.sample([*rows.values()], len(rows) // 2)]
+    # One cell for a quarter of the rows of the table in the documentation; which ones depends on the seed.
+    cells = [rng.choice(row) for row in rng.sample([*rows.values()], len(rows) // 4)]
     results = list(run_cells(cells, broker_url, tmp_path / "cells", PARALLEL))
     assert problems(results) == []
     assert sum(result.reached for result in results) >= len(results) * 3 // 4, "most faults were injected"

@@ -11,7 +11,7 @@ import pytest
 from tests.interop.node_bridge import NodeBridge
 from tests.support.worker_harness import WorkerHarness
 
-EXAMPLES = int(os.environ.get("BULLTASK_FUZZ_EXAMPLES", "500"))
+EXAMPLES = int(os.environ.get("BULLTASK_FUZZ_EXAMPLES", "200"))
 
 
 @pytest.fixture
@@ -31,5 +31,5 @@ def node(broker_url: str) -> Iterator[NodeBridge]:
 
 @pytest.fixture(scope="session")
 def examples() -> int:
-    """The number of examples of all fuzz tests: ``BULLTASK_FUZZ_EXAMPLES``, 500 by default."""
+    """The number of examples of all fuzz tests: ``BULLTASK_FUZZ_EXAMPLES``, 200 by default."""
     return EXAMPLES

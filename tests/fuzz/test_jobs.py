@@ -1,6 +1,6 @@
 """Malformed jobs that hypothesis makes: each ends with a reason or waits, no process dies, and valid jobs complete.
 
-One worker runs all examples. ``make test`` makes 500 examples and ``python -m tools fuzz`` 10,000
+One worker runs all examples. ``make test`` makes 200 examples and ``python -m tools fuzz`` 10,000
 (``BULLTASK_FUZZ_EXAMPLES``). ``--hypothesis-seed`` reruns a failure.
 """
 

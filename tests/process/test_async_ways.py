@@ -13,7 +13,7 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-REPEATS: Final = int(os.environ.get("ASYNC_WAYS", "10"))
+REPEATS: Final = int(os.environ.get("ASYNC_WAYS", "5"))
 """Jobs for each way, and as many plain ones. With 50, the test takes minutes (CONTRIBUTING.md)."""
 
 TASKS = """
