@@ -15,8 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from bulltask import embedded
-from bulltask.config.config import Config, Settings, constructor_settings
+from bulltask.config.config import Config
 from bulltask.config.parsers import parse_names, wrap_secrets
+from bulltask.config.settings import Settings, constructor_settings
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.jobs.categories import Categorizer
 from bulltask.jobs.clock import Duration

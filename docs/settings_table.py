@@ -9,12 +9,8 @@ import re
 from datetime import timedelta
 from pathlib import Path
 
-import click
-
-from bulltask.cli import worker
 from bulltask.config.celery_settings import CELERY_SETTINGS
-from bulltask.config.config import SETTINGS
-from bulltask.config.parsers import Setting
+from bulltask.config.config import SETTINGS, Setting
 from bulltask.errors import ConfigError
 
 PAGE = Path(__file__).parent / "reference/configuration.md"
@@ -93,10 +89,8 @@ def _accepts(row: Setting, value: object) -> bool:
 
 
 def _flag(row: Setting) -> str:
-    names = [flag for flag, setting in worker.SETTINGS.items() if setting == row.name]
-    names += {"broker_url": ["broker"], "include": ["include"]}.get(row.name, [])
-    options = (option for option in worker.worker.params if isinstance(option, click.Option))
-    return " ".join(f"`{opt}`" for option in options if option.name in names for opt in option.opts)
+    names = {"broker_url": "-b --broker", "include": "-I --include"}.get(row.name, row.flag.names if row.flag else "")
+    return " ".join(f"`{name}`" for name in names.split())
 
 
 if __name__ == "__main__":

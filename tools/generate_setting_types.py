@@ -15,7 +15,7 @@ from bulltask.config.config import SETTINGS
 FILE: Final = Path(__file__).parent.parent / "bulltask/config/setting_types.py"
 
 TYPES: Final = {
-    "_accepted": "Iterable[str]",
+    "accepted_serializers": "Iterable[str]",
     "autoscale": "str | Sequence[int]",
     "choice": "str",
     "compression": "str",
@@ -57,8 +57,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, TypedDict
 
-from bulltask.jobs.clock import Duration
 from bulltask.config.urls import SecretUrl
+from bulltask.jobs.clock import Duration
 
 __all__ = ["AppOptions", "SettingOptions", "SettingTypes"]
 '''

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from bulltask.config.config import CONFIG_VARIABLE
+from bulltask.config.settings import CONFIG_VARIABLE
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.errors import ConfigError
 

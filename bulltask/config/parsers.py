@@ -1,4 +1,9 @@
-"""Keys that sign and encrypt payloads: never shown, not even in a debugger or in Sentry."""
+"""Parsers of the settings in :mod:`bulltask.config.config`: one for each kind of value, simple kinds first.
+
+A parser takes a value (a string from the environment or the command line, any object from code) and the setting's name.
+It returns the value of the field of ``Config``, or raises ``ConfigError``. The documentation of the settings shows the
+text after "must be" in the error.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from bulltask.jobs.clock import to_ms, value_class, zone_of
 from bulltask.jobs.errors import ConfigError, InvalidNameError, did_you_mean
 from bulltask.jobs.fields import KEEP_ALL, keep_option
 from bulltask.jobs.names import EVERY_QUEUE, MAX_NAME, check_queue_name
-from bulltask.jobs.payloads import KEY_BYTES, SecretKey
+from bulltask.jobs.payloads import CLOUDPICKLE, JSON, KEY_BYTES, ZLIB, ZSTD, SecretKey
 
 __all__ = [
     "BOOLEAN_WORDS",
@@ -30,10 +35,11 @@ __all__ = [
     "Route",
     "Routes",
     "SecretKeys",
-    "Setting",
     "TaskRate",
+    "accepted_serializers",
     "autoscale",
     "choice",
+    "compression",
     "cores",
     "duration",
     "entries",
@@ -52,8 +58,8 @@ __all__ = [
     "queue_names",
     "rate_limits",
     "retention",
-    "reveal",
     "routes",
+    "serializer",
     "signing_keys",
     "spark_settings",
     "task_rate",
@@ -63,46 +69,12 @@ __all__ = [
     "wrap_secrets",
 ]
 
-
-# A row of the table of settings.
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A row of the table: the public name, the field of :class:`Config`, its parser, the default, the help text."""
-
-    name: str
-    field: str
-    parse: Parse
-    default: object
-    doc: str
-
-
-# Parsers of settings: a parser, or a function that returns a parser, for each kind of value.
-#
-# A parser takes the value (a string from the environment or the command line, any object from code) and the setting's
-# name for the message. It returns the field's value in :class:`bulltask.config.config.Config`, or raises
-# ``ConfigError``. The documentation of the settings contains the text after "must be" in this message.
-
-
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
-_UNITS_KIB: Final = {"": 1, "K": 1, "M": 1024, "G": 1024 * 1024}
-_MIN_MEMORY_KIB: Final = 16 * 1024
-_MAX_MEMORY_KIB: Final = 2**50
-BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-"""Words for true and false."""
 Parse = Callable[[Any, str], Any]
-
-
-class Autoscale(NamedTuple):
-    """The limits of the number of children."""
-
-    maximum: int
-    minimum: int
 
 
 def integer(low: int, high: int | None = None) -> Parse:
     """Return a parser for integers from ``low`` to ``high``, inclusive."""
+    bounds = f"from {low} to {high}" if high else f"of {low} or more"
 
     def parse(value: Any, name: str) -> int:
         try:
@@ -110,14 +82,10 @@ def integer(low: int, high: int | None = None) -> Parse:
         except ValueError:
             number = None
         if not isinstance(number, int) or isinstance(number, bool) or number < low or (high and number > high):
-            raise ConfigError(f"{name} must be an integer {_span(low, high)}, not {value!r:.200}")
+            raise ConfigError(f"{name} must be an integer {bounds}, not {value!r:.200}")
         return number
 
     return parse
-
-
-def _span(low: int, high: int | None) -> str:
-    return f"from {low} to {high}" if high else f"of {low} or more"
 
 
 def duration(low_ms: int = 0) -> Parse:
@@ -135,71 +103,6 @@ def duration(low_ms: int = 0) -> Parse:
     return parse
 
 
-def worker_pool(value: Any, name: str) -> str:
-    """Return the pool of a worker, by Celery's name.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
-    text = str(value).lower()
-    if text in {"prefork", "processes"}:
-        return "prefork"
-    if text != "threads":
-        hint = {
-            "gevent": ": write async def tasks, which run concurrently in every pool, or use threads",
-            "eventlet": ": write async def tasks, which run concurrently in every pool, or use threads",
-            "solo": ": use prefork with -c 1",
-        }.get(text, "")
-        raise ConfigError(f"{name} must be prefork or threads, not {value!r:.200}{hint}")
-    return text
-
-
-def autoscale(value: Any, name: str) -> Autoscale:
-    """Return the limits of the number of children from ``"10,3"``, ``(10, 3)`` or ``10``, which means ``"10,1"``.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
-    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, tuple | list) else [value]
-    try:
-        maximum, minimum = (integer(1, 1_000)(part, name) for part in (parts if len(parts) > 1 else [*parts, 1]))
-    except (ConfigError, ValueError) as exc:
-        raise ConfigError(
-            f"{name} must be MAX,MIN as in '10,3', from 1 to 1000, not {value!r:.200}"
-            + (
-                ": the minimum is 1, because one child process always waits for jobs"
-                if str(parts[-1:]).strip(" [(',)]") == "0"
-                else ""
-            )
-        ) from exc
-    if minimum > maximum:
-        raise ConfigError(f"{name} must be MAX,MIN with the maximum first, not {value!r:.200}")
-    return Autoscale(maximum, minimum)
-
-
-def memory(value: Any, name: str) -> int:
-    """Return a size in KiB from a number of KiB, as in Celery, or from a number with a unit: ``"512M"``, ``"1.5GiB"``.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
-    match = _SIZE.fullmatch(str(value).strip())
-    if match is None or isinstance(value, bool):
-        raise ConfigError(f"{name} must be a number of KiB or a size such as '512M' or '2G', not {value!r:.200}")
-    size_kib = int(min(float(match[1]) * _UNITS_KIB[match[2].upper()], _MAX_MEMORY_KIB))
-    if size_kib < _MIN_MEMORY_KIB:
-        # No Python process is that small, so the number is probably in MiB.
-        raise ConfigError(
-            f"{name} must be at least 16 MiB: {value!r:.200} means {size_kib} KiB; write '512M' for 512 MiB"
-        )
-    return size_kib
-
-
-def optional(parse: Parse) -> Parse:
-    """Return a parser that also accepts ``None``, ``"none"`` and ``""``, and passes anything else to ``parse``."""
-    return lambda value, name: None if value is None or str(value).lower() in {"", "none"} else parse(value, name)
-
-
 def choice(*allowed: str) -> Parse:
     """Return a parser for one of the ``allowed`` words."""
 
@@ -214,24 +117,25 @@ def choice(*allowed: str) -> Parse:
     return parse
 
 
-def flag(value: Any, name: str) -> bool:
-    """Return a boolean, given as ``bool`` or as a word.
+BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+"""Words for true and false."""
 
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
+
+def flag(value: Any, name: str) -> bool:
+    """Return a boolean, given as ``bool`` or as a word."""
     parsed = value if isinstance(value, bool) else {**BOOLEAN_WORDS, "1": True, "0": False}.get(str(value).lower())
     if parsed is None:
         raise ConfigError(f"{name} must be true or false, not {value!r:.200}")
     return parsed
 
 
-def plain_text(value: Any, name: str) -> str:
-    """Return a non-empty string without control characters, and without characters that UTF-8 cannot encode.
+def optional(parse: Parse) -> Parse:
+    """Return a parser that also accepts ``None``, ``"none"`` and ``""``, and passes anything else to ``parse``."""
+    return lambda value, name: None if value is None or str(value).lower() in {"", "none"} else parse(value, name)
 
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
+
+def plain_text(value: Any, name: str) -> str:
+    """Return a non-empty string without control characters, and without characters that UTF-8 cannot encode."""
     if not isinstance(value, str) or not value or any(ord(char) < 32 for char in value):
         raise ConfigError(f"{name} must be a string without control characters, not {value!r:.200}")
     if any("\ud800" <= char <= "\udfff" for char in value):
@@ -240,6 +144,43 @@ def plain_text(value: Any, name: str) -> str:
             f"or use only ASCII characters"
         )
     return value
+
+
+def parse_names(value: Any, name: str) -> tuple[str, ...]:
+    """Return the names in a list or a comma-separated string."""
+    if isinstance(value, str):
+        return tuple(plain_text(part.strip(), name) for part in value.split(",") if part.strip())
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"{name} must be a list of names, not {value!r:.200}")
+    return tuple(plain_text(part, name) for part in value)
+
+
+def entries(value: Any, name: str) -> Mapping[str, Any] | None:
+    """Return a dictionary of entries by name; the entries are checked when they are used."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{name} must be a dictionary of entries by name, not {value!r:.200}")
+    return dict(value)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def queue_name(value: Any, name: str) -> str:
+    """Return a valid queue name."""
+    try:
+        return check_queue_name(value)
+    except InvalidNameError as exc:
+        raise ConfigError(f"{name} must be the name of a queue, not {value!r:.100}: {exc}") from exc
+
+
+def queue_names(value: Any, name: str) -> tuple[str, ...]:
+    """Return queue names, from names, dictionary keys or objects with a ``name`` such as ``kombu.Queue``."""
+    if value is not None and not isinstance(value, str | Iterable):
+        raise ConfigError(f"{name} must be a list of queue names, not {value!r:.200}")
+    parts = value if isinstance(value, str) else [getattr(part, "name", part) for part in value or ()]
+    return tuple(queue_name(part, name) for part in (parse_names(parts, name) if isinstance(parts, str) else parts))
 
 
 def key_prefix(value: Any, name: str) -> str:
@@ -255,24 +196,8 @@ def key_prefix(value: Any, name: str) -> str:
     return prefix
 
 
-def queue_name(value: Any, name: str) -> str:
-    """Return a valid queue name.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
-    try:
-        return check_queue_name(value)
-    except InvalidNameError as exc:
-        raise ConfigError(f"{name} must be the name of a queue, not {value!r:.100}: {exc}") from exc
-
-
 def worker_name(value: Any, name: str) -> str:
-    """Return a name that Redis accepts as a connection name, or ``""``.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
+    """Return a name that Redis accepts as a connection name, or ``""``."""
     if value is None or value == "":
         return ""
     if len(plain_text(value, name)) > MAX_NAME:
@@ -291,31 +216,85 @@ def time_zone(value: Any, name: str) -> str:
     return str(zone)
 
 
+# ---- a worker's processes --------------------------------------------------------------------------------------------
+
+
+def cores(value: Any, name: str) -> int:
+    """Return a number of processes; ``None`` and ``"auto"`` mean one per usable core."""
+    if value is None or value == "auto":
+        return usable_cores()
+    return int(integer(1, 1_000)(value, name))
+
+
+def worker_pool(value: Any, name: str) -> str:
+    """Return the pool of a worker, by Celery's name."""
+    text = str(value).lower()
+    if text in {"prefork", "processes"}:
+        return "prefork"
+    if text != "threads":
+        hint = {
+            "gevent": ": write async def tasks, which run concurrently in every pool, or use threads",
+            "eventlet": ": write async def tasks, which run concurrently in every pool, or use threads",
+            "solo": ": use prefork with -c 1",
+        }.get(text, "")
+        raise ConfigError(f"{name} must be prefork or threads, not {value!r:.200}{hint}")
+    return text
+
+
+class Autoscale(NamedTuple):
+    """The limits of the number of children."""
+
+    maximum: int
+    minimum: int
+
+
+def autoscale(value: Any, name: str) -> Autoscale:
+    """Return the limits of the number of children from ``"10,3"``, ``(10, 3)`` or ``10``, which means ``"10,1"``."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, tuple | list) else [value]
+    try:
+        maximum, minimum = (integer(1, 1_000)(part, name) for part in (parts if len(parts) > 1 else [*parts, 1]))
+    except (ConfigError, ValueError) as exc:
+        raise ConfigError(
+            f"{name} must be MAX,MIN as in '10,3', from 1 to 1000, not {value!r:.200}"
+            + (
+                ": the minimum is 1, because one child process always waits for jobs"
+                if str(parts[-1:]).strip(" [(',)]") == "0"
+                else ""
+            )
+        ) from exc
+    if minimum > maximum:
+        raise ConfigError(f"{name} must be MAX,MIN with the maximum first, not {value!r:.200}")
+    return Autoscale(maximum, minimum)
+
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+_UNITS_KIB: Final = {"": 1, "K": 1, "M": 1024, "G": 1024 * 1024}
+_MIN_MEMORY_KIB: Final = 16 * 1024
+_MAX_MEMORY_KIB: Final = 2**50
+
+
+def memory(value: Any, name: str) -> int:
+    """Return a size in KiB from a number of KiB, as in Celery, or a number with a unit: ``"512M"``, ``"1.5GiB"``."""
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise ConfigError(f"{name} must be a number of KiB or a size such as '512M' or '2G', not {value!r:.200}")
+    size_kib = int(min(float(match[1]) * _UNITS_KIB[match[2].upper()], _MAX_MEMORY_KIB))
+    if size_kib < _MIN_MEMORY_KIB:
+        # No Python process is that small, so the number is probably in MiB.
+        raise ConfigError(
+            f"{name} must be at least 16 MiB: {value!r:.200} means {size_kib} KiB; write '512M' for 512 MiB"
+        )
+    return size_kib
+
+
 def max_reconnects(value: Any, name: str) -> int | None:
     """Return a number of attempts, ``None`` for no limit; 0 also means no limit, as in Celery."""
     number: int | None = optional(integer(0))(value, name)
     return number or None
 
 
-def entries(value: Any, name: str) -> Mapping[str, Any] | None:
-    """Return a dictionary of entries by name; the entries are checked when they are used.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"{name} must be a dictionary of entries by name, not {value!r:.200}")
-    return dict(value)
-
-
 def spark_settings(value: Any, name: str) -> Mapping[str, str]:
-    """Return Spark settings by name, from a dictionary or a JSON object as a string.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
+    """Return Spark settings by name, from a dictionary or a JSON object as a string."""
     try:
         settings = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -331,12 +310,11 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
     return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in settings.items()}
 
 
-def jitter_fraction(value: Any, name: str) -> float:
-    """Return the random fraction of a delay: a boolean (true is 0.2) or a number from 0 to 1.
+# ---- retries and retention -------------------------------------------------------------------------------------------
 
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
+
+def jitter_fraction(value: Any, name: str) -> float:
+    """Return the random fraction of a delay: a boolean (true is 0.2) or a number from 0 to 1."""
     parsed = value if isinstance(value, bool) else BOOLEAN_WORDS.get(str(value).lower())
     if parsed is not None:
         return 0.2 if parsed else 0.0
@@ -349,35 +327,11 @@ def jitter_fraction(value: Any, name: str) -> float:
     return fraction
 
 
-def parse_names(value: Any, name: str) -> tuple[str, ...]:
-    """Return the names in a list or a comma-separated string.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
-    if isinstance(value, str):
-        return tuple(plain_text(part.strip(), name) for part in value.split(",") if part.strip())
-    if not isinstance(value, Iterable):
-        raise ConfigError(f"{name} must be a list of names, not {value!r:.200}")
-    return tuple(plain_text(part, name) for part in value)
-
-
-def cores(value: Any, name: str) -> int:
-    """Return a number of processes; ``None`` and ``"auto"`` mean one per usable core."""
-    if value is None or value == "auto":
-        return usable_cores()
-    return int(integer(1, 1_000)(value, name))
-
-
 def retention(value: Any, name: str) -> Mapping[str, int]:
     """Return BullMQ's ``keepJobs`` map for a worker's option.
 
     Args:
         value: :data:`bulltask.jobs.fields.KeepJobs`, or a string that represents it.
-        name: Name of the setting, for the message.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     parsed = _parse_retention(value) if isinstance(value, str) else value
     if isinstance(parsed, bool):
@@ -405,51 +359,12 @@ def _parse_retention(text: str) -> Any:
         return None
 
 
-# The setting ``task_annotations``: task options that the app sets without changing the tasks' code.
+# ---- rate limits of tasks, and of queues in BullMQ's form ------------------------------------------------------------
 
-
-Annotations = Sequence[Any]
-"""Dictionaries of options by task name, or objects with Celery's method ``annotate``."""
-
-
-def parse_annotations(value: Any, name: str) -> Annotations | None:
-    """Return the parts of ``task_annotations``, or ``None`` if there are none.
-
-    Args:
-        value: A dictionary ``{"shop.tasks.pay": {"time_limit": 30}, "*": {"max_retries": 5}}``, an object whose methods
-            ``annotate(task)`` and ``annotate_any()`` return options or ``None``, or a list of these.
-        name: Name of the setting, for the message.
-
-    Raises:
-        ConfigError: The value is invalid.
-    """
-    if value is None or value in ((), [], {}):
-        return None
-    parts = list(value) if isinstance(value, list | tuple) else [value]
-    for part in parts:
-        if not isinstance(part, Mapping) and not hasattr(part, "annotate"):
-            raise ConfigError(
-                f"{name} must be a dictionary of options by task name, or a list of them, not {part!r:.200}"
-            )
-        for task, options in part.items() if isinstance(part, Mapping) else ():
-            if not isinstance(options, Mapping):
-                raise ConfigError(
-                    f"{name}[{task!r:.200}] must be a dictionary of the task's options, not {options!r:.200}"
-                )
-    return parts
-
-
-# Parses rate limits: of queues (the setting ``limiter``), which are translated to BullMQ's form, and of tasks.
-
-
-Limits = Mapping[str, Mapping[str, int] | None]
-"""BullMQ's ``limiter`` (``max`` jobs in ``duration`` milliseconds) by the queue's name in the app."""
 
 _MAX_JOBS: Final = 2**53 - 1
-_PARTS: Final = {"max", "duration"}
-_RATE: Final = re.compile(r"(\d{1,16})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d)", re.ASCII)
-_TASK_RATE: Final = re.compile(r"(\d{1,16}(?:\.\d{1,9})?)(?:\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d))?", re.ASCII)
 _UNIT_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_TASK_RATE: Final = re.compile(r"(\d{1,16}(?:\.\d{1,9})?)(?:\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d))?", re.ASCII)
 _MAX_INTERVAL_MS: Final = 365 * 86_400_000
 _MIN_INTERVAL_MS: Final = 0.001
 _MAX_TOLERANCE_MS: Final = 1_000
@@ -483,10 +398,6 @@ def task_rate(value: Any, name: str) -> TaskRate | None:
     Args:
         value: A number of jobs per second, or a string such as ``"10/s"``, ``"100/m"``, ``"1000/h"`` or ``"5/30s"``. 0
             and ``None`` mean no limit.
-        name: Name of the option or setting, for the message.
-
-    Raises:
-        ConfigError: The value is invalid.
     """
     jobs, period_s = value, 1.0
     if isinstance(value, str) and (rate := _TASK_RATE.fullmatch(value.strip())) is not None:
@@ -506,6 +417,13 @@ def task_rate(value: Any, name: str) -> TaskRate | None:
     return TaskRate.of(jobs, period_s * 1000)
 
 
+Limits = Mapping[str, Mapping[str, int] | None]
+"""BullMQ's ``limiter`` (``max`` jobs in ``duration`` milliseconds) by the queue's name in the app."""
+
+_PARTS: Final = {"max", "duration"}
+_RATE: Final = re.compile(r"(\d{1,16})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d)", re.ASCII)
+
+
 def rate_limits(value: Any, name: str) -> Limits:
     """Return the rate limit of each queue.
 
@@ -514,10 +432,6 @@ def rate_limits(value: Any, name: str) -> Limits:
             ``None`` no limit. A limit is ``{"max": 100, "duration": 60}`` (seconds or ``timedelta``) or a string as in
             Celery, such as ``"100/m"`` or ``"100/30s"``. A string may also have limits by queue:
             ``"emails=100/m, bulk=none, 5/s"``.
-        name: Name of the setting, for the message.
-
-    Raises:
-        ConfigError: The value is invalid.
     """
     limits = _by_queue(value, name) if isinstance(value, str) else _of_mapping(value, name)
     for queue in limits.keys() - {EVERY_QUEUE}:
@@ -528,16 +442,13 @@ def rate_limits(value: Any, name: str) -> Limits:
 def _of_mapping(value: Any, name: str) -> Limits:
     if not isinstance(value, Mapping):
         raise _invalid(value, name)
-    if value.keys() & _PARTS and not any(_is_limit(part) for part in value.values()):
+    # A limit among the values means that the keys are names of queues, even ``max``.
+    has_limits = any(isinstance(part, Mapping) or (isinstance(part, str) and "/" in part) for part in value.values())
+    if value.keys() & _PARTS and not has_limits:
         return {EVERY_QUEUE: _limit(value, name)}
     if not value or not all(isinstance(queue, str) and queue for queue in value):
         raise _invalid(value, name)
     return {queue: _limit(limit, f"{name}[{queue!r:.200}]") for queue, limit in value.items()}
-
-
-def _is_limit(part: Any) -> bool:
-    """Return whether a value is a limit. If so, the key that it belongs to is a queue's name, even ``max``."""
-    return isinstance(part, Mapping) or (isinstance(part, str) and "/" in part)
 
 
 def _by_queue(text: str, name: str) -> Limits:
@@ -579,7 +490,7 @@ def _invalid(value: Any, name: str) -> ConfigError:
     )
 
 
-# The settings ``task_routes`` and ``task_queues``, in all of Celery's forms.
+# ---- ``task_routes`` and ``task_annotations``, in all of Celery's forms ----------------------------------------------
 
 
 Route = Mapping[str, Any]
@@ -630,7 +541,13 @@ class Routes:
             if isinstance(router, _Table):
                 route = router.find(task)
             else:
-                route = _route(_call(router, task, data, options), f"task_routes for {task}")
+                args, kwargs = ((), data) if isinstance(data, Mapping) else (data or (), {})
+                given = (
+                    router.route_for_task(task, args, kwargs)
+                    if hasattr(router, "route_for_task")
+                    else router(task, args, kwargs, options, task=None)
+                )
+                route = _route(given, f"task_routes for {task}")
             if route:
                 return route
         return {}
@@ -650,28 +567,12 @@ def routes(value: Any, name: str) -> Routes | None:
             a compiled regular expression); a list of pairs of these; a function ``(name, args, kwargs, options,
             task=None, **_)`` that returns a route or ``None``; a function's name. A route is a queue's name, or a
             dictionary with ``queue`` and other options.
-        name: Name of the setting, for the message.
-
-    Raises:
-        ConfigError: The value is invalid.
     """
     if value is None or value in ((), [], {}):
         return None
     parts = value if isinstance(value, list | tuple) and not _is_pairs(value) else [value]
     routers = [_router(part, name) for part in parts]
     return Routes(routers, any(not isinstance(router, _Table) for router in routers))
-
-
-def queue_names(value: Any, name: str) -> tuple[str, ...]:
-    """Return queue names, from names, dictionary keys or objects with a ``name`` such as ``kombu.Queue``.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
-    if value is not None and not isinstance(value, str | Iterable):
-        raise ConfigError(f"{name} must be a list of queue names, not {value!r:.200}")
-    parts = value if isinstance(value, str) else [getattr(part, "name", part) for part in value or ()]
-    return tuple(queue_name(part, name) for part in (parse_names(parts, name) if isinstance(parts, str) else parts))
 
 
 def _router(value: Any, name: str) -> _Table | _Router:
@@ -716,13 +617,6 @@ def _route(value: Any, what: str) -> Route:
     return route
 
 
-def _call(router: Any, task: str, data: Any, options: Mapping[str, Any]) -> object:
-    args, kwargs = ((), data) if isinstance(data, Mapping) else (data or (), {})
-    if hasattr(router, "route_for_task"):
-        return router.route_for_task(task, args, kwargs)
-    return router(task, args, kwargs, options, task=None)
-
-
 class _LazyFunction:
     """A function that is imported when it is first called, because the settings are often read before it exists."""
 
@@ -740,64 +634,70 @@ class _LazyFunction:
         return self._function(*args, **kwargs)
 
 
-# Settings with secrets, wrapped as soon as they are read, before an error can show them.
+Annotations = Sequence[Any]
+"""Dictionaries of options by task name, or objects with Celery's method ``annotate``."""
 
 
-_URLS: Final = ("broker_url", "broker", "result_backend", "backend")
-_KEYS: Final = ("payload_signing_keys", "payload_encryption_keys")
-
-SECRET_FILES: Final = ("broker_url", *_KEYS)
-"""Settings that can come from a file, which the environment variable with the suffix ``_FILE`` names."""
-
-
-class SecretKeys:
-    """Keys as the user wrote them; only :meth:`get_secret_value` shows them.
+def parse_annotations(value: Any, name: str) -> Annotations | None:
+    """Return the parts of ``task_annotations``, or ``None`` if there are none.
 
     Args:
-        value: A string, list or dictionary with keys.
+        value: A dictionary ``{"shop.tasks.pay": {"time_limit": 30}, "*": {"max_retries": 5}}``, an object whose methods
+            ``annotate(task)`` and ``annotate_any()`` return options or ``None``, or a list of these.
     """
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def get_secret_value(self) -> Any:
-        """Return the keys as the user wrote them."""
-        return self._value
-
-    def __repr__(self) -> str:
-        return repr(HIDDEN)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SecretKeys) and self._value == other._value
-
-    __hash__ = None  # type: ignore[assignment]  # the value may be a list
+    if value is None or value in ((), [], {}):
+        return None
+    parts = list(value) if isinstance(value, list | tuple) else [value]
+    for part in parts:
+        if not isinstance(part, Mapping) and not hasattr(part, "annotate"):
+            raise ConfigError(
+                f"{name} must be a dictionary of options by task name, or a list of them, not {part!r:.200}"
+            )
+        for task, options in part.items() if isinstance(part, Mapping) else ():
+            if not isinstance(options, Mapping):
+                raise ConfigError(
+                    f"{name}[{task!r:.200}] must be a dictionary of the task's options, not {options!r:.200}"
+                )
+    return parts
 
 
-def wrap_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the broker URL, Celery's URL for results, and keys wrapped."""
-    return {name: _wrap(name, value) for name, value in settings.items()}
+# ---- payloads --------------------------------------------------------------------------------------------------------
 
 
-def reveal(secret: SecretUrl | SecretKeys) -> Any:
-    """Return a wrapped value, for a child process that inherits no memory."""
-    return secret.get_secret_value()
+_PICKLES: Final = ("pickle", "application/x-python-serialize", "application/x-pickle")
 
 
-def _wrap(name: str, value: Any) -> Any:
-    if name in _URLS and isinstance(value, str):
-        return SecretUrl(value)
-    if name in _KEYS and value is not None and not isinstance(value, SecretKeys):
-        return SecretKeys(value)
-    return value
+def serializer(value: Any, name: str) -> str:
+    """Return the name of a serializer."""
+    if value == "application/json":
+        return JSON
+    if value not in (JSON, CLOUDPICKLE):
+        hint = "; cloudpickle supports everything that pickle does, and is signed" if value in _PICKLES else ""
+        raise ConfigError(f"{name} must be json or cloudpickle, not {value!r:.200}{hint}")
+    return str(value)
 
 
-# Keys that sign and encrypt payloads: never shown, not even in a debugger or in Sentry.
+def compression(value: Any, name: str) -> str:
+    """Return the name of a compression method; Celery's ``gzip`` is ``zlib``."""
+    if value not in (ZLIB, ZSTD, "gzip"):
+        raise ConfigError(f"{name} must be zlib or zstd, not {value!r:.200}")
+    return ZLIB if value == "gzip" else str(value)
+
+
+def accepted_serializers(value: Any, name: str) -> tuple[str, ...]:
+    """Return the names of serializers, of which json is one."""
+    names = tuple(dict.fromkeys(serializer(item, f"an item of {name}") for item in parse_names(value, name)))
+    if JSON not in names:
+        raise ConfigError(
+            f"{name} must be a list that contains json, because Node.js and canvases use it, not {value!r:.200}"
+        )
+    return names
+
+
+# ---- keys that sign and encrypt payloads: no error shows one, not even in a debugger or in Sentry --------------------
 
 
 T = TypeVar("T")
-
 _ID: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _WHAT: Final = f"{KEY_BYTES} random bytes in base64"
 _URL_SAFE: Final = str.maketrans("-_", "+/")
@@ -809,12 +709,8 @@ def signing_keys(value: Any, name: str) -> tuple[SecretKey, ...]:
 
     Args:
         value: Keys such as ``"k1:NmQ0…"``: an id, and 32 bytes in base64.
-        name: Name of the setting, for the message, which never shows a key.
-
-    Raises:
-        ConfigError: A key is invalid.
     """
-    return _parse(_signing_keys, value, name)
+    return _parse_keys(_signing_keys, value, name)
 
 
 def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
@@ -823,15 +719,11 @@ def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
     Args:
         value: A mapping from queue to keys, as for :func:`signing_keys`, or this mapping as a JSON string; ``"*"``
             stands for all other queues.
-        name: Name of the setting, for the message.
-
-    Raises:
-        ConfigError: The value is invalid.
     """
-    return _parse(_keys_by_queue, value, name)
+    return _parse_keys(_keys_by_queue, value, name)
 
 
-def _parse(parse: Callable[[Any, str], T], value: Any, name: str) -> T:
+def _parse_keys(parse: Callable[[Any, str], T], value: Any, name: str) -> T:
     """Parse keys, and raise errors here, because the local variables of the functions below contain the keys."""
     secret = value if isinstance(value, SecretKeys) else SecretKeys(value)
     del value
@@ -877,3 +769,48 @@ def _key(text: str, name: str) -> SecretKey:
     if len(secret) != KEY_BYTES:
         raise ConfigError(f"key {key_id!r:.200} in {name} must be {_WHAT}; {_HOW}")
     return SecretKey(key_id, secret)
+
+
+# ---- settings with secrets, wrapped as soon as they are read, before an error can show them --------------------------
+
+
+_URLS: Final = ("broker_url", "broker", "result_backend", "backend")
+_KEYS: Final = ("payload_signing_keys", "payload_encryption_keys")
+SECRET_FILES: Final = ("broker_url", *_KEYS)
+"""Settings that can come from a file, which the environment variable with the suffix ``_FILE`` names."""
+
+
+class SecretKeys:
+    """Keys as the user wrote them; only :meth:`get_secret_value` shows them.
+
+    Args:
+        value: A string, list or dictionary with keys.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def get_secret_value(self) -> Any:
+        """Return the keys as the user wrote them."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return repr(HIDDEN)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretKeys) and self._value == other._value
+
+    __hash__ = None  # type: ignore[assignment]  # the value may be a list
+
+
+def wrap_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with the broker URL, Celery's URL for results, and keys wrapped."""
+    wrapped = dict(settings)
+    for name, value in settings.items():
+        if name in _URLS and isinstance(value, str):
+            wrapped[name] = SecretUrl(value)
+        elif name in _KEYS and value is not None and not isinstance(value, SecretKeys):
+            wrapped[name] = SecretKeys(value)
+    return wrapped

@@ -15,49 +15,40 @@ import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from typing import Final
 
-from bulltask.jobs import names as states
-from bulltask.observe import events
 from bulltask.observe.bus import Bus
+from bulltask.observe.events import EVENTS
 
-__all__ = [
-    "BUCKETS",
-    "EXIT_REASONS",
-    "FAILURE_REASONS",
-    "Histogram",
-    "MetricsBlock",
-    "MetricsListener",
-    "MetricsMemory",
-    "QueueTotals",
-]
+__all__ = ["BUCKETS", "Histogram", "MetricsListener", "MetricsMemory", "QueueTotals"]
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds in seconds, as in ``prometheus_client``; one more bucket counts longer durations."""
 
+FAILURE_REASONS: Final = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed")
+"""Why a job failed: the category of its error (``transient`` if no retry was left), or it crashed its process."""
+
 # Cells of a block: doubles, exact up to 2**53 and written by one instruction, so a reader never sees half a value.
-PID, CONNECTION, RECONNECTS = range(3)
-EXIT_REASONS = ("max_tasks_per_child", "max_memory_per_child", "hard_memory_limit", "signal", "cancelled", "crashed")
-"""Why a child exited, for children that are replaced."""
-EXITS = range(3, 3 + len(EXIT_REASONS))
-HEAD = EXITS.stop
-# The cells of each queue, after the head; then one for each failure reason, then the histograms.
-COMPLETED, RETRIED, STALLED, HEARTBEATS, HEARTBEAT_FAILURES, SKIPPED = range(6)
-FAILURE_REASONS = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed")
-"""Why a job failed: the category of its error, or another reason."""
-TRANSIENT_EXHAUSTED, PERMANENT, UNKNOWN, REVOKED, CRASHED = FAILED = range(6, 11)
-HISTOGRAM_CELLS = 1 + len(BUCKETS) + 1  # the sum, then the buckets
-DURATIONS, LOCK_RENEWALS = (FAILED.stop + number * HISTOGRAM_CELLS for number in range(2))
-QUEUE_CELLS = LOCK_RENEWALS + HISTOGRAM_CELLS
-CELL = 8  # bytes
-
-_BY_CATEGORY = {
-    "transient": TRANSIENT_EXHAUSTED,
-    "permanent": PERMANENT,
-    "unknown": UNKNOWN,
-    states.REVOKED: REVOKED,
+# They are the process's, a cell for each reason why a child is replaced, and the cells of each queue.
+_PID, _CONNECTION, _RECONNECTS, _EXITS = range(4)
+_CELL: Final = {
+    name: at
+    for at, name in enumerate(
+        ("completed", "retried", "stalled", "heartbeats", "heartbeat_failures", "skipped", *FAILURE_REASONS)
+    )
 }
+"""The cells of a queue's counters, which its histograms follow."""
 
-CONNECTED, DISCONNECTED = 1.0, 2.0  # 0: not connected yet
+_HISTOGRAM_CELLS: Final = 1 + len(BUCKETS) + 1  # the sum, then the buckets
+_DURATIONS: Final = len(_CELL)
+_LOCK_RENEWALS: Final = _DURATIONS + _HISTOGRAM_CELLS
+_QUEUE_CELLS: Final = _LOCK_RENEWALS + _HISTOGRAM_CELLS
+_CELL_BYTES: Final = 8
+
+_CONNECTED: Final = 1.0
+_DISCONNECTED: Final = 2.0  # 0: not connected yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +90,8 @@ class MetricsMemory:
     Args:
         queues: The names of the worker's queues in the app.
         blocks: The maximum number of children plus one.
+        child_limits: The limits after which a child is replaced; 0 is none. The counters of replaced children have
+            their names, so that a new limit need not be declared again.
         fd: A descriptor from :func:`bulltask.config.process.anonymous_file`, which spawned children need; an empty file
             is enlarged. ``None`` for anonymous memory.
 
@@ -106,13 +99,16 @@ class MetricsMemory:
         ValueError: ``blocks`` is 0, a queue is given twice, or the file has the wrong size.
     """
 
-    def __init__(self, queues: Sequence[str], blocks: int, fd: int | None = None) -> None:
+    def __init__(self, queues: Sequence[str], blocks: int, child_limits: type[IntEnum], fd: int | None = None) -> None:
         self.queues = tuple(queues)
         self.blocks = blocks
         if blocks < 1 or len(set(self.queues)) != len(self.queues):
             raise ValueError(f"metrics need at least one block, and each queue once: {blocks=}, {queues=}")
-        self._block_cells = HEAD + QUEUE_CELLS * len(self.queues)
-        size = self._block_cells * blocks * CELL
+        limits = (limit.name.lower() for limit in child_limits if limit)
+        self._exit_reasons = (*limits, "hard_memory_limit", "signal", "cancelled", "crashed")
+        self._head_cells = _EXITS + len(self._exit_reasons)
+        self._block_cells = self._head_cells + _QUEUE_CELLS * len(self.queues)
+        size = self._block_cells * blocks * _CELL_BYTES
         if fd is not None:
             if os.fstat(fd).st_size == 0:
                 os.ftruncate(fd, size)
@@ -129,113 +125,106 @@ class MetricsMemory:
         if not 0 <= number < self.blocks:
             raise IndexError(f"the metrics have {self.blocks} blocks, so there is no block {number}")
         start = number * self._block_cells
-        return MetricsBlock(self._cells[start : start + self._block_cells], self.queues)
+        return MetricsBlock(self._cells[start : start + self._block_cells], self._exit_reasons, self.queues)
 
     def totals(self) -> Mapping[str, QueueTotals]:
         """Return the current totals by queue."""
-        return {name: self._queue_totals(HEAD + QUEUE_CELLS * at) for at, name in enumerate(self.queues)}
+        return {name: self._queue_totals(self._head_cells + _QUEUE_CELLS * at) for at, name in enumerate(self.queues)}
 
     def reconnects(self) -> int:
         """Return the number of attempts to reconnect to Redis so far, by all processes."""
-        return int(sum(self._column(RECONNECTS)))
+        return int(sum(self._column(_RECONNECTS)))
 
     def exits(self) -> Mapping[str, int]:
-        """Return the number of children that have been replaced so far, by the reason, one of `EXIT_REASONS`."""
-        return {reason: int(sum(self._column(cell))) for reason, cell in zip(EXIT_REASONS, EXITS, strict=True)}
+        """Return the number of children that have been replaced so far, by the reason."""
+        return {reason: int(sum(self._column(_EXITS + at))) for at, reason in enumerate(self._exit_reasons)}
 
     def connected(self) -> bool:
         """Return False if a running process has lost its connection to Redis."""
-        states = zip(self._column(PID), self._column(CONNECTION), strict=True)
-        return not any(state == DISCONNECTED and _is_running(int(pid)) for pid, state in states)
+        states = zip(self._column(_PID), self._column(_CONNECTION), strict=True)
+        return not any(state == _DISCONNECTED and _is_running(int(pid)) for pid, state in states)
 
     def live_children(self) -> int:
         """Return the number of running children."""
-        return sum(_is_running(int(pid)) for pid in self._column(PID)[1:])
+        return sum(_is_running(int(pid)) for pid in self._column(_PID)[1:])
 
     def _column(self, cell: int) -> Sequence[float]:
         return self._cells[cell :: self._block_cells].tolist()
 
     def _queue_totals(self, first: int) -> QueueTotals:
-        sums = [sum(self._column(first + cell)) for cell in range(QUEUE_CELLS)]
+        sums = [sum(self._column(first + cell)) for cell in range(_QUEUE_CELLS)]
+        counts = {name: int(sums[cell]) for name, cell in _CELL.items()}
         return QueueTotals(
-            completed=int(sums[COMPLETED]),
-            failed_by={reason: int(sums[cell]) for reason, cell in zip(FAILURE_REASONS, FAILED, strict=True)},
-            retried=int(sums[RETRIED]),
-            stalled=int(sums[STALLED]),
-            heartbeats=int(sums[HEARTBEATS]),
-            heartbeat_failures=int(sums[HEARTBEAT_FAILURES]),
-            skipped=int(sums[SKIPPED]),
-            durations=_histogram(sums[DURATIONS:LOCK_RENEWALS]),
-            lock_renewals=_histogram(sums[LOCK_RENEWALS:]),
+            failed_by={reason: counts.pop(reason) for reason in FAILURE_REASONS},
+            durations=_histogram(sums[_DURATIONS:_LOCK_RENEWALS]),
+            lock_renewals=_histogram(sums[_LOCK_RENEWALS:]),
+            **counts,
         )
 
 
 class MetricsBlock:
-    """The cells of one process; created by `MetricsMemory.block`."""
+    """The cells of one process; created by `MetricsMemory.block`. The declarations of events call its methods.
 
-    def __init__(self, cells: memoryview[float], queues: Sequence[str]) -> None:
+    A queue that is not one of the worker's raises ``KeyError``, as does the name of a counter that does not exist.
+    """
+
+    def __init__(self, cells: memoryview[float], exit_reasons: Sequence[str], queues: Sequence[str]) -> None:
         self._cells = cells
+        self._exits = {reason: _EXITS + at for at, reason in enumerate(exit_reasons)}
         self.queues = tuple(queues)
-        self._first = {name: HEAD + QUEUE_CELLS * at for at, name in enumerate(queues)}
+        self._first = {name: _EXITS + len(exit_reasons) + _QUEUE_CELLS * at for at, name in enumerate(queues)}
         self._lock = threading.Lock()  # += on shared memory takes three steps, so threads would lose counts
 
     def enter(self) -> None:
         """Make this process the writer of the block, and reset the state of its connection."""
-        self._cells[CONNECTION] = 0.0
-        self._cells[PID] = float(os.getpid())
+        self._cells[_CONNECTION] = 0.0
+        self._cells[_PID] = float(os.getpid())
 
-    def add(self, queue: str, cell: int, amount: int = 1) -> None:
-        """Add ``amount`` to a cell of ``queue``.
-
-        Raises:
-            KeyError: ``queue`` is not one of the worker's queues.
-        """
-        at = self._first[queue] + cell
+    def add(self, queue: str, counter: str, amount: int = 1) -> None:
+        """Add ``amount`` to a counter of ``queue``."""
+        at = self._first[queue] + _CELL[counter]
         with self._lock:
             self._cells[at] += amount
 
-    def attempt(self, queue: str, cell: int, duration_ms: float) -> None:
-        """Count an attempt in ``cell`` (completed, retried, or a failure reason), and its duration.
+    def attempt(self, queue: str, counter: str, duration_ms: float) -> None:
+        """Count an attempt in ``counter`` (completed, retried, or a failure reason), and its duration."""
+        self._add_timed(queue, counter, 1, _DURATIONS, duration_ms)
 
-        Raises:
-            KeyError: As in `add`.
-        """
-        self._count(queue, cell, 1, DURATIONS, duration_ms)
+    def failed(self, queue: str, category: str, duration_ms: float) -> None:
+        """Count a job's last attempt by the category of its error."""
+        reason = "transient_exhausted" if category == "transient" else category
+        self.attempt(queue, reason if reason in FAILURE_REASONS else "unknown", duration_ms)
 
     def locks_renewed(self, queue: str, locks: int, duration_ms: float) -> None:
-        """Count the ``locks`` that one call renewed, and the duration of the call.
+        """Count the ``locks`` that one call renewed, and the duration of the call."""
+        self._add_timed(queue, "heartbeats", locks, _LOCK_RENEWALS, duration_ms)
 
-        Raises:
-            KeyError: As in `add`.
-        """
-        self._count(queue, HEARTBEATS, locks, LOCK_RENEWALS, duration_ms)
-
-    def _count(self, queue: str, cell: int, amount: int, histogram: int, duration_ms: float) -> None:
+    def _add_timed(self, queue: str, counter: str, amount: int, histogram: int, duration_ms: float) -> None:
         first = self._first[queue]
         seconds = duration_ms / 1000
         bucket = first + histogram + 1 + bisect_left(BUCKETS, seconds)
         with self._lock:
-            self._cells[first + cell] += amount
+            self._cells[first + _CELL[counter]] += amount
             self._cells[bucket] += 1
             self._cells[first + histogram] += seconds
 
     def reconnecting(self) -> None:
         """Count an attempt to reconnect to Redis."""
         with self._lock:
-            self._cells[RECONNECTS] += 1
+            self._cells[_RECONNECTS] += 1
 
-    def child_exited(self, reason: str) -> None:
-        """Count a child that is replaced, by the reason, one of `EXIT_REASONS`."""
+    def child_replaced(self, reason: str) -> None:
+        """Count a child that is replaced, by the reason."""
         with self._lock:
-            self._cells[EXITS[EXIT_REASONS.index(reason)]] += 1
+            self._cells[self._exits[reason]] += 1
 
     def set_connected(self, connected: bool) -> None:
         """Record whether this process can reach Redis."""
-        self._cells[CONNECTION] = CONNECTED if connected else DISCONNECTED
+        self._cells[_CONNECTION] = _CONNECTED if connected else _DISCONNECTED
 
 
 class MetricsListener:
-    """Counts the events of one process.
+    """Counts the events of one process, as they are declared.
 
     Args:
         block: The block of this process.
@@ -252,36 +241,10 @@ class MetricsListener:
 
     def attach(self, bus: Bus) -> None:
         """Make the calling process the block's writer and count the events of ``bus``; call it after the fork."""
-        block = self._block
-        block.enter()
-        bus.subscribe(events.JobCompleted, lambda e: block.attempt(e.queue, COMPLETED, e.duration_ms))
-        bus.subscribe(
-            events.JobFailed,
-            lambda e: block.attempt(e.queue, _BY_CATEGORY.get(e.category, UNKNOWN), e.duration_ms),
-        )
-        bus.subscribe(events.JobRetried, lambda e: block.attempt(e.queue, RETRIED, e.duration_ms))
-        # The job never ran, so it has no duration. This event replaces JobRetried.
-        bus.subscribe(events.JobIncompatible, lambda e: block.add(e.queue, RETRIED))
-        bus.subscribe(events.CrashLimitReached, lambda e: block.add(e.queue, CRASHED))
-        bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
-        bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
-        # A recovered job is a stalled job that the supervisor found before the stalled check did.
-        bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
-        bus.subscribe(events.HeartbeatSucceeded, lambda e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
-        bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES, len(e.job_ids)))
-        bus.subscribe(events.RunningJobLostLock, lambda e: block.add(e.queue, HEARTBEAT_FAILURES))
-        bus.subscribe(events.StalledCheckSkipped, lambda e: block.add(e.queue, SKIPPED, e.checks))
-        bus.subscribe(events.ChildExited, lambda e: block.child_exited(e.reason))
-        bus.subscribe(
-            events.ChildKilled,
-            lambda e: block.child_exited(e.reason if e.reason in EXIT_REASONS else "cancelled"),
-        )
-        bus.subscribe(events.ChildDied, lambda _: block.child_exited("crashed"))
-        bus.subscribe(events.RedisDisconnected, lambda _: block.set_connected(False))
-        bus.subscribe(events.RedisReconnecting, lambda _: block.reconnecting())
-        bus.subscribe(events.RedisReconnected, lambda _: block.set_connected(True))
-        bus.subscribe(events.RedisErrorReply, lambda e: block.set_connected(bool(e.queue)))
-        bus.subscribe(events.RedisRecovered, lambda _: block.set_connected(True))
+        self._block.enter()
+        for kind, declared in EVENTS.items():
+            if declared.count is not None:
+                bus.subscribe(kind, partial(declared.count, self._block))
 
 
 def _histogram(cells: Sequence[float]) -> Histogram:

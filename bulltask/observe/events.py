@@ -1,8 +1,18 @@
-"""Events that the supervisor emits about jobs, its children and the worker."""
+"""The events of a worker. Each is declared here, once: its fields, its log line, and what it counts.
+
+A child emits the subclasses of :class:`ChildEvent`, which the listeners of an app receive (``@app.on(JobFailed)``),
+about itself, its connections and its jobs; the supervisor emits the other events, and some of those. ``LogListener``
+in log.py writes the lines, and ``MetricsListener`` in counters.py counts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from logging import DEBUG, ERROR, INFO, WARNING
+from operator import attrgetter
+from typing import Any, Final, TypeVar, cast, dataclass_transform
 
 from bulltask.observe.bus import Event
 
@@ -56,7 +66,134 @@ __all__ = [
 ]
 
 
-# Events that a child emits about itself, its connections and its jobs. The supervisor emits some of them, too.
+# ---- declarations ----------------------------------------------------------------------------------------------------
+
+
+_ERROR_CHARS: Final = 2_000
+_TRACEBACK_CHARS: Final = 32_000
+_STACKS_CHARS: Final = 100_000
+_JOB_IDS: Final = 10
+
+E = TypeVar("E", bound=type[Event])
+Fields = Callable[[Any], dict[str, Any]]
+
+
+def shorten(text: str, chars: int = _ERROR_CHARS) -> str:
+    """Return at most ``chars`` characters of the text."""
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
+
+
+def seconds(ms: float) -> float:
+    """Return a duration in seconds."""
+    return round(ms / 1000, 6)
+
+
+def _iso_time(epoch_ms: int | None) -> str | None:
+    """Return a time in ISO 8601 format, in UTC."""
+    if epoch_ms is None:
+        return None
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _is_power_of_two(number: int) -> bool:
+    """Whether the number is 1, 2, 4, 8 …, so that a long outage does not flood the log."""
+    return number & (number - 1) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The log line of an event class, and what it counts.
+
+    Attributes:
+        text: The text of the line.
+        level: The level, as in ``logging``.
+        fields: Returns the line's fields.
+        hint: The last field: what the line means, and what to do; a function if it depends on the event.
+        when: Whether an event has a line, by default each.
+        info_if: Whether the line has level ``INFO`` instead.
+        count: Counts an event in a :class:`bulltask.observe.counters.MetricsBlock`.
+    """
+
+    text: str
+    level: int
+    fields: Fields
+    hint: str | Callable[[Any], str]
+    when: Callable[[Any], bool] | None
+    info_if: Callable[[Any], bool] | None
+    count: Callable[[Any, Any], None] | None
+
+
+EVENTS: Final[dict[type[Event], Declaration]] = {}
+"""The declarations of all event classes below."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def event(  # noqa: PLR0913 - what a line may have
+    text: str,
+    level: int,
+    *,
+    hint: str | Callable[[Any], str] = "",
+    fields: Fields | None = None,
+    when: Callable[[Any], bool] | None = None,
+    info_if: Callable[[Any], bool] | None = None,
+    count: Callable[[Any, Any], None] | None = None,
+) -> Callable[[E], E]:
+    """Declare an event class; :class:`Declaration` describes the arguments.
+
+    Without ``fields``, a line has the event's fields: those in milliseconds (``_ms``) in seconds, a time (``_at_ms``)
+    in ISO 8601, and a text of any length (``error``, ``problem``) shortened.
+    """
+
+    def declare(kind: E) -> E:
+        made: Any = dataclass(frozen=True, slots=True)(kind)
+        EVENTS[made] = Declaration(text, level, fields or _fields_of(made), hint, when, info_if, count)
+        return cast("E", made)
+
+    return declare
+
+
+def _fields_of(kind: type[Event]) -> Fields:
+    names = [item.name for item in fields(kind) if item.repr]  # type: ignore[arg-type]  # a dataclass
+    get = attrgetter(*names) if len(names) > 1 else lambda event: (getattr(event, names[0]),)
+    shown = [name.removesuffix("_ms") for name in names]
+    changes: dict[str, Callable[[Any], Any]] = {name: shorten for name in shown if name in {"error", "problem"}}
+    changes |= {
+        name.removesuffix("_ms"): _iso_time if name.endswith("_at_ms") else seconds
+        for name in names
+        if name.endswith("_ms")
+    }
+
+    def read(event: Event) -> dict[str, Any]:
+        values = dict(zip(shown, get(event), strict=True))
+        for name, change in changes.items():
+            values[name] = change(values[name])
+        return values
+
+    return read
+
+
+_NATIVE_CRASH: Final = "Native code crashed: run the task alone with python -X faulthandler"
+_EXIT_HINTS: Final = {
+    "SIGKILL": "Probably the OOM killer: check dmesg or the container's memory limit, lower --concurrency, or "
+    "move memory-hungry jobs to a separate queue",
+    "SIGSEGV": _NATIVE_CRASH,
+    "SIGBUS": _NATIVE_CRASH,
+    "SIGILL": _NATIVE_CRASH,
+    "SIGABRT": _NATIVE_CRASH,
+}
+_CANCEL_HINT: Final = (
+    "A sync task reached its hard time limit, or a task did not stop when it was cancelled, so its child was killed: "
+    "the attempt has failed, and the child's other jobs run again"
+)
+_KILL_HINTS: Final = {
+    "hard_memory_limit": "The child's memory exceeded worker_hard_memory_limit. Its jobs run again; a job that exceeds "
+    "the limit on its own fails after max_crashes. Raise the limit, or reduce the task's memory use",
+    "exit_timeout": "Its jobs had ended, but a thread or an atexit function had not: a thread that need not end should "
+    "be a daemon",
+}
+
+
+# ---- events of children ----------------------------------------------------------------------------------------------
 
 
 class ChildEvent(Event):
@@ -65,10 +202,12 @@ class ChildEvent(Event):
     __slots__ = ()
 
 
-# ---- jobs ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
+@event(
+    "Job started",
+    INFO,
+    # Written out, like those of JobCompleted, because that is faster.
+    fields=lambda e: {"job_id": e.job_id, "queue": e.queue, "task": e.task, "attempt": e.attempt},
+)
 class JobStarted(ChildEvent):
     """A child has acquired the job and is starting to run it."""
 
@@ -79,7 +218,17 @@ class JobStarted(ChildEvent):
     """Started attempts, including this attempt (``ats``)."""
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Job completed",
+    INFO,
+    fields=lambda e: {  # LogListener adds the result
+        "job_id": e.job_id,
+        "queue": e.queue,
+        "task": e.task,
+        "duration": seconds(e.duration_ms),
+    },
+    count=lambda block, e: block.attempt(e.queue, "completed", e.duration_ms),
+)
 class JobCompleted(ChildEvent):
     """The job has completed and Redis has stored the result."""
 
@@ -90,7 +239,22 @@ class JobCompleted(ChildEvent):
     result: object
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Job failed",
+    ERROR,
+    info_if=lambda e: e.expected,
+    fields=lambda e: {
+        "job_id": e.job_id,
+        "queue": e.queue,
+        "task": e.task,
+        "duration": seconds(e.duration_ms),
+        "error": shorten(e.error),
+        "category": e.category,
+        "attempts_made": e.attempts_made,
+        **({} if e.expected else {"traceback": e.traceback[-_TRACEBACK_CHARS:]}),  # its end is the most useful part
+    },
+    count=lambda block, e: block.failed(e.queue, e.category, e.duration_ms),
+)
 class JobFailed(ChildEvent):
     """The job has failed and will not be retried."""
 
@@ -109,7 +273,7 @@ class JobFailed(ChildEvent):
     """Whether the exception is one of the task's ``throws``."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Job retried", WARNING, count=lambda block, e: block.attempt(e.queue, "retried", e.duration_ms))
 class JobRetried(ChildEvent):
     """An attempt has failed and the job will be retried."""
 
@@ -125,7 +289,7 @@ class JobRetried(ChildEvent):
     """The exception from the task."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Job throttled", DEBUG)
 class JobThrottled(ChildEvent):
     """The job's task has reached its ``rate_limit``, so the job is delayed until its turn. No attempt has started."""
 
@@ -135,7 +299,7 @@ class JobThrottled(ChildEvent):
     delay_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@event("Job released", INFO)
 class JobReleased(ChildEvent):
     """The job was released and is waiting again; the attempt does not count.
 
@@ -149,7 +313,7 @@ class JobReleased(ChildEvent):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@event("Job rescheduled", INFO)
 class JobRescheduled(ChildEvent):
     """The task has rescheduled its job: the job is delayed. The attempt does not count."""
 
@@ -159,7 +323,7 @@ class JobRescheduled(ChildEvent):
     delay_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@event("Job waiting for child jobs", INFO)
 class JobWaitsForChildren(ChildEvent):
     """At the request of its task, the job waits for its child jobs and then runs again. The attempt does not count."""
 
@@ -168,7 +332,14 @@ class JobWaitsForChildren(ChildEvent):
     task: str
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Job incompatible",
+    WARNING,
+    hint="It waits for a worker that can run it: deploy one, or send such jobs to a separate queue",
+    count=lambda block, e: block.add(
+        e.queue, "retried"
+    ),  # the job never ran, so it has no duration; replaces JobRetried
+)
 class JobIncompatible(ChildEvent):
     """This worker cannot run a job, which waits for a worker that can: the job is delayed.
 
@@ -182,7 +353,12 @@ class JobIncompatible(ChildEvent):
     delay_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Scheduling failed",
+    ERROR,
+    hint="The job is delayed: its scheduler's next iteration could not be added, and running the job now would end "
+    "the scheduler. Fix or remove the job scheduler",
+)
 class SchedulingFailed(ChildEvent):
     """A job scheduler's job was not run, because the next iteration could not be added; the job is delayed."""
 
@@ -193,7 +369,13 @@ class SchedulingFailed(ChildEvent):
     delay_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Malformed job failed",
+    ERROR,
+    hint="The job's hash in Redis is malformed, so the job failed. Other jobs are not affected",
+    fields=lambda e: {"job_id": e.job_id, "queue": e.queue, "reason": shorten(e.reason)},
+    count=lambda block, e: block.add(e.queue, "permanent"),
+)
 class MalformedJobFailed(ChildEvent):
     """A job with a malformed hash could not be acquired. It has failed, so that it blocks no other job.
 
@@ -205,7 +387,13 @@ class MalformedJobFailed(ChildEvent):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Lock lost",
+    WARNING,
+    hint="The outcome was discarded, because another worker has the job: Redis could not be reached, or this machine "
+    "was suspended, for longer than lock_duration. If 'Redis error reply' was logged just before, a script "
+    "failed: fix that error",
+)
 class LockLost(ChildEvent):
     """A job's outcome was discarded, because its lock had expired and another worker has the job."""
 
@@ -214,10 +402,7 @@ class LockLost(ChildEvent):
     task: str
 
 
-# ---- the process and its connections ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
+@event("Child ready", DEBUG)
 class ChildReady(ChildEvent):
     """A child is about to acquire its first job; emitted by the child (see also ``ChildStarted``)."""
 
@@ -225,7 +410,7 @@ class ChildReady(ChildEvent):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
+@event("Child closing", DEBUG)
 class ChildClosing(ChildEvent):
     """A child that is stopping has finished its last job. A child that is killed does not emit this event."""
 
@@ -233,7 +418,18 @@ class ChildClosing(ChildEvent):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Child limit reached",
+    INFO,
+    fields=lambda e: {
+        "index": e.index,
+        "pid": e.pid,
+        "limit": e.limit,
+        "jobs": e.jobs,
+        "running": e.running,
+        **({} if e.memory_kib is None else {"memory_kib": e.memory_kib}),
+    },
+)
 class ChildLimitReached(ChildEvent):
     """A child has reached a limit: it acquires no more jobs, is replaced now, and exits when its jobs have finished."""
 
@@ -249,7 +445,7 @@ class ChildLimitReached(ChildEvent):
     """The child's resident memory after its last task; ``None`` if memory is not limited."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Event loop misused", WARNING, hint="All async jobs of a child share its event loop: docs/how-to/async-tasks.md")
 class EventLoopMisused(ChildEvent):
     """The code of a job did something that affects the other async jobs of its child, or its end.
 
@@ -266,7 +462,11 @@ class EventLoopMisused(ChildEvent):
     where: str
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Event loop stopped",
+    ERROR,
+    hint="The event loop that the child's async tasks share was closed. A new child starts, and the jobs run again",
+)
 class EventLoopStopped(ChildEvent):
     """Other code has stopped and closed the event loop that all async tasks of a child share; the child is replaced.
 
@@ -280,14 +480,24 @@ class EventLoopStopped(ChildEvent):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Redis disconnected",
+    ERROR,
+    hint="The worker reconnects, and running jobs continue. If this persists, check Redis and the URL",
+    count=lambda block, _: block.set_connected(False),
+)
 class RedisDisconnected(ChildEvent):
     """This process has lost its connection to Redis."""
 
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Redis reconnecting",
+    INFO,
+    when=lambda e: _is_power_of_two(e.attempt),
+    count=lambda block, _: block.reconnecting(),
+)
 class RedisReconnecting(ChildEvent):
     """This process is trying to reconnect to Redis."""
 
@@ -295,7 +505,7 @@ class RedisReconnecting(ChildEvent):
     """1 for the first attempt after the connection was lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Redis reconnected", INFO, count=lambda block, _: block.set_connected(True))
 class RedisReconnected(ChildEvent):
     """Redis is responding again."""
 
@@ -305,7 +515,13 @@ class RedisReconnected(ChildEvent):
     """Time since the connection was lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Redis error reply",
+    ERROR,
+    hint="This process retries after at most run_retry_delay, and running jobs continue",
+    fields=lambda e: {"queue": e.queue or None, "error": shorten(e.error)},
+    count=lambda block, e: block.set_connected(bool(e.queue)),
+)
 class RedisErrorReply(ChildEvent):
     """Redis returns an error: it is out of memory, it is read-only, a queue's keys are malformed …"""
 
@@ -314,7 +530,12 @@ class RedisErrorReply(ChildEvent):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Redis recovered",
+    INFO,
+    fields=lambda e: {"queue": e.queue or None, "attempt": e.attempt, "duration": seconds(e.duration_ms)},
+    count=lambda block, _: block.set_connected(True),
+)
 class RedisRecovered(ChildEvent):
     """Commands are succeeding again, after Redis had returned errors for them."""
 
@@ -323,7 +544,12 @@ class RedisRecovered(ChildEvent):
     duration_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Stacks",
+    WARNING,
+    hint="These stacks were requested with USR1",
+    fields=lambda e: {"index": e.index, "pid": e.pid, "traceback": shorten(e.stacks, _STACKS_CHARS)},
+)
 class StacksDumped(ChildEvent):
     """A process's stacks, after ``USR1``."""
 
@@ -334,13 +560,16 @@ class StacksDumped(ChildEvent):
     """Its threads, innermost call first, and its asyncio tasks, outermost call first. The text can be long."""
 
 
-# Events that the supervisor emits about jobs, its children and the worker.
+# ---- events of the supervisor ----------------------------------------------------------------------------------------
 
 
-# ---- jobs and their locks --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
+@event(
+    "Job stalled",
+    WARNING,
+    hint="The job runs again, or fails if it has stalled more than max_stalled_count times. Its worker died, or could "
+    "not reach Redis for longer than lock_duration",
+    count=lambda block, e: block.add(e.queue, "stalled"),
+)
 class JobStalled(Event):
     """An active job had no lock; the stalled check has moved it back to waiting."""
 
@@ -351,7 +580,12 @@ class JobStalled(Event):
     ``None`` if another client's worker made that check."""
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Job recovered",
+    WARNING,
+    hint="The job runs again, because the child process that ran it died",
+    count=lambda block, e: block.add(e.queue, "stalled"),  # the supervisor found it before the stalled check did
+)
 class JobRecovered(Event):
     """The child that was running the job died; the job is waiting again."""
 
@@ -363,7 +597,12 @@ class JobRecovered(Event):
     """Time from the child's death to the release."""
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Crash limit reached",
+    ERROR,
+    hint="The job failed. Run its task alone to find out why its process dies",
+    count=lambda block, e: block.add(e.queue, "crashed"),
+)
 class CrashLimitReached(Event):
     """The job has failed, because it has crashed too many children (:mod:`bulltask.worker.broker_backoff`)."""
 
@@ -373,7 +612,7 @@ class CrashLimitReached(Event):
     failed_reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@event("Cancel requested", INFO)
 class CancelRequested(Event):
     """A cancel request was sent for a running job; the event of its outcome follows, such as ``JobFailed``."""
 
@@ -384,7 +623,7 @@ class CancelRequested(Event):
     """``"soft_limit"``, ``"hard_limit"``, ``"revoked"``, or ``"shutdown"``: the worker will soon kill its children."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Job revoked", INFO)
 class JobRevoked(Event):
     """A revoked job that no worker was running has failed; for a running job the event is ``JobFailed``."""
 
@@ -392,7 +631,7 @@ class JobRevoked(Event):
     queue: str
 
 
-@dataclass(frozen=True, slots=True)
+@event("Heartbeat", DEBUG, count=lambda block, e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
 class HeartbeatSucceeded(Event):
     """All locks of one queue were renewed with one call."""
 
@@ -401,7 +640,19 @@ class HeartbeatSucceeded(Event):
     duration_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Heartbeat failed",
+    WARNING,
+    hint="If the locks expire, other workers acquire the jobs: check Redis and the network",
+    when=lambda e: e.attempt == 1,
+    fields=lambda e: {
+        "queue": e.queue,
+        "locks": len(e.job_ids),
+        "job_ids": e.job_ids[:_JOB_IDS],
+        "error": shorten(e.error),
+    },
+    count=lambda block, e: block.add(e.queue, "heartbeat_failures", len(e.job_ids)),
+)
 class HeartbeatFailed(Event):
     """A queue's heartbeat failed, so none of its locks was renewed."""
 
@@ -412,7 +663,12 @@ class HeartbeatFailed(Event):
     """Number of consecutive failures, including this failure; only the first is logged."""
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Running job lost its lock",
+    WARNING,
+    hint="Another worker may run the job again; the task is still running here",
+    count=lambda block, e: block.add(e.queue, "heartbeat_failures"),
+)
 class RunningJobLostLock(Event):
     """A heartbeat has found that a running job has lost its lock: another worker may run the job again."""
 
@@ -420,7 +676,12 @@ class RunningJobLostLock(Event):
     queue: str
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Stalled check skipped",
+    WARNING,
+    hint="The previous check is still running: Redis is slow, or too many jobs are active in this queue",
+    count=lambda block, e: block.add(e.queue, "skipped", e.checks),
+)
 class StalledCheckSkipped(Event):
     """Stalled checks were skipped, because the previous check was still running."""
 
@@ -429,7 +690,13 @@ class StalledCheckSkipped(Event):
     """Number of skipped checks."""
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Supervisor service failed",
+    ERROR,
+    hint="The supervisor continues and tries again. This is a bug in bulltask: please report it",
+    when=lambda e: _is_power_of_two(e.failures),
+    fields=lambda e: {"service": e.service, "failures": e.failures, "exc_info": e.exception},
+)
 class ServiceFailed(Event):
     """One of the supervisor's services raised an unexpected exception; it runs again at its next interval."""
 
@@ -440,10 +707,7 @@ class ServiceFailed(Event):
     exception: Exception
 
 
-# ---- children and the worker -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
+@event("Child started", INFO)
 class ChildStarted(Event):
     """A child process was started."""
 
@@ -452,7 +716,12 @@ class ChildStarted(Event):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Child died",
+    WARNING,
+    hint=lambda e: _EXIT_HINTS.get(e.exit_reason, ""),
+    count=lambda block, _: block.child_replaced("crashed"),
+)
 class ChildDied(Event):
     """A child process died unexpectedly."""
 
@@ -464,7 +733,14 @@ class ChildDied(Event):
     """Number of its jobs."""
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Child killed",
+    WARNING,
+    hint=lambda e: _KILL_HINTS.get(e.reason, _CANCEL_HINT),
+    count=lambda block, e: block.child_replaced(
+        "hard_memory_limit" if e.reason == "hard_memory_limit" else "cancelled"
+    ),
+)
 class ChildKilled(Event):
     """The supervisor killed a child; the child is replaced.
 
@@ -481,7 +757,7 @@ class ChildKilled(Event):
     """Number of its jobs."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Child exited", INFO, count=lambda block, e: block.child_replaced(e.reason))
 class ChildExited(Event):
     """A child exited without being stopped by the supervisor: its jobs have finished, and it is replaced."""
 
@@ -492,7 +768,17 @@ class ChildExited(Event):
     from outside the worker."""
 
 
-@dataclass(frozen=True, slots=True)
+@event(
+    "Worker started",
+    INFO,
+    fields=lambda e: {
+        "worker_id": e.worker_id,
+        "app": e.app,
+        "queues": list(e.queues),
+        "concurrency": e.concurrency,
+        "broker": e.broker,
+    },
+)
 class WorkerStarted(Event):
     """The worker is starting to acquire jobs."""
 
@@ -504,7 +790,7 @@ class WorkerStarted(Event):
     """The broker's URL without its password (``bulltask.config.urls.redact_url``)."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Worker stopping", INFO)
 class WorkerStopping(Event):
     """The worker is stopping and acquires no more jobs."""
 
@@ -514,14 +800,14 @@ class WorkerStopping(Event):
     """Number of running jobs."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Worker stopped", ERROR, info_if=lambda e: not e.exit_code)
 class WorkerStopped(Event):
     """All children have exited, and the worker is about to exit."""
 
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
+@event("Worker restarting", INFO)
 class WorkerRestarting(Event):
     """The worker has stopped and is about to start again in the same process."""
 
@@ -529,7 +815,7 @@ class WorkerRestarting(Event):
     """The program and its arguments, without passwords in URLs."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Worker paused", INFO, hint="Send CONT to resume it")
 class WorkerPaused(Event):
     """The worker is paused: it acquires no jobs, and running jobs continue."""
 
@@ -537,7 +823,7 @@ class WorkerPaused(Event):
     """Number of running jobs."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Worker resumed", INFO)
 class WorkerResumed(Event):
     """The worker is no longer paused."""
 
@@ -545,7 +831,7 @@ class WorkerResumed(Event):
     """Length of the pause."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Concurrency changed", INFO)
 class ConcurrencyChanged(Event):
     """The number of children was changed."""
 
@@ -554,7 +840,7 @@ class ConcurrencyChanged(Event):
     """``"signal"`` or ``"autoscale"``."""
 
 
-@dataclass(frozen=True, slots=True)
+@event("Signal ignored", INFO)
 class SignalIgnored(Event):
     """The worker ignored a signal that it never handles, or cannot handle in its current state."""
 

@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 import uuid_utils
 
 from bulltask import embedded
-from bulltask.config.config import Config, Settings
+from bulltask.config.config import Config
+from bulltask.config.settings import Settings
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.jobs import clock as loop_timers
 from bulltask.jobs import codec

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import uuid_utils
 
-from bulltask.config.config import Config, check_payload_options, check_serializer, compression
-from bulltask.config.parsers import Routes
+from bulltask.config.config import Config, check_payload_options, check_serializer
+from bulltask.config.parsers import Routes, compression
 from bulltask.jobs import codec
 from bulltask.jobs.clock import to_epoch_ms, to_ms, value_class
 from bulltask.jobs.errors import ConfigError, InvalidJobError, incompatible, warn_user

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Required, TypedDict, TypeVar
 
-from bulltask.config.config import Config, check_payload_options, compression
-from bulltask.config.parsers import TaskRate, jitter_fraction, task_rate
+from bulltask.config.config import Config, check_payload_options
+from bulltask.config.parsers import TaskRate, compression, jitter_fraction, task_rate
 from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_about_long_delay
 from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, value_class
 from bulltask.jobs.errors import ConfigError, did_you_mean, warn_user

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
 from bulltask.config.celery_settings import CELERY_SETTINGS
-from bulltask.config.config import CONFIG_VARIABLE, ENV_PREFIX, FILE_VARIABLES, SETTINGS, Config
+from bulltask.config.config import SETTINGS, Config
 from bulltask.config.process import anonymous_file, life_line, memory_kib
+from bulltask.config.settings import CONFIG_VARIABLE, ENV_PREFIX, FILE_VARIABLES
 from bulltask.config.urls import redact_command
 from bulltask.jobs.errors import BrokerAuthError, BrokerConfigError, BrokerError, ScriptIntegrityError, did_you_mean
 from bulltask.jobs.fields import KEEP_FAILED
@@ -58,7 +59,7 @@ from bulltask.worker.helpers import GuardProcess, HelperProcess, HookProcess, Me
 from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
 from bulltask.worker.locks import Heartbeat, StalledCheck
 from bulltask.worker.recovery import Recovery, Takeover
-from bulltask.worker.slots import ExitCode, ProcessState, Slots, WakeupPipe
+from bulltask.worker.slots import ExitCode, ProcessState, RetireReason, Slots, WakeupPipe
 from bulltask.worker.spark_tasks import missing_dependencies
 from bulltask.worker.spawned import SpawnSpec
 from bulltask.worker.supervisor import (
@@ -636,7 +637,7 @@ class _Assembly:
         """Return the counters of all processes; ``None`` when metrics are off."""
         if self.config.metrics_port is None:
             return None
-        memory = MetricsMemory(self.queues, self.max_children + 1, self.metrics_fd)
+        memory = MetricsMemory(self.queues, self.max_children + 1, RetireReason, self.metrics_fd)
         MetricsListener(memory.block(0), self.queues).attach(self.bus)
         return memory
 

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bulltask.app import App
-from bulltask.config.parsers import reveal, wrap_secrets
+from bulltask.config.parsers import wrap_secrets
 from bulltask.config.process import anonymous_file, inherit_life_line
 from bulltask.observe.counters import MetricsMemory
 from bulltask.observe.log import configure_logging
 from bulltask.registry.tasks import find_app
 from bulltask.worker.child import ChildPlan, child_bus, run_child
-from bulltask.worker.slots import Slots
+from bulltask.worker.slots import RetireReason, Slots
 
 __all__ = ["SpawnSpec", "main"]
 
@@ -52,7 +52,7 @@ class SpawnSpec:
     def write(self) -> int:
         """Return the descriptor of an anonymous file with this spec, positioned at its start."""
         fd = anonymous_file("bulltask-spawn-spec")
-        os.write(fd, json.dumps(asdict(self), default=reveal).encode())
+        os.write(fd, json.dumps(asdict(self), default=lambda secret: secret.get_secret_value()).encode())
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 
@@ -71,7 +71,7 @@ def main(spec_fd: int) -> None:
     slots = Slots(spec.children, spec.per_child, spec.slots_fd)
     memory = None
     if spec.metrics_fd is not None:
-        memory = MetricsMemory(spec.queues, spec.children + 1, spec.metrics_fd)
+        memory = MetricsMemory(spec.queues, spec.children + 1, RetireReason, spec.metrics_fd)
 
     def bus() -> Any:
         return child_bus(logger, memory, spec.index, spec.queues, app)

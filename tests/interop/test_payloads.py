@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from bulltask import App
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.jobs.fields import StoredOptions
 from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.payloads import PayloadCodec, PayloadFormat

@@ -30,10 +30,11 @@ from bulltask.events import Bus
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.metrics import bind, run_exporter
 from bulltask.observe.metrics import MetricsCollector
+from bulltask.worker.slots import RetireReason
 from bulltask.config.process import die_with_parent
 
 QUEUES = ("mail", "sms")
-memory = MetricsMemory(QUEUES, blocks=4)
+memory = MetricsMemory(QUEUES, 4, RetireReason)
 parent = os.getpid()
 children = {}
 

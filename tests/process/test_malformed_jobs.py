@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.observe.log import NAME_CHARS, shorten
+from bulltask.observe.events import shorten
+from bulltask.observe.log import NAME_CHARS
 from bulltask.testing.worker import wait_until
 from bulltask.transport.call import QueueKeys
 from tests.support.malformed_jobs import MalformedJob, malformed_job, store

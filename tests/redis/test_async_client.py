@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReadyError, BrokerUnavailableError, JobNotFoundError
 from bulltask.jobs.clock import ServerClock, mono_ms, wall_ms
 from bulltask.testing.worker import RedisServer, wait_until

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from bulltask import App, BrokerError
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import (
     BrokerConfigError,
     BrokerOutOfMemoryError,

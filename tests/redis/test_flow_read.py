@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import ConfigError, InvalidNameError
 from bulltask.queue import AsyncFlowProducer, FlowJob, FlowProducer, Queue
 from bulltask.queue.flows import FlowNode

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError, JobNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.broker import Broker

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import bulltask
 from bulltask import App
 from bulltask.cli.main import main
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import BulltaskError, DecodeError
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.payloads import PayloadCodec, PayloadFormat

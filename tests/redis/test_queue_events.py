@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import pytest
 import redis
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError, ConfigError, InvalidNameError
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.queue import AsyncQueueEvents, QueueEvents

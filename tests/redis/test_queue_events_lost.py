@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.queue import AsyncQueueEvents, QueueEvents
 from bulltask.queue.events import EventsLost, QueueEvent
 from bulltask.testing.worker import RedisServer, wait_until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, AsyncResult, TaskError, TaskRevokedError
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import LockMismatchError, SchedulerJobError
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import JobState, Revocation

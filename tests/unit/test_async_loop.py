@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.events import Bus, Event, JobCompleted, JobFailed
 from bulltask.jobs.job import RunningJob

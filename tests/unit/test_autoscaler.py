@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Settings
 from bulltask.config.parsers import Autoscale
+from bulltask.config.settings import Settings
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.events import Bus, ConcurrencyChanged
 from bulltask.worker.broker_backoff import ReconnectBackoff

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import (
     BrokerAuthError,
     BrokerError,

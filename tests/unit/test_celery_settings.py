@@ -16,7 +16,8 @@ import pytest
 
 from bulltask import App, ConfigError
 from bulltask.config.celery_settings import CELERY_SETTINGS
-from bulltask.config.config import SETTINGS, Settings
+from bulltask.config.config import SETTINGS
+from bulltask.config.settings import Settings
 
 NAMES = (Path(__file__).parent / "celery_settings.txt").read_text().split()
 

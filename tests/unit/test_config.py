@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask import App
-from bulltask.config.config import SETTINGS, Config, Settings
+from bulltask.config.config import SETTINGS, Config
 from bulltask.config.process import usable_cores
+from bulltask.config.settings import Settings
 from bulltask.errors import ConfigError
 from tools import generate_setting_types
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from bulltask import App, ConfigError
 from bulltask.cli.main import main
-from bulltask.config.config import CONFIG_VARIABLE, Settings
+from bulltask.config.settings import CONFIG_VARIABLE, Settings
 
 
 @pytest.fixture

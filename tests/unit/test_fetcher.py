@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Settings
 from bulltask.config.parsers import TaskRate
+from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.events import Bus
 from bulltask.jobs.clock import mono_ms

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask import App
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
 from bulltask.jobs.codec import has_more_tokens
 from bulltask.jobs.fields import StoredOptions

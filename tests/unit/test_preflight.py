@@ -9,7 +9,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.events import Bus, Event, RedisErrorReply, RedisRecovered
 from bulltask.transport.call import QueueKeys

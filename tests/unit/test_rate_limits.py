@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import ConfigError
 
 MINUTE = {"max": 100, "duration": 60_000}

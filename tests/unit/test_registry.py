@@ -20,7 +20,8 @@ import cloudpickle  # type: ignore[import-untyped]
 import pytest
 
 from bulltask import App, AsyncTask, Context, Retry, Task, shared_task
-from bulltask.config.config import Config, Settings
+from bulltask.config.config import Config
+from bulltask.config.settings import Settings
 from bulltask.errors import (
     ConfigError,
     DuplicateTaskError,

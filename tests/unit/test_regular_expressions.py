@@ -19,7 +19,7 @@ import pytest
 import bulltask
 from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_url
 from bulltask.errors import did_you_mean
-from bulltask.events import JobStalled
+from bulltask.events import Bus, JobStalled
 from bulltask.jobs.categories import by_database, by_text
 from bulltask.jobs.names import address_of
 from bulltask.lake.formatting import one_line
@@ -183,7 +183,9 @@ def line_of(job_id: str, *, json: bool) -> str:
     """Return the line of a job with this id."""
     stream = io.StringIO()
     log = configure(level="info", worker_id="w", json=json, stream=stream, hijack_root=False)
-    LogListener(log)._stalled(JobStalled(job_id, job_id, None))
+    bus = Bus()
+    LogListener(log).attach(bus)
+    bus.emit(JobStalled(job_id, job_id, None))
     return stream.getvalue()
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import (
     BrokerUnavailableError,
     DecodeError,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ClusterCrossSlotError, InvalidResponse, ResponseError
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import (
     BrokerAuthError,
     BrokerError,

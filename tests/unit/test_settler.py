@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.events import Bus, Event, JobFailed, JobRetried
 from bulltask.jobs.fields import KEEP_ALL, StoredOptions
 from bulltask.jobs.job import RunningJob

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.events import Bus, ConcurrencyChanged, Event, SignalIgnored, WorkerStopping
 from bulltask.worker.recovery import Recovery
 from bulltask.worker.slots import ExitCode

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.events import Bus, StacksDumped
 from bulltask.observe.log import worker_id
 from bulltask.transport.call import Call, QueueKeys

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import BrokerUnavailableError
 from bulltask.events import Bus, ServiceFailed
 from bulltask.worker import supervisor as module

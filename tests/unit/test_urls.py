@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask import App
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_url
 from bulltask.errors import ConfigError
 from bulltask.queue import Queue

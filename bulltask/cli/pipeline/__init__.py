@@ -19,7 +19,7 @@ from bulltask import embedded
 from bulltask.cli.app_loader import load_app
 from bulltask.cli.main import LazyGroup
 from bulltask.cli.options import redis_options
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.errors import MissingExtraError
 

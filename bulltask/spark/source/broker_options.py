@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from bulltask import embedded
-from bulltask.config.config import ENV_PREFIX, Config, Settings
+from bulltask.config.config import Config
+from bulltask.config.settings import ENV_PREFIX, Settings
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.errors import ConfigError
 

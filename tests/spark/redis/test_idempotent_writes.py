@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config.config import Settings
+from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerOutOfMemoryError, ParentNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob, ParentLink
 from bulltask.lua import loader, wrappers
