@@ -1,72 +1,13 @@
-"""bulltask under the name ``celery``, for a project whose modules import Celery.
-
-If the module of your app contains ``from bulltask.celery import Celery`` instead of ``from celery import Celery``, the
-other modules need no change: ``import celery`` imports bulltask in this process, even if Celery is installed. ``from
-celery import shared_task``, ``from celery.utils.log import get_task_logger`` and so on import bulltask's names, and
-``celery.signals`` is ``bulltask.signals``.
-
-Import this module before any module that imports ``celery``; otherwise it raises :class:`bulltask.ConfigError`. It has
-all public names of bulltask. Importing anything else from ``celery`` raises ``ModuleNotFoundError``.
-"""
+"""bulltask under the name ``celery``: see :mod:`bulltask.contrib.celery.replacement`."""
 
 from __future__ import annotations
 
 import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import bulltask
-from bulltask import exceptions, schedules, signals, states
-from bulltask.jobs.errors import ConfigError
+from bulltask.contrib.celery.replacement import replace_celery
 
 if TYPE_CHECKING:
-    from bulltask import *  # noqa: F403 - all public names
-else:
-    __all__ = bulltask.__all__
-    __getattr__ = bulltask.__getattr__
+    from bulltask import *
 
-__path__: Final[list[str]] = []  # only a module with a path can have submodules
-
-_SAME_MODULES: Final = (exceptions, schedules, signals, states)
-"""Modules that exist in Celery and in bulltask."""
-
-_OTHER_MODULES: Final = ("app", "app.base", "app.task", "canvas", "result", "utils", "utils.log")
-"""Celery's modules whose names are public names of bulltask."""
-
-_GUIDE: Final = "see docs/how-to/coming-from-celery.md"
-
-
-class _MissingNames(MetaPathFinder):
-    """Raises an error for a name that bulltask does not have.
-
-    Python also searches for a module when it executes ``from celery import name`` and ``celery`` has no such attribute.
-    """
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        name = fullname.removeprefix("bulltask.")
-        if name.startswith("celery."):
-            raise ModuleNotFoundError(f"bulltask has no equivalent of {name}: {_GUIDE}", name=name)
-
-
-def _replace_celery() -> None:
-    found = sys.modules.get("celery")
-    if found is not None and found.__name__ != __name__:
-        raise ConfigError(
-            f"bulltask cannot replace Celery, which has already been imported ({found.__file__}): uninstall Celery, or "
-            f"import {__name__} before any module that imports celery; {_GUIDE}"
-        )
-    modules = {"celery": sys.modules[__name__]}
-    modules |= {module.__name__.replace("bulltask", "celery", 1): module for module in _SAME_MODULES}
-    for name in _OTHER_MODULES:
-        module = module_from_spec(ModuleSpec(f"{__name__}.{name}", None, is_package=True))
-        vars(module)["__getattr__"] = vars(bulltask)["__getattr__"]
-        parent, _, attribute = f"celery.{name}".rpartition(".")
-        setattr(modules[parent], attribute, module)
-        modules |= {f"celery.{name}": module, module.__name__: module}
-    sys.modules.update(modules)
-    sys.meta_path.insert(0, _MissingNames())
-
-
-_replace_celery()
+replace_celery(sys.modules[__name__])

@@ -8,7 +8,12 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
+
+import bulltask
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,6 +70,138 @@ def test_no_wait_uses_a_clock_that_a_test_can_stop() -> None:
     files = [path for path in package_files() if path.name not in {"clock.py", "loop_timers.py"}]
     found = [f"{relative_name(path)}:{line}" for path in files for line in waits_for_stopped_clocks(path)]
     assert found == [], "use bulltask.jobs.clock.mono_s() or mono_ms(), and bulltask.jobs.clock"
+
+
+# ---- rooms -----------------------------------------------------------------------------------------------------------
+
+ROOMS = {
+    "app", "cli", "config", "contrib", "embedded", "jobs", "lake", "lua", "migrate", "observe", "outbox", "queue",
+    "registry", "spark", "testing", "transport", "worker",
+}  # fmt: skip
+MAX_LAYERS = 12
+MAX_FORWARDING_LINES = 15
+
+BY_NAME = {
+    ("app", "bulltask.cli.main"),  # App.start() runs the command line, which imports the app
+    ("app", "bulltask.testing.inline"),
+    ("app", "bulltask.worker.in_process"),
+    ("embedded", "bulltask.testing.plugin"),  # only looked up in sys.modules
+    ("observe", "bulltask.worker"),  # the name of a logger
+    ("registry", "bulltask.spark"),  # task.map_dataframe() needs an extra
+    ("testing", "bulltask.contrib.django"),  # the app of a Django project
+    ("worker", "bulltask.spark.tasks.in_child"),  # needs an extra
+}
+"""Modules of higher rooms that a room names in a string. Add none: an import by name is still an import."""
+
+
+@cache
+def contract() -> dict[str, list[str]]:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (found,) = [entry for entry in config if entry["type"] == "layers"]
+    return {name: found[name] for name in ("layers", "exhaustive_ignores")}
+
+
+@cache
+def heights() -> dict[str, int]:
+    """Return the number of each room's layer; the lowest is 0."""
+    return {room: at for at, layer in enumerate(reversed(contract()["layers"])) for room in layer.split(" | ")}
+
+
+def forwarding_modules() -> set[str]:
+    return set(contract()["exhaustive_ignores"]) - {"__main__"}
+
+
+@cache
+def forwarded_rooms(module: str) -> set[str]:
+    """Return the rooms from which a forwarding module imports."""
+    tree = ast.parse((ROOT / f"bulltask/{module}.py").read_text())
+    return {room for name in imported(tree) for room in rooms_of(name)}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Iterate over what code imports, anywhere: also in functions and under ``TYPE_CHECKING``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case _:
+                pass
+
+
+def rooms_of(name: str) -> set[str]:
+    """Return the rooms that contain a module or name of bulltask, through forwarding modules and lazy names."""
+    package, _, rest = name.partition(".")
+    first = rest.partition(".")[0]
+    if package != "bulltask" or not first:
+        return set()
+    if first in forwarding_modules():
+        return forwarded_rooms(first)
+    lazy = vars(bulltask)["_MODULES"].get(first)
+    return {first} if first in ROOMS else rooms_of(lazy) if lazy else set()
+
+
+def upward(room: str, source: str) -> set[str]:
+    """Return what the code of a room imports, or names in a string, from another room of its layer or above it."""
+    tree = ast.parse(source)
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    modules = {text for text in strings if re.fullmatch(r"bulltask(\.\w+)+", text)}
+    named = {text for text in modules if is_module(text) and (room, text) not in BY_NAME}
+    return {
+        name
+        for name in {*imported(tree), *named}
+        if any(heights()[other] >= heights()[room] and other != room for other in rooms_of(name))
+    }
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def test_the_package_has_seventeen_rooms_in_at_most_twelve_layers() -> None:
+    found = {path.stem for path in (ROOT / "bulltask").glob("*") if path.suffix == ".py" or any(path.glob("*.py"))}
+    assert found - forwarding_modules() - {"__init__", "__main__"} == ROOMS == heights().keys()
+    assert len(contract()["layers"]) <= MAX_LAYERS
+    listed = " \u203a ".join(f"`{layer}`" for layer in contract()["layers"])
+    assert listed in " ".join((ROOT / "CONTRIBUTING.md").read_text().split()), "CONTRIBUTING.md lists the layers"
+
+
+def test_a_forwarding_module_has_at_most_fifteen_lines_and_defines_nothing() -> None:
+    for name in forwarding_modules():
+        text = (ROOT / f"bulltask/{name}.py").read_text()
+        assert len(text.splitlines()) <= MAX_FORWARDING_LINES, name
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        assert [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)] == [], name
+
+
+def test_no_room_imports_from_a_room_above_it() -> None:
+    found = {}
+    for path in package_files():
+        room = path.relative_to(ROOT / "bulltask").parts[0].removesuffix(".py")
+        if room in ROOMS and (names := upward(room, path.read_text())):
+            found[relative_name(path)] = names
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from bulltask.worker.run import run_worker",
+        "import bulltask.cli.main",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bulltask.app import App",
+        "def call():\n    from bulltask.queue.context import QueueContext",
+        "from bulltask.events import Bus",
+        "from bulltask import App",
+        "from bulltask import celery",
+        "importlib.import_module('bulltask.worker.run')",
+        "from bulltask.embedded.server import EmbeddedServer",
+    ],
+)
+def test_an_import_from_above_is_found_in_every_form(source: str) -> None:
+    assert upward("registry", source)
+    assert not upward("testing", source.replace("bulltask.cli.main", "bulltask.app").replace("celery", "errors"))
 
 
 def test_the_repository_contains_only_bulltasks_lua_scripts() -> None:

@@ -33,7 +33,6 @@ from bulltask.jobs.names import REVOKED, JobState, Revocation, check_reference
 from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredSnapshot
 from bulltask.registry.protocols import ResultReader, Sender, WaitOptions, allow_join_result, check_wait_options
 from bulltask.registry.request import current_sender
-from bulltask.states import FAILURE
 
 __all__ = [
     "AsyncResult",
@@ -302,7 +301,7 @@ class AsyncResult(Generic[R]):
 
         In Redis, such a job has failed, too: ``result.state`` is ``JobState.FAILED``.
         """
-        return self.status == FAILURE
+        return self.status == "FAILURE"
 
     @property
     def progress(self) -> codec.Json:
