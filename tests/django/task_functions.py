@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bulltask.contrib.django.tasks_api import api
+from bulltask.contrib.django.project import api
 
 task = api("base").task
 

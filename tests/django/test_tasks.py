@@ -13,9 +13,8 @@ from django.db import transaction
 from django.test import override_settings
 
 from bulltask import App
-from bulltask.contrib.django.backend import BulltaskBackend
-from bulltask.contrib.django.task_runs import find_task
-from bulltask.contrib.django.tasks_api import api, task_backends
+from bulltask.contrib.django.backend import BulltaskBackend, _find_task
+from bulltask.contrib.django.project import api, task_backends
 from bulltask.errors import BulltaskError
 from bulltask.testing import InlineWorker, use_server
 from bulltask.worker.run import default_queues
@@ -227,10 +226,10 @@ def test_a_job_of_another_kind_of_task_has_no_django_result(project: App) -> Non
 
 
 def test_only_tasks_of_installed_apps_are_imported_by_their_path() -> None:
-    assert find_task("antigravity.nothing") is None
+    assert _find_task("antigravity.nothing") is None
     assert "antigravity" not in sys.modules
-    assert find_task("bulltask.contrib.django.backend.BulltaskBackend") is None
-    assert find_task("bulltask.contrib.django.nothing.nothing") is None
+    assert _find_task("bulltask.contrib.django.backend.BulltaskBackend") is None
+    assert _find_task("bulltask.contrib.django.nothing.nothing") is None
 
 
 def test_workers_process_the_queues_of_the_backends(project: App, monkeypatch: pytest.MonkeyPatch) -> None:

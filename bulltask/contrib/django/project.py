@@ -1,26 +1,32 @@
-"""The :class:`bulltask.App` of a Django project."""
+"""The :class:`bulltask.App` of a Django project, and access to Django's tasks API.
+
+:func:`project_app` finds or creates the app. The tasks API is optional: the functions below it import ``django.tasks``
+(Django 6) or the package ``django-tasks`` only when they are called.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings
 from django.core import checks
 
 from bulltask.app import App
 from bulltask.config.parsers import parse_names
-from bulltask.contrib.django.tasks_api import package, task_backends
 from bulltask.embedded import import_directory
 from bulltask.jobs.errors import ConfigError
 from bulltask.registry.request import current_sender
 from bulltask.registry.tasks import find_app
 from bulltask.worker.beat import entry_problems, unregistered_tasks
 
-__all__ = ["check_schedule", "project_app"]
+__all__ = ["api", "check_schedule", "normalize_json", "project_app", "task_backends"]
+
+_TASKS_PACKAGES: Final = ("django.tasks", "django_tasks")
 
 
 @functools.cache
@@ -95,6 +101,44 @@ def _create_task_backends() -> list[str]:
     Returns:
         An empty list, because this is registered as a function that returns packages with tasks.
     """
-    if hasattr(settings, "TASKS") and package() is not None:
+    if hasattr(settings, "TASKS") and _tasks_package() is not None:
         list(task_backends().all())
     return []
+
+
+# Django's tasks API: ``django.tasks`` in Django 6, or the package ``django-tasks`` for Django 5.
+
+
+@functools.cache
+def _tasks_package() -> str | None:
+    """Return the name of the package, ``None`` if neither is installed."""
+    return next((name for name in _TASKS_PACKAGES if importlib.util.find_spec(name) is not None), None)
+
+
+def api(module: str) -> Any:
+    """Import a module of the package: ``base``, ``backends.base``, ``exceptions`` or ``signals``.
+
+    Raises:
+        ImportError: Django is older than 6, and ``django-tasks`` is not installed.
+    """
+    name = _tasks_package()
+    if name is None:
+        raise ImportError(
+            "BulltaskBackend needs Django 6 or newer, or the package django-tasks: pip install django-tasks"
+        )
+    return import_module(f"{name}.{module}")
+
+
+def task_backends() -> Any:
+    """Return the backends of the setting ``TASKS`` by their aliases."""
+    return import_module(str(_tasks_package())).task_backends
+
+
+def normalize_json(value: Any) -> Any:
+    """Return a value as plain JSON, as Django does for arguments and results.
+
+    Raises:
+        TypeError, ValueError: The value cannot be represented in JSON.
+    """
+    in_django = importlib.util.find_spec("django.utils.json") is not None and _tasks_package() == "django.tasks"
+    return import_module("django.utils.json" if in_django else "django_tasks.utils").normalize_json(value)

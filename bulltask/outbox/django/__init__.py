@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bulltask.app import App
 from bulltask.jobs.clock import Duration
-from bulltask.jobs.errors import MissingExtraError
-from bulltask.outbox.django.rows import Rows
-from bulltask.outbox.outbox import OutboxBase, check_task
+from bulltask.jobs.errors import ConfigError, MissingExtraError
+from bulltask.outbox.outbox import (
+    TABLE,
+    VERSION,
+    Backlog,
+    NewRow,
+    OutboxBase,
+    Row,
+    TransferOutcome,
+    check_task,
+)
 from bulltask.registry.canvas import Canvas, Group, GroupChain
 from bulltask.registry.results import AsyncResult, GroupResult
 from bulltask.registry.task import AnyTask
@@ -49,7 +58,7 @@ class Outbox(OutboxBase):
     def __init__(
         self, app: App, using: str = "default", *, poll_interval: Duration = 0.2, idempotency_ttl: Duration = 86_400
     ) -> None:
-        self._rows = Rows(using)
+        self._rows = _Rows(using)
         super().__init__(app, self._rows, poll_interval=poll_interval, idempotency_ttl=idempotency_ttl)
 
     def delay(self, task: AnyTask[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
@@ -94,3 +103,74 @@ class Outbox(OutboxBase):
             BrokerError: Redis cannot store them.
         """
         return self._relay_all()
+
+
+class _Rows:
+    """Access to the rows through Django's ORM: implements :class:`bulltask.outbox.outbox.Store`.
+
+    Django is imported when the rows are used, because an outbox may be created before Django is set up.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+
+    def insert(self, row: NewRow) -> None:
+        """Insert a row in the current transaction."""
+        self._objects().create(version=row.version, created_ms=row.created_ms, payload=row.payload)
+
+    def send_waiting(self, limit: int, send: Callable[[Sequence[Row]], TransferOutcome]) -> TransferOutcome:
+        """Read rows, send them, and delete them."""
+        from django.db import transaction  # noqa: PLC0415
+
+        waiting = self._objects().filter(error=None, version__lte=VERSION).order_by("id")
+        if self._connection().vendor == "postgresql":
+            with transaction.atomic(using=self._using):
+                return self._finish(send(_read(waiting.select_for_update(skip_locked=True), limit)))
+        sent = send(_read(waiting, limit))
+        with transaction.atomic(using=self._using):
+            return self._finish(sent)
+
+    def backlog(self, now_ms: int) -> Backlog:
+        """Count the rows."""
+        from django.db.models import Count, Min, Q  # noqa: PLC0415
+
+        waiting = Q(error=None)
+        found = self._objects().aggregate(
+            waiting=Count("id", filter=waiting),
+            failed=Count("id", filter=~waiting),
+            oldest_ms=Min("created_ms", filter=waiting),
+        )
+        oldest_ms = now_ms if found["oldest_ms"] is None else found["oldest_ms"]
+        return Backlog(found["waiting"], max(0, now_ms - oldest_ms) / 1000, found["failed"])
+
+    def after_fork(self) -> None:
+        """Drop the inherited connection without closing it for the parent."""
+        self._connection().connection = None
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        self._connection().close()
+
+    def _connection(self) -> Any:
+        from django.db import connections  # noqa: PLC0415
+
+        return connections[self._using]
+
+    def _objects(self) -> Any:
+        from django.apps import apps  # noqa: PLC0415
+
+        try:
+            return apps.get_model(TABLE, "OutboxRow").objects.using(self._using)
+        except LookupError as exc:
+            raise ConfigError("add 'bulltask.outbox.django' to INSTALLED_APPS, and run `manage.py migrate`") from exc
+
+    def _finish(self, sent: TransferOutcome) -> TransferOutcome:
+        if sent.done:
+            self._objects().filter(id__in=sent.done).delete()
+        for row_id, error in sent.failed.items():
+            self._objects().filter(id=row_id).update(error=error)
+        return sent
+
+
+def _read(query: Any, limit: int) -> list[Row]:
+    return [Row(row_id, payload) for row_id, payload in query.values_list("id", "payload")[:limit]]
