@@ -1,4 +1,9 @@
-"""The base class of the outboxes: everything except access to the database."""
+"""Outboxes: jobs are stored in the same transaction as the user's data, and sent after the commit.
+
+Begin with :class:`OutboxBase`, which :mod:`bulltask.outbox.sqlalchemy` and :mod:`bulltask.outbox.django` extend. A row
+contains the jobs of one call, as JSON (:class:`StoredCall`). Relays (:class:`Relay`) read committed rows through a
+:class:`Store`, add their jobs to Redis (:class:`RowSender`), and delete them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,6 @@ __all__ = [
     "Backlog",
     "NewRow",
     "OutboxBase",
-    "OutboxResults",
     "Relay",
     "Row",
     "RowSender",
@@ -56,11 +60,113 @@ __all__ = [
     "run_relays",
 ]
 
+TABLE: Final = "bulltask_outbox"
+
+VERSION: Final = 1
+"""The version of the stored form."""
+
+
+class OutboxBase:
+    """An app's outbox in one database.
+
+    Its subclasses insert rows in the user's transaction. A :class:`Store` gives relays access to them.
+    """
+
+    def __init__(self, app: App, store: Store, *, poll_interval: Duration, idempotency_ttl: Duration) -> None:
+        self.app = app
+        self._store = store
+        poll_ms, ttl_ms = to_ms(poll_interval, "poll_interval"), to_ms(idempotency_ttl, "idempotency_ttl")
+        if poll_ms < 1 or ttl_ms < 1:
+            raise ConfigError("poll_interval and idempotency_ttl of an outbox must be 0.001 s or more")
+        self._poll_s = poll_ms / 1000
+        self._sender = RowSender(app, ttl_ms)
+        app._outboxes.append(self)
+
+    def backlog(self) -> Backlog:
+        """Return how many rows are waiting, the age of the oldest, and how many rows have failed."""
+        return self._store.backlog(self.app._now_ms())
+
+    def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
+        """Send rows until ``wait`` returns true; call this in a separate thread."""
+        self._relay(logger).run(wait)
+
+    def after_fork(self) -> None:
+        """Drop the database connections that this process has inherited."""
+        self._store.after_fork()
+
+    def _relay_all(self) -> int:
+        relay, count = self._relay(structlog.get_logger("bulltask.outbox")), 0
+        while (sent := relay.send_batch()).done or sent.failed:
+            count += len(sent.done)
+        return count
+
+    def _relay(self, logger: Any) -> Relay:
+        return Relay(self._store, self._sender, self._poll_s, self.app._now_ms, logger)
+
+    def _write(self, call: Canvas[Any, Any], insert: Callable[[NewRow], object]) -> Any:
+        """Insert the row of a call with ``insert``, and return the call's result handle."""
+        check_canvas(call)
+        call = check_overrides_passed(call)
+        plan, now_ms = plan_canvas(call, self.app._config, origin_of_jobs_sent_by(current_job())), self.app._now_ms()
+
+        def write(roots: Sequence[PlannedJob]) -> None:
+            insert(_row(roots, now_ms))
+
+        self.app._send_planned(plan.roots, write)
+        return plan.result(self._results(), now_ms)
+
+    async def _awrite(self, call: Canvas[Any, Any], insert: Callable[[NewRow], Awaitable[object]]) -> Any:
+        """:meth:`_write` for asyncio."""
+        check_canvas(call)
+        call = check_overrides_passed(call)
+        plan, now_ms = plan_canvas(call, self.app._config, origin_of_jobs_sent_by(current_job())), self.app._now_ms()
+
+        async def write(roots: Sequence[PlannedJob]) -> None:
+            await insert(_row(roots, now_ms))
+
+        await self.app._asend_planned(plan.roots, write)
+        return plan.result(self._results(), now_ms)
+
+    def _results(self) -> ResultReader:
+        return cast("ResultReader", OutboxResults(self.app._results))
+
+
+def check_task(task: object) -> None:
+    """Check the task in ``outbox.delay(task, …)``.
+
+    Raises:
+        TypeError: It is not a task.
+    """
+    if not isinstance(task, AnyTask):
+        raise TypeError(
+            f"outbox.delay needs a task and its arguments, not {type(task).__qualname__}; outbox.send takes signatures "
+            "such as task.s(…), and other canvases. Nothing was written"
+        )
+
+
+def _row(roots: Sequence[PlannedJob], now_ms: int) -> NewRow:
+    call = StoredCall.from_jobs(roots, now_ms)
+    if call.single is not None and (job := current_job()) is not None:
+        (roots[0].job,) = sent_by(job, [call.single])
+    return NewRow(VERSION, now_ms, call.encode())
+
 
 # The interface to an outbox's table, implemented for each database library.
 
 
-TABLE: Final = "bulltask_outbox"
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A row to insert.
+
+    Attributes:
+        version: The version of the stored form.
+        created_ms: The time of the call, in epoch milliseconds.
+        payload: The stored form.
+    """
+
+    version: int
+    created_ms: int
+    payload: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +246,6 @@ class Store(Protocol):
 # Increment :data:`VERSION` if relays of the previous version cannot read a changed format. A relay ignores rows of
 # newer versions, which newer relays send.
 
-
-VERSION: Final = 1
-"""The version of the stored form."""
 
 _HOUR_MS: Final = 3_600_000
 _DEFAULTS: Final = JobOptions()
@@ -264,69 +367,105 @@ def _decoded_job(stored: Mapping[str, Any]) -> NewJob:
     )
 
 
-# Results of jobs that may not have reached Redis yet.
+# Relays, which poll an outbox's table and send its rows.
 
 
-_POLL_S: Final = 0.05
+_BATCH: Final = 500
+_FIRST_RETRY_MS: Final = 100
+_MAX_RETRY_MS: Final = 10_000
+_REPORT_MS: Final = 60_000
+_STOP_S: Final = 5.0
 
 
-class OutboxResults:
-    """A :class:`bulltask.registry.protocols.ResultReader` that also waits until a relay has sent the job.
+class Relay:
+    """Sends the rows of one outbox.
 
-    Args:
-        reader: Reads the jobs that are in Redis.
+    It may be killed at any moment, and any number of relays may read the same table.
     """
 
-    def __init__(self, reader: ResultReader) -> None:
-        self._reader = reader
+    def __init__(self, store: Store, sender: RowSender, poll_s: float, now_ms: Callable[[], int], logger: Any) -> None:
+        self._store = store
+        self._sender = sender
+        self._poll_s = poll_s
+        self._now_ms = now_ms
+        self._logger = logger
+        self._failures = 0
+        self._report_at_ms = mono_ms() + _REPORT_MS
 
-    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """Wait until the job has finished.
+    def run(self, wait: Callable[[float], bool]) -> None:
+        """Send rows until ``wait`` returns true."""
+        wait_s = 0.0
+        while not wait(wait_s):
+            wait_s = self._send_rows()
+            self._report()
+        self._close()
+
+    def send_batch(self) -> TransferOutcome:
+        """Send up to 500 rows, and log those that can never be sent.
 
         Raises:
-            ResultTimeoutError: It was not sent, or did not finish, in time.
+            BrokerError: Redis cannot store them.
+            Exception: The database cannot be read; an error of its library.
         """
-        deadline_ms = None if timeout_ms is None else mono_ms() + timeout_ms
-        while True:
-            is_sent = self._reader.snapshot(ref).state is not JobState.UNKNOWN
-            try:
-                # An unknown job may have finished and been removed. Then the reader finds its event without waiting.
-                return self._reader.wait(ref, _left(deadline_ms) if is_sent else 0, sent_ms)
-            except (JobNotFoundError, ResultTimeoutError) as exc:
-                _check(exc, deadline_ms, ref, is_sent=is_sent)
-            threading.Event().wait(_POLL_S)
+        sent = self._store.send_waiting(_BATCH, self._sender.send)
+        for row_id, error in sent.failed.items():
+            self._logger.error(
+                "Outbox row failed", row=row_id, error=error, hint="To send it again, set the column error to NULL"
+            )
+        return sent
 
-    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """:meth:`wait` for asyncio."""
-        deadline_ms = None if timeout_ms is None else mono_ms() + timeout_ms
-        while True:
-            is_sent = (await self._reader.asnapshot(ref)).state is not JobState.UNKNOWN
-            try:
-                return await self._reader.await_finished(ref, _left(deadline_ms) if is_sent else 0, sent_ms)
-            except (JobNotFoundError, ResultTimeoutError) as exc:
-                _check(exc, deadline_ms, ref, is_sent=is_sent)
-            await loop_timers.sleep(_POLL_S)
+    def _send_rows(self) -> float:
+        """Send a batch; return the seconds to wait before the next one."""
+        try:
+            if self._failures:
+                self._sender.check()  # before the rows are locked, because it may take until all timeouts have passed
+            sent = self.send_batch()
+        except Exception as exc:  # noqa: BLE001 - a relay must survive outages of the database and Redis
+            self._failures += 1
+            wait_ms = reconnect_delay_ms(self._failures, first_ms=_FIRST_RETRY_MS, cap_ms=_MAX_RETRY_MS)
+            error, delay = f"{type(exc).__name__}: {exc}", wait_ms / 1000
+            self._logger.warning("Outbox rows could not be sent", error=error, attempt=self._failures, delay=delay)
+            self._close()
+            return delay
+        if self._failures:
+            self._logger.info("Outbox relay recovered", after_attempts=self._failures)
+            self._failures = 0
+        return 0.0 if len(sent.done) + len(sent.failed) == _BATCH else self._poll_s
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reader, name)
+    def _report(self) -> None:
+        """Once a minute, log if a row has been waiting for more than a minute, or if rows have failed."""
+        if mono_ms() < self._report_at_ms:
+            return
+        self._report_at_ms = mono_ms() + _REPORT_MS
+        try:
+            backlog: Backlog = self._store.backlog(self._now_ms())
+        except Exception:  # noqa: BLE001 - the next attempt to send logs the error
+            self._close()
+            return
+        if backlog.failed or backlog.oldest_s * 1000 > _REPORT_MS:
+            self._logger.warning(
+                "Outbox rows are waiting", rows=backlog.waiting, oldest_s=backlog.oldest_s, failed=backlog.failed
+            )
+
+    def _close(self) -> None:
+        with suppress(Exception):  # a broken connection may refuse to be closed
+            self._store.close()
 
 
-def _left(deadline_ms: int | None) -> int | None:
-    return None if deadline_ms is None else max(0, deadline_ms - mono_ms())
-
-
-def _check(exc: Exception, deadline_ms: int | None, ref: JobRef, *, is_sent: bool) -> None:
-    """Raise an error if there is nothing more to wait for."""
-    if is_sent and isinstance(exc, ResultTimeoutError):
-        raise exc
-    if deadline_ms is not None and mono_ms() >= deadline_ms:
-        raise ResultTimeoutError(
-            f"job {ref.id} in queue {ref.queue} is not in Redis: no relay has sent it yet, its transaction was rolled "
-            "back, or it has finished and was removed"
-        ) from exc
-
-
-# Adds each job of a row to Redis once, even if relays send the row several times.
+def run_relays(outboxes: Sequence[OutboxRelay], until: Callable[[], object], logger: Any) -> None:
+    """Run the relay of each outbox in a thread until ``until`` returns; call this in the main thread."""
+    stopping = threading.Event()
+    threads = [
+        threading.Thread(target=outbox.run_relay, args=(stopping.wait, logger), name="outbox-relay", daemon=True)
+        for outbox in outboxes
+    ]
+    for thread in threads:
+        thread.start()
+    until()
+    stopping.set()
+    deadline_ms = mono_ms() + int(_STOP_S * 1000)
+    for thread in threads:
+        thread.join(max(0, deadline_ms - mono_ms()) / 1000)
 
 
 class RowSender:
@@ -334,10 +473,6 @@ class RowSender:
 
     If a relay is killed after it has sent a row, but before it has deleted the row, another relay sends the row again.
     By then, the jobs may have run and been removed. Therefore, Redis remembers the ids of added jobs for ``ttl_ms``.
-
-    Args:
-        app: The app.
-        ttl_ms: How long Redis remembers an added job, in milliseconds.
     """
 
     def __init__(self, app: App, ttl_ms: int) -> None:
@@ -419,226 +554,59 @@ def _text(exc: Exception) -> str:
     return f"{type(exc).__name__}: {exc}"
 
 
-# Relays, which poll an outbox's table and send its rows.
+# Results of jobs that may not have reached Redis yet.
 
 
-_BATCH: Final = 500
-_FIRST_RETRY_MS: Final = 100
-_MAX_RETRY_MS: Final = 10_000
-_REPORT_MS: Final = 60_000
-_STOP_S: Final = 5.0
+_POLL_S: Final = 0.05
 
 
-class Relay:
-    """Sends the rows of one outbox.
+class OutboxResults:
+    """A :class:`bulltask.registry.protocols.ResultReader` that also waits until a relay has sent the job."""
 
-    It may be killed at any moment, and any number of relays may read the same table.
+    def __init__(self, reader: ResultReader) -> None:
+        self._reader = reader
 
-    Args:
-        store: Accesses the rows.
-        sender: Sends the rows.
-        poll_s: Seconds between two reads of a table without rows.
-        now_ms: Returns the time in epoch milliseconds.
-        logger: Logs errors.
-    """
-
-    def __init__(self, store: Store, sender: RowSender, poll_s: float, now_ms: Callable[[], int], logger: Any) -> None:
-        self._store = store
-        self._sender = sender
-        self._poll_s = poll_s
-        self._now_ms = now_ms
-        self._logger = logger
-        self._failures = 0
-        self._report_at_ms = mono_ms() + _REPORT_MS
-
-    def run(self, wait: Callable[[float], bool]) -> None:
-        """Send rows until ``wait`` returns true."""
-        wait_s = 0.0
-        while not wait(wait_s):
-            wait_s = self._send_rows()
-            self._report()
-        self._close()
-
-    def send_batch(self) -> TransferOutcome:
-        """Send up to 500 rows, and log those that can never be sent.
+    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """Wait until the job has finished.
 
         Raises:
-            BrokerError: Redis cannot store them.
-            Exception: The database cannot be read; an error of its library.
+            ResultTimeoutError: It was not sent, or did not finish, in time.
         """
-        sent = self._store.send_waiting(_BATCH, self._sender.send)
-        for row_id, error in sent.failed.items():
-            self._logger.error(
-                "Outbox row failed", row=row_id, error=error, hint="To send it again, set the column error to NULL"
-            )
-        return sent
+        deadline_ms = None if timeout_ms is None else mono_ms() + timeout_ms
+        while True:
+            is_sent = self._reader.snapshot(ref).state is not JobState.UNKNOWN
+            try:
+                # An unknown job may have finished and been removed. Then the reader finds its event without waiting.
+                return self._reader.wait(ref, _left(deadline_ms) if is_sent else 0, sent_ms)
+            except (JobNotFoundError, ResultTimeoutError) as exc:
+                _check(exc, deadline_ms, ref, is_sent=is_sent)
+            threading.Event().wait(_POLL_S)
 
-    def _send_rows(self) -> float:
-        """Send a batch; return the seconds to wait before the next one."""
-        try:
-            if self._failures:
-                self._sender.check()  # before the rows are locked, because it may take until all timeouts have passed
-            sent = self.send_batch()
-        except Exception as exc:  # noqa: BLE001 - a relay must survive outages of the database and Redis
-            self._failures += 1
-            wait_ms = reconnect_delay_ms(self._failures, first_ms=_FIRST_RETRY_MS, cap_ms=_MAX_RETRY_MS)
-            error, delay = f"{type(exc).__name__}: {exc}", wait_ms / 1000
-            self._logger.warning("Outbox rows could not be sent", error=error, attempt=self._failures, delay=delay)
-            self._close()
-            return delay
-        if self._failures:
-            self._logger.info("Outbox relay recovered", after_attempts=self._failures)
-            self._failures = 0
-        return 0.0 if len(sent.done) + len(sent.failed) == _BATCH else self._poll_s
+    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """:meth:`wait` for asyncio."""
+        deadline_ms = None if timeout_ms is None else mono_ms() + timeout_ms
+        while True:
+            is_sent = (await self._reader.asnapshot(ref)).state is not JobState.UNKNOWN
+            try:
+                return await self._reader.await_finished(ref, _left(deadline_ms) if is_sent else 0, sent_ms)
+            except (JobNotFoundError, ResultTimeoutError) as exc:
+                _check(exc, deadline_ms, ref, is_sent=is_sent)
+            await loop_timers.sleep(_POLL_S)
 
-    def _report(self) -> None:
-        """Once a minute, log if a row has been waiting for more than a minute, or if rows have failed."""
-        if mono_ms() < self._report_at_ms:
-            return
-        self._report_at_ms = mono_ms() + _REPORT_MS
-        try:
-            backlog: Backlog = self._store.backlog(self._now_ms())
-        except Exception:  # noqa: BLE001 - the next attempt to send logs the error
-            self._close()
-            return
-        if backlog.failed or backlog.oldest_s * 1000 > _REPORT_MS:
-            self._logger.warning(
-                "Outbox rows are waiting", rows=backlog.waiting, oldest_s=backlog.oldest_s, failed=backlog.failed
-            )
-
-    def _close(self) -> None:
-        with suppress(Exception):  # a broken connection may refuse to be closed
-            self._store.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
 
 
-def run_relays(outboxes: Sequence[OutboxRelay], until: Callable[[], object], logger: Any) -> None:
-    """Run the relay of each outbox in a thread until ``until`` returns; call this in the main thread.
-
-    Args:
-        outboxes: The outboxes of an app.
-        until: Blocks until the relays should stop.
-        logger: Logs errors.
-    """
-    stopping = threading.Event()
-    threads = [
-        threading.Thread(target=outbox.run_relay, args=(stopping.wait, logger), name="outbox-relay", daemon=True)
-        for outbox in outboxes
-    ]
-    for thread in threads:
-        thread.start()
-    until()
-    stopping.set()
-    deadline_ms = mono_ms() + int(_STOP_S * 1000)
-    for thread in threads:
-        thread.join(max(0, deadline_ms - mono_ms()) / 1000)
+def _left(deadline_ms: int | None) -> int | None:
+    return None if deadline_ms is None else max(0, deadline_ms - mono_ms())
 
 
-# The base class of the outboxes: everything except access to the database.
-
-
-@dataclass(frozen=True, slots=True)
-class NewRow:
-    """A row to insert.
-
-    Attributes:
-        version: The version of the stored form.
-        created_ms: The time of the call, in epoch milliseconds.
-        payload: The stored form.
-    """
-
-    version: int
-    created_ms: int
-    payload: str
-
-
-class OutboxBase:
-    """An app's outbox in one database.
-
-    Args:
-        app: The app. Its workers send the rows.
-        store: Accesses the rows.
-        poll_interval: Seconds or ``timedelta`` between two reads of the table while it is empty.
-        idempotency_ttl: Seconds or ``timedelta`` for which Redis remembers the ids of sent jobs. If a relay is killed
-            before it has deleted a row, the row is sent again. During this time, that adds no job twice.
-
-    Raises:
-        ConfigError: A duration is invalid.
-    """
-
-    def __init__(self, app: App, store: Store, *, poll_interval: Duration, idempotency_ttl: Duration) -> None:
-        self.app = app
-        self._store = store
-        poll_ms, ttl_ms = to_ms(poll_interval, "poll_interval"), to_ms(idempotency_ttl, "idempotency_ttl")
-        if poll_ms < 1 or ttl_ms < 1:
-            raise ConfigError("poll_interval and idempotency_ttl of an outbox must be 0.001 s or more")
-        self._poll_s = poll_ms / 1000
-        self._sender = RowSender(app, ttl_ms)
-        app._outboxes.append(self)
-
-    def backlog(self) -> Backlog:
-        """Return how many rows are waiting, the age of the oldest, and how many rows have failed."""
-        return self._store.backlog(self.app._now_ms())
-
-    def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
-        """Send rows until ``wait`` returns true; call this in a separate thread."""
-        self._relay(logger).run(wait)
-
-    def after_fork(self) -> None:
-        """Drop the database connections that this process has inherited."""
-        self._store.after_fork()
-
-    def _relay_all(self) -> int:
-        relay, count = self._relay(structlog.get_logger("bulltask.outbox")), 0
-        while (sent := relay.send_batch()).done or sent.failed:
-            count += len(sent.done)
-        return count
-
-    def _relay(self, logger: Any) -> Relay:
-        return Relay(self._store, self._sender, self._poll_s, self.app._now_ms, logger)
-
-    def _write(self, call: Canvas[Any, Any], insert: Callable[[NewRow], object]) -> Any:
-        """Insert the row of a call with ``insert``, and return the call's result handle."""
-        check_canvas(call)
-        call = check_overrides_passed(call)
-        plan, now_ms = plan_canvas(call, self.app._config, origin_of_jobs_sent_by(current_job())), self.app._now_ms()
-        self.app._send_planned(plan.roots, lambda roots: _ignore(insert(_row(roots, now_ms))))
-        return plan.result(self._results(), now_ms)
-
-    async def _awrite(self, call: Canvas[Any, Any], insert: Callable[[NewRow], Awaitable[object]]) -> Any:
-        """:meth:`_write` for asyncio."""
-        check_canvas(call)
-        call = check_overrides_passed(call)
-        plan, now_ms = plan_canvas(call, self.app._config, origin_of_jobs_sent_by(current_job())), self.app._now_ms()
-
-        async def write(roots: Sequence[PlannedJob]) -> None:
-            await insert(_row(roots, now_ms))
-
-        await self.app._asend_planned(plan.roots, write)
-        return plan.result(self._results(), now_ms)
-
-    def _results(self) -> ResultReader:
-        return cast("ResultReader", OutboxResults(self.app._results))
-
-
-def check_task(task: object) -> None:
-    """Check the task in ``outbox.delay(task, …)``.
-
-    Raises:
-        TypeError: It is not a task.
-    """
-    if not isinstance(task, AnyTask):
-        raise TypeError(
-            f"outbox.delay needs a task and its arguments, not {type(task).__qualname__}; outbox.send takes signatures "
-            "such as task.s(…), and other canvases. Nothing was written"
-        )
-
-
-def _ignore(_: object) -> None:
-    """Return nothing."""
-
-
-def _row(roots: Sequence[PlannedJob], now_ms: int) -> NewRow:
-    call = StoredCall.from_jobs(roots, now_ms)
-    if call.single is not None and (job := current_job()) is not None:
-        (roots[0].job,) = sent_by(job, [call.single])
-    return NewRow(VERSION, now_ms, call.encode())
+def _check(exc: Exception, deadline_ms: int | None, ref: JobRef, *, is_sent: bool) -> None:
+    """Raise an error if there is nothing more to wait for."""
+    if is_sent and isinstance(exc, ResultTimeoutError):
+        raise exc
+    if deadline_ms is not None and mono_ms() >= deadline_ms:
+        raise ResultTimeoutError(
+            f"job {ref.id} in queue {ref.queue} is not in Redis: no relay has sent it yet, its transaction was rolled "
+            "back, or it has finished and was removed"
+        ) from exc
