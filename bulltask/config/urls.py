@@ -1,4 +1,9 @@
-"""The setting ``broker_credential_provider``: the source of the user and password for each new connection."""
+"""The broker's URL: how it is hidden in logs and errors, checked, and supplied with a password that changes.
+
+bulltask holds the URL as a :class:`SecretUrl`, the parser :func:`url` checks it before anything connects, and
+:class:`Credentials` is the setting ``broker_credential_provider``. The functions ``redact_…`` hide the passwords in
+texts from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +19,12 @@ from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 from bulltask.jobs.errors import BrokerAuthError, BrokerUnavailableError, ConfigError, did_you_mean
 
 __all__ = [
-    "SENTINEL_OPTIONS",
-    "TLS_CHOICES",
-    "TLS_OPTIONS",
-    "TRUE_CHOICES",
-    "URL_SCHEMES",
+    "HIDDEN",
     "Address",
     "Credentials",
     "Kind",
     "SecretUrl",
     "credential_provider",
-    "options_of",
     "redact_command",
     "redact_text",
     "redact_url",
@@ -32,11 +32,6 @@ __all__ = [
     "tls_options",
     "url",
 ]
-
-
-# URLs with their password masked, for logs, errors and output.
-#
-# bulltask holds the broker URL as a :class:`SecretUrl`; the functions redact text from other sources.
 
 
 HIDDEN = "***"
@@ -462,7 +457,7 @@ def _check_verification(value: SecretUrl, given: Mapping[str, str], name: str) -
         )
 
 
-# The setting ``broker_credential_provider``: the source of the user and password for each new connection.
+# ---- the setting ``broker_credential_provider``: the source of the user and password for each new connection ---------
 
 
 _SETTING: Final = "broker_credential_provider"

@@ -1,4 +1,7 @@
-"""Timers of an event loop that take real time, also while a test has stopped the loop's clock."""
+"""Time: durations from users, a monotonic clock for deadlines, the server's time for timestamps in Redis, and timers.
+
+``value_class``, for the objects that each job has, is here because every module of jobs imports this one.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ __all__ = [
 ]
 
 
-# ``@value_class``: an immutable dataclass that is cheap to construct.
+# ---- ``@value_class``: an immutable dataclass that is cheap to construct ---------------------------------------------
 #
 # A frozen dataclass enforces immutability at run time. It sets each field through ``object.__setattr__``, which costs
 # three times as much as an assignment, and a worker constructs ten such objects per job. A value class is a dataclass
@@ -66,7 +69,7 @@ def value_class(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type
     return decorator if cls is None else decorator(cls)
 
 
-# Time: durations from users, a monotonic clock for deadlines, the server's time for timestamps in Redis.
+# ---- time: durations from users, a monotonic clock for deadlines, the server's time for timestamps in Redis ----------
 
 
 Duration = float | timedelta
@@ -220,7 +223,7 @@ class ServerClock:
         return int(self._offset_ms + mono_s() * 1000)
 
 
-# Timers of an event loop that take real time, also while a test has stopped the loop's clock.
+# ---- timers of an event loop that take real time, also while a test has stopped the loop's clock ---------------------
 #
 # freezegun stops ``time.monotonic()``, by which an event loop decides when its own timers are due: ``asyncio.sleep()``
 # and ``asyncio.timeout()`` would never end, or end early when the test moves its clock.

@@ -19,7 +19,6 @@ from typing import Any, Final
 from bulltask.jobs.errors import DecodeError, EncodeError, PayloadTooLargeError
 
 __all__ = [
-    "MAX_LEVELS",
     "MAX_SAFE_INTEGER",
     "ON_SURROGATE",
     "Json",

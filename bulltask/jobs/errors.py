@@ -1,4 +1,6 @@
-"""bulltask's public exceptions."""
+"""bulltask's exceptions; their public path is :mod:`bulltask.errors`. First, what raises and explains them: warnings,
+optional dependencies, suggestions.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ __all__ = [
 ]
 
 
-# Warnings that point to the user's line of code.
+# ---- warnings that point to the user's line of code ------------------------------------------------------------------
 
 
 _PACKAGE: Final = f"{Path(__file__).parents[1]}{os.sep}"
@@ -100,7 +102,7 @@ def _users_level() -> int:
     return level
 
 
-# Optional dependencies: they are imported on first use, and an error names the extra that installs them.
+# ---- optional dependencies: they are imported on first use, and an error names the extra that installs them ----------
 
 
 SPARK: Final = frozenset({"numpy", "pyarrow", "pyspark", "py4j"})
@@ -148,7 +150,7 @@ def check_installed(module: str, extra: str, what: str) -> None:
         raise MissingExtraError(f"{what} needs {module}, which is not installed: pip install 'bulltask[{extra}]'")
 
 
-# Suggestions for misspelled names in error messages.
+# ---- suggestions for misspelled names in error messages --------------------------------------------------------------
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -162,7 +164,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 
-# Exceptions that end an attempt early, raised by the task itself or by its worker.
+# ---- exceptions that end an attempt early, raised by the task itself or by its worker --------------------------------
 #
 # Import them from :mod:`bulltask.errors`.
 
@@ -337,7 +339,7 @@ class WorkerShutdown(ReleaseJob):
         self.args = (reason,)
 
 
-# bulltask's public exceptions.
+# ---- bulltask's public exceptions ------------------------------------------------------------------------------------
 #
 # ::
 #

@@ -1,4 +1,8 @@
-"""How a job receives the results of its child jobs as an argument."""
+"""The parts of a stored job, one after the other: each is read from a job's hash, whichever client wrote it.
+
+Numbers, retention, time limits, the options as a whole, a checkpoint, the failure of an attempt, and the results that a
+job receives from its child jobs. ``bulltask.jobs.job`` puts them together.
+"""
 
 from __future__ import annotations
 
@@ -57,17 +61,17 @@ __all__ = [
     "read_options",
     "reason_of",
     "storable_arguments",
-    "stored_keep",
     "trace_text",
     "truncate_reason",
     "truncate_traces",
 ]
 
 
-# Stored numbers. They are clamped when they are read, so that later code cannot overflow.
+# ---- numbers ---------------------------------------------------------------------------------------------------------
 #
-# Node stores ``Number.MAX_VALUE`` as ``1.7976931348623157e+308``. As a Python integer, this number has 309 digits, and
-# overflows in msgpack, in shared memory and in divisions.
+# They are clamped when they are read, so that later code cannot overflow. Node stores ``Number.MAX_VALUE`` as
+# ``1.7976931348623157e+308``. As a Python integer, this number has 309 digits, and overflows in msgpack, in shared
+# memory and in divisions.
 
 
 MAX_NUMBER: Final = 2**53 - 1
@@ -123,24 +127,6 @@ def _clamped(value: int) -> int:
     return max(-MAX_NUMBER, min(value, MAX_NUMBER))
 
 
-# Fields of a job's hash, as a worker receives them.
-
-
-def check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
-    """Check the fields ``parent`` and ``parentKey``, which BullMQ's scripts read when the job finishes.
-
-    Raises:
-        DecodeError: One of them is malformed.
-    """
-    parent = codec.decode_object(raw.get(b"parent", b"{}"), what=f"field parent of job {job_id}")
-    # Node stores the id as the caller gave it, so it may be a number.
-    if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
-        raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
-    # BullMQ's scripts search for the colon in quadratic time: a long string without a colon would block Redis.
-    if b":" not in raw.get(b"parentKey", b":"):
-        raise DecodeError(f"field parentKey of job {job_id} is not a job's key: {raw[b'parentKey'][:40]!r}")
-
-
 def read_int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[bytes], int] = field_number) -> int:
     """Return a numeric field; 0 if the field is missing.
 
@@ -158,7 +144,22 @@ def read_int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callabl
         raise DecodeError(f"field {name.decode()} of job {job_id} is not a number: {value[:40]!r}") from exc
 
 
-# Retention of finished jobs, as users write it and as BullMQ stores it.
+def check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
+    """Check the fields ``parent`` and ``parentKey``, which BullMQ's scripts read when the job finishes.
+
+    Raises:
+        DecodeError: One of them is malformed.
+    """
+    parent = codec.decode_object(raw.get(b"parent", b"{}"), what=f"field parent of job {job_id}")
+    # Node stores the id as the caller gave it, so it may be a number.
+    if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
+        raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
+    # BullMQ's scripts search for the colon in quadratic time: a long string without a colon would block Redis.
+    if b":" not in raw.get(b"parentKey", b":"):
+        raise DecodeError(f"field parentKey of job {job_id} is not a job's key: {raw[b'parentKey'][:40]!r}")
+
+
+# ---- retention of finished jobs, as users write it and as BullMQ stores it -------------------------------------------
 
 
 KeepJobs = bool | int | Mapping[str, Any]
@@ -220,7 +221,7 @@ def keep_to_wire(keep_ms: int) -> object:
     return {"age": max(1, keep_ms // 1000)} if keep_ms else True
 
 
-# Time limits of an attempt, and the exceptions for exceeding them.
+# ---- time limits of an attempt, and the exceptions for exceeding them ------------------------------------------------
 
 
 _SOFT: Final = "softTimeLimit"
@@ -332,7 +333,7 @@ def _text(limit_ms: int | None) -> str:
     return f"{(limit_ms or 0) / 1000:g} s"
 
 
-# The options of a stored job, as any client may have written them.
+# ---- the options, as any client may have written them ----------------------------------------------------------------
 
 
 BULLTASK_KEY: Final = "bulltask"
@@ -410,7 +411,7 @@ def _parse_once(stored: bytes) -> StoredOptions:
     return _parse(stored, "")
 
 
-# A job's checkpoint: how far a checkpointed task got, as stored in the job's hash.
+# ---- the checkpoint: how far a checkpointed task got -----------------------------------------------------------------
 
 
 CHECKPOINT_FIELD: Final = "bulltask:checkpoint"
@@ -470,7 +471,7 @@ class Checkpoint:
         )
 
 
-# Size limits for failures, because Redis stores them in the job and sends them to all listeners of the queue.
+# ---- failures, limited in size, because Redis sends them to all listeners of the queue -------------------------------
 
 
 REASON_CHARS: Final = 10_000
@@ -613,7 +614,7 @@ def _truncate(text: str, max_chars: int) -> str:
     return f"{text[: kept_chars // 2]}{_ELLIPSIS}{text[-(kept_chars - kept_chars // 2) :]}"
 
 
-# How a job receives the results of its child jobs as an argument.
+# ---- how a job receives the results of its child jobs as an argument -------------------------------------------------
 #
 # BullMQ stores the results of a job's children by their full keys, in no particular order. A job in a canvas also
 # stores, among bulltask's options, which parameter receives the results, and their order:

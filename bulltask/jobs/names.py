@@ -1,4 +1,7 @@
-"""The JSON forms of types that JSON lacks: the strings that a Node.js developer would write."""
+"""Names: the states of a job; the names of queues, tasks and jobs that BullMQ's clients accept; their form in Redis.
+
+At the end are the JSON forms of types that JSON lacks, the strings that a Node.js developer would write.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ __all__ = [
     "MAX_NAME",
     "REVOKED",
     "STARMAP",
+    "UNSEEN",
     "JobState",
     "Revocation",
     "address_of",
@@ -42,7 +46,7 @@ __all__ = [
 ]
 
 
-# States of a job, under BullMQ's names: they are stored in Redis, and only scripts change them.
+# ---- states of a job, under BullMQ's names: they are stored in Redis, and only scripts change them -------------------
 #
 # "Paused" is a queue's flag, and "stalled" an event; neither is a job state.
 
@@ -105,7 +109,7 @@ class Revocation(StrEnum):
     UNKNOWN = "unknown"  # the job does not exist
 
 
-# Names of queues, tasks and jobs: which names BullMQ's clients accept, and their form in Redis.
+# ---- names of queues, tasks and jobs: which names BullMQ's clients accept, and their form in Redis -------------------
 
 
 MAX_NAME: Final = 255
@@ -290,7 +294,7 @@ def _check_text(text: str, what: str) -> str:
     return text
 
 
-# The JSON forms of types that JSON lacks: the strings that a Node.js developer would write.
+# ---- the JSON forms of types that JSON lacks: the strings that a Node.js developer would write -----------------------
 #
 # Type hints convert to these forms and back (:mod:`bulltask.registry.types`). With the setting ``convert_untyped``,
 # values without a hint are also written in these forms, but are not converted back.

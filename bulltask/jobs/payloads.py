@@ -1,4 +1,8 @@
-"""``PayloadCodec``: writes and reads an app's arguments, results and exceptions."""
+"""``PayloadCodec``: writes and reads an app's arguments, results and exceptions.
+
+A payload that is not plain JSON is an :class:`Envelope`: compressed, encrypted or signed, in this order. Only
+:func:`load` unpickles, and only what :func:`verify` has accepted.
+"""
 
 from __future__ import annotations
 
@@ -49,20 +53,15 @@ __all__ = [
     "SecretKey",
     "Serializer",
     "check_compression",
-    "compress",
-    "decompress",
-    "decrypt",
     "describe",
     "dump",
     "encrypt",
     "is_envelope",
-    "load",
     "sign",
-    "verify",
 ]
 
 
-# The envelope: a JSON object around a payload that is not plain JSON.
+# ---- the envelope: a JSON object around a payload that is not plain JSON ---------------------------------------------
 
 
 JSON: Final = "json"
@@ -228,7 +227,7 @@ def _bytes(text: str, what: str) -> bytes:
         raise DecodeError(f"{what} has a malformed payload envelope: it contains invalid base64") from None
 
 
-# Compression of payloads, with a limit on their size after decompression.
+# ---- compression of payloads, with a limit on their size after decompression -----------------------------------------
 
 
 def check_compression(name: str | None) -> None:
@@ -304,7 +303,7 @@ def _zstandard() -> ModuleType:
     return zstandard
 
 
-# Encryption of a body with AES-256-GCM, which also authenticates the envelope and its context.
+# ---- encryption of a body with AES-256-GCM, which also authenticates the envelope and its context --------------------
 
 
 _NONCE_BYTES: Final = 12
@@ -347,7 +346,7 @@ def _cipher(key: SecretKey) -> AESGCM:
     return AESGCM(key.secret)
 
 
-# Signatures: HMAC-SHA256 over an envelope, its context and its body.
+# ---- signatures: HMAC-SHA256 over an envelope, its context and its body ----------------------------------------------
 
 
 def sign(envelope: Envelope, context: PayloadContext, key: SecretKey) -> Envelope:
@@ -417,7 +416,7 @@ def load(data: bytes, what: str) -> Any:
         raise incompatible(error) if isinstance(exc, ImportError | AttributeError) else error from exc
 
 
-# ``PayloadCodec``: writes and reads an app's arguments, results and exceptions.
+# ---- ``PayloadCodec``: writes and reads an app's arguments, results and exceptions -----------------------------------
 
 
 R = TypeVar("R")

@@ -1,4 +1,7 @@
-"""Job schedulers, and Celery's names for schedules: ``from bulltask.schedules import crontab, schedule``."""
+"""Job schedulers: their repeat options and how Redis stores them; before them, Celery's ``schedule`` and ``crontab``.
+
+The public path of Celery's names is ``bulltask.schedules``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from bulltask.jobs.fields import field_number, number
 __all__ = ["crontab", "schedule"]
 
 
-# ``schedule``: Celery's interval between the jobs of a beat entry.
+# ---- ``schedule``: Celery's interval between the jobs of a beat entry ------------------------------------------------
 
 
 def schedule(run_every: float | timedelta, relative: bool = False) -> timedelta:
@@ -38,7 +41,7 @@ def schedule(run_every: float | timedelta, relative: bool = False) -> timedelta:
     return run_every if isinstance(run_every, timedelta) else timedelta(seconds=run_every)
 
 
-# ``crontab``: Celery's schedule, translated to a cron pattern that BullMQ's workers support.
+# ---- ``crontab``: Celery's schedule, translated to a cron pattern that BullMQ's workers support ----------------------
 
 
 FieldValue = int | str | Iterable[int]
@@ -239,7 +242,7 @@ def _text(values: frozenset[int], low: int, high: int) -> str:
     return ",".join(str(value) for value in sorted(values))
 
 
-# Job schedulers: their repeat options, and how Redis stores them.
+# ---- job schedulers: their repeat options, and how Redis stores them -------------------------------------------------
 
 
 class Rule(TypedDict, total=False):
@@ -527,9 +530,6 @@ def _json(raw: Mapping[str, str], name: str) -> Any:
         return codec.decode(raw.get(name))
     except DecodeError:
         return None
-
-
-# Job schedulers, and Celery's names for schedules: ``from bulltask.schedules import crontab, schedule``.
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name

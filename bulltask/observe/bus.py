@@ -1,4 +1,4 @@
-"""An app's event listeners: ``@app.on(JobFailed)``."""
+"""The bus that passes events to listeners, and the listeners of an app (``@app.on(JobFailed)``)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from bulltask.config.process import exit_if_forked
 from bulltask.jobs.errors import ConfigError
 
 __all__ = ["Bus", "Event", "Listener", "OnError"]
-
-
-# The bus that passes events to listeners.
 
 
 class Event:
@@ -85,9 +82,6 @@ class Bus:
             self._on_error(name, event, exc)
         except Exception:  # noqa: BLE001 - on_error failed
             return
-
-
-# An app's event listeners: ``@app.on(JobFailed)``.
 
 
 class Listeners:

@@ -1,4 +1,8 @@
-"""The lifespan of an app: what its tasks share while a child runs, on the event loop of its async tasks."""
+"""Code of an app that runs around its jobs: middleware, receivers of signals, and the lifespan of its children.
+
+:class:`Middleware` is what users write; :class:`SendHooks` calls it in the process that sends, and
+``bulltask.worker.run_hooks`` in the child that runs the job. A hook that fails affects nothing else.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from bulltask.registry.request import Request
 __all__ = ["Middleware", "OutgoingJob"]
 
 
-# ``Middleware``: code that runs before and after every send and every run of an app's jobs.
+# ---- ``Middleware``: code that runs before and after every send and every run of an app's jobs -----------------------
 
 
 _SEND: Final = ("before_send", "after_send", "abefore_send", "aafter_send")
@@ -129,7 +133,7 @@ def _overrides(kind: type[Middleware], names: tuple[str, ...]) -> bool:
     return any(getattr(kind, name) is not getattr(Middleware, name) for name in names)
 
 
-# ``OutgoingJob``: a job as hooks see it while it is being sent.
+# ---- ``OutgoingJob``: a job as hooks see it while it is being sent ---------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -184,7 +188,7 @@ class OutgoingJob:
         return self._job
 
 
-# Calls a hook so that whatever it does affects nothing but the hook itself.
+# ---- calls a hook so that whatever it does affects nothing but the hook itself ---------------------------------------
 
 
 MAY_END_ATTEMPT: Final = (Interrupt, asyncio.CancelledError)
@@ -259,7 +263,7 @@ def _handle(
     report_failure(hook, on, raised)
 
 
-# Calls the hooks around a send: middleware, and ``before_task_publish`` and ``after_task_publish``.
+# ---- calls the hooks around a send: middleware, and ``before_task_publish`` and ``after_task_publish`` ---------------
 
 
 _Send = Callable[[Sequence[NewJob]], list[str]]
@@ -430,7 +434,7 @@ async def _acall(hook: Callable[..., Awaitable[Any]], *args: Any) -> None:
         report_failure(hook, getattr(hook, "__name__", ""), exc)
 
 
-# ``DjangoConnections``: closes database connections around a task as Django does around a request.
+# ---- ``DjangoConnections``: closes database connections around a task as Django does around a request ----------------
 
 
 class DjangoConnections(Middleware):
@@ -494,7 +498,7 @@ async def _in_django_thread(function: Callable[..., None], *args: Any) -> None:
     await import_module("asgiref.sync").sync_to_async(function)(*args)
 
 
-# The lifespan of an app: what its tasks share while a child runs, on the event loop of its async tasks.
+# ---- the lifespan of an app: what its tasks share while a child runs, on the event loop of its async tasks -----------
 
 
 LifespanFunction = Callable[[], AsyncIterator[Any] | AbstractAsyncContextManager[Any]]

@@ -1,4 +1,8 @@
-"""Serves ``/metrics`` in a forked process, so that a slow scrape never delays the supervisor."""
+"""Metrics for Prometheus: :class:`MetricsCollector` reads the counters, :func:`run_exporter` serves them.
+
+The exporter is a forked process, so that a slow scrape never delays the supervisor. This module is imported only if
+metrics are enabled, because it loads ``prometheus_client``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["LOCAL_HOSTS", "MetricsCollector", "QueueLengths", "RequestDeadline", "bind", "host_of", "run_exporter"]
 
 
-# What the HTTP servers check in a request: when it has arrived, and the host that it is for.
+# ---- what HTTP servers check in a request: when it has arrived, and the host that it is for --------------------------
 
 
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -75,9 +79,7 @@ class RequestDeadline(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RD)
 
 
-# The metrics for Prometheus.
-#
-# Imported only if metrics are enabled, because it loads ``prometheus_client``.
+# ---- the metrics -----------------------------------------------------------------------------------------------------
 
 
 QueueLengths = Callable[[], Mapping[str, Mapping[str, int]]]
@@ -187,9 +189,7 @@ def _histograms(name: str, help_text: str, histograms: Mapping[str, Histogram]) 
     return family
 
 
-# Serves ``/metrics`` in a forked process, so that a slow scrape never delays the supervisor.
-#
-# Imported only if metrics are enabled, because it loads ``prometheus_client``.
+# ---- the exporter ----------------------------------------------------------------------------------------------------
 
 
 CLIENT_TIMEOUT_S = 10

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-# ``Signal``: functions that are called when something happens, as in Celery and Django.
+# ---- ``Signal``: functions that are called when something happens, as in Celery and Django ---------------------------
 
 
 Receiver = Callable[..., Any]
@@ -228,7 +228,7 @@ def _check(receiver: object, signal: str, *, is_async: bool) -> None:
         raise ConfigError(f"{name}, a receiver of {signal}, must accept any keyword arguments: add **kwargs")
 
 
-# Logs the exceptions of hooks: receivers of signals, and methods of middleware.
+# ---- logs the exceptions of hooks: receivers of signals, and methods of middleware -----------------------------------
 
 
 _logger = logging.getLogger("bulltask.hooks")
