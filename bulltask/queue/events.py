@@ -20,7 +20,7 @@ from bulltask.jobs.errors import RECOVERABLE, BrokerError, ConfigError, DecodeEr
 from bulltask.queue.context import QueueContext
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, SyncClient, text
-from bulltask.transport.operation import run_async, run_sync
+from bulltask.transport.operation import run_sync
 from bulltask.transport.streams import (
     BEGINNING,
     LONGEST_BLOCK_MS,
@@ -29,6 +29,7 @@ from bulltask.transport.streams import (
     EventPage,
     Follower,
     StreamGap,
+    StreamSubscription,
     publish,
 )
 
@@ -635,33 +636,37 @@ class EventReader(EventReaderBase):
 
 
 class AsyncEventReader(EventReaderBase):
-    """Reads with a connection that belongs to one event loop."""
+    """Reads in one event loop, where the readers of a queue and a broker share a connection."""
 
     def _set_up(self) -> None:
-        self._client = self._broker.blocking_async_client(LONGEST_BLOCK_MS, self._name)
+        self._subscription: StreamSubscription | None = None
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Stop reading and close the connection; callable from any task in the loop, and from a callback."""
+        """Stop reading; the last reader closes the connection. Callable from any task in the loop, and a callback."""
         self._closed.set()
-        await self._client.close()
+        if self._subscription is not None:
+            await self._subscription.close()
         await self._context.aclose()
         if self._task not in {None, asyncio.current_task()}:
             assert self._task is not None
             await self._task
 
-    async def _connect(self) -> None:
-        await self._client.connect()
+    async def _connect(self) -> StreamSubscription:
+        if self._subscription is None:
+            stream = self._broker.event_stream(self._queue, self._name)
+            self._subscription = StreamSubscription(stream, self._follower)
         if not self._opened:
-            self._position = await run_async(self._client, self._follower.open())
+            self._position = await self._subscription.open()
             self._opened = True
+        return self._subscription
 
     async def _fill(self, block_ms: int) -> None:
         try:
-            await self._connect()
+            subscription = await self._connect()
             if not self._closed.is_set():
-                self._add_page(await run_async(self._client, self._follower.read(block_ms)))
+                self._add_page(await subscription.read(block_ms))
         except RECOVERABLE as exc:
             if self._closed.is_set():
                 return
@@ -673,8 +678,8 @@ class AsyncEventReader(EventReaderBase):
             except TimeoutError:
                 pass
         finally:
-            if self._closed.is_set():
-                await self._client.close()
+            if self._closed.is_set() and self._subscription is not None:
+                await self._subscription.close()
 
     async def _call(self, callback: Callback, event: QueueEvent) -> None:
         try:

@@ -25,6 +25,7 @@ from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
 from bulltask.transport.results import FAILOVER_MS, RECHECK_MS, Results, StreamWatcher, revoke
 from bulltask.transport.scripts.queue import get_counts
+from bulltask.transport.streams import LONGEST_BLOCK_MS, SharedStream
 
 __all__ = [
     "NODE_TIMEOUT_MS",
@@ -251,6 +252,7 @@ class Broker:
         self._async_clients = _PerLoop(self.async_client)
         async_client = self._async_clients.get
         watchers = _PerLoop[dict[str, StreamWatcher]](dict)
+        self._event_streams = _PerLoop[dict[str, SharedStream]](dict)
         self.producer = Producer(self.pool, async_client, self.keys, self.clock, config, is_cluster=is_cluster)
         results = Results(
             self.pool,
@@ -327,6 +329,14 @@ class Broker:
     def blocking_async_client(self, block_ms: int, name: str | None = None) -> AnyAsyncClient:
         """Create an asyncio client whose calls may block for up to ``block_ms``."""
         return self._new_async_client(self.endpoint.blocking(block_ms), None, name)
+
+    def event_stream(self, queue: str, name: str) -> SharedStream:
+        """Return the queue's stream for all readers in the running loop; ``CLIENT LIST`` shows ``name``."""
+        streams = self._event_streams.get()
+        if queue not in streams:
+            client = self.blocking_async_client(LONGEST_BLOCK_MS, name)
+            streams[queue] = SharedStream(self.keys(queue), client, self.shared_async_client)
+        return streams[queue]
 
     def close(self) -> None:
         """Close idle connections. The broker can be used again."""

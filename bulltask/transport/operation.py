@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 
 from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BulltaskError
 from bulltask.transport import redis_errors
-from bulltask.transport.call import AnyAsyncClient, Call, adrive, command, drive
+from bulltask.transport.call import Call, adrive, command, drive
 
 __all__ = ["Operation", "atomic", "execute", "run_async", "run_sync", "transaction"]
 
@@ -29,6 +29,10 @@ class _Runner(Protocol):
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
 
 
+class _AsyncRunner(Protocol):
+    async def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
+
+
 def execute(call: Call[R]) -> Operation[R]:
     """Return an operation that makes one call; inside another operation: ``result = yield from execute(call)``."""
     result: R = (yield [call])[0]
@@ -44,7 +48,7 @@ def run_sync(client: _Runner, operation: Operation[R]) -> R:
     return drive(operation, client.run_many)
 
 
-async def run_async(client: AnyAsyncClient, operation: Operation[R]) -> R:
+async def run_async(client: _AsyncRunner, operation: Operation[R]) -> R:
     """:func:`run_sync` for asyncio."""
     return await adrive(operation, client.run_many)
 

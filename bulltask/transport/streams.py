@@ -1,15 +1,22 @@
-"""Follows a queue's event stream: reads every entry that exists, and reports gaps where entries were trimmed."""
+"""A queue's event stream: the calls that read and write it, and :class:`Follower`, which reads every entry once.
+
+A follower reports a gap where entries were trimmed before it read them. The readers of one event loop share a
+connection (:class:`SharedStream`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bulltask.jobs.errors import BulltaskError
+from bulltask.jobs import clock as loop_timers
+from bulltask.jobs.errors import BrokerUnavailableError, BulltaskError
 from bulltask.lua import loader
-from bulltask.transport.call import Arg, Call, QueueKeys, command, script_call, text
-from bulltask.transport.operation import Operation, transaction
+from bulltask.transport.call import AnyAsyncClient, Arg, Call, QueueKeys, command, script_call, text
+from bulltask.transport.operation import Operation, run_async, transaction
 
 __all__ = [
     "BEGINNING",
@@ -22,8 +29,10 @@ __all__ = [
     "EventPage",
     "Follower",
     "RangeEnd",
+    "SharedStream",
     "StreamGap",
     "StreamInfo",
+    "StreamSubscription",
     "entries_since",
     "is_retained",
     "last_id",
@@ -271,21 +280,19 @@ class Follower:
     def read(self, block_ms: int) -> Operation[EventPage]:
         """Read the next entries; wait up to ``block_ms`` for them. A read that failed can be retried."""
         try:
-            position = yield from self._checked_position()
+            position = yield from self.checked_position()
             entries, retained = yield [read_blocking(self._keys, position, block_ms), is_retained(self._keys, position)]
-            page = EventPage(entries)
-            if not retained or (self._count is None and self._counting and not entries):
-                page = yield from self._compare(position, retained)
+            return (yield from self.advance(position, entries, retained))
         except BulltaskError:
-            self._doubtful = True
+            self.doubt()
             raise
-        if page.entries:
-            self._position = page.entries[-1][0]
-            self._count = None if self._count is None else self._count + len(page.entries)
-        return page
 
-    def _checked_position(self) -> Operation[str]:
-        """Return the position; after an outage, check it first, because the server may be a different one."""
+    def doubt(self) -> None:
+        """Check the position before the next read: after an outage, the server may be a different one."""
+        self._doubtful = True
+
+    def checked_position(self) -> Operation[str]:
+        """Return the position; if it is in doubt, check it first."""
         position = yield from self.open()
         if self._doubtful:
             info, _ = yield from self._read_counters(None)
@@ -296,6 +303,22 @@ class Follower:
                 self._count = info.added
             self._doubtful = False
         return position
+
+    def advance(self, position: str, entries: list[Entry], retained: bool) -> Operation[EventPage]:
+        """Move the position behind the entries that were read after it, and look for a gap before them.
+
+        Args:
+            position: The position.
+            entries: The entries after it.
+            retained: Whether an entry at or before it still exists.
+        """
+        page = EventPage(entries)
+        if not retained or (self._count is None and self._counting and not entries):
+            page = yield from self._compare(position, retained)
+        if page.entries:
+            self._position = page.entries[-1][0]
+            self._count = None if self._count is None else self._count + len(page.entries)
+        return page
 
     def _compare(self, position: str, retained: bool) -> Operation[EventPage]:
         """Read again, together with the stream's counters, and update the count of entries before the position."""
@@ -355,3 +378,195 @@ def _follows(position: str, entry_id: str) -> bool:
     if ms == next_ms:
         return next_sequence == sequence + 1
     return next_ms == ms + 1 and next_sequence == 0 and sequence == _MAX_SEQUENCE
+
+
+# Readers of one stream that share a connection, in one event loop.
+
+
+_Read = tuple[list[Entry], bool]
+"""The entries after a position, and whether an entry at or before it still exists."""
+
+_CLOSED: Final = "the reader was closed"
+
+
+class SharedStream:
+    """A queue's stream, and its readers in one event loop, which share a connection.
+
+    Readers at the end of the stream wait for one blocking read, whoever began it. A reader that is behind the end reads
+    for itself, with the client for short calls, so a slow reader delays no other.
+
+    Args:
+        keys: The queue.
+        client: Its calls may block for :data:`LONGEST_BLOCK_MS`.
+        short_client: Returns the client for calls while that client waits.
+
+    Attributes:
+        failures: How many shared reads have failed. Each reader then checks its position.
+    """
+
+    def __init__(self, keys: QueueKeys, client: AnyAsyncClient, short_client: Callable[[], AnyAsyncClient]) -> None:
+        self.failures = 0
+        self._keys = keys
+        self._client = client
+        self._short_client = short_client
+        self._readers = 0
+        self._changing = asyncio.Lock()
+        self._end = ""  # the id after which the shared read waits; "" if unknown, and then it is not waiting
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[StreamSubscription, asyncio.Future[_Read | BulltaskError]] = {}
+
+    async def join(self) -> None:
+        """Connect, for one more reader; :meth:`leave` also after an error."""
+        self._readers += 1
+        async with self._changing:  # not while the last reader closes the connection
+            await self._client.connect()
+
+    async def leave(self) -> None:
+        """Forget a reader; the last one closes the connection."""
+        self._readers -= 1
+        async with self._changing:
+            if not self._readers:
+                if self._reading is not None:
+                    self._reading.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await self._reading
+                    self._reading = None
+                await self._client.close()
+
+    async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
+        """Make calls that do not block, as :meth:`AnyAsyncClient.run_many` does; not after the last reader has left."""
+        if not self._readers:
+            raise BrokerUnavailableError(_CLOSED)
+        client = self._client if self._reading is None else self._short_client()
+        return await client.run_many(calls, deadline_ms)
+
+    async def read(self, reader: StreamSubscription, position: str, block_ms: int) -> _Read:
+        """Read the entries after ``position``; wait up to ``block_ms`` for them.
+
+        Raises:
+            BrokerError: As in :meth:`AnyAsyncClient.run`, or the reader was closed meanwhile.
+        """
+        while block_ms > 0:
+            if not self._end:
+                (last,) = await self.run_many([last_id(self._keys)])
+                self._end = self._end or last
+            end = self._end
+            if _number(position) < _number(end):
+                entries, retained = await self._read_now(position)
+                if entries or not retained:
+                    return entries, retained
+                if end != self._end:
+                    continue
+            read = await self._wait(reader, end, block_ms)
+            if read is None or not read[1]:
+                break
+            later = [entry for entry in read[0] if position == end or _number(entry[0]) > _number(position)]
+            if later or not read[0]:
+                return later, True
+        return await self._read_now(position)
+
+    def interrupt(self, reader: StreamSubscription) -> None:
+        """End the wait of a reader that was closed."""
+        self._resolve(reader, BrokerUnavailableError(_CLOSED))
+
+    async def _read_now(self, position: str) -> _Read:
+        entries, retained = await self.run_many([read_now(self._keys, position), is_retained(self._keys, position)])
+        return entries, retained
+
+    async def _wait(self, reader: StreamSubscription, end: str, block_ms: int) -> _Read | None:
+        """Wait for the shared read of the entries after ``end``; return ``None`` after ``block_ms``."""
+        if reader.closed:
+            raise BrokerUnavailableError(_CLOSED)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_shared(end), name=f"bulltask-stream-{self._keys.queue}")
+        future: asyncio.Future[_Read | BulltaskError] = asyncio.get_running_loop().create_future()
+        self._waiting[reader] = future
+        try:
+            # A read that has begun earlier also ends earlier.
+            async with loop_timers.timeout(None if block_ms >= LONGEST_BLOCK_MS else block_ms / 1000):
+                read = await future
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting.pop(reader, None)
+        if isinstance(read, BulltaskError):
+            raise read
+        return read
+
+    async def _read_shared(self, end: str) -> None:
+        read: _Read | BulltaskError
+        try:
+            calls: list[Call[Any]] = [
+                read_blocking(self._keys, end, LONGEST_BLOCK_MS),
+                is_retained(self._keys, end),
+            ]
+            entries, retained = await self._client.run_many(calls)
+            read = entries, retained
+            self._end = (entries[-1][0] if entries else end) if retained else ""
+        except BulltaskError as exc:
+            read = exc
+            self._end = ""
+            self.failures += 1
+        self._reading = None
+        for reader in tuple(self._waiting):
+            self._resolve(reader, read)
+
+    def _resolve(self, reader: StreamSubscription, read: _Read | BulltaskError) -> None:
+        future = self._waiting.get(reader)
+        if future is not None and not future.done():
+            future.set_result(read)
+
+
+class StreamSubscription:
+    """One of the readers of a :class:`SharedStream`, with its own position.
+
+    Args:
+        stream: The stream.
+        follower: The position.
+
+    Attributes:
+        closed: Whether :meth:`close` was called.
+    """
+
+    def __init__(self, stream: SharedStream, follower: Follower) -> None:
+        self._stream = stream
+        self._follower = follower
+        self.closed = False
+        self._joined = False
+        self._failures = stream.failures
+
+    async def open(self) -> str:
+        """Connect; determine the position and return it as an id. It can be called again after an error."""
+        if not self._joined:
+            self._joined = True
+            try:
+                await self._stream.join()
+            except BaseException:
+                await self._leave()
+                raise
+        return await run_async(self._stream, self._follower.open())
+
+    async def read(self, block_ms: int) -> EventPage:
+        """Read the next entries; wait up to ``block_ms`` for them. A read that failed can be retried."""
+        stream, follower = self._stream, self._follower
+        if self._failures != stream.failures:
+            self._failures = stream.failures
+            follower.doubt()
+        try:
+            position = await run_async(stream, follower.checked_position())
+            entries, retained = await stream.read(self, position, block_ms)
+            return await run_async(stream, follower.advance(position, entries, retained))
+        except BulltaskError:
+            follower.doubt()
+            raise
+
+    async def close(self) -> None:
+        """End a read, and leave the stream."""
+        self.closed = True
+        self._stream.interrupt(self)
+        await self._leave()
+
+    async def _leave(self) -> None:
+        if self._joined:
+            self._joined = False
+            await self._stream.leave()
