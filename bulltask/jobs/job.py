@@ -129,6 +129,7 @@ class JobOptions:
         canvas: The job's place in a canvas, in its stored form; empty for most jobs.
         more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
             the fields above.
+        packed: The cache of ``bulltask.transport.scripts.add``: the options in MessagePack.
     """
 
     attempts: int = 3
@@ -150,6 +151,7 @@ class JobOptions:
     origin: Mapping[str, str] = field(default_factory=dict)
     canvas: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
+    packed: tuple[int | None, bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
     def delay_at(self, now_ms: int) -> int:
         """Return the milliseconds from ``now_ms`` until the job may run."""

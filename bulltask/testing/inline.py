@@ -27,9 +27,9 @@ from bulltask.jobs.stored_job import Finished, StoredSnapshot
 from bulltask.observe.events import ChildEvent, JobCompleted, JobFailed, JobStarted, JobThrottled
 from bulltask.queue.schedulers import add_next_iteration
 from bulltask.transport.broker import scan_all
-from bulltask.transport.call import Call, QueueKeys, SyncClient, adrive, command, drive, text
+from bulltask.transport.call import Call, QueueKeys, SyncClient, command, text
 from bulltask.transport.client import ClientPool
-from bulltask.transport.operation import run_sync
+from bulltask.transport.operation import arun_generator, run_generator, run_sync
 from bulltask.transport.results import Results
 from bulltask.transport.scripts.move import (
     FetchOptions,
@@ -545,12 +545,12 @@ class InlineWorker:
     def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
         # A thread of the test may wait for a result, too.
         with self._lock, self._inline_run(propagate=propagate) as run:
-            drive(self._steps(run, end_ms, awaited), lambda step: step[0].call(step[1], self._loop), ())
+            run_generator(self._steps(run, end_ms, awaited), lambda step: step[0].call(step[1], self._loop), ())
         return run.result()
 
     async def _arun(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
         with self._inline_run(propagate=propagate) as run:
-            await adrive(self._steps(run, end_ms, awaited), lambda step: step[0].acall(step[1]), ())
+            await arun_generator(self._steps(run, end_ms, awaited), lambda step: step[0].acall(step[1]), ())
         return run.result()
 
     @contextmanager

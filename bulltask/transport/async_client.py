@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import redis.asyncio
 from redis.exceptions import AuthenticationError, ResponseError
 
 from bulltask.jobs import clock as loop_timers
@@ -18,6 +17,7 @@ from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, packed_with_sources
 from bulltask.transport.discovery import TIME, PrimaryLink, check_server, handshake_calls
 from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.redis_connection import AsyncConnection
 
 __all__ = ["AsyncClient"]
 
@@ -42,7 +42,7 @@ class AsyncClient:
         self._clock = clock
         self._name = name
         self._connecting = asyncio.Lock()
-        self._connection: redis.asyncio.Connection | None = None
+        self._connection: AsyncConnection | None = None
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()  # each with its deadline (mono_s)
         self._reply_timer: LoopTimer | None = None
         self._unsent: list[bytes] | None = None
@@ -117,9 +117,7 @@ class AsyncClient:
             self._link.raise_if_replaced()
         return replies
 
-    async def _authenticate_again(
-        self, connection: redis.asyncio.Connection, deadline_ms: int | None
-    ) -> redis.asyncio.Connection:
+    async def _authenticate_again(self, connection: AsyncConnection, deadline_ms: int | None) -> AsyncConnection:
         """Authenticate with current credentials, as the sync client does; return the connection to use."""
         self._authenticate_ms = self._endpoint.next_authentication_ms()
         with suppress(BrokerError):
@@ -132,7 +130,7 @@ class AsyncClient:
         return await self._connected(deadline_ms)
 
     async def _round_trip(
-        self, connection: redis.asyncio.Connection, packed: Sequence[bytes], deadline_ms: int | None = None
+        self, connection: AsyncConnection, packed: Sequence[bytes], deadline_ms: int | None = None
     ) -> list[Any]:
         if connection is not self._connection:
             exc = ConnectionError("the connection was replaced")
@@ -150,7 +148,7 @@ class AsyncClient:
             loop.call_soon(self._flush, connection, self._unsent)
         self._unsent += packed
         try:
-            await _drain(connection)
+            await connection.drain()
             return [await waiter for waiter in waiters]
         except redis_errors.CONNECTION_ERRORS as exc:
             await self._drop(exc, only=connection)
@@ -180,16 +178,14 @@ class AsyncClient:
         else:
             self._abandon(TimeoutError())
 
-    def _flush(self, connection: redis.asyncio.Connection, unsent: list[bytes]) -> None:
+    def _flush(self, connection: AsyncConnection, unsent: list[bytes]) -> None:
         """Send the calls of one iteration of the event loop together, because each write is a system call."""
         if unsent is not self._unsent:
             return  # the connection was dropped
         self._unsent = None
-        writer = _writer_of(connection)
-        if writer is not None:
-            writer.write(b"".join(unsent))
+        connection.write(b"".join(unsent))
 
-    async def _connected(self, deadline_ms: int | None = None) -> redis.asyncio.Connection:
+    async def _connected(self, deadline_ms: int | None = None) -> AsyncConnection:
         if self._connection is not None and not self._connecting.locked():
             return self._connection
         # redis-py's timeout covers only the first step, but a server may accept connections and never reply.
@@ -202,13 +198,13 @@ class AsyncClient:
         except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
             raise self._link.not_connected(exc) from redis_errors.visible_cause(exc)
 
-    async def _connect(self, deadline_ms: int | None) -> redis.asyncio.Connection:
+    async def _connect(self, deadline_ms: int | None) -> AsyncConnection:
         endpoint = await self._link.afind_server(self._endpoint, deadline_ms)
         connection = endpoint.async_connection(self._name)
         try:
             await connection.connect()
         except BaseException:  # including the task's cancellation
-            await _abort(connection)
+            await connection.close()
             raise
         self._connection = connection
         self._authenticate_ms = self._endpoint.next_authentication_ms()
@@ -216,7 +212,7 @@ class AsyncClient:
         await self._handshake(connection, deadline_ms)
         return connection
 
-    async def _handshake(self, connection: redis.asyncio.Connection, deadline_ms: int | None) -> None:
+    async def _handshake(self, connection: AsyncConnection, deadline_ms: int | None) -> None:
         """Check whether the server is usable, and set the clock, in one round trip."""
         sent_ms = mono_ms()
         try:
@@ -235,14 +231,12 @@ class AsyncClient:
             while self._clock.is_uncertain:
                 await self._read_clock(self._clock, connection, deadline_ms)
 
-    async def _read_replies(self, connection: redis.asyncio.Connection) -> None:
+    async def _read_replies(self, connection: AsyncConnection) -> None:
         reason: BaseException = ConnectionError("the reader was stopped")
-        # Without the connection's own method, which would raise an error reply, and does nothing else here.
-        parser: Any = connection._parser  # noqa: SLF001 - redis-py has no public name for it
         try:
             while True:
                 try:
-                    reply: Any = await parser.read_response(disable_decoding=True)
+                    reply: Any = await connection.read()
                 except redis_errors.ERROR_REPLIES as exc:  # the reply to one call, not the end of the connection
                     reply = exc
                 except AuthenticationError as exc:
@@ -259,15 +253,15 @@ class AsyncClient:
         finally:
             await self._drop(reason, only=connection)
 
-    async def _drop(self, exc: BaseException, only: redis.asyncio.Connection | None = None) -> None:
+    async def _drop(self, exc: BaseException, only: AsyncConnection | None = None) -> None:
         if only is not None and only is not self._connection:
-            await _abort(only)
+            await only.close()
             return  # another task has already replaced the broken connection
         connection = self._detach(exc)
         if connection is not None:
-            await _abort(connection)
+            await connection.close()
 
-    def _detach(self, exc: BaseException) -> redis.asyncio.Connection | None:
+    def _detach(self, exc: BaseException) -> AsyncConnection | None:
         """Fail the waiting calls; return the connection, which is no longer used."""
         connection = self._connection
         self._connection = None
@@ -282,9 +276,7 @@ class AsyncClient:
                 waiter.set_exception(redis_errors.lost_reply(exc))
         return connection
 
-    async def _read_clock(
-        self, clock: ServerClock, connection: redis.asyncio.Connection, deadline_ms: int | None
-    ) -> None:
+    async def _read_clock(self, clock: ServerClock, connection: AsyncConnection, deadline_ms: int | None) -> None:
         sent_ms = mono_ms()
         self._set_clock(clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], sent_ms)
 
@@ -294,16 +286,19 @@ class AsyncClient:
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, redis_errors.ERROR_REPLIES):
             raise redis_errors.reply_error(reply, self._link.url) from reply
-        return redis_errors.parsed(call.parse_reply, reply, self._link.url, self._abandon_after_wrong_reply)
-
-    def _abandon_after_wrong_reply(self) -> None:
-        self._abandon(ConnectionError("a reply belonged to another call"))
+        try:
+            return call.parse_reply(reply)
+        except BulltaskError:  # some of them are also a ValueError
+            raise
+        except redis_errors.UNEXPECTED_REPLY as exc:
+            self._abandon(ConnectionError("a reply belonged to another call"))
+            raise redis_errors.unexpected_reply(exc, self._link.url) from exc
 
     def _abandon(self, exc: BaseException) -> None:
         """Stop using the connection; its reader then ends and closes it."""
         connection = self._detach(exc)
-        if connection is not None and (writer := _writer_of(connection)) is not None:
-            writer.transport.abort()
+        if connection is not None:
+            connection.abort()
 
     def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:
         try:
@@ -315,29 +310,3 @@ class AsyncClient:
 def _seconds(max_ms: int, deadline_ms: int | None) -> float:
     """Return ``max_ms`` in seconds, or the time until ``deadline_ms`` if that is shorter."""
     return (max_ms if deadline_ms is None else max(1, min(max_ms, deadline_ms - mono_ms()))) / 1000
-
-
-def _writer_of(connection: redis.asyncio.Connection) -> asyncio.StreamWriter | None:
-    writer: asyncio.StreamWriter | None = connection._writer  # noqa: SLF001 - redis-py has no public name for it
-    return writer
-
-
-async def _drain(connection: redis.asyncio.Connection) -> None:
-    """Wait until the buffer has room.
-
-    redis-py's method would close the connection, which other tasks share, if the task is cancelled during the wait.
-    """
-    writer = _writer_of(connection)
-    if writer is None:
-        raise ConnectionError("the connection was closed")
-    if writer.transport.get_write_buffer_size():
-        await writer.drain()
-
-
-async def _abort(connection: redis.asyncio.Connection) -> None:
-    """Close a connection without sending buffered bytes, which could block on a half-open connection."""
-    writer = _writer_of(connection)
-    if writer is not None:
-        writer.transport.abort()
-    with suppress(Exception):
-        await connection.disconnect(nowait=True)

@@ -1,10 +1,14 @@
-"""Replies that are read later than their calls are sent."""
+"""A call to Redis as a value (:class:`Call`), the clients that make calls, and the names of all keys in Redis.
+
+Every script has one function in ``transport/scripts`` that builds its call, with the parser of its reply; the sync and
+the asyncio clients only send calls, so BullMQ's protocol is implemented once.
+"""
 
 from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -15,7 +19,6 @@ from bulltask.jobs.clock import value_class
 from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.jobs.errors import (
     BrokerError,
-    BrokerUnavailableError,
     BulltaskError,
     EncodeError,
     FailedChildrenError,
@@ -45,12 +48,9 @@ __all__ = [
     "PackedCall",
     "QueueKeys",
     "SyncClient",
-    "UnreadReplies",
-    "adrive",
     "as_is",
     "beat_queues",
     "command",
-    "drive",
     "error_parser",
     "guard_key",
     "is_wait_for_replicas",
@@ -66,6 +66,373 @@ __all__ = [
     "texts",
     "to_msgpack",
 ]
+
+
+# hiredis's type stub declares wrong types for the arguments and the result.
+_hiredis_pack: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+
+_LARGEST: Final = sys.float_info.max
+_CACHED_KEYS: Final = 11
+"""How many of a script's first keys are cached in packed form; ``moveToFinished``'s twelfth key contains a job id."""
+
+_KEY_POSITION: Final = 4
+"""``EVALSHA``, the script's hash, the number of keys, and the first key; of a plain command, some of its arguments."""
+
+_FIRST_CHUNK_BYTES: Final = 8_192
+"""A few jobs, so that Redis starts early; each chunk is twice as long as the one before."""
+_CHUNK_BYTES: Final = 65_536
+"""About a hundred small jobs; smaller chunks need more system calls."""
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Arg = bytes | str | int | float
+
+
+def as_is(reply: Any) -> Any:
+    """Return the reply unchanged: the default parser."""
+    return reply
+
+
+@value_class
+class Call(Generic[R_co]):
+    """One command or script call.
+
+    Attributes:
+        args: A command and its arguments; for a script what follows its hash (key count, keys, arguments).
+        parse_reply: Converts the raw reply to the result, or raises the error for a negative error code.
+        script: The script to run, ``None`` for a plain command.
+        cached: Number of trailing arguments of a plain command that many calls have in common; they are cached in
+            packed form.
+    """
+
+    args: tuple[Arg, ...]
+    parse_reply: Callable[[Any], R_co]
+    script: Script | None = None
+    cached: int = 0
+
+    @property
+    def keys(self) -> tuple[Arg, ...]:
+        """The keys of a script call (``KEYS``)."""
+        assert self.script is not None
+        return self.args[1 : self.script.key_count + 1]
+
+    @property
+    def argv(self) -> tuple[Arg, ...]:
+        """The arguments of a script call (``ARGV``)."""
+        assert self.script is not None
+        return self.args[self.script.key_count + 1 :]
+
+    def packed(self) -> bytes:
+        """Return the bytes to send: ``EVALSHA``, or the plain command."""
+        if self.script is None:
+            if not self.cached:
+                return _pack(self.args)
+            first = len(self.args) - self.cached
+            uncached, cached = _pack_without_count(self.args[:first]), _pack_cached(self.args[first:])
+            return b"*%d\r\n%b%b" % (len(self.args), uncached, cached)
+        first = min(self.script.key_count, _CACHED_KEYS) + 1
+        cached = _pack_cached((self.script.by_sha, self.script.sha, *self.args[:first]))
+        return b"*%d\r\n%b%b" % (len(self.args) + 2, cached, _pack_without_count(self.args[first:]))
+
+    @property
+    def known_sha(self) -> str | None:
+        """The hash of the script, if :meth:`packed_with_source` knows its source; ``None`` for a plain command."""
+        return None if self.script is None else self.script.sha
+
+    def packed_with_source(self) -> bytes:
+        """Return the bytes to send when the server does not have the script: ``EVAL`` runs and caches it."""
+        assert self.script is not None
+        return _pack((self.script.by_source, self.script.source, *self.args))
+
+
+class AllNodesCall(Call[R]):
+    """A call without keys that a cluster makes on every node that has slots. On a single server, it is a normal call.
+
+    Args:
+        call: The call.
+        merge: Returns the result, given the results of all nodes.
+    """
+
+    __slots__ = ("merge",)
+
+    def __init__(self, call: Call[R], merge: Callable[[list[R]], R]) -> None:
+        super().__init__(call.args, call.parse_reply)
+        self.merge = merge
+
+
+class PackedCall(Call[Any]):
+    """A call that another process has packed. Its result is the raw reply.
+
+    Args:
+        packed: The bytes of a script call, or of a command whose first argument is its key.
+
+    Attributes:
+        args: The command and its arguments up to the first key, by which the call is routed in a cluster.
+    """
+
+    __slots__ = ("_packed", "_parts")
+
+    def __init__(self, packed: bytes) -> None:
+        reader = hiredis.Reader()
+        reader.feed(packed)  # a call has the form of a reply: an array of strings
+        self._parts: list[bytes] = reader.gets()
+        first = (part.decode("utf-8", ON_SURROGATE) for part in self._parts[:_KEY_POSITION])
+        super().__init__(tuple(first), as_is)
+        self._packed = packed
+
+    @property
+    def known_sha(self) -> str | None:
+        """The hash of the script, if it is one of :func:`bulltask.lua.wrappers.outcome_scripts`."""
+        sha = str(self.args[1])
+        return sha if sha in wrappers.outcome_scripts() else None
+
+    def packed(self) -> bytes:
+        """Return the bytes to send."""
+        return self._packed
+
+    def packed_with_source(self) -> bytes:
+        """Return the same bytes with ``EVAL`` and the script's source in place of ``EVALSHA`` and its hash."""
+        script = wrappers.outcome_scripts()[str(self.args[1])]
+        return _pack((script.by_source, script.source, *self._parts[2:]))
+
+
+def _pack(args: tuple[Arg, ...]) -> bytes:
+    try:
+        return _hiredis_pack(args)
+    except UnicodeEncodeError:
+        # An id from another client may not be UTF-8, so it is sent as it was received (see replies.text).
+        encoded = (arg.encode("utf-8", ON_SURROGATE) if isinstance(arg, str) else arg for arg in args)
+        return _hiredis_pack(tuple(encoded))
+
+
+def _pack_without_count(args: tuple[Arg, ...]) -> bytes:
+    return _pack(args).partition(b"\r\n")[2]
+
+
+# Half of a script call's arguments are the same in all calls for a queue. Packing them for each call would take 3 to 5%
+# of a send's instructions, and 4% of a job's.
+_pack_cached = lru_cache(maxsize=500)(_pack_without_count)
+
+
+def packed_with_sources(calls: Sequence[Call[Any]]) -> list[bytes]:
+    """Return the bytes to send when the server does not have the calls' scripts; each script's source is sent once.
+
+    Plain commands are sent unchanged.
+
+    Later calls of a script find it loaded by the first one. Another ``SCRIPT FLUSH`` may come in between, but every
+    round trip executes at least the calls that contain the source.
+    """
+    seen: set[str | None] = {None}
+    packed = []
+    for call in calls:
+        packed.append(call.packed() if call.known_sha in seen else call.packed_with_source())
+        seen.add(call.known_sha)
+    return packed
+
+
+def packed_chunks(calls: Iterable[Call[Any]]) -> Iterator[tuple[list[Call[Any]], list[bytes]]]:
+    """Pack calls while ``calls`` builds them; yield them with their bytes, in parts that are worth a system call."""
+    chunk: list[Call[Any]] = []
+    packed: list[bytes] = []
+    size, enough = 0, _FIRST_CHUNK_BYTES
+    for call in calls:
+        chunk.append(call)
+        packed.append(call.packed())
+        size += len(packed[-1])
+        if size >= enough:
+            yield chunk, packed
+            chunk, packed, size, enough = [], [], 0, min(2 * enough, _CHUNK_BYTES)
+    if chunk:
+        yield chunk, packed
+
+
+def is_wait_for_replicas(call: Call[Any]) -> bool:
+    """Return whether the call is a ``WAIT``, which covers what its connection has written before it."""
+    return call.args[0] == "WAIT"
+
+
+def command(*args: Arg, parse_reply: Callable[[Any], R] = as_is) -> Call[R]:
+    """Build the call for a plain command."""
+    return Call(args, parse_reply)
+
+
+def script_call(
+    script: Script, keys: tuple[Arg, ...], args: tuple[Arg, ...], parse_reply: Callable[[Any], R] = as_is
+) -> Call[R]:
+    """Build the call for a script.
+
+    Raises:
+        TypeError: The number of keys differs from the number in the script's file name.
+    """
+    if len(keys) != script.key_count:
+        raise TypeError(f"script {script.name} takes {script.key_count} keys, not {len(keys)}")
+    return Call((script.key_count, *keys, *args), parse_reply, script)
+
+
+def to_msgpack(value: object) -> bytes:
+    """Return ``value`` as MessagePack for BullMQ's scripts; it may contain any value that another client has stored.
+
+    Integers of more than 64 bits become floats, as in Node. Bytes become strings, because Redis cannot read
+    MessagePack's type for bytes.
+
+    Raises:
+        EncodeError: The value cannot be packed, for example because it is nested too deeply.
+    """
+    try:
+        packed: bytes = msgpack.packb(value, default=_as_float, unicode_errors=ON_SURROGATE, use_bin_type=False)
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
+        raise EncodeError(f"options cannot be packed for Redis: {exc}") from exc
+    return packed
+
+
+def _as_float(value: object) -> float:
+    if not isinstance(value, int):
+        raise TypeError(f"a value of type {type(value).__name__}")
+    return float(max(-_LARGEST, min(value, _LARGEST)))
+
+
+# The clients that other modules use: of a single server or of a cluster, sync or asyncio.
+
+
+T = TypeVar("T")
+
+
+class SyncClient(Protocol):
+    """:class:`~bulltask.transport.client.Client` or :class:`~bulltask.transport.cluster.ClusterClient`.
+
+    The latter sends every call to the node that has its keys. An error of one node affects only the calls to that node.
+    """
+
+    @property
+    def safe_url(self) -> str:
+        """The server's URL without its password."""
+
+    def set_deadline(self, deadline_ms: int | None) -> None:
+        """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
+
+    def connect(self) -> None:
+        """Connect now instead of on the first call, which sets the clock; raises the errors of :meth:`run`."""
+
+    def run(self, call: Call[R]) -> R:
+        """Make one call.
+
+        Raises:
+            BrokerError: The server could not be reached or returned an error reply. After ``BrokerUnavailableError`` it
+                is unknown whether the call was executed.
+            JobError: The script returned an error code.
+        """
+
+    def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
+        """Make several calls in one round trip (to each node), and return their results in order.
+
+        Args:
+            calls: The calls. If it is an iterator, a single server executes the first calls while it builds the next.
+
+        Raises:
+            BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made, too, unless
+                their node is unreachable.
+        """
+
+    def run_on_all_nodes(self, call: Call[R]) -> list[R]:
+        """Make a call without keys on every server that has keys, and return all results.
+
+        Raises:
+            BrokerError: As in :meth:`run`, if it failed on any server.
+        """
+
+    def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
+        """Make independent calls; the result of a failed call is its error.
+
+        Args:
+            calls: The calls.
+            packed: Their bytes, if they are packed already (:meth:`pack`).
+
+        Raises:
+            BrokerUnavailableError: The connection broke; it is unknown which calls were executed. In a cluster, only if
+                no node replies: otherwise, it is the result of the calls for the node, whose name it contains.
+        """
+
+    def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
+        """Send independent calls, without waiting for their replies if possible; arguments as in :meth:`try_many`.
+
+        Other calls may be made meanwhile: they read these replies first.
+
+        Returns:
+            A function that waits for the replies and returns the results, or raises, as :meth:`try_many` does.
+
+        Raises:
+            BrokerUnavailableError: As in :meth:`try_many`.
+        """
+
+    def pack(self, call: Call[Any]) -> bytes:
+        """Return the bytes that :meth:`send_packed` sends for a call."""
+
+    def send_packed(self, packed: Sequence[bytes]) -> list[Any]:
+        """Make calls that another process has packed, in one round trip; return the raw replies, or errors.
+
+        Raises:
+            BrokerUnavailableError: As in :meth:`try_many`.
+        """
+
+    def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
+        """Make a call that blocks for up to ``wait_ms``, to the millisecond.
+
+        Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
+
+        Args:
+            call: The blocking command, with the timeout ``wait_ms``.
+            wait_ms: Maximum wait.
+            ping: Sends a command to the same server on another connection, so that Redis checks the timeouts of blocked
+                clients.
+
+        Raises:
+            BrokerError: As in :meth:`run`.
+        """
+
+    def wait_then(
+        self, call: Call[R], then: Call[T], wait_ms: int, ping: Callable[[], object]
+    ) -> tuple[R, T | BulltaskError]:
+        """Make a call that blocks, as :meth:`wait` does, and one after it, which Redis runs as soon as the first ends.
+
+        Both replies arrive together, so this process wakes up once. If the second call fails, its result is the error.
+        The keys of both calls are in the same slot.
+        """
+
+    def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
+        """Queue calls in a transaction and discard it; the replies show which calls Redis would reject.
+
+        Returns ``None`` if the server rejects transactions. Raises the errors of :meth:`run` if the connection breaks.
+        """
+
+    def close(self) -> None:
+        """Close all connections. A later call opens new ones."""
+
+    def close_if_dead(self) -> None:
+        """Close connections that the server has closed (a restart, an idle timeout); the next call opens new ones."""
+
+    def interrupt(self) -> None:
+        """Abort the call that another thread is waiting for; it raises ``BrokerUnavailableError`` immediately."""
+
+
+class AnyAsyncClient(Protocol):
+    """:class:`~bulltask.transport.async_client.AsyncClient`, or that of a cluster; any number of tasks share it."""
+
+    async def run(self, call: Call[R]) -> R:
+        """Make one call; raises the same errors as :meth:`SyncClient.run`."""
+
+    async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
+        """Make several calls in one round trip (to each node); raises the same errors as :meth:`SyncClient.run_many`.
+
+        Args:
+            calls: The calls.
+            deadline_ms: Deadline (``mono_ms``), in addition to the endpoint's timeouts.
+        """
+
+    async def connect(self, deadline_ms: int | None = None) -> None:
+        """Connect now instead of on the first call; ``deadline_ms`` as in :meth:`run_many`."""
+
+    async def close(self) -> None:
+        """Close the connections. Calls that are waiting fail with ``BrokerUnavailableError``."""
 
 
 # The names of all keys in Redis. No other module builds them.
@@ -367,467 +734,3 @@ def text(raw: bytes | str | int) -> str:
 def texts(reply: Any) -> list[str]:
     """Return several ids, each converted by :func:`text`; a script may return nil instead of an empty list."""
     return [text(item) for item in reply or ()]
-
-
-# Drives sans-I/O generators: logic that is written once, and whose steps a sync or an asyncio caller takes.
-
-
-S = TypeVar("S")
-R = TypeVar("R")
-_Errors = type[BulltaskError] | tuple[type[BulltaskError], ...]
-
-
-def drive(steps: Generator[S, Any, R], take: Callable[[S], object], errors: _Errors = BulltaskError) -> R:
-    """Take each step that a generator yields, and send it the result, until it returns.
-
-    Args:
-        steps: The generator.
-        take: Takes a step.
-        errors: The errors of a step that are raised at the ``yield``; the caller receives the others.
-
-    Returns:
-        What the generator returns.
-    """
-    try:
-        step = next(steps)
-        while True:
-            try:
-                result = take(step)
-            except errors as exc:
-                step = steps.throw(exc)
-            else:
-                step = steps.send(result)
-    except StopIteration as end:
-        returned: R = end.value
-        return returned
-
-
-async def adrive(
-    steps: Generator[S, Any, R], take: Callable[[S], Awaitable[object]], errors: _Errors = BulltaskError
-) -> R:
-    """:func:`drive` for asyncio."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                result = await take(step)
-            except errors as exc:
-                step = steps.throw(exc)
-            else:
-                step = steps.send(result)
-    except StopIteration as end:
-        returned: R = end.value
-        return returned
-
-
-# A call to Redis as a value, which the sync and the async client send in the same way.
-#
-# Every script has one function in ``transport/scripts`` that builds its :class:`Call`. The two clients only send calls,
-# so the protocol is implemented once.
-
-
-# hiredis's type stub declares wrong types for the arguments and the result.
-_hiredis_pack: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
-
-_LARGEST: Final = sys.float_info.max
-_CACHED_KEYS: Final = 11
-"""How many of a script's first keys are cached in packed form; ``moveToFinished``'s twelfth key contains a job id."""
-
-_FIRST_CHUNK_BYTES: Final = 8_192
-"""A few jobs, so that Redis starts early; each chunk is twice as long as the one before."""
-_CHUNK_BYTES: Final = 65_536
-"""About a hundred small jobs; smaller chunks need more system calls."""
-
-R_co = TypeVar("R_co", covariant=True)
-Arg = bytes | str | int | float
-
-
-def as_is(reply: Any) -> Any:
-    """Return the reply unchanged: the default parser."""
-    return reply
-
-
-@value_class
-class Call(Generic[R_co]):
-    """One command or script call.
-
-    Attributes:
-        args: A command and its arguments; for a script what follows its hash (key count, keys, arguments).
-        parse_reply: Converts the raw reply to the result, or raises the error for a negative error code.
-        script: The script to run, ``None`` for a plain command.
-        cached: Number of trailing arguments of a plain command that many calls have in common; they are cached in
-            packed form.
-    """
-
-    args: tuple[Arg, ...]
-    parse_reply: Callable[[Any], R_co]
-    script: Script | None = None
-    cached: int = 0
-
-    @property
-    def keys(self) -> tuple[Arg, ...]:
-        """The keys of a script call (``KEYS``)."""
-        assert self.script is not None
-        return self.args[1 : self.script.key_count + 1]
-
-    @property
-    def argv(self) -> tuple[Arg, ...]:
-        """The arguments of a script call (``ARGV``)."""
-        assert self.script is not None
-        return self.args[self.script.key_count + 1 :]
-
-    def packed(self) -> bytes:
-        """Return the bytes to send: ``EVALSHA``, or the plain command."""
-        if self.script is None:
-            if not self.cached:
-                return _pack(self.args)
-            first = len(self.args) - self.cached
-            uncached, cached = _pack_without_count(self.args[:first]), _pack_cached(self.args[first:])
-            return b"*%d\r\n%b%b" % (len(self.args), uncached, cached)
-        first = min(self.script.key_count, _CACHED_KEYS) + 1
-        cached = _pack_cached((self.script.by_sha, self.script.sha, *self.args[:first]))
-        return b"*%d\r\n%b%b" % (len(self.args) + 2, cached, _pack_without_count(self.args[first:]))
-
-    @property
-    def known_sha(self) -> str | None:
-        """The hash of the script, if :meth:`packed_with_source` knows its source; ``None`` for a plain command."""
-        return None if self.script is None else self.script.sha
-
-    def packed_with_source(self) -> bytes:
-        """Return the bytes to send when the server does not have the script: ``EVAL`` runs and caches it."""
-        assert self.script is not None
-        return _pack((self.script.by_source, self.script.source, *self.args))
-
-
-class AllNodesCall(Call[R]):
-    """A call without keys that a cluster makes on every node that has slots. On a single server, it is a normal call.
-
-    Args:
-        call: The call.
-        merge: Returns the result, given the results of all nodes.
-    """
-
-    __slots__ = ("merge",)
-
-    def __init__(self, call: Call[R], merge: Callable[[list[R]], R]) -> None:
-        super().__init__(call.args, call.parse_reply)
-        self.merge = merge
-
-
-class PackedCall(Call[Any]):
-    """A call that another process has packed. Its result is the raw reply.
-
-    Args:
-        packed: The bytes of a script call, or of a command whose first argument is its key.
-
-    Attributes:
-        args: The command and its arguments up to the first key, by which the call is routed in a cluster.
-    """
-
-    __slots__ = ("_packed",)
-
-    def __init__(self, packed: bytes) -> None:
-        # *COUNT $LENGTH EVALSHA $LENGTH SHA $LENGTH KEY-COUNT $LENGTH KEY …, each on a line
-        args = packed.split(b"\r\n", 9)[2:9:2]
-        super().__init__(tuple(arg.decode("utf-8", ON_SURROGATE) for arg in args), as_is)
-        self._packed = packed
-
-    @property
-    def known_sha(self) -> str | None:
-        """The hash of the script, if it is one of :func:`bulltask.lua.wrappers.outcome_scripts`."""
-        sha = str(self.args[1])
-        return sha if sha in wrappers.outcome_scripts() else None
-
-    def packed(self) -> bytes:
-        """Return the bytes to send."""
-        return self._packed
-
-    def packed_with_source(self) -> bytes:
-        """Return the same bytes with ``EVAL`` and the script's source in place of ``EVALSHA`` and its hash."""
-        script = wrappers.outcome_scripts()[str(self.args[1])]
-        count, _, _, _, _, rest = self._packed.split(b"\r\n", 5)
-        return b"%b\r\n%b%b" % (count, _pack_without_count((script.by_source, script.source)), rest)
-
-
-def _pack(args: tuple[Arg, ...]) -> bytes:
-    try:
-        return _hiredis_pack(args)
-    except UnicodeEncodeError:
-        # An id from another client may not be UTF-8, so it is sent as it was received (see replies.text).
-        encoded = (arg.encode("utf-8", ON_SURROGATE) if isinstance(arg, str) else arg for arg in args)
-        return _hiredis_pack(tuple(encoded))
-
-
-def _pack_without_count(args: tuple[Arg, ...]) -> bytes:
-    return _pack(args).partition(b"\r\n")[2]
-
-
-# Half of a script call's arguments are the same in all calls for a queue. Packing them for each call would take 3 to 5%
-# of a send's instructions, and 4% of a job's.
-_pack_cached = lru_cache(maxsize=500)(_pack_without_count)
-
-
-def packed_with_sources(calls: Sequence[Call[Any]]) -> list[bytes]:
-    """Return the bytes to send when the server does not have the calls' scripts; each script's source is sent once.
-
-    Plain commands are sent unchanged.
-
-    Later calls of a script find it loaded by the first one. Another ``SCRIPT FLUSH`` may come in between, but every
-    round trip executes at least the calls that contain the source.
-    """
-    seen: set[str | None] = {None}
-    packed = []
-    for call in calls:
-        packed.append(call.packed() if call.known_sha in seen else call.packed_with_source())
-        seen.add(call.known_sha)
-    return packed
-
-
-def packed_chunks(calls: Iterable[Call[Any]], made: list[Call[Any]]) -> Iterator[list[bytes]]:
-    """Pack calls in chunks that are worth a system call, while ``calls`` builds them; append each call to ``made``."""
-    chunk: list[bytes] = []
-    size, enough = 0, _FIRST_CHUNK_BYTES
-    for call in calls:
-        made.append(call)
-        chunk.append(packed := call.packed())
-        size += len(packed)
-        if size >= enough:
-            yield chunk
-            chunk, size, enough = [], 0, min(2 * enough, _CHUNK_BYTES)
-    if chunk:
-        yield chunk
-
-
-def is_wait_for_replicas(call: Call[Any]) -> bool:
-    """Return whether the call is a ``WAIT``, which covers what its connection has written before it."""
-    return call.args[0] == "WAIT"
-
-
-def command(*args: Arg, parse_reply: Callable[[Any], R] = as_is) -> Call[R]:
-    """Build the call for a plain command."""
-    return Call(args, parse_reply)
-
-
-def script_call(
-    script: Script, keys: tuple[Arg, ...], args: tuple[Arg, ...], parse_reply: Callable[[Any], R] = as_is
-) -> Call[R]:
-    """Build the call for a script.
-
-    Raises:
-        TypeError: The number of keys differs from the number in the script's file name.
-    """
-    if len(keys) != script.key_count:
-        raise TypeError(f"script {script.name} takes {script.key_count} keys, not {len(keys)}")
-    return Call((script.key_count, *keys, *args), parse_reply, script)
-
-
-def to_msgpack(value: object) -> bytes:
-    """Return ``value`` as MessagePack for BullMQ's scripts; it may contain any value that another client has stored.
-
-    Integers of more than 64 bits become floats, as in Node. Bytes become strings, because Redis cannot read
-    MessagePack's type for bytes.
-
-    Raises:
-        EncodeError: The value cannot be packed, for example because it is nested too deeply.
-    """
-    try:
-        packed: bytes = msgpack.packb(value, default=_as_float, unicode_errors=ON_SURROGATE, use_bin_type=False)
-    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
-        raise EncodeError(f"options cannot be packed for Redis: {exc}") from exc
-    return packed
-
-
-def _as_float(value: object) -> float:
-    if not isinstance(value, int):
-        raise TypeError(f"a value of type {type(value).__name__}")
-    return float(max(-_LARGEST, min(value, _LARGEST)))
-
-
-# The clients that other modules use: of a single server or of a cluster, sync or asyncio.
-
-
-T = TypeVar("T")
-
-
-class SyncClient(Protocol):
-    """:class:`~bulltask.transport.client.Client` or :class:`~bulltask.transport.cluster.ClusterClient`.
-
-    The latter sends every call to the node that has its keys. An error of one node affects only the calls to that node.
-    """
-
-    @property
-    def safe_url(self) -> str:
-        """The server's URL without its password."""
-
-    def set_deadline(self, deadline_ms: int | None) -> None:
-        """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
-
-    def connect(self) -> None:
-        """Connect now instead of on the first call, which sets the clock; raises the errors of :meth:`run`."""
-
-    def run(self, call: Call[R]) -> R:
-        """Make one call.
-
-        Raises:
-            BrokerError: The server could not be reached or returned an error reply. After ``BrokerUnavailableError`` it
-                is unknown whether the call was executed.
-            JobError: The script returned an error code.
-        """
-
-    def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
-        """Make several calls in one round trip (to each node), and return their results in order.
-
-        Args:
-            calls: The calls. If it is an iterator, a single server executes the first calls while it builds the next.
-
-        Raises:
-            BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made, too, unless
-                their node is unreachable.
-        """
-
-    def run_on_all_nodes(self, call: Call[R]) -> list[R]:
-        """Make a call without keys on every server that has keys, and return all results.
-
-        Raises:
-            BrokerError: As in :meth:`run`, if it failed on any server.
-        """
-
-    def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
-        """Make independent calls; the result of a failed call is its error.
-
-        Args:
-            calls: The calls.
-            packed: Their bytes, if they are packed already (:meth:`pack`).
-
-        Raises:
-            BrokerUnavailableError: The connection broke; it is unknown which calls were executed. In a cluster, only if
-                no node replies: otherwise, it is the result of the calls for the node, whose name it contains.
-        """
-
-    def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
-        """Send independent calls, without waiting for their replies if possible; arguments as in :meth:`try_many`.
-
-        Other calls may be made meanwhile: they read these replies first.
-
-        Returns:
-            A function that waits for the replies and returns the results, or raises, as :meth:`try_many` does.
-
-        Raises:
-            BrokerUnavailableError: As in :meth:`try_many`.
-        """
-
-    def pack(self, call: Call[Any]) -> bytes:
-        """Return the bytes that :meth:`send_packed` sends for a call."""
-
-    def send_packed(self, packed: Sequence[bytes]) -> list[Any]:
-        """Make calls that another process has packed, in one round trip; return the raw replies, or errors.
-
-        Raises:
-            BrokerUnavailableError: As in :meth:`try_many`.
-        """
-
-    def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
-        """Make a call that blocks for up to ``wait_ms``, to the millisecond.
-
-        Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
-
-        Args:
-            call: The blocking command, with the timeout ``wait_ms``.
-            wait_ms: Maximum wait.
-            ping: Sends a command to the same server on another connection, so that Redis checks the timeouts of blocked
-                clients.
-
-        Raises:
-            BrokerError: As in :meth:`run`.
-        """
-
-    def wait_then(
-        self, call: Call[R], then: Call[T], wait_ms: int, ping: Callable[[], object]
-    ) -> tuple[R, T | BulltaskError]:
-        """Make a call that blocks, as :meth:`wait` does, and one after it, which Redis runs as soon as the first ends.
-
-        Both replies arrive together, so this process wakes up once. If the second call fails, its result is the error.
-        The keys of both calls are in the same slot.
-        """
-
-    def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
-        """Queue calls in a transaction and discard it; the replies show which calls Redis would reject.
-
-        Returns ``None`` if the server rejects transactions. Raises the errors of :meth:`run` if the connection breaks.
-        """
-
-    def close(self) -> None:
-        """Close all connections. A later call opens new ones."""
-
-    def close_if_dead(self) -> None:
-        """Close connections that the server has closed (a restart, an idle timeout); the next call opens new ones."""
-
-    def interrupt(self) -> None:
-        """Abort the call that another thread is waiting for; it raises ``BrokerUnavailableError`` immediately."""
-
-
-class AnyAsyncClient(Protocol):
-    """:class:`~bulltask.transport.async_client.AsyncClient`, or that of a cluster; any number of tasks share it."""
-
-    async def run(self, call: Call[R]) -> R:
-        """Make one call; raises the same errors as :meth:`SyncClient.run`."""
-
-    async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """Make several calls in one round trip (to each node); raises the same errors as :meth:`SyncClient.run_many`.
-
-        Args:
-            calls: The calls.
-            deadline_ms: Deadline (``mono_ms``), in addition to the endpoint's timeouts.
-        """
-
-    async def connect(self, deadline_ms: int | None = None) -> None:
-        """Connect now instead of on the first call; ``deadline_ms`` as in :meth:`run_many`."""
-
-    async def close(self) -> None:
-        """Close the connections. Calls that are waiting fail with ``BrokerUnavailableError``."""
-
-
-# Replies that are read later than their calls are sent.
-
-
-class UnreadReplies:
-    """The replies to calls that a client has sent without waiting for them.
-
-    The client reads them before it makes another call, and keeps them here until somebody asks for them.
-
-    Args:
-        count: How many replies there are.
-        receive: Reads that many replies from the connection.
-    """
-
-    def __init__(self, count: int, receive: Callable[[int], list[Any]]) -> None:
-        self._count = count
-        self._receive = receive
-        self._replies: list[Any] | None = None
-        self._error: BrokerUnavailableError | None = None
-
-    def read(self) -> None:
-        """Read the replies now, unless they have been read or the connection was closed; keep an error, too."""
-        if self._replies is None and self._error is None:
-            self._error = BrokerUnavailableError("the replies were not read, because the process was interrupted")
-            try:
-                self._replies = self._receive(self._count)
-            except BrokerUnavailableError as exc:
-                self._error = exc
-
-    def abandon(self, reason: str) -> None:
-        """Record that the connection was closed before the replies were read."""
-        if self._replies is None and self._error is None:
-            self._error = BrokerUnavailableError(reason)
-
-    def get(self) -> list[Any]:
-        """Return the replies.
-
-        Raises:
-            BrokerUnavailableError: They could not be read; it is unknown which calls were executed.
-        """
-        self.read()
-        if self._replies is None:
-            assert self._error is not None
-            raise self._error
-        return self._replies

@@ -1,4 +1,8 @@
-"""A pool of sync clients for threads."""
+"""The blocking client of one server (:class:`Client`), and the pool from which threads take clients.
+
+A client makes one call, or one pipeline of calls, at a time on one connection. It has a deadline for all replies, loads
+scripts that the server does not have, and sets the server's clock.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
-import redis
-from redis.exceptions import AuthenticationError, ResponseError
+from redis.exceptions import AuthenticationError, NoScriptError, ResponseError
 
 from bulltask.jobs.clock import ServerClock, mono_ms
 from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, BulltaskError
@@ -19,19 +22,16 @@ from bulltask.transport.call import (
     Call,
     PackedCall,
     SyncClient,
-    UnreadReplies,
     command,
     packed_chunks,
     packed_with_sources,
 )
 from bulltask.transport.discovery import TIME, PrimaryLink, check_server, handshake_calls
-from bulltask.transport.endpoint import Endpoint, set_reply_deadline, socket_of
+from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.redis_connection import Connection
 from bulltask.transport.redis_errors import result_or_raise
 
 __all__ = ["Client", "ClientPool"]
-
-
-# The sync client, which makes one call or pipeline at a time on one connection.
 
 
 R = TypeVar("R")
@@ -62,11 +62,11 @@ class Client:
         self._endpoint = endpoint
         self._clock = clock
         self._name = name
-        self._connection: redis.Connection | None = None
+        self._connection: Connection | None = None
         self._deadline_ms: int | None = None
         self._authenticate_ms: int | None = None
         self._used_ms = 0
-        self._identified: tuple[redis.Connection | None, int] = (None, 0)
+        self._identified: tuple[Connection | None, int] = (None, 0)
         self._unread: UnreadReplies | None = None
         self._link = PrimaryLink(endpoint)
 
@@ -76,10 +76,7 @@ class Client:
 
     def run(self, call: Call[R]) -> R:
         """Make one call; errors as in ``SyncClient``."""
-        reply = self._exchange([call.packed()])[0]
-        if redis_errors.is_noscript(reply):
-            reply = self._exchange([call.packed_with_source()])[0]
-        return self._result(call, reply)
+        return self._result(call, self._replies([call], [call.packed()])[0])
 
     def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
         """Make a call that blocks for up to ``wait_ms``, to the millisecond; arguments and errors as in ``SyncClient``.
@@ -105,7 +102,7 @@ class Client:
 
         def ping_when_due() -> None:
             until_ms = mono_ms() + wait_ms
-            while not connection.can_read(timeout=self._slice_s(until_ms - mono_ms())):
+            while not connection.can_read(self._slice_s(until_ms - mono_ms())):
                 self._link.raise_if_replaced()
                 if mono_ms() >= until_ms:
                     ping()
@@ -119,12 +116,16 @@ class Client:
         Raises:
             BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made, too.
         """
-        made, replies = (calls, self._exchange_many(calls)) if isinstance(calls, list) else self._exchange_built(calls)
+        made: Sequence[Call[Any]]
+        if isinstance(calls, list):
+            made, replies = calls, self._replies(calls, [call.packed() for call in calls])
+        else:
+            made, replies = self._replies_while_built(calls)
         return [self._result(call, reply) for call, reply in zip(made, replies, strict=True)]
 
     def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
         """Make independent calls in one round trip; the result of a failed call is its error, as in ``SyncClient``."""
-        replies = self._exchange_many(calls, packed)
+        replies = self._replies(calls, [call.packed() for call in calls] if packed is None else packed)
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
@@ -179,8 +180,7 @@ class Client:
         connection = self._connection or self._connected()
         with self._closed_after_error():
             self._used_ms = now_ms = mono_ms()
-            set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
-            connection.send_packed_command([b"".join(packed)], check_health=False)
+            connection.send(b"".join(packed), self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
 
     def receive(self, count: int) -> list[Any]:
         """Read the raw replies to the ``count`` calls that :meth:`send` has sent; an error reply is an exception.
@@ -191,10 +191,10 @@ class Client:
         with self._closed_after_error():
             if self._connection is None:
                 raise ConnectionError("it was closed")
-            parser, now_ms = self._connection._parser, mono_ms()  # noqa: SLF001 - as in set_reply_deadline()
+            now_ms = mono_ms()
             # The time may have been used up by waiting for another node, although these replies have arrived.
-            set_reply_deadline(self._connection, max(parser.deadline_ms, now_ms + _ARRIVED_MS), now_ms)
-            return [parser.read_response(disable_decoding=True) for _ in range(count)]
+            self._connection.extend_deadline(now_ms + _ARRIVED_MS, now_ms)
+            return [self._connection.read() for _ in range(count)]
 
     def results(self, calls: Sequence[Call[Any]], replies: Sequence[Any]) -> list[Any]:
         """Convert raw replies to the results of :meth:`try_many`; scripts that the server does not have are resent."""
@@ -203,7 +203,7 @@ class Client:
 
     def fileno(self) -> int:
         """Return the descriptor of the socket, which is readable when a reply arrives; -1 if there is no connection."""
-        sock = socket_of(self._connection)
+        sock = None if self._connection is None else self._connection.socket
         return -1 if sock is None else sock.fileno()
 
     def has_reply(self) -> bool:
@@ -212,7 +212,7 @@ class Client:
         A readable TLS socket may not have a complete record.
         """
         try:
-            return self._connection is None or bool(self._connection.can_read(timeout=0))
+            return self._connection is None or self._connection.can_read(0)
         except redis_errors.CONNECTION_ERRORS:
             return True  # the server has closed the connection: receive() raises the error that callers expect
 
@@ -234,14 +234,12 @@ class Client:
 
         Call it before the clock is read for a call's arguments: otherwise, the call sets the clock after that.
         """
-        connection = self._connected()
-        if self._clock is not None and self._clock.due:
-            self._read_clock(self._clock, connection)
+        self._ready()
 
     def close(self) -> None:
         """Close the connection. A later call opens a new one."""
         if self._connection is not None:
-            self._connection.disconnect()
+            self._connection.close()
             self._connection = None
         if self._unread is not None:
             self._unread.abandon(f"the connection to Redis at {self.safe_url} was closed")
@@ -255,14 +253,13 @@ class Client:
         if self._connection is None:
             return
         try:
-            if mono_ms() - self._used_ms < _FRESH_MS:  # without a system call: only bytes that have been received
-                reader = self._connection._parser._reader  # noqa: SLF001 - None if redis-py has closed the connection
-                is_closed = reader is None or reader.has_data()
+            if mono_ms() - self._used_ms < _FRESH_MS:
+                is_closed = self._connection.has_unread_bytes()
             else:
-                is_closed = self._connection.can_read(timeout=0)  # an idle connection is readable only if it was closed
+                is_closed = self._connection.can_read(0)  # an idle connection is readable only if it was closed
         except redis_errors.CONNECTION_ERRORS:
             is_closed = True
-        if is_closed or self._link.is_replaced():
+        if is_closed or (self._endpoint.primary is not None and self._link.is_replaced()):
             self.close()
 
     def interrupt(self) -> None:
@@ -270,57 +267,51 @@ class Client:
 
         This only shuts the socket down. If it were closed, its descriptor could be reused while that thread is reading.
         """
-        sock = socket_of(self._connection)
-        if sock is not None:
+        if self._connection is not None and (sock := self._connection.socket) is not None:
             with suppress(OSError):
                 # Not sock.shutdown(): for a TLS socket it drops the TLS state that the other thread is using.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-    def _exchange_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
-        replies = self._exchange([call.packed() for call in calls] if packed is None else packed)
-        return self._with_missing_scripts(calls, replies)
+    def _replies(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> list[Any]:
+        """Make calls in one round trip, and again those whose script the server does not have."""
+        replies = self._round_trip(self._ready(), packed)
+        return self._with_missing_scripts(calls, replies) if NoScriptError in map(type, replies) else replies
 
-    def _exchange_built(self, calls: Iterable[Call[Any]]) -> tuple[Sequence[Call[Any]], list[Any]]:
-        """Make calls while they are built; return them and their replies."""
+    def _replies_while_built(self, calls: Iterable[Call[Any]]) -> tuple[Sequence[Call[Any]], list[Any]]:
+        """Send calls while the next ones are built; return them and their replies."""
         made: list[Call[Any]] = []
-        chunks = packed_chunks(calls, made)
-        packed = next(chunks, [])
-
-        def send_rest() -> None:
-            for chunk in chunks:
-                self.send(chunk)
-                packed.extend(chunk)  # counts the replies
-
-        return made, self._with_missing_scripts(made, self._exchange(packed, send_rest))
+        self._ready()
+        with self._closed_after_error():
+            for chunk, packed in packed_chunks(calls):
+                self.send(packed)
+                made += chunk
+            replies = self._checked(self.receive(len(made)))
+        return made, self._with_missing_scripts(made, replies)
 
     def _with_missing_scripts(self, calls: Sequence[Call[Any]], replies: list[Any]) -> list[Any]:
         while missing := redis_errors.to_resend(calls, replies):
-            again = self._exchange(packed_with_sources([calls[index] for index in missing]))
+            again = self._round_trip(self._ready(), packed_with_sources([calls[index] for index in missing]))
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
         return replies
 
-    def _exchange(self, packed: Sequence[bytes], between: Callable[[], None] | None = None) -> list[Any]:
-        self._read_unread()
-        if (connection := self._connection) is None or self._authenticate_ms is not None:
+    def _ready(self) -> Connection:
+        """Return the connection, with all its replies read and the clock set."""
+        if (connection := self._connection) is None or self._unread is not None or self._authenticate_ms is not None:
             connection = self._connected()
         if self._clock is not None and self._clock.due:
             self._read_clock(self._clock, connection)
-        return self._round_trip(connection, packed, between)
+        return connection
 
     def _round_trip(
-        self, connection: redis.Connection, packed: Sequence[bytes], between: Callable[[], None] | None = None
+        self, connection: Connection, packed: Sequence[bytes], between: Callable[[], None] | None = None
     ) -> list[Any]:
         try:
             self._used_ms = now_ms = mono_ms()
-            set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
-            # redis-py would send a pipeline's calls one by one, each with a system call.
-            connection.send_packed_command([b"".join(packed)], check_health=False)
+            connection.send(b"".join(packed), self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
             if between is not None:
                 between()
-            # redis-py's connection would raise an error reply; in a pipeline, the other calls have their own replies.
-            read = connection._parser.read_response  # noqa: SLF001 - as in set_reply_deadline()
-            replies = [read(disable_decoding=True) for _ in packed]
+            replies = [connection.read() for _ in packed]
         except redis_errors.CONNECTION_ERRORS as exc:
             self.close()
             raise redis_errors.connection_error(exc, self._link.url, connecting=False) from exc
@@ -329,6 +320,10 @@ class Client:
             # reply to the next call.
             self.close()
             raise
+        return replies if self._endpoint.primary is None else self._checked(replies)
+
+    def _checked(self, replies: list[Any]) -> list[Any]:
+        """Return replies, unless sentinels have replaced the server."""
         if self._endpoint.primary is not None and self._link.must_close(replies):
             self.close()
             self._link.raise_if_replaced()
@@ -352,21 +347,20 @@ class Client:
             self._unread.read()
             self._unread = None
 
-    def _connected(self) -> redis.Connection:
+    def _connected(self) -> Connection:
         self._read_unread()
         if self._connection is None:
             endpoint = self._link.find_server(self._endpoint.within(self._remaining_ms()), self._deadline_ms)
             connection = endpoint.connection(self._name)
             now_ms = mono_ms()
             timeout_ms = endpoint.connect_timeout_ms + endpoint.command_timeout_ms
-            set_reply_deadline(connection, self._until(timeout_ms, now_ms), now_ms)
             try:
-                connection.connect()
+                connection.connect(self._until(timeout_ms, now_ms), now_ms)
             except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
-                connection.disconnect()
+                connection.close()
                 raise self._link.not_connected(exc) from redis_errors.visible_cause(exc)
             except BaseException:  # an interrupt
-                connection.disconnect()
+                connection.close()
                 raise
             self._connection = connection
             self._authenticate_ms = endpoint.next_authentication_ms()
@@ -375,14 +369,14 @@ class Client:
             self._authenticate_again(self._connection)
         return self._connected() if self._connection is None else self._connection
 
-    def _authenticate_again(self, connection: redis.Connection) -> None:
+    def _authenticate_again(self, connection: Connection) -> None:
         """Authenticate with current credentials, before the server closes the connection because they have expired."""
         self._authenticate_ms = self._endpoint.next_authentication_ms()
         now_ms = mono_ms()
         try:
-            set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
-            connection.send_packed_command([self._endpoint.authentication().call().packed()], check_health=False)
-            connection._parser.read_response(disable_decoding=True)  # noqa: SLF001 - as in _round_trip()
+            call = self._endpoint.authentication().call()
+            connection.send(call.packed(), self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
+            connection.read()
         except (AuthenticationError, BrokerError):
             return  # the server may not know a new password yet; the connection remains authenticated as before
         except BaseException as exc:
@@ -390,7 +384,7 @@ class Client:
             if not isinstance(exc, redis_errors.CONNECTION_ERRORS):
                 raise
 
-    def _handshake(self, connection: redis.Connection) -> None:
+    def _handshake(self, connection: Connection) -> None:
         """Check whether the server is usable, and set the clock, in one round trip."""
         sent_ms = mono_ms()
         try:
@@ -420,7 +414,7 @@ class Client:
     def _remaining_ms(self) -> int | None:
         return None if self._deadline_ms is None else max(1, self._deadline_ms - mono_ms())
 
-    def _read_clock(self, clock: ServerClock, connection: redis.Connection) -> None:
+    def _read_clock(self, clock: ServerClock, connection: Connection) -> None:
         sent_ms = mono_ms()
         self._set_clock(clock, self._round_trip(connection, [TIME.packed()])[0], sent_ms)
 
@@ -430,7 +424,13 @@ class Client:
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, ResponseError):
             raise redis_errors.reply_error(reply, self._link.url) from reply
-        return redis_errors.parsed(call.parse_reply, reply, self._link.url, self.close)
+        try:
+            return call.parse_reply(reply)
+        except BulltaskError:  # some of them are also a ValueError
+            raise
+        except redis_errors.UNEXPECTED_REPLY as exc:
+            self.close()  # the following replies may belong to other calls, too
+            raise redis_errors.unexpected_reply(exc, self._link.url) from exc
 
     def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:
         try:
@@ -439,23 +439,63 @@ class Client:
             return exc
 
 
-# A pool of sync clients for threads.
+class UnreadReplies:
+    """The replies to calls that a client has sent without waiting for them.
+
+    The client reads them before it makes another call, and keeps them here until somebody asks for them.
+
+    Args:
+        count: How many replies there are.
+        receive: Reads that many replies from the connection.
+    """
+
+    def __init__(self, count: int, receive: Callable[[int], list[Any]]) -> None:
+        self._count = count
+        self._receive = receive
+        self._replies: list[Any] | None = None
+        self._error: BrokerUnavailableError | None = None
+
+    def read(self) -> None:
+        """Read the replies now, unless they have been read or the connection was closed; keep an error, too."""
+        if self._replies is None and self._error is None:
+            self._error = BrokerUnavailableError("the replies were not read, because the process was interrupted")
+            try:
+                self._replies = self._receive(self._count)
+            except BrokerUnavailableError as exc:
+                self._error = exc
+
+    def abandon(self, reason: str) -> None:
+        """Record that the connection was closed before the replies were read."""
+        if self._replies is None and self._error is None:
+            self._error = BrokerUnavailableError(reason)
+
+    def get(self) -> list[Any]:
+        """Return the replies.
+
+        Raises:
+            BrokerUnavailableError: They could not be read; it is unknown which calls were executed.
+        """
+        self.read()
+        if self._replies is None:
+            assert self._error is not None
+            raise self._error
+        return self._replies
 
 
 class _CheckedOutClient:
     """Context manager for a pooled client. (``contextlib``'s generator would take 3% of a send's time.)"""
 
-    __slots__ = ("_client", "_return_to_pool")
+    __slots__ = ("_client", "_pool")
 
-    def __init__(self, client: SyncClient, return_to_pool: Callable[[SyncClient], None]) -> None:
+    def __init__(self, pool: ClientPool, client: SyncClient) -> None:
+        self._pool = pool
         self._client = client
-        self._return_to_pool = return_to_pool
 
     def __enter__(self) -> SyncClient:
         return self._client
 
     def __exit__(self, *_: object) -> None:
-        self._return_to_pool(self._client)
+        self._pool.put_back(self._client)
 
 
 class ClientPool:
@@ -484,9 +524,6 @@ class ClientPool:
         Args:
             deadline_ms: Deadline (``mono_ms``) for all of the client's calls.
         """
-        return _CheckedOutClient(self._check_out(deadline_ms), self._return)
-
-    def _check_out(self, deadline_ms: int | None) -> SyncClient:
         if os.getpid() != self._pid:
             # After a fork the sockets are shared with the parent, so they must not be read, nor shut down.
             self._reset()
@@ -496,9 +533,10 @@ class ClientPool:
             client = self._make()
         client.close_if_dead()
         client.set_deadline(deadline_ms)
-        return client
+        return _CheckedOutClient(self, client)
 
-    def _return(self, client: SyncClient) -> None:
+    def put_back(self, client: SyncClient) -> None:
+        """Keep a client for the next caller, or close it; :meth:`client` does this at the end of its block."""
         if len(self._idle) < self._limit:
             self._idle.append(client)
         else:

@@ -1,4 +1,8 @@
-"""Checks that the queues of a flow are in one slot of a Redis Cluster, before its jobs are sent."""
+"""The clients of a Redis Cluster: they route each call to the node that has its keys, even while slots move.
+
+:class:`Rounds` decides without I/O which call goes to which node, and which are made again; :class:`ClusterClient` and
+:class:`AsyncClusterClient` make the calls. They share what they know about the nodes in a :class:`Topology`.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +58,6 @@ __all__ = [
     "redirect_of",
     "target_of",
 ]
-
-
-# What the clients of a Redis Cluster know about its nodes.
 
 
 PROBE_MS: Final = 500
@@ -476,9 +477,6 @@ def _drop_asking(outcome: Sequence[Any]) -> list[Any]:
     return [asking] * len(results) if isinstance(asking, BulltaskError) else results
 
 
-# A client of a Redis Cluster: routes calls to the node that has their keys, even while slots move and nodes fail.
-
-
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -807,9 +805,6 @@ def _send_to(batch: Batch) -> Callable[[Client], None]:
 
 def _receive_from(batch: Batch) -> Callable[[Client], list[Any]]:
     return lambda client: client.results(batch.calls, client.receive(len(batch.calls)))
-
-
-# The asyncio client of a Redis Cluster.
 
 
 class AsyncClusterClient:

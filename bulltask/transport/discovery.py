@@ -1,18 +1,19 @@
-"""Redis Sentinel: asks the sentinels which server is the primary."""
+"""Finds the server to connect to, and checks it: :class:`PrimaryLink`, and :func:`check_server` after connecting.
+
+With a Sentinel URL, the sentinels say which server is the primary. A process asks one of them when it connects and from
+time to time, and reads the events that they publish about failovers (:class:`SentinelEvents`).
+"""
 
 from __future__ import annotations
 
 import os
-import select
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import redis
-from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.exceptions import ResponseError
 
 from bulltask.config.urls import Address
@@ -27,8 +28,10 @@ from bulltask.jobs.errors import (
     ConfigError,
 )
 from bulltask.transport import redis_errors
-from bulltask.transport.call import Call, adrive, as_is, command, drive
-from bulltask.transport.endpoint import Endpoint, Events, KnownPrimary, set_reply_deadline, socket_of
+from bulltask.transport.call import Call, as_is, command
+from bulltask.transport.endpoint import Endpoint, Events, KnownPrimary
+from bulltask.transport.operation import arun_generator, run_generator
+from bulltask.transport.redis_connection import AsyncConnection, Connection
 from bulltask.transport.redis_errors import tls_hint
 
 __all__ = [
@@ -99,7 +102,10 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
         BrokerUnavailableError: It is not a reply to ``HELLO``.
         BrokerConfigError: The server is a Sentinel, or a node of a cluster and the caller does not route calls.
     """
-    info = redis_errors.parsed(_parse_info, reply, endpoint.safe_url)
+    try:
+        info = _parse_info(reply)
+    except redis_errors.UNEXPECTED_REPLY as exc:
+        raise redis_errors.unexpected_reply(exc, endpoint.safe_url) from exc
     if info.sentinel:
         raise redis_errors.sentinel_error(endpoint.safe_url)
     if info.clustered and not endpoint.clustered:
@@ -152,7 +158,7 @@ _FAILED_RETRY_MS: Final = 10_000
 
 @dataclass(slots=True)
 class _Subscription:
-    connection: redis.Connection
+    connection: Connection
     heard_ms: int
     pinged_ms: int
 
@@ -225,13 +231,13 @@ class SentinelEvents:
         self._closed += 1
         while self._subscriptions:
             with suppress(KeyError):  # another thread has dropped it
-                self._subscriptions.popitem()[1].connection.disconnect()
+                self._subscriptions.popitem()[1].connection.close()
 
     def _read(self, address: Address, subscription: _Subscription, now_ms: int) -> bool:
         """Return whether a sentinel has reported another primary."""
         found = False
         try:
-            for event in _received(subscription.connection, now_ms):
+            for event in subscription.connection.messages(now_ms + _READ_MS, now_ms):
                 subscription.heard_ms = now_ms
                 if event[0] == b"pmessage":
                     found |= self._take(event[2], event[3])
@@ -260,8 +266,7 @@ class SentinelEvents:
             return
         if subscription.pinged_ms > subscription.heard_ms:
             raise ConnectionError("no reply to a PING")
-        set_reply_deadline(subscription.connection, now_ms + _READ_MS, now_ms)
-        subscription.connection.send_packed_command([_PING], check_health=False)
+        subscription.connection.send(_PING, now_ms + _READ_MS, now_ms)
         subscription.pinged_ms = now_ms
 
     def _connect_missing(self, now_ms: int) -> None:
@@ -304,53 +309,34 @@ class SentinelEvents:
         if closed != self._closed:
             self._drop(address, now_ms)
 
-    def _subscribed(self, address: Address) -> redis.Connection | None:
+    def _subscribed(self, address: Address) -> Connection | None:
         """Return a connection with a subscription; ``None`` if the sentinel's ACL does not permit it."""
         sentinel, now_ms = self._endpoint.sentinel_at(*address).within(CONNECT_TIMEOUT_MS), mono_ms()
-        connection = sentinel.connection(None)
-        set_reply_deadline(connection, now_ms + CONNECT_TIMEOUT_MS, now_ms)
+        connection, deadline_ms = sentinel.connection(None), now_ms + CONNECT_TIMEOUT_MS
         is_subscribed = False
         try:
-            connection.connect()
-            connection.send_packed_command([self._queries + _SUBSCRIBE], check_health=False)
-            read = connection._parser.read_response  # noqa: SLF001 - as in Client
-            self._observe(address, [read(disable_decoding=True) for _ in range(2)])
-            if isinstance(read(disable_decoding=True), ResponseError):
+            connection.connect(deadline_ms, now_ms)
+            connection.send(self._queries + _SUBSCRIBE, deadline_ms, mono_ms())
+            self._observe(address, [connection.read(), connection.read()])
+            if isinstance(connection.read(), ResponseError):
                 self._known.check_ms = min(self._known.check_ms, REFUSED_CHECK_MS)
                 return None
             for _ in _PATTERNS[1:]:
-                read(disable_decoding=True)
+                connection.read()
             is_subscribed = True
         finally:
             if not is_subscribed:
-                connection.disconnect()
+                connection.close()
         return connection
 
     def _drop(self, address: Address, retry_ms: int) -> None:
         self._retry_ms[address] = retry_ms
         if (subscription := self._subscriptions.pop(address, None)) is not None:
-            subscription.connection.disconnect()
+            subscription.connection.close()
 
 
-def _received(connection: redis.Connection, now_ms: int) -> Iterator[Any]:
-    """Yield the messages that a connection has received."""
-    sock, parser = socket_of(connection), connection._parser  # noqa: SLF001 - as in Client
-    if sock is None:
-        raise ConnectionError("the connection was closed")
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    pending = getattr(sock, "pending", int)  # bytes that TLS has decrypted, but not delivered
-    while poll.poll(0) or pending():
-        set_reply_deadline(connection, now_ms + _READ_MS, now_ms)  # TLS may not have a complete record
-        parser.read_from_socket()
-        while (message := parser._reader.gets(False)) is not NOT_ENOUGH_DATA:
-            yield message
-
-
-# Redis Sentinel: asks the sentinels which server is the primary.
-#
-# Every connection to the primary begins here. A reply from a sentinel may be outdated; therefore, the client also
-# checks the role that the server itself reports (:mod:`bulltask.transport.discovery`).
+# Which server is the primary. A reply from a sentinel may be outdated; therefore, :func:`check_server` also checks the
+# role that the server itself reports.
 
 
 TIMEOUT_MS: Final = 1_000
@@ -485,7 +471,7 @@ _Search = Generator[Endpoint, Any, Primary]
 
 def resolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Primary:
     """Return the primary that the sentinels report; see :meth:`PrimaryLink.find_server`."""
-    return drive(
+    return run_generator(
         _search(endpoint),
         lambda sentinel: _ask(_limited(sentinel, deadline_ms), endpoint.url.service_name),
         BrokerError,
@@ -494,7 +480,7 @@ def resolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Primary:
 
 async def aresolve(endpoint: Endpoint, deadline_ms: int | None = None) -> Primary:
     """:func:`resolve` for asyncio."""
-    return await adrive(
+    return await arun_generator(
         _search(endpoint),
         lambda sentinel: _aask(_limited(sentinel, deadline_ms), endpoint.url.service_name),
         BrokerError,
@@ -623,16 +609,15 @@ def _queries(name: str) -> bytes:
 def _ask(sentinel: Endpoint, name: str) -> list[Any]:
     connection = sentinel.connection(None)
     now_ms = mono_ms()
-    set_reply_deadline(connection, now_ms + sentinel.command_timeout_ms, now_ms)
+    deadline_ms = now_ms + sentinel.command_timeout_ms
     try:
-        connection.connect()
-        connection.send_packed_command([_queries(name)], check_health=False)
-        read = connection._parser.read_response  # noqa: SLF001 - as in Client
-        return [read(disable_decoding=True) for _ in range(2)]
+        connection.connect(deadline_ms, now_ms)
+        connection.send(_queries(name), deadline_ms, mono_ms())
+        return [connection.read(), connection.read()]
     except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
         raise _sentinel_error(exc, sentinel) from redis_errors.visible_cause(exc)
     finally:
-        connection.disconnect()
+        connection.close()
 
 
 async def _aask(sentinel: Endpoint, name: str) -> list[Any]:
@@ -640,19 +625,18 @@ async def _aask(sentinel: Endpoint, name: str) -> list[Any]:
     try:
         async with loop_timers.timeout(sentinel.command_timeout_ms / 1000):
             await connection.connect()
-            await connection.send_packed_command([_queries(name)], check_health=False)
-            parser: Any = connection._parser  # noqa: SLF001 - as in AsyncClient
-            return [await _read(parser) for _ in range(2)]
+            connection.write(_queries(name))
+            await connection.drain()
+            return [await _read(connection) for _ in range(2)]
     except (*redis_errors.CONNECTION_ERRORS, TimeoutError, ResponseError) as exc:
         raise _sentinel_error(exc, sentinel) from redis_errors.visible_cause(exc)
     finally:
-        with suppress(Exception):
-            await connection.disconnect(nowait=True)
+        await connection.close()
 
 
-async def _read(parser: Any) -> Any:
+async def _read(connection: AsyncConnection) -> Any:
     try:
-        return await parser.read_response(disable_decoding=True)
+        return await connection.read()
     except redis_errors.ERROR_REPLIES as exc:
         return exc
 

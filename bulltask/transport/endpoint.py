@@ -1,4 +1,7 @@
-"""The address of Redis, its connection options and timeouts."""
+"""Where and how to connect: :class:`Endpoint` has the address, options and timeouts, and creates connections.
+
+All endpoints of an app share its changing credentials, and with sentinels, what is known about the primary.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 import redis
 import redis.asyncio
-from redis._parsers import _HiredisParser
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeout
 from redis.retry import Retry
 
 from bulltask.config.config import Config
@@ -26,18 +27,16 @@ from bulltask.config.urls import Address, Credentials, Kind, SecretUrl, tls_opti
 from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.errors import BrokerAuthError, ConfigError
 from bulltask.transport.call import Call, command
+from bulltask.transport.redis_connection import AsyncConnection, Connection, DeadlineParser
 
 __all__ = [
     "CHECK_MS",
     "FAILOVER_MS",
     "REAUTHENTICATE_MS",
     "Authentication",
-    "DeadlineParser",
     "Endpoint",
     "KnownPrimary",
     "PrimaryState",
-    "set_reply_deadline",
-    "socket_of",
 ]
 
 
@@ -265,9 +264,6 @@ class Authentication(CredentialProvider):
         return command("AUTH", *await self.get_credentials_async())
 
 
-# The address of Redis, its connection options and timeouts.
-
-
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
@@ -374,19 +370,17 @@ class Endpoint:
         """Return when a connection that authenticates now should do so again (``mono_ms``); ``None``: never."""
         return None if self.credentials is None else mono_ms() + REAUTHENTICATE_MS
 
-    def connection(self, name: str | None) -> redis.Connection:
+    def connection(self, name: str | None) -> Connection:
         """Create a connection that is not connected yet; ``CLIENT LIST`` shows its ``name``."""
         options = self._options(name) | {"retry": Retry(NoBackoff(), 0), "parser_class": DeadlineParser}
-        connection: redis.Connection = self._create(redis.ConnectionPool, options)
-        return connection
+        return Connection(self._create(redis.ConnectionPool, options))
 
-    def async_connection(self, name: str | None) -> redis.asyncio.Connection:
+    def async_connection(self, name: str | None) -> AsyncConnection:
         """:meth:`connection` for asyncio."""
         # The client applies the timeouts: with redis-py's timeouts, each call would be written in a separate task, and
         # the order of calls would be lost.
         options = self._options(name) | {"retry": AsyncRetry(NoBackoff(), 0), "socket_timeout": None}
-        connection: redis.asyncio.Connection = self._create(redis.asyncio.ConnectionPool, options)
-        return connection
+        return AsyncConnection(self._create(redis.asyncio.ConnectionPool, options))
 
     def _options(self, name: str | None) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -444,43 +438,6 @@ def _without_driver_info() -> dict[str, None]:
 
 
 _NO_DRIVER_INFO: Final = _without_driver_info()
-_SLACK_S = 0.01  # changing a socket's timeout costs a system call
-
-
-class DeadlineParser(_HiredisParser):
-    """redis-py's parser with a deadline for the whole reply; redis-py's timeout restarts with each part of a reply."""
-
-    deadline_ms: int | None = None
-
-    def read_from_socket(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the next part of a reply.
-
-        Raises:
-            RedisTimeout: The deadline has passed.
-        """
-        if self.deadline_ms is not None and self._sock is not None:
-            remaining_s = (self.deadline_ms - mono_ms()) / 1000
-            if remaining_s <= 0:
-                raise RedisTimeout("timed out while reading a reply")
-            if (timeout_s := self._sock.gettimeout()) is None or timeout_s > remaining_s + _SLACK_S:
-                self._sock.settimeout(remaining_s)
-        return super().read_from_socket(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-
-def set_reply_deadline(connection: Any, deadline_ms: int, now_ms: int) -> None:
-    """Set the deadline (``mono_ms``) for sending and reading on a connection; on a new one, for its handshake."""
-    connection._parser.deadline_ms = deadline_ms  # noqa: SLF001 - redis-py has no public name for it
-    if (sock := connection._sock) is None:  # noqa: SLF001
-        return
-    remaining_s = max(1, deadline_ms - now_ms) / 1000
-    if (timeout_s := sock.gettimeout()) is None or abs(timeout_s - remaining_s) > _SLACK_S:
-        sock.settimeout(remaining_s)
-
-
-def socket_of(connection: redis.Connection | None) -> socket.socket | None:
-    """Return a connection's socket; ``None`` if it has none."""
-    sock: socket.socket | None = getattr(connection, "_sock", None)  # redis-py has no public name for it
-    return sock
 
 
 def _check_files(url: SecretUrl) -> None:

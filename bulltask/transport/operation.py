@@ -1,26 +1,27 @@
-"""Transactions: ``MULTI`` … ``EXEC`` in one round trip, all or nothing."""
+"""Several calls as one operation, written once for the sync and the asyncio clients; and transactions.
+
+An operation is a generator (sans I/O): it yields the calls of one round trip, receives their results, and returns a
+result. A call's error is raised at the ``yield``, where the operation may handle it. :func:`run_sync` and
+:func:`run_async` run it with a client.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from redis.exceptions import ResponseError
 
 from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BulltaskError
 from bulltask.transport import redis_errors
-from bulltask.transport.call import Call, adrive, command, drive
+from bulltask.transport.call import Call, command
 
-__all__ = ["Operation", "atomic", "execute", "run_async", "run_sync", "transaction"]
-
-
-# Sans-I/O operations: sequences of calls that are written once and run by the sync or the async client.
-#
-# An operation is a generator. It yields the calls of one round trip, receives their results, and returns a result. A
-# call's error is raised at the ``yield``, where the operation may handle it.
+__all__ = ["Operation", "arun_generator", "atomic", "execute", "run_async", "run_generator", "run_sync", "transaction"]
 
 
 R = TypeVar("R")
+S = TypeVar("S")
+_Errors = type[BulltaskError] | tuple[type[BulltaskError], ...]
 
 Operation = Generator[Sequence[Call[Any]], list[Any], R]
 
@@ -45,12 +46,52 @@ def run_sync(client: _Runner, operation: Operation[R]) -> R:
     Raises:
         BrokerError, JobError: A call's error that the operation did not handle.
     """
-    return drive(operation, client.run_many)
+    return run_generator(operation, client.run_many)
 
 
 async def run_async(client: _AsyncRunner, operation: Operation[R]) -> R:
     """:func:`run_sync` for asyncio."""
-    return await adrive(operation, client.run_many)
+    return await arun_generator(operation, client.run_many)
+
+
+def run_generator(generator: Generator[S, Any, R], handle: Callable[[S], object], errors: _Errors = BulltaskError) -> R:
+    """Pass what a generator yields to ``handle``, and send it the result, until it returns; return what it returns.
+
+    Args:
+        generator: Logic that is written once, for sync and asyncio code.
+        handle: Handles a yielded value.
+        errors: The errors of ``handle`` that are raised at the ``yield``; the caller receives the others.
+    """
+    try:
+        yielded = next(generator)
+        while True:
+            try:
+                result = handle(yielded)
+            except errors as exc:
+                yielded = generator.throw(exc)
+            else:
+                yielded = generator.send(result)
+    except StopIteration as end:
+        returned: R = end.value
+        return returned
+
+
+async def arun_generator(
+    generator: Generator[S, Any, R], handle: Callable[[S], Awaitable[object]], errors: _Errors = BulltaskError
+) -> R:
+    """:func:`run_generator` for asyncio."""
+    try:
+        yielded = next(generator)
+        while True:
+            try:
+                result = await handle(yielded)
+            except errors as exc:
+                yielded = generator.throw(exc)
+            else:
+                yielded = generator.send(result)
+    except StopIteration as end:
+        returned: R = end.value
+        return returned
 
 
 # Transactions: ``MULTI`` … ``EXEC`` in one round trip, all or nothing.

@@ -1,4 +1,4 @@
-"""Checks whether the server's ACL permits a Redis user to run the commands that a worker needs."""
+"""The permissions that Redis users need, by role, and a check of a worker's user against the server's ACL."""
 
 from __future__ import annotations
 

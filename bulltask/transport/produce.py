@@ -1,4 +1,4 @@
-"""Sends jobs in round trips of limited size, and retries sends whose reply was lost."""
+"""Sends jobs: :class:`Producer` adds them in round trips of limited size, and retries sends whose reply was lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bulltask.transport.cluster import check_one_slot
 from bulltask.transport.cluster_slots import slot_of
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
 
-__all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget", "wait_for_replicas"]
+__all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget", "split_jobs", "wait_for_replicas"]
 
 BULK: Final = 1_000
 """Maximum number of jobs in one round trip."""
@@ -37,6 +37,9 @@ _REPLICATION_MS: Final = 1_000
 R = TypeVar("R")
 _Add = Callable[[Sequence[NewJob], int], Iterable[Call[R]]]
 
+_Where = slice | list[int]
+_EVERYWHERE: Final = slice(None)
+_queue: Callable[[NewJob], str] = attrgetter("queue")
 _RETRYABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
@@ -92,106 +95,86 @@ class Producer:
         """
 
         def add(part: Sequence[NewJob], now_ms: int) -> Iterator[Call[list[SendResult]]]:
-            for queue, group in groupby(part, key=attrgetter("queue")):
+            for queue, group in groupby(part, key=_queue):
                 yield from add_jobs_once(self._keys(queue), list(group), now_ms, write)
 
         return list(chain.from_iterable(self._send(jobs, add)))
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
-        self._check_hash_slots(jobs)
         ids: list[str] = []
-        for part in _parts(jobs):
+        for part in self._parts(jobs):
             budget = RetryBudget(self._config, part)
             while True:
+                client, deadline_ms = self._async_client(), budget.next_deadline_ms()
                 try:
-                    ids += await self._asend_part(part, budget.next_deadline_ms())
+                    await client.connect(deadline_ms)
+                    calls, where = self._request(part, self._add(part, self._clock.now_ms()))
+                    ids += self._results(part, await client.run_many(list(calls), deadline_ms), where)
                     break
                 except _RETRYABLE as exc:
                     await loop_timers.sleep(budget.pause_ms(exc) / 1000)
         return ids
 
     def _send(self, jobs: Sequence[NewJob], add: _Add[R]) -> list[R]:
-        self._check_hash_slots(jobs)
         sent: list[R] = []
-        for part in _parts(jobs):
+        for part in self._parts(jobs):
             budget = RetryBudget(self._config, part)
             while True:
                 try:
-                    sent += self._send_part(part, budget.next_deadline_ms(), add)
+                    with self._pool.client(budget.next_deadline_ms()) as client:
+                        client.connect()  # connecting sets the clock, whose time the calls contain
+                        calls, where = self._request(part, add(part, self._clock.now_ms()))
+                        sent += self._results(part, client.run_many(calls), where)
                     break
                 except _RETRYABLE as exc:
                     threading.Event().wait(budget.pause_ms(exc) / 1000)
         return sent
 
-    def _check_hash_slots(self, jobs: Sequence[NewJob]) -> None:
+    def _add(self, part: Sequence[NewJob], now_ms: int) -> Iterable[Call[str]]:
+        if len(part) == 1:
+            return [add_job(self._keys(part[0].queue), part[0], now_ms)]
+        return (add_job(self._keys(job.queue), job, now_ms) for job in part)  # Redis adds while the next one is built
+
+    def _parts(self, jobs: Sequence[NewJob]) -> Sequence[Sequence[NewJob]]:
+        """Divide jobs into round trips; raises ``ConfigError`` if a cluster cannot store a job's parent with it."""
         if self._is_cluster:
             for job in jobs:
                 if job.parent is not None or job.options.canvas:
                     check_one_slot([(self._keys(job.queue), job)])
+        return [jobs] if len(jobs) == 1 else split_jobs(jobs)
 
-    def _send_part(self, part: Sequence[NewJob], deadline_ms: int | None, add: _Add[R]) -> list[R]:
-        with self._pool.client(deadline_ms) as client:
-            client.connect()  # connecting sets the clock, whose time the calls contain
-            meta_calls, calls = self._meta_calls(part), add(part, self._clock.now_ms())
-            # Redis adds the first jobs while the calls for the next ones are built.
-            built = [*meta_calls, *calls] if len(part) == 1 else chain(meta_calls, calls)
-            request, positions = self._with_replication(part, built)
-            results = _in_order(client.run_many(request), positions)
-        return self._without_meta(part, meta_calls, results)
+    def _request(self, part: Sequence[NewJob], adds: Iterable[Call[Any]]) -> tuple[Iterable[Call[Any]], _Where]:
+        """Return all calls of a round trip, and where the results of ``adds`` are among theirs.
 
-    async def _asend_part(self, part: Sequence[NewJob], deadline_ms: int | None) -> list[str]:
-        client = self._async_client()
-        await client.connect(deadline_ms)
-        meta_calls, calls = self._meta_calls(part), self._add(part, self._clock.now_ms())
-        request, positions = self._with_replication(part, [*meta_calls, *calls])
-        results = _in_order(await client.run_many(list(request), deadline_ms), positions)
-        return self._without_meta(part, meta_calls, results)
-
-    def _with_replication(
-        self, part: Sequence[NewJob], calls: Iterable[Call[Any]]
-    ) -> tuple[Iterable[Call[Any]], Sequence[int] | None]:
-        """Return the calls, followed by those that wait for replicas, and the new position of each of ``calls``.
-
-        The positions are ``None`` if no call waits: the calls are then returned unchanged, and none is built yet.
-        In a cluster, there is a wait after the calls of each slot, because each node has its own replicas.
+        The other calls write the metadata of queues that this producer has not sent to before, and wait for replicas.
         """
+        meta: list[Call[Any]] = []
+        for queue in set(map(_queue, part)) - self._queues_with_meta:
+            meta += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
         if not self._config.publish_replicas:
-            return calls, None
-        calls = list(calls)
-        waits = (wait_for_replicas(self._config, self._keys(queue)) for queue in {job.queue for job in part})
-        wait_of = {self._slot_of(wait[0]): wait for wait in waits}
-        slots = [self._slot_of(call) for call in calls]
+            return (chain(meta, adds), slice(len(meta), None)) if meta else (adds, _EVERYWHERE)
+        # In a cluster, there is a wait after the calls of each slot, because each node has its own replicas.
+        calls = [*meta, *adds]
+        waits = (wait_for_replicas(self._config, self._keys(queue)) for queue in set(map(_queue, part)))
+        wait_of = {self._slot(wait[0]): wait for wait in waits}
+        slots = [self._slot(call) for call in calls]
         request: list[Call[Any]] = []
         positions = [0] * len(calls)
         for slot, members in groupby(sorted(range(len(calls)), key=slots.__getitem__), slots.__getitem__):
-            for position in members:
-                positions[position] = len(request)
-                request.append(calls[position])
+            for index in members:
+                positions[index] = len(request)
+                request.append(calls[index])
             request += wait_of[slot]
-        return request, positions
+        return request, positions[len(meta) :]
 
-    def _slot_of(self, call: Call[Any]) -> int:
+    def _results(self, part: Sequence[NewJob], results: list[Any], where: _Where) -> list[Any]:
+        """Record that the metadata was written; return the results of the calls that add jobs."""
+        self._queues_with_meta.update(map(_queue, part))
+        return results[where] if isinstance(where, slice) else [results[position] for position in where]
+
+    def _slot(self, call: Call[Any]) -> int:
         return (slot_of([call]) if self._is_cluster else None) or 0
-
-    def _add(self, part: Sequence[NewJob], now_ms: int) -> Iterator[Call[str]]:
-        return (add_job(self._keys(job.queue), job, now_ms) for job in part)
-
-    def _meta_calls(self, part: Sequence[NewJob]) -> list[Call[Any]]:
-        """Return the calls that write the metadata of queues that this producer has not sent to before."""
-        calls: list[Call[Any]] = []
-        if len(part) == 1 and part[0].queue in self._queues_with_meta:
-            return calls
-        for queue in {job.queue for job in part} - self._queues_with_meta:
-            calls += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
-        return calls
-
-    def _without_meta(self, part: Sequence[NewJob], meta_calls: Sequence[Call[Any]], results: list[Any]) -> list[Any]:
-        """Record that the queues' metadata was written; return the results of the other calls."""
-        if not meta_calls:
-            return results
-        self._queues_with_meta.update(job.queue for job in part)
-        return results[len(meta_calls) :]
 
 
 def wait_for_replicas(config: Config, keys: QueueKeys) -> list[Call[Any]]:
@@ -227,26 +210,18 @@ def wait_for_replicas(config: Config, keys: QueueKeys) -> list[Call[Any]]:
     ]
 
 
-def _in_order(results: list[Any], positions: Sequence[int] | None) -> list[Any]:
-    return results if positions is None else [results[position] for position in positions]
-
-
-def _parts(jobs: Sequence[NewJob]) -> Iterable[Sequence[NewJob]]:
-    return [jobs] if len(jobs) == 1 else _split(jobs)
-
-
-def _split(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
-    part: list[NewJob] = []
+def split_jobs(jobs: Sequence[NewJob]) -> list[list[NewJob]]:
+    """Divide jobs into parts of at most :data:`BULK` jobs and :data:`BULK_BYTES`; a larger job is a part of its own."""
+    parts: list[list[NewJob]] = []
     size = 0
     for job in jobs:
         job_size = len(job.data) + text_chars(job.options)
-        if part and (len(part) == BULK or size + job_size > BULK_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(job)
+        if not parts or len(parts[-1]) == BULK or size + job_size > BULK_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(job)
         size += job_size
-    if part:
-        yield part
+    return parts
 
 
 class RetryBudget:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from errno import ECONNREFUSED, ENOENT
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from redis import exceptions
@@ -25,6 +25,7 @@ from bulltask.transport.cluster_slots import CROSS_SLOT, SlotRedirectError
 __all__ = [
     "CONNECTION_ERRORS",
     "ERROR_REPLIES",
+    "UNEXPECTED_REPLY",
     "acl_advice",
     "cluster_node_error",
     "connection_error",
@@ -38,7 +39,6 @@ __all__ = [
     "is_wrong_type",
     "lost_reply",
     "no_cluster_error",
-    "parsed",
     "password_advice",
     "rejected_command",
     "replaced_primary",
@@ -49,6 +49,7 @@ __all__ = [
     "tls_advice",
     "tls_hint",
     "to_resend",
+    "unexpected_reply",
     "user_of",
     "visible_cause",
 ]
@@ -185,8 +186,6 @@ def tls_hint(exc: BaseException, url: str) -> str:
 # Every :class:`~bulltask.errors.BrokerError` names the server, without its password, and gives advice if there is any.
 
 
-R = TypeVar("R")
-
 CONNECTION_ERRORS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
 """Exceptions raised while connecting, reading or writing, after which the connection is unusable. ``InvalidResponse``
 means that the reply was not in Redis' protocol: a proxy's error page, or another program on the port."""
@@ -194,7 +193,7 @@ means that the reply was not in Redis' protocol: a proxy's error page, or anothe
 ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
 """The server's error replies as redis-py raises them; redis-py defines ``BusyLoadingError`` as a connection error."""
 
-_UNEXPECTED_REPLY: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+UNEXPECTED_REPLY: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """Exceptions that a parser raises if a reply does not belong to its call."""
 
 _NOT_READY: Final = tuple("LOADING READONLY MASTERDOWN CLUSTERDOWN TRYAGAIN MISCONF BUSY NOREPLICAS UNBLOCKED".split())
@@ -389,31 +388,17 @@ def result_or_raise(result: Any) -> Any:
     return result
 
 
-def parsed(parse_reply: Callable[[Any], R], reply: Any, url: str, close: Callable[[], object] = lambda: None) -> R:
-    """Parse a reply, which may belong to another call.
+def unexpected_reply(exc: Exception, url: str) -> BrokerUnavailableError:
+    """Return the error for a reply that may belong to another call, because its parser has raised ``exc``.
 
-    Args:
-        parse_reply: The call's parser.
-        reply: The reply.
-        url: The server, without its password.
-        close: Closes the connection, because the following replies may belong to other calls, too.
-
-    Raises:
-        BrokerUnavailableError: The parser has raised an unexpected exception.
-        BulltaskError: The parser has raised this error.
+    The following replies on the connection may belong to other calls, too, so it must be closed.
     """
-    try:
-        return parse_reply(reply)
-    except BulltaskError:
-        raise
-    except _UNEXPECTED_REPLY as exc:
-        close()
-        error = BrokerUnavailableError(
-            f"Redis at {url} sent a reply that does not belong to the call ({type(exc).__name__}: {exc}). A proxy may "
-            "have damaged it, or sent the reply to another client's call"
-        )
-        error.wrong_protocol = True
-        raise error from exc
+    error = BrokerUnavailableError(
+        f"Redis at {url} sent a reply that does not belong to the call ({type(exc).__name__}: {exc}). A proxy may "
+        "have damaged it, or sent the reply to another client's call"
+    )
+    error.wrong_protocol = True
+    return error
 
 
 def visible_cause(exc: BaseException) -> BaseException | None:

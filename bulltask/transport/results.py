@@ -1,4 +1,8 @@
-"""Reads results, and waits for them on a queue's event stream."""
+"""Reads jobs, waits until they finish, and revokes them: :class:`Results`, behind ``AsyncResult``.
+
+A waiter reads the job, then waits for its event on the queue's stream, and reads the job again from time to time,
+because its event may have been trimmed. The asyncio waiters of a loop share one reader of the stream.
+"""
 
 from __future__ import annotations
 
@@ -53,124 +57,6 @@ from bulltask.transport.scripts.queue import ClientRow, list_clients, worker_que
 from bulltask.transport.streams import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
 
 __all__ = ["FAILOVER_MS", "RECHECK_MS", "Results", "describe_unfinished", "revoke"]
-
-
-# Revoking a job: one operation for queues, results and workers.
-
-
-_LOCK_OWNER: Final = "revoked"  # the token of a lock that is held for one step
-
-
-def revoke(
-    keys: QueueKeys, job_id: str, config: Config, now_ms: Callable[[], int], *, terminate: bool
-) -> Operation[Revocation]:
-    """Fail a job that is not running; with ``terminate``, request that the worker of a running job cancel it.
-
-    Args:
-        keys: The queue.
-        job_id: The job.
-        config: The caller's settings.
-        now_ms: Returns the server's time; called once there is a connection.
-        terminate: Add a revocation request if the job is running.
-    """
-    job = yield from _read(keys, job_id)
-    try:
-        revocation = yield from execute(job_scripts.revoke(keys, job, config, now_ms(), terminate=terminate))
-    except BrokerError as exc:
-        if isinstance(exc, RECOVERABLE) or not (yield from _fail_malformed(keys, job, config, now_ms(), exc)):
-            raise
-        return Revocation.REVOKED
-    if revocation is Revocation.REVOKED and job.deduplication_id:
-        # BullMQ 5.72 and newer may defer a duplicate until this job has finished.
-        yield from execute(add_deferred_duplicate(keys, job.deduplication_id, job_id, now_ms()))
-    return revocation
-
-
-def _fail_malformed(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
-    """Fail a job that made the script fail with an error, if the job's hash is malformed."""
-    options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
-    failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
-    finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)
-    finish = with_dependents(keys, job, finish, None, now_ms)
-    return (yield from execute(fail_malformed(keys, finish, _LOCK_OWNER, only_malformed=True)))
-
-
-def _read(keys: QueueKeys, job_id: str) -> Operation[RunningJob]:
-    """Read what is needed to revoke a job: its options, and which jobs follow a fan-out job."""
-    name, opts = yield from execute(job_scripts.job_fields(keys, job_id, ("name", "opts")))
-    fields = [b"opts", opts or b"{}", b"name", name or b""]
-    if name == FAN_OUT.encode():
-        (data,) = yield from execute(job_scripts.job_fields(keys, job_id, ("data",)))
-        fields += [b"data", data or b"null"]
-    try:
-        return RunningJob.from_hash(keys.queue, job_id, fields)
-    except DecodeError as exc:  # a job that cannot be read can still be revoked
-        return RunningJob.placeholder(keys.queue, job_id, str(exc))
-
-
-# Why a job has not finished: a sentence for ``ResultTimeoutError``, from what Redis knows.
-
-
-_FIELDS: Final = ("name", "failedReason", "pb", "atm", INCOMPATIBLE_FIELD)
-_MAX_TEXT: Final = 300
-_MAX_QUEUES: Final = 5
-
-
-def describe_unfinished(keys: QueueKeys, job_id: str, url: str) -> Operation[str]:
-    """Return what the job is waiting for; ``""`` if it has finished in the meantime.
-
-    Args:
-        keys: The keys of the job's queue.
-        job_id: The job's id.
-        url: The server's URL without its password: a worker may be connected to another server.
-    """
-    state, fields, is_paused = yield [
-        get_state(keys, job_id),
-        job_fields(keys, job_id, _FIELDS),
-        command("HEXISTS", keys.meta, "paused"),
-    ]
-    name, reason, worker, attempts, incompatible = (codec.decode_text(value)[:_MAX_TEXT] for value in fields)
-    if state.finished or state is JobState.UNKNOWN:
-        return ""
-    match state:
-        case JobState.ACTIVE:
-            why = f" on worker {worker}" if worker else ""
-        case JobState.WAITING_CHILDREN:
-            why = ": its child jobs have not finished"
-        case _ if incompatible.startswith(f"{attempts or 0}:"):
-            why = f", because no worker could run it: {reason}"
-        case _ if reason:
-            why = f", because an attempt failed: {reason}"
-        case _ if is_paused:
-            why = ", because the queue is paused"
-        case _:
-            why = yield from _workers(keys, url)
-    return f"its task is {name!r}, and it is {state}{why}"
-
-
-def _workers(keys: QueueKeys, url: str) -> Operation[str]:
-    """Return how many workers the queue has; ``""`` if the server does not say."""
-    own = keys.client_name()
-    try:
-        rows: list[ClientRow] = yield from execute(list_clients(own, f"{own}:w:"))
-        others: set[str] = set() if rows else (yield from execute(worker_queues(keys.prefix)))
-    except BrokerError:  # CLIENT LIST is forbidden
-        return ""
-    if rows:
-        return f"; workers that are connected to this queue: {len(rows)}"
-    served = f", only to {_names(sorted(others))}" if others else ""
-    return (
-        f", because no worker is connected to this queue at {url}{served}. Start one with `bulltask worker -A APP -Q "
-        f"{keys.queue}`, with the same broker_url"
-    )
-
-
-def _names(queues: Sequence[str]) -> str:
-    shown = ", ".join(name.strip("{}") for name in queues[:_MAX_QUEUES])
-    return shown if len(queues) <= _MAX_QUEUES else f"{shown} and {len(queues) - _MAX_QUEUES} other queues"
-
-
-# Reads results, and waits for them on a queue's event stream.
 
 
 FAILOVER_MS: Final = 60_000
@@ -531,3 +417,118 @@ def _timed_out(ref: JobRef, timeout_ms: int | None, why: str) -> ResultTimeoutEr
         f"job {ref.id} in queue {ref.queue} did not finish within {(timeout_ms or 0) / 1000:g} s"
         f"{f': {why}' if why else ''}. The job is not affected, and you can call get() again"
     )
+
+
+# Revoking a job: one operation for queues, results and workers.
+
+
+_LOCK_OWNER: Final = "revoked"  # the token of a lock that is held for one step
+
+
+def revoke(
+    keys: QueueKeys, job_id: str, config: Config, now_ms: Callable[[], int], *, terminate: bool
+) -> Operation[Revocation]:
+    """Fail a job that is not running; with ``terminate``, request that the worker of a running job cancel it.
+
+    Args:
+        keys: The queue.
+        job_id: The job.
+        config: The caller's settings.
+        now_ms: Returns the server's time; called once there is a connection.
+        terminate: Add a revocation request if the job is running.
+    """
+    job = yield from _read(keys, job_id)
+    try:
+        revocation = yield from execute(job_scripts.revoke(keys, job, config, now_ms(), terminate=terminate))
+    except BrokerError as exc:
+        if isinstance(exc, RECOVERABLE) or not (yield from _fail_malformed(keys, job, config, now_ms(), exc)):
+            raise
+        return Revocation.REVOKED
+    if revocation is Revocation.REVOKED and job.deduplication_id:
+        # BullMQ 5.72 and newer may defer a duplicate until this job has finished.
+        yield from execute(add_deferred_duplicate(keys, job.deduplication_id, job_id, now_ms()))
+    return revocation
+
+
+def _fail_malformed(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
+    """Fail a job that made the script fail with an error, if the job's hash is malformed."""
+    options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
+    failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
+    finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)
+    finish = with_dependents(keys, job, finish, None, now_ms)
+    return (yield from execute(fail_malformed(keys, finish, _LOCK_OWNER, only_malformed=True)))
+
+
+def _read(keys: QueueKeys, job_id: str) -> Operation[RunningJob]:
+    """Read what is needed to revoke a job: its options, and which jobs follow a fan-out job."""
+    name, opts = yield from execute(job_scripts.job_fields(keys, job_id, ("name", "opts")))
+    fields = [b"opts", opts or b"{}", b"name", name or b""]
+    if name == FAN_OUT.encode():
+        (data,) = yield from execute(job_scripts.job_fields(keys, job_id, ("data",)))
+        fields += [b"data", data or b"null"]
+    try:
+        return RunningJob.from_hash(keys.queue, job_id, fields)
+    except DecodeError as exc:  # a job that cannot be read can still be revoked
+        return RunningJob.placeholder(keys.queue, job_id, str(exc))
+
+
+# Why a job has not finished: a sentence for ``ResultTimeoutError``, from what Redis knows.
+
+
+_FIELDS: Final = ("name", "failedReason", "pb", "atm", INCOMPATIBLE_FIELD)
+_MAX_TEXT: Final = 300
+_MAX_QUEUES: Final = 5
+
+
+def describe_unfinished(keys: QueueKeys, job_id: str, url: str) -> Operation[str]:
+    """Return what the job is waiting for; ``""`` if it has finished in the meantime.
+
+    Args:
+        keys: The keys of the job's queue.
+        job_id: The job's id.
+        url: The server's URL without its password: a worker may be connected to another server.
+    """
+    state, fields, is_paused = yield [
+        get_state(keys, job_id),
+        job_fields(keys, job_id, _FIELDS),
+        command("HEXISTS", keys.meta, "paused"),
+    ]
+    name, reason, worker, attempts, incompatible = (codec.decode_text(value)[:_MAX_TEXT] for value in fields)
+    if state.finished or state is JobState.UNKNOWN:
+        return ""
+    match state:
+        case JobState.ACTIVE:
+            why = f" on worker {worker}" if worker else ""
+        case JobState.WAITING_CHILDREN:
+            why = ": its child jobs have not finished"
+        case _ if incompatible.startswith(f"{attempts or 0}:"):
+            why = f", because no worker could run it: {reason}"
+        case _ if reason:
+            why = f", because an attempt failed: {reason}"
+        case _ if is_paused:
+            why = ", because the queue is paused"
+        case _:
+            why = yield from _workers(keys, url)
+    return f"its task is {name!r}, and it is {state}{why}"
+
+
+def _workers(keys: QueueKeys, url: str) -> Operation[str]:
+    """Return how many workers the queue has; ``""`` if the server does not say."""
+    own = keys.client_name()
+    try:
+        rows: list[ClientRow] = yield from execute(list_clients(own, f"{own}:w:"))
+        others: set[str] = set() if rows else (yield from execute(worker_queues(keys.prefix)))
+    except BrokerError:  # CLIENT LIST is forbidden
+        return ""
+    if rows:
+        return f"; workers that are connected to this queue: {len(rows)}"
+    served = f", only to {_names(sorted(others))}" if others else ""
+    return (
+        f", because no worker is connected to this queue at {url}{served}. Start one with `bulltask worker -A APP -Q "
+        f"{keys.queue}`, with the same broker_url"
+    )
+
+
+def _names(queues: Sequence[str]) -> str:
+    shown = ", ".join(name.strip("{}") for name in queues[:_MAX_QUEUES])
+    return shown if len(queues) <= _MAX_QUEUES else f"{shown} and {len(queues) - _MAX_QUEUES} other queues"

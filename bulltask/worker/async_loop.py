@@ -24,8 +24,8 @@ from bulltask.jobs.job import RunningJob
 from bulltask.observe.hooks import Lifespan
 from bulltask.queue.schedulers import add_next_iteration, scheduling_retry_delay_ms
 from bulltask.registry.request import current_job, job_in
-from bulltask.transport.call import AnyAsyncClient, Call, Fetched, adrive
-from bulltask.transport.operation import run_sync
+from bulltask.transport.call import AnyAsyncClient, Call, Fetched
+from bulltask.transport.operation import arun_generator, run_sync
 from bulltask.transport.scripts.move import find_by_token, release_unstarted, renew_lock
 from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
 from bulltask.worker.broker_backoff import ReconnectBackoff, max_concurrent
@@ -335,7 +335,7 @@ class AsyncOutcomeWriter:
         return reply if fetch_next and isinstance(reply, Fetched) and reply.job_id else None
 
     async def _execute(self, steps: OutcomeWriteSteps, acquired: AcquiredJob) -> Outcome | None:
-        written, _, _ = await adrive(steps, lambda step: self._step(step, acquired), (BrokerError, JobError))
+        written, _, _ = await arun_generator(steps, lambda step: self._step(step, acquired), (BrokerError, JobError))
         return written
 
     async def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob) -> Any:

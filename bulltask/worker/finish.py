@@ -42,7 +42,8 @@ from bulltask.observe.events import (
     LockLost,
     SchedulingFailed,
 )
-from bulltask.transport.call import Call, command, drive
+from bulltask.transport.call import Call, command
+from bulltask.transport.operation import run_generator
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
@@ -623,7 +624,7 @@ class OutcomeWriter:
         return fetcher.acquired(index, slot, fetched)
 
     def _execute(self, steps: OutcomeWriteSteps, acquired: AcquiredJob, *, fetch: bool) -> Any:
-        return drive(steps, lambda step: self._step(step, acquired, fetch=fetch), (BrokerError, JobError))
+        return run_generator(steps, lambda step: self._step(step, acquired, fetch=fetch), (BrokerError, JobError))
 
     def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob, *, fetch: bool) -> Any:
         match step:

@@ -29,7 +29,7 @@ from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.context import JobClient, JobCommand
 from bulltask.registry.request import ancestry, origin_of_replacement
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import adrive, drive
+from bulltask.transport.operation import arun_generator, run_generator
 from bulltask.transport.produce import Producer
 from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
 from bulltask.worker.broker_backoff import called_errbacks, errback_data, errback_queue
@@ -428,13 +428,13 @@ class EagerRunner:
         """
         loop = TaskLoop()
         try:
-            drive(self._steps(roots), lambda step: step[0].call(step[1], loop), ())
+            run_generator(self._steps(roots), lambda step: step[0].call(step[1], loop), ())
         finally:
             loop.close()
 
     async def arun(self, roots: Sequence[PlannedJob]) -> None:
         """:meth:`run` for asyncio: async tasks run on the running loop."""
-        await adrive(self._steps(roots), lambda step: step[0].acall(step[1]), ())
+        await arun_generator(self._steps(roots), lambda step: step[0].acall(step[1]), ())
 
     def _steps(self, roots: Sequence[PlannedJob]) -> _Steps:
         before: dict[str, list[JobRef]] = {}

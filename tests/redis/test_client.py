@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -570,12 +570,10 @@ def test_an_interrupt_between_sending_and_receiving_closes_the_connection(
     client.send([echo("first").packed()])
     assert client._connection is not None
 
-    def interrupt(**_: object) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(
-        client._connection, "_parser", SimpleNamespace(read_response=interrupt, on_disconnect=str, deadline_ms=0)
-    )
+    monkeypatch.setattr(client._connection, "read", interrupt)
     with pytest.raises(KeyboardInterrupt):
         client.receive(1)
     assert client.run(echo("second")) == "second"

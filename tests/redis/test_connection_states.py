@@ -16,7 +16,7 @@ from bulltask.jobs.clock import ServerClock
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
-from bulltask.transport.endpoint import Endpoint, socket_of
+from bulltask.transport.endpoint import Endpoint
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.flaky_proxy import FlakyProxy
 
@@ -57,7 +57,7 @@ def disconnected(client: Client, _: redis.Redis, __: FlakyProxy | None) -> None:
     """redis-py has closed its connection after an error."""
     client.connect()
     assert client._connection is not None
-    client._connection.disconnect()
+    client._connection.close()
 
 
 def half_a_reply(client: Client, plain: redis.Redis, proxy: FlakyProxy | None) -> None:
@@ -125,7 +125,8 @@ def test_no_state_of_a_connection_raises_an_error_that_callers_do_not_expect(
 
 def has_ended(client: Client) -> bool:
     """Return whether the peer has closed the connection; bytes that were received before remain unread."""
-    sock = socket_of(client._connection)
+    assert client._connection is not None
+    sock = client._connection.socket
     assert sock is not None
     try:
         received = socket.socket.recv(sock, 100, socket.MSG_PEEK | socket.MSG_DONTWAIT)

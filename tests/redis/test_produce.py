@@ -317,18 +317,23 @@ async def test_asyncio_stores_the_same_jobs(app: App, redis_client: redis.Redis)
 def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of calls in each round trip of either client."""
     sizes: list[int] = []
-    sync, asynchronous = Client._round_trip, AsyncClient._round_trip
+    sync, receive, asynchronous = Client._round_trip, Client.receive, AsyncClient._round_trip
 
     def count_calls(self: Client, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
         replies = sync(self, connection, packed, *more)
         sizes.append(len(replies))
         return replies
 
+    def count_replies(self: Client, count: int) -> list[Any]:
+        sizes.append(count)
+        return receive(self, count)
+
     async def acount_calls(self: AsyncClient, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
         sizes.append(len(packed))
         return await asynchronous(self, connection, packed, *more)
 
     monkeypatch.setattr(Client, "_round_trip", count_calls)
+    monkeypatch.setattr(Client, "receive", count_replies)
     monkeypatch.setattr(AsyncClient, "_round_trip", acount_calls)
     return sizes
 

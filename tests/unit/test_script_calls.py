@@ -23,11 +23,12 @@ from bulltask.errors import (
 )
 from bulltask.jobs.job import JobOptions, NewJob, RunningJob, check_size
 from bulltask.jobs.names import Revocation
-from bulltask.transport.call import BullKeys, Call, QueueKeys
+from bulltask.transport.call import BullKeys, Call, QueueKeys, SyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster_slots import CROSS_SLOT
-from bulltask.transport.endpoint import DeadlineParser, Endpoint
-from bulltask.transport.produce import Producer, RetryBudget, _parts
+from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.produce import Producer, RetryBudget, split_jobs
+from bulltask.transport.redis_connection import DeadlineParser
 from bulltask.transport.redis_errors import acl_advice, connection_error, is_wrong_type, reply_error
 from bulltask.transport.results import RECHECK_MS, _OutageTolerance, revoke
 from bulltask.transport.scripts.add import IdempotentWrite, add_job, add_jobs_once
@@ -177,7 +178,7 @@ class Socket:
 def test_reading_a_reply_shortens_the_socket_timeout_to_its_deadline(
     monkeypatch: pytest.MonkeyPatch, before: float | None, after: float
 ) -> None:
-    monkeypatch.setattr("bulltask.transport.endpoint.mono_ms", lambda: 1_000)
+    monkeypatch.setattr("bulltask.transport.redis_connection.mono_ms", lambda: 1_000)
     monkeypatch.setattr(DeadlineParser.__base__, "read_from_socket", lambda _: b"read")
     parser = DeadlineParser(1024)
     parser._sock, parser.deadline_ms = Socket(before), 5_000
@@ -247,7 +248,7 @@ def jobs_of(sizes: list[int]) -> list[NewJob]:
     ],
 )
 def test_a_round_trip_has_at_most_a_thousand_jobs_and_four_megabytes(sizes: list[int], parts: list[int]) -> None:
-    result = list(_parts(jobs_of(sizes)))
+    result = split_jobs(jobs_of(sizes))
     assert [len(part) for part in result] == parts
     assert [len(job.data) for part in result for job in part] == sizes
 
@@ -266,11 +267,15 @@ def test_an_idempotent_add_has_the_keys_and_arguments_of_plain_adds() -> None:
 
 def test_a_pool_keeps_ten_idle_clients() -> None:
     pool = ClientPool(lambda: Client(Endpoint("redis://127.0.0.1:1/0", 1_000, 1_000), None))
-    lent = [pool._check_out(None) for _ in range(12)]
+
+    def take(count: int) -> list[SyncClient]:
+        return [pool.client().__enter__() for _ in range(count)]
+
+    lent = take(12)
     for client in lent:
-        pool._return(client)
-    assert {id(pool._check_out(None)) for _ in range(10)} == {id(client) for client in lent[:10]}
-    assert pool._check_out(None) not in lent
+        pool.put_back(client)
+    assert {id(client) for client in take(10)} == {id(client) for client in lent[:10]}
+    assert take(1)[0] not in lent
 
 
 def test_a_malformed_job_is_treated_as_in_its_first_attempt() -> None:

@@ -19,7 +19,7 @@ from bulltask.jobs.names import REVOKED
 from bulltask.lua.loader import bulltask_script
 from bulltask.lua.wrappers import outcome_scripts
 from bulltask.transport.call import QueueKeys
-from bulltask.transport.scripts.add import pack_finish
+from bulltask.transport.scripts.move import pack_finish
 from bulltask.worker.finish import Settler
 from bulltask.worker.outcomes import (
     AcquiredJob,

@@ -1,4 +1,4 @@
-"""Calls to the scripts that add a job."""
+"""Calls to the scripts that add jobs: :func:`add_job` chooses the script, as BullMQ does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, cast
 import msgpack
 
 from bulltask.jobs.clock import value_class
-from bulltask.jobs.job import JobOptions, NewJob
+from bulltask.jobs.job import NewJob
 from bulltask.lua import loader, wrappers
 from bulltask.lua.loader import Script
 from bulltask.transport.call import Call, QueueKeys, command, raise_for, script_call, text, texts, to_msgpack
@@ -23,64 +23,16 @@ __all__ = [
     "RepeatedJob",
     "SendResult",
     "add_deferred_duplicate",
-    "add_delayed_job",
     "add_job",
     "add_jobs_once",
-    "add_parent_job",
-    "add_prioritized_job",
     "add_repeated_job",
-    "add_standard_job",
     "added_job",
-    "pack_fetch",
-    "pack_finish",
     "scan_added_ids",
     "write_queue_meta",
 ]
 
 
-# The options of BullMQ's scripts that acquire and finish jobs, in packed form.
-#
-# Packing them would take 5% of a job's instructions, so ``pack_fetch`` is cached, and its caller caches
-# ``pack_finish``. The parameters are parts of ``FetchOptions`` and ``FinishOptions``.
-
-
-@lru_cache(maxsize=500)
-def pack_fetch(token: str, lock_ms: int, worker: str, limiter: tuple[tuple[str, int], ...] | None) -> bytes:
-    """Return the options of ``moveToActive``, which are the same in all fetches of a slot."""
-    wire: dict[str, object] = {"token": token, "lockDuration": lock_ms, "name": worker or None}
-    if limiter is not None:
-        wire["limiter"] = dict(limiter)
-    return to_msgpack(wire)
-
-
-def pack_finish(  # noqa: PLR0913, PLR0917 - hashable parts of two sets of options
-    token: str,
-    lock_ms: int,
-    worker: str,
-    limiter: tuple[tuple[str, int], ...] | None,
-    data_points: int | None,
-    keep: tuple[tuple[str, int], ...],
-    attempts: int,
-) -> bytes:
-    """Return the options of ``moveToFinished``."""
-    wire: dict[str, object] = {
-        "token": token,
-        "keepJobs": dict(keep),
-        "lockDuration": lock_ms,
-        "attempts": attempts,
-        "maxMetricsSize": data_points or "",  # "" means off; without it, the second job's call fails
-        "name": worker or None,  # nil is not written
-    }
-    if limiter is not None:
-        wire["limiter"] = dict(limiter)
-    return to_msgpack(wire)
-
-
-# Calls to the scripts that add a job.
-
-
 _JOB_ID: Final = msgpack.packb("jobId")
-
 
 MAX_JOBS_PER_CALL: Final = 25
 """Maximum number of jobs that one call adds; adding that many keeps Redis busy for about a millisecond."""
@@ -107,48 +59,117 @@ class RepeatedJob:
     options: Mapping[str, Any]
 
 
-def add_standard_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addStandardJob``: add a job to ``wait`` (or ``paused``). Returns its id."""
-    return _add("addStandardJob", _for_standard(keys), keys, job, now_ms)
-
-
-def add_delayed_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addDelayedJob``: add a job that is due ``delay_ms`` after ``now_ms``."""
-    return _add("addDelayedJob", _for_delayed(keys), keys, job, now_ms)
-
-
-def add_prioritized_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addPrioritizedJob``: add a job with a priority."""
-    return _add("addPrioritizedJob", _for_prioritized(keys), keys, job, now_ms)
-
-
-def add_parent_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addParentJob``: add a job that waits for its child jobs, which are added after it in the same transaction."""
-    script_keys = (keys.meta, keys.id, keys.delayed, keys.waiting_children, keys.completed, keys.events)
-    return _add("addParentJob", script_keys, keys, job, now_ms)
-
-
 def add_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """Add a job with the script that BullMQ would choose: parent, else delayed, else prioritized, else standard."""
+    """Add a job with the script that BullMQ would choose: parent, else delayed, else prioritized, else standard.
+
+    A parent waits for its child jobs, which are added after it in the same transaction. Returns the job's id; after
+    deduplication, that of the existing job.
+    """
+    options = job.options
     if job.has_children:
-        return add_parent_job(keys, job, now_ms)
-    if job.options.delay_at(now_ms) > 0:
-        return add_delayed_job(keys, job, now_ms)
-    if job.options.priority > 0:
-        return add_prioritized_job(keys, job, now_ms)
-    return add_standard_job(keys, job, now_ms)
+        script, script_keys = "addParentJob", _parent_keys(keys)
+    elif options.delay_at(now_ms) > 0:
+        script, script_keys = "addDelayedJob", _delayed_keys(keys)
+    elif options.priority > 0:
+        script, script_keys = "addPrioritizedJob", _prioritized_keys(keys)
+    else:
+        script, script_keys = "addStandardJob", _standard_keys(keys)
+    # A missing parent, scheduler or deduplication id must be nil: for "" the scripts would create a set of that name,
+    # or report a missing parent.
+    parent, dedup = job.parent, options.deduplication_id
+    head = [
+        keys.base,
+        job.id,
+        job.name,
+        now_ms if job.timestamp_ms is None else job.timestamp_ms,
+        None if parent is None else parent.key,
+        None if parent is None else f"{parent.key}:dependencies",
+        None if parent is None else dict(parent.data),
+        None,
+        None if dedup is None else keys.deduplication(dedup),
+    ]
+    return _add(script, script_keys, keys, head, job.data, _pack_options(job, now_ms))
 
 
 def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str]:
     """Add the next iteration of a repeatable job, with the script that BullMQ would choose and unchanged options."""
     if job.options.get("delay"):
-        script, script_keys = "addDelayedJob", _for_delayed(keys)
+        script, script_keys = "addDelayedJob", _delayed_keys(keys)
     elif job.options.get("priority"):
-        script, script_keys = "addPrioritizedJob", _for_prioritized(keys)
+        script, script_keys = "addPrioritizedJob", _prioritized_keys(keys)
     else:
-        script, script_keys = "addStandardJob", _for_standard(keys)
+        script, script_keys = "addStandardJob", _standard_keys(keys)
     head = [keys.base, job.id, job.name, now_ms, None, None, None, job.key, None]
-    return _call(script, script_keys, keys, job.id, (head, job.data, to_msgpack(job.options)))
+    return _add(script, script_keys, keys, head, job.data, to_msgpack(job.options))
+
+
+def _add(
+    script: str, script_keys: tuple[str, ...], keys: QueueKeys, head: list[Any], data: bytes, options: bytes
+) -> Call[str]:
+    job_id: str = head[1]
+
+    def parse_reply(reply: Any) -> str:
+        raise_for(reply, job_id, keys.name)
+        return text(reply)
+
+    is_deduplicated = head[-1] is not None
+    add = wrappers.with_guard(script, "deduplicationGuard") if is_deduplicated else loader.official_script(script)
+    return script_call(add, script_keys, (msgpack.packb(head), data, options), parse_reply)
+
+
+def _pack_options(job: NewJob, now_ms: int) -> bytes:
+    """Return the packed ``opts``. Most jobs that are sent together have the same options, except for their id.
+
+    Packing them for each job would take a fifth of bulltask's time in a DataFrame write.
+    """
+    packed = job.options.packed
+    if packed is None or packed[0] not in {None, now_ms}:
+        wire = job.options.to_wire(now_ms)
+        packer = msgpack.Packer()
+        entries = b"".join(msgpack.packb(part) for pair in wire.items() for part in pair)
+        with_id = packer.pack_map_header(len(wire) + 1) + entries + _JOB_ID
+        sent_ms = now_ms if job.options.has_times else None
+        packed = sent_ms, packer.pack_map_header(len(wire)) + entries, with_id
+        object.__setattr__(job.options, "packed", packed)
+    _, plain, with_id = packed
+    return with_id + msgpack.packb(job.id) if job.has_custom_id else plain
+
+
+@lru_cache(maxsize=500)
+def _standard_keys(keys: QueueKeys) -> tuple[str, ...]:
+    return (
+        keys.wait,
+        keys.paused,
+        keys.meta,
+        keys.id,
+        keys.completed,
+        keys.delayed,
+        keys.active,
+        keys.events,
+        keys.marker,
+    )
+
+
+def _delayed_keys(keys: QueueKeys) -> tuple[str, ...]:
+    return (keys.marker, keys.meta, keys.id, keys.delayed, keys.completed, keys.events)
+
+
+def _prioritized_keys(keys: QueueKeys) -> tuple[str, ...]:
+    return (
+        keys.marker,
+        keys.meta,
+        keys.id,
+        keys.prioritized,
+        keys.delayed,
+        keys.completed,
+        keys.active,
+        keys.events,
+        keys.pc,
+    )
+
+
+def _parent_keys(keys: QueueKeys) -> tuple[str, ...]:
+    return (keys.meta, keys.id, keys.delayed, keys.waiting_children, keys.completed, keys.events)
 
 
 AddedJob = tuple[str, str, bytes, bytes, bytes]
@@ -196,97 +217,6 @@ def write_queue_meta(keys: QueueKeys, version: str, max_events: int) -> list[Cal
         command("HSETNX", keys.meta, "version", version),
         command("HSETNX", keys.meta, "opts.maxLenEvents", max_events),
     ]
-
-
-def _add(script: str, script_keys: tuple[str, ...], keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    # A missing parent, scheduler or deduplication id must be nil: for "" the scripts would create a set of that name,
-    # or report a missing parent.
-    parent, dedup = job.parent, job.options.deduplication_id
-    head = [
-        keys.base,
-        job.id,
-        job.name,
-        now_ms if job.timestamp_ms is None else job.timestamp_ms,
-        None if parent is None else parent.key,
-        None if parent is None else f"{parent.key}:dependencies",
-        None if parent is None else dict(parent.data),
-        None,
-        None if dedup is None else keys.deduplication(dedup),
-    ]
-
-    return _call(script, script_keys, keys, job.id, (head, job.data, _packed_options.of(job, now_ms)))
-
-
-def _call(
-    script: str, script_keys: tuple[str, ...], keys: QueueKeys, job_id: str, parts: tuple[list[Any], bytes, bytes]
-) -> Call[str]:
-    def parse_reply(reply: Any) -> str:
-        raise_for(reply, job_id, keys.name)
-        return text(reply)
-
-    head, data, options = parts
-    is_deduplicated = head[-1] is not None
-    add = wrappers.with_guard(script, "deduplicationGuard") if is_deduplicated else loader.official_script(script)
-    return script_call(add, script_keys, (msgpack.packb(head), data, options), parse_reply)
-
-
-class _PackedOptions:
-    """Caches the packed ``opts``: most jobs that are sent together have the same options, except for their id.
-
-    Without the cache, packing would take a fifth of bulltask's time in a DataFrame write.
-    """
-
-    def __init__(self) -> None:
-        self._last: tuple[JobOptions | None, int | None, bytes, bytes] = (None, None, b"", b"")
-
-    def of(self, job: NewJob, now_ms: int) -> bytes:
-        options, packed_at_ms, plain, open_map = self._last  # read once, because other threads send too
-        if options is not job.options or packed_at_ms not in {None, now_ms}:
-            plain, open_map = _pack_map(job.options.to_wire(now_ms))
-            self._last = (job.options, now_ms if job.options.has_times else None, plain, open_map)
-        return open_map + msgpack.packb(job.id) if job.has_custom_id else plain
-
-
-_packed_options: Final = _PackedOptions()
-
-
-def _pack_map(wire: Mapping[str, object]) -> tuple[bytes, bytes]:
-    """Pack a map, and the same map with an additional key ``jobId``, whose value the caller appends."""
-    packer = msgpack.Packer()
-    entries = b"".join(msgpack.packb(part) for pair in wire.items() for part in pair)
-    return packer.pack_map_header(len(wire)) + entries, packer.pack_map_header(len(wire) + 1) + entries + _JOB_ID
-
-
-def _for_standard(keys: QueueKeys) -> tuple[str, ...]:
-    return (
-        keys.wait,
-        keys.paused,
-        keys.meta,
-        keys.id,
-        keys.completed,
-        keys.delayed,
-        keys.active,
-        keys.events,
-        keys.marker,
-    )
-
-
-def _for_delayed(keys: QueueKeys) -> tuple[str, ...]:
-    return (keys.marker, keys.meta, keys.id, keys.delayed, keys.completed, keys.events)
-
-
-def _for_prioritized(keys: QueueKeys) -> tuple[str, ...]:
-    return (
-        keys.marker,
-        keys.meta,
-        keys.id,
-        keys.prioritized,
-        keys.delayed,
-        keys.completed,
-        keys.active,
-        keys.events,
-        keys.pc,
-    )
 
 
 @value_class

@@ -1,4 +1,4 @@
-"""Calls that read Bull queues (Bull is BullMQ's predecessor), and bulltask's two scripts that migrate a job."""
+"""Calls on a whole queue: its jobs, pauses, limits and metrics; its job schedulers; and queues of old Bull."""
 
 from __future__ import annotations
 
