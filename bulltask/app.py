@@ -7,6 +7,7 @@ directly. ``Control``, Celery's ``app.control``, is at the end.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -30,6 +31,7 @@ from bulltask.observe.hooks import DjangoConnections, Lifespan, LifespanFunction
 from bulltask.observe.signals import Signal
 from bulltask.registry.call import NamedTask
 from bulltask.registry.canvas import (
+    Callee,
     Canvas,
     Signature,
     handles,
@@ -358,8 +360,7 @@ class App:
             kwargs: Keyword arguments.
             options: As in :meth:`bulltask.registry.task.AnyTask.apply_async`.
         """
-        task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
-        return send_call(task, args or (), kwargs or {}, options)
+        return send_call(self._task_named(name), args or (), kwargs or {}, options)
 
     async def asend_task(
         self,
@@ -370,8 +371,8 @@ class App:
     ) -> AsyncResult[Any]:
         """:meth:`send_task` for asyncio."""
         if self._overrides_send_task:
-            task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
-            return await send_recorded(*record_call(task, lambda: self.send_task(name, args, kwargs, **options)))
+            send = functools.partial(self.send_task, name, args, kwargs, **options)
+            return await send_recorded(*record_call(self._task_named(name), send))
         if "link" in options or "link_error" in options:
             return await self.signature(name, args, kwargs, **options).aapply_async()
         return (await self.asend_many([self._build_job(name, args, kwargs, options)]))[0]
@@ -412,8 +413,10 @@ class App:
         if isinstance(name, Mapping):
             return cast(Signature[Any, Any], Signature.from_dict(name, self))
         immutable = bool(options.pop("immutable", False))
-        task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
-        return Signature(task, args, kwargs, options, immutable=immutable)
+        return Signature(self._task_named(name), args, kwargs, options, immutable=immutable)
+
+    def _task_named(self, name: str) -> Callee:
+        return self.tasks.get(name) or NamedTask(name, lambda: self)
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
@@ -816,7 +819,7 @@ class App:
             TypeError: The arguments do not match the task, or the task is not registered in this app and both
                 positional and keyword arguments are given.
         """
-        task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
+        task = self._task_named(name)
         return task._build(task._codec.encode(args, kwargs or {}, options.get("serializer")), CallOptions.of(options))
 
     def _send(self, jobs: Sequence[NewJob]) -> list[str]:

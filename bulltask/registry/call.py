@@ -1,4 +1,11 @@
-"""``NamedTask``: a task that is known only by its name, because another app or a worker defines it."""
+"""From a Python call to the job that is sent.
+
+:class:`Arguments` converts between a call and the JSON that a Node developer would write: ``add.delay(1, y=2)`` on
+``def add(x, y)`` is stored as ``{"x": 1, "y": 2}``; ``*args`` and ``**kwargs`` are stored under their parameters'
+names. If another client stores a JSON array, its items are positional arguments; any other value that is not an object
+is the only argument. :func:`plan_job` merges the options of the call, its task and the app, once for many jobs.
+:class:`NamedTask` stands for a task of another app, whose function is not known here.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +48,6 @@ __all__ = [
     "check_kwargs",
     "plan_job",
 ]
-
-
-# Conversion between a Python call and the JSON that a Node developer would write.
-#
-# ``add.delay(1, y=2)`` on ``def add(x, y)`` is stored as ``{"x": 1, "y": 2}``. ``*args`` and ``**kwargs`` are stored
-# under their parameters' names. If another client stores a JSON array, its items are positional arguments; any other
-# value that is not an object is the only argument.
 
 
 _Kind = inspect.Parameter
@@ -238,9 +238,6 @@ class Arguments:
         return incompatible(InvalidJobError(f"the job's data does not match {self._task}{self._signature}: {problem}"))
 
 
-# Merges the options of a call, its task and the app into those of a job.
-
-
 _IN_NO_MODULE: Final = "__main__."
 
 
@@ -388,9 +385,6 @@ def _with_route(name: str, task: TaskOptions, call: CallOptions, routes: Routes,
         return CallOptions.of({**{key: value for key, value in route.items() if key not in set_by_task}, **given})
     except TypeError as exc:
         raise ConfigError(f"task_routes for {name}: {exc}") from exc
-
-
-# ``NamedTask``: a task that is known only by its name, because another app or a worker defines it.
 
 
 FAN_OUT_PARAMETER: Final = "result"

@@ -1,4 +1,14 @@
-"""Sends through an ``apply_async`` or ``send_task`` that a subclass, or a test's patch, has replaced."""
+"""Signatures, chains and groups: calls that are described first and sent together later (Celery's canvas).
+
+* ``add.s(1, 2)`` describes one call.
+* ``a | b`` runs ``b`` with the result of ``a``.
+* ``group(a, b)`` runs both at the same time.
+* ``group(a, b) | c`` (a *chord*) runs ``c`` with the list of their results.
+
+These can be combined into any structure. :mod:`bulltask.registry.canvas_plan` turns the structure into a flow: one
+transaction stores all of its jobs, or none. At the end of this file are the jobs of single calls, and the sends that
+pass through a method that a user has replaced.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime, timedelta
-from importlib import import_module
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -44,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EMPTY_CHAIN",
+    "Callee",
     "Canvas",
     "Chain",
     "Chord",
@@ -82,17 +92,6 @@ __all__ = [
     "signature",
     "subtask",
 ]
-
-
-# Signatures, chains and groups: calls that are described first and sent together later (Celery's canvas).
-#
-# * ``add.s(1, 2)`` describes one call.
-# * ``a | b`` runs ``b`` with the result of ``a``.
-# * ``group(a, b)`` runs both at the same time.
-# * ``group(a, b) | c`` (a *chord*) runs ``c`` with the list of their results.
-#
-# These can be combined into any structure. :mod:`bulltask.registry.canvas_plan` turns the structure into a flow: one
-# transaction stores all of its jobs, or none.
 
 
 Callee: TypeAlias = "AnyTask[Any, Any] | NamedTask"
@@ -689,7 +688,7 @@ def pop_id(options: dict[str, Any]) -> str | None:
 def _as_canvas(value: Any) -> Canvas[Any, Any]:
     """Return a canvas; one that is given as a dictionary is converted."""
     if isinstance(value, Mapping):
-        value = import_module("bulltask.registry.canvas").Signature.from_dict(value)
+        value = Signature.from_dict(value)
     check_canvas(value)
     return cast(Canvas[Any, Any], value)
 
@@ -709,9 +708,6 @@ def check_canvas(value: object) -> None:
     """
     if not isinstance(value, Canvas):
         raise TypeError(f"a canvas consists of signatures such as task.s(…), chains and groups, not {value!r:.200}")
-
-
-# ``Signature``: one call that is sent later, alone or as part of a canvas.
 
 
 _CALLBACKS: Final = {"link", "link_error"}
@@ -1013,9 +1009,6 @@ class SignatureConverter(Converter):
 register_converter(Signature, SignatureConverter())
 
 
-# ``chain``, ``group`` and ``chord``, as in Celery.
-
-
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
@@ -1302,9 +1295,6 @@ class TakesMany(Protocol):
 
 Unchecked = list[Any] | Sequence[Never]
 """A row whose items are not checked: a list, an empty tuple, or a sequence of ``Any``."""
-
-
-# The jobs of single calls, which are sent without a transaction.
 
 
 _Call = Signature[Any, Any] | NewJob

@@ -1,4 +1,15 @@
-"""The jobs of a canvas: which job waits for which, and how results reach the next call."""
+"""The jobs of a canvas: which job waits for which, and how results reach the next call.
+
+BullMQ has only one kind of dependency: a parent job runs after its child jobs. Thus, ``a | b`` is a parent ``b`` with a
+child ``a``, and ``group(a, b) | c`` is a parent ``c`` with the children ``a`` and ``b``. A parent reads the results of
+its child jobs from BullMQ (:mod:`bulltask.jobs.fields`), and fails if one of them fails.
+
+A job can have only one parent. If several jobs wait for the same one, as in ``a | group(b, c)``, a *fan-out job* is
+inserted between them. It receives the result of ``a``. When a worker completes the fan-out job, its dependents, ``b``
+and ``c``, become ready to run atomically.
+
+:func:`plan_canvas` is the way in: steps are expanded from the end of the canvas to its beginning, and become jobs.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +42,6 @@ from bulltask.registry.protocols import ResultReader
 from bulltask.registry.results import AsyncResult, GroupResult
 
 __all__ = ["CanvasPlan", "Node", "ResultList", "Step", "leaves", "plan_canvas", "plan_replacement", "step_origins"]
-
-
-# The steps of a canvas before they become jobs, with the parent and root of each.
 
 
 @dataclass(slots=True, eq=False)
@@ -109,17 +117,6 @@ def _call_before(step: Step) -> Step | None:
         # After an empty group, the step before that group is among the children.
         found = next(reversed([*found.children, *received]), None)
     return found
-
-
-# The jobs of a canvas: which job waits for which, and how results reach the next call.
-#
-# BullMQ has only one kind of dependency: a parent job runs after its child jobs. Thus, ``a | b`` is a parent ``b`` with
-# a child ``a``, and ``group(a, b) | c`` is a parent ``c`` with the children ``a`` and ``b``. A parent reads the results
-# of its child jobs from BullMQ (:mod:`bulltask.jobs.fields`), and fails if one of them fails.
-#
-# A job can have only one parent. If several jobs wait for the same one, as in ``a | group(b, c)``, a *fan-out job* is
-# inserted between them. It receives the result of ``a``. When a worker completes the fan-out job, its dependents, ``b``
-# and ``c``, become ready to run atomically.
 
 
 _FAILS_PARENT: Final = FAILURE_FLAGS["fail_parent_on_failure"]

@@ -1,4 +1,9 @@
-"""The context of the attempt that the current code belongs to, and ``current_task``."""
+"""``self`` of a bound task: the running job's methods, its cursor, and how code finds them.
+
+:class:`JobMethods` has what a task can do with its job; :class:`Context` adds what belongs to one attempt, and task
+classes inherit it, too. Before them are the parts that they use: the cursor of ``self.iterate()`` and the commands that
+a worker executes. At the end is ``current_task``.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +76,6 @@ __all__ = [
 ]
 
 
-# The checkpoints of a running job: its cursor in memory, and when it is stored in Redis.
-
-
 _STOPPING: Final = "its worker is stopping; the next attempt continues from the cursor"
 
 
@@ -104,13 +106,6 @@ class Checkpoints:
 
     The cursor advances in memory with each item. It is stored in Redis when the interval has passed, when the loop
     ends, and with the outcome of the attempt.
-
-    Args:
-        stored: The checkpoint in the job's hash, ``""`` for none.
-        job_id: The job's id, ``""`` if the task was called directly.
-        attempts_started: The job's started attempts, including this one.
-        interval_ms: Minimum time between two writes; 0 stores each checkpoint.
-        store: Stores the checkpoints; ``None`` if the task was called directly.
 
     Attributes:
         total: The number of items, from which the job's progress is computed; ``None`` for no progress.
@@ -157,13 +152,7 @@ class Checkpoints:
         return self._done
 
     def start(self, token: str, is_stopping: Callable[[], bool], *, is_async: bool) -> None:
-        """Begin the attempt.
-
-        Args:
-            token: The token of the job's lock.
-            is_stopping: Returns whether the worker is stopping.
-            is_async: Whether the task runs on an event loop.
-        """
+        """Begin the attempt; ``token`` is that of the job's lock."""
         self._token = token
         self._is_stopping = is_stopping
         self.is_async = is_async
@@ -239,9 +228,6 @@ def _never() -> bool:
     return False
 
 
-# ``JobClient``: what a running task can do with its job in Redis.
-
-
 JobCommand = Literal[
     "progress", "log", "data", "children_values", "pending_children", "child_failure", "incompatible_since"
 ]
@@ -275,16 +261,8 @@ class JobClient(CheckpointStore, Protocol):
         ...
 
 
-# How many retries a task may request, with ``self.retry()`` or ``autoretry_for``.
-
-
 def max_attempts(job: RunningJob, max_retries: int | None) -> int:
-    """Return the maximum number of attempts of a job that ``self.retry()`` retries.
-
-    Args:
-        job: The job.
-        max_retries: The argument of ``self.retry()``.
-    """
+    """Return the maximum number of attempts of a job that ``self.retry(max_retries=…)`` retries."""
     stored = job.opts.bulltask.get("max_explicit_retries")
     retries = stored if max_retries is None and isinstance(stored, int) else max_retries
     return max(1, job.attempts if retries is None else retries + 1)
@@ -301,9 +279,6 @@ def no_retries_left(job: RunningJob, max_retries: int | None) -> str:
     return f"the task requested a retry, but this was attempt {job.attempts_made + 1} of {maximum}"
 
 
-# The loop of a checkpointed task: yields items, and advances the job's cursor after each.
-
-
 T = TypeVar("T")
 
 Items = Iterable[T] | AsyncIterable[T]
@@ -312,13 +287,7 @@ Source = Items[T] | Callable[[Any], Page[T]]
 
 
 class CheckpointedItems(Generic[T]):
-    """The items of a checkpointed task's loop, for ``for`` or ``async for``; :meth:`Context.iterate` returns it.
-
-    Args:
-        checkpoints: The cursor.
-        source: The items, or a function that returns the items after a cursor.
-        cursor: Returns the cursor after an item; ``None`` if ``source`` is not a function.
-    """
+    """The items of a checkpointed task's loop, for ``for`` or ``async for``; :meth:`Context.iterate` returns it."""
 
     def __init__(self, checkpoints: Checkpoints, source: Source[T], cursor: Callable[[T], Any] | None) -> None:
         self._checkpoints = checkpoints
@@ -472,9 +441,6 @@ async def _with_await(items: Page[T], skipped: int) -> AsyncIterator[T]:
     else:
         for item in _without_await(items, skipped):
             yield item
-
-
-# ``self`` of a bound task: methods to report progress and to reschedule the job.
 
 
 class JobMethods:
@@ -1083,19 +1049,8 @@ class Context(JobMethods):
         return f"<Context of {self.request.task} job {self.request.id or '(called directly)'}>"
 
 
-# The context of the attempt that the current code belongs to, and ``current_task``.
-
-
 class LazyContext:
-    """The context of an attempt. It is created on first use, because most unbound tasks do not need it.
-
-    Args:
-        create: Creates it.
-        context: The context of a bound task, which was created with its arguments.
-
-    Attributes:
-        created: The context, ``None`` until it is used.
-    """
+    """The context of an attempt. It is created on first use, because most unbound tasks do not need it."""
 
     __slots__ = ("_create", "created")
 

@@ -1,4 +1,9 @@
-"""Celery's options for tasks and calls: those that bulltask ignores, and those that it does not have."""
+"""The options of tasks and calls.
+
+``TaskOptions`` and ``CallOptions`` describe, check and convert them; the ``…Keywords`` are their types for editors and
+type checkers, which cannot derive one from the other (tests/unit/test_option_types.py compares them, and BullMQ's own
+options of queues). At the end are Celery's options: those without effect, and those that bulltask refuses.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +51,6 @@ __all__ = [
 ]
 
 
-# Values of options: checks and conversions to milliseconds.
-
-
 UNLIMITED_RETRIES: Final = 2**31 - 2
 """The number of retries for ``max_retries=None``: the largest that BullMQ supports."""
 
@@ -81,11 +83,6 @@ def expiry_ms(expires: Duration | datetime | None) -> tuple[int | None, int | No
     if isinstance(expires, datetime):
         return None, to_epoch_ms(expires, "expires")
     return to_ms(expires, "expires"), None
-
-
-# The types of ``**options``, for editors and type checkers.
-#
-# A unit test compares them with :class:`TaskOptions` and :class:`CallOptions`, which describe and check the options.
 
 
 DeliveryMode = Literal[1, 2, "transient", "persistent"]
@@ -241,9 +238,6 @@ class SignatureKeywords(CallKeywords[R], Generic[R], total=False):
     immutable: bool
 
 
-# Options of calls: the keywords of ``apply_async`` and ``send_task``.
-
-
 @value_class(kw_only=True)
 class CallOptions:
     """Options of a call (``apply_async``, ``send_task``), which override the task's.
@@ -324,9 +318,6 @@ class CallOptions:
 
 
 _STORED_IN_CALLS: Final = tuple(field.name for field in fields(CallOptions) if field.name in STORED)
-
-
-# Options of tasks: the keywords of ``@app.task``.
 
 
 CELERY_RETRY_DELAY_S: Final = 180
@@ -611,9 +602,6 @@ class TaskOptions:
 
 # Only fields, because STORED has an option ``backoff``, and TaskOptions a method of that name.
 _STORED_IN_TASKS: Final = tuple(field.name for field in fields(TaskOptions) if field.name in STORED)
-
-
-# Celery's options for tasks and calls: those that bulltask ignores, and those that it does not have.
 
 
 _Options = Mapping[str, tuple[tuple[object, ...], str]]

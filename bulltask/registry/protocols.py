@@ -1,4 +1,10 @@
-"""Protocols between tasks, results and their implementations."""
+"""What tasks and results need from rooms above: :class:`Sender` (an app), :class:`ResultReader` (the transport) …
+
+Thus, a task does not import ``App``, and a result does not import the transport. Here are also the warnings for tasks
+that wait for the results of other jobs. Meanwhile, such a task occupies a slot of its worker, and if all running jobs
+do so, no slot is left for the jobs that they wait for. Celery raises ``RuntimeError`` instead; bulltask does not,
+because waiting is safe if another worker runs the other job.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +34,6 @@ __all__ = [
     "warn_about_wait",
     "warn_in_tasks",
 ]
-
-
-# Warnings for tasks that wait for the results of other jobs, and for coroutines that block their event loop.
-#
-# Meanwhile, such a task occupies a slot of its worker. If all running jobs do so, no slot is left for the jobs that
-# they wait for. Celery raises ``RuntimeError`` instead. bulltask does not, because waiting is safe if another worker
-# runs the other job.
 
 
 _allowed: ContextVar[bool] = ContextVar("bulltask_waits_allowed", default=False)
@@ -125,12 +124,6 @@ def _is_in_coroutine() -> bool:
     while frame.f_back is not None and not frame.f_code.co_flags & inspect.CO_COROUTINE:
         frame = frame.f_back
     return frame.f_back is not None
-
-
-# Protocols between tasks, results and their implementations.
-#
-# They are in a layer below both their users and their implementations. Thus, a task does not import ``App``, and a
-# result does not import the transport.
 
 
 class ResultReader(Protocol):

@@ -1,4 +1,8 @@
-"""``einfo`` of ``task_failure`` and ``task_retry``."""
+"""What code can know about the process and the job it runs in.
+
+The name that a task has in the sender and in the worker; the current app; the current job, for log lines and for jobs
+that it sends; and :class:`Request`, which a task reads as ``self.request``.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +54,6 @@ __all__ = [
 ]
 
 
-# Task names: ``module.function``, the same in the script that sends and in the worker that imports.
-
-
 def task_name(function: Callable[..., Any]) -> str:
     """Return the automatic name of a task.
 
@@ -84,9 +85,6 @@ def _module_name(module: str) -> str:
         return str(spec.name).removesuffix(".__main__")
     file = getattr(main, "__file__", None)
     return Path(file).stem if file else module
-
-
-# The ancestors of a job: the job whose task sent it, and the previous steps of its canvas.
 
 
 _GROUP_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}(\.\d+)*")
@@ -230,9 +228,6 @@ def registered_task(name: str, module: str) -> Any:
     return sender.tasks[name]
 
 
-# The job that the current code runs for, so that log lines can name it.
-
-
 _OWN_THREADS: Final = "bulltask"  # such as the thread of the event loop
 
 _current_job: ContextVar[RunningJob | None] = ContextVar("bulltask_job", default=None)
@@ -302,9 +297,6 @@ def get_task_logger(name: str) -> logging.Logger:
 
 get_logger = logging.getLogger
 """Celery's name for the function that returns any other logger."""
-
-
-# ``Request``: what a task can know about the job for which it is running.
 
 
 V = TypeVar("V")
@@ -529,9 +521,6 @@ def _of_type(kind: type[V], value: object, default: V) -> V:
 
 def _iso(epoch_ms: int | None) -> str | None:
     return None if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat()
-
-
-# ``einfo`` of ``task_failure`` and ``task_retry``.
 
 
 @dataclass(frozen=True, slots=True)

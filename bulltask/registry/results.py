@@ -1,4 +1,8 @@
-"""``GroupResult``: the handle of a group."""
+"""Handles of jobs that were sent: ``AsyncResult`` of one, ``ResultSet`` of several, ``GroupResult`` of a group.
+
+A handle reads and waits through a :class:`bulltask.registry.protocols.ResultReader`. A failed job's exception is
+rebuilt from what its worker stored, without importing anything.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +45,6 @@ __all__ = [
     "ResultSet",
     "allow_join_result",
 ]
-
-
-# ``AsyncResult``: the state and outcome of a job, for sync and async code.
 
 
 R = TypeVar("R")
@@ -536,9 +537,6 @@ def _without_init(kind: type[Exception], args: tuple[object, ...]) -> Exception 
     return exc
 
 
-# ``ResultSet``: the states and outcomes of several jobs, for sync and async code.
-
-
 T = TypeVar("T")
 
 _Member = AsyncResult[Any]
@@ -783,9 +781,6 @@ def _wait_briefly(member: _Member, deadline: _Deadline) -> None:
     except ResultTimeoutError:
         if left_ms == 0:
             raise
-
-
-# ``GroupResult``: the handle of a group.
 
 
 class GroupResult(ResultSet[R]):

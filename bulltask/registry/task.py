@@ -107,7 +107,7 @@ _FIELDS: Final = frozenset(field.name for field in fields(TaskOptions)) - {"unli
 _EFFECTIVE: Final = frozenset(["max_retries", "default_retry_delay"])
 OPTIONS: Final = _FIELDS | TASK_OPTIONS
 _RESERVED: Final = frozenset(
-    "_bind _build _codec _default_plan _direct _function _has_async_handlers _has_base _has_handlers _is_async "
+    "function _bind _build _codec _default_plan _direct _has_async_handlers _has_base _has_handlers _is_async "
     "_is_batch _is_builtin _location _options _sender _target".split()
 )
 """Attributes that a user's task class cannot have."""
@@ -129,12 +129,13 @@ class AnyTask(JobMethods, Generic[P, R]):
 
     Attributes:
         name: The task's name.
+        function: The function, for example to register it under another name as well.
     """
 
     _is_builtin = True  # in the class itself; the classes of users do not have it
 
     name: str
-    _function: Callable[..., Any]
+    function: Callable[..., Any]
     _options: TaskOptions
     _sender: Callable[[], Sender]
     _bind: bool
@@ -178,7 +179,7 @@ class AnyTask(JobMethods, Generic[P, R]):
         if function is None:  # super().__init__() in the class of a user
             return
         self.name = name
-        self._function = function
+        self.function = function
         self._options = options or TaskOptions()
         self._sender = sender
         self._bind = bind
@@ -203,7 +204,7 @@ class AnyTask(JobMethods, Generic[P, R]):
         return f"<{type(self).__name__} {self.name} at {self._location}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return registered_task, (self.name, self._function.__module__)
+        return registered_task, (self.name, self.function.__module__)
 
     # ---- sending -----------------------------------------------------------------------------------------------------
 
@@ -549,7 +550,7 @@ class AnyTask(JobMethods, Generic[P, R]):
     def _starmap_encoded(self, items: Sequence[Any]) -> Signature[Never, list[R]]:
         """Return the call of :meth:`starmap` for calls whose arguments are bound and in their JSON form."""
         one = self._codec.result_decoder
-        decode = None if one is None else functools.partial(_decode_each, one)
+        decode = None if one is None else lambda results: [one(result) for result in results]
         starmap = NamedTask(STARMAP, self._sender, self._options, decode)
         return Signature(starmap, (), {"task": self.name, "items": items}, immutable=True)
 
@@ -586,7 +587,7 @@ class AnyTask(JobMethods, Generic[P, R]):
         """Call the task's function; a class for ``app.register_task`` defines this method instead."""
         if not self._has_base:
             return self._direct(args, kwargs)
-        return self._function(self, *args, **kwargs) if self._bind else self._function(*args, **kwargs)
+        return self.function(self, *args, **kwargs) if self._bind else self.function(*args, **kwargs)
 
     # ---- the app, and the running job --------------------------------------------------------------------------------
 
@@ -643,7 +644,7 @@ class AnyTask(JobMethods, Generic[P, R]):
     @property
     def _location(self) -> str:
         """The function's ``file:line``."""
-        return source_location(self._function)
+        return source_location(self.function)
 
     @property
     def _is_overridden(self) -> bool:
@@ -680,12 +681,12 @@ class AnyTask(JobMethods, Generic[P, R]):
         if self._is_batch:
             request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
             return call_for_one(
-                self._function, self._codec.arguments.bind(args, kwargs), request, is_async=self._is_async
+                self.function, self._codec.arguments.bind(args, kwargs), request, is_async=self._is_async
             )
         if not self._has_base:
             given = (self._direct_context(args, kwargs),) if self._bind else ()
-            return self._function(*given, *args, **kwargs)
-        if self._target is not self._function and current_context(self.name) is not None:
+            return self.function(*given, *args, **kwargs)
+        if self._target is not self.function and current_context(self.name) is not None:
             return self.run(*args, **kwargs)  # from the __call__ of the user's class, in an attempt
         context = self._direct_context(args, kwargs)
         if self._is_async:
@@ -735,7 +736,7 @@ class AnyTask(JobMethods, Generic[P, R]):
                 f"{kind.__qualname__}.{names[0]} would be called for one job, but the function of batch task "
                 f"{self.name!r} is called for many; give the task another base="
             )
-        self._target = cast(Any, self) if has_call else self._function
+        self._target = cast(Any, self) if has_call else self.function
         if not self._is_async:
             overridden += ["__call__"] if has_call else []
             if wrong := [name for name in overridden if inspect.iscoroutinefunction(getattr(kind, name))]:
@@ -814,10 +815,6 @@ async def _awaited(context: Context, call: Callable[[], Coroutine[Any, Any, Any]
         return await call()
     finally:
         enter_context(previous)
-
-
-def _decode_each(decode: Callable[[Any], R], results: Iterable[Any]) -> list[R]:
-    return [decode(result) for result in results]
 
 
 def _transaction() -> ModuleType:
@@ -996,9 +993,6 @@ def attributes_of_class(kind: type) -> set[str]:
     """Return the names of the attributes that a user's task class and its base classes define."""
     own = (base for base in kind.__mro__ if not _is_builtin(base))
     return {name for base in own for name in vars(base) if not name.startswith("__")}
-
-
-# Django, if the process uses it: its setup, its connections, and its installed apps as packages with tasks.
 
 
 _VARIABLE = "DJANGO_SETTINGS_MODULE"

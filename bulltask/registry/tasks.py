@@ -1,4 +1,8 @@
-"""Discovery of the app that ``-A`` names, and of modules with tasks."""
+"""How functions become an app's tasks, and how an app and its tasks are found.
+
+:class:`Tasks` is ``app.tasks``. :func:`decorate` is behind ``@app.task`` and ``@shared_task``. Then come JSON Schema of
+all tasks (``bulltask tasks``, the TypeScript client), and :func:`find_app`, which ``-A`` names.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,6 @@ __all__ = [
     "ClassTaskDecorator",
     "TaskDecorator",
     "Tasks",
-    "add_shared",
     "add_to_import_path",
     "annotate",
     "builtin_tasks",
@@ -54,9 +57,6 @@ __all__ = [
     "shared_task",
     "use_class",
 ]
-
-
-# Applies ``task_annotations`` to the options of a task.
 
 
 def annotate(task: AnyTask[Any, Any], annotations: Annotations) -> None:
@@ -87,9 +87,6 @@ def _found(task: AnyTask[Any, Any], annotations: Annotations) -> Iterable[tuple[
         else:
             found = {"*": getattr(part, "annotate_any", lambda: None)(), task.name: part.annotate(task)}
         yield from ((where, options) for where, options in found.items() if options)
-
-
-# Tasks by name.
 
 
 class Tasks(Mapping[str, AnyTask[Any, Any]]):
@@ -191,32 +188,16 @@ def _is_same_function(first: AnyTask[Any, Any], second: AnyTask[Any, Any]) -> bo
     """Compare by location, or by module and name: an edit moves a function, and a file may be imported twice."""
     if first._location == second._location:
         return True
-    module, name = first._function.__module__, first._function.__qualname__
-    return "<lambda>" not in name and (module, name) == (second._function.__module__, second._function.__qualname__)
-
-
-# ``shared_task``: tasks in libraries that have no app.
+    module, name = first.function.__module__, first.function.__qualname__
+    return "<lambda>" not in name and (module, name) == (second.function.__module__, second.function.__qualname__)
 
 
 SHARED = Tasks()
 """All of this process's shared tasks; every app's registry includes them."""
 
 
-def add_shared(task: AnyTask[Any, Any]) -> None:
-    """Register a shared task; see :meth:`Tasks.add`."""
-    SHARED.add(task)
-
-
-# Tasks that every app has, for those jobs of a canvas that call none of the user's functions.
-
-
 def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[Any, Any]]) -> dict[str, Task[..., Any]]:
-    """Return the built-in tasks of an app by name.
-
-    Args:
-        sender: Returns the app.
-        find: Returns the app's task with a given name.
-    """
+    """Return the tasks that every app has, by name: for jobs of a canvas that call none of the user's functions."""
 
     def fan_out(dependents: Sequence[str], result: Any = None) -> Any:  # noqa: ARG001 - the worker reads them
         return result
@@ -239,9 +220,6 @@ def _call(task: AnyTask[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         result = asyncio.run(result)
     conversion = task._codec.conversion
     return result if conversion is None or pickles else conversion.encode_result(result)
-
-
-# ``@app.task`` and ``@shared_task``: turn functions into tasks.
 
 
 P = ParamSpec("P")
@@ -348,7 +326,7 @@ def shared_task(
     """
     kind = base or current_task_class()
     return decorate(
-        function, current_sender, add_shared, bind=bind, name=name, options=options, base=kind, is_default=base is None
+        function, current_sender, SHARED.add, bind=bind, name=name, options=options, base=kind, is_default=base is None
     )
 
 
@@ -365,12 +343,8 @@ def decorate(  # noqa: PLR0913 - those of the decorators
 ) -> Any:
     """Turn a function into a task, or return the decorator that does so if there is no function yet.
 
-    Args:
-        function: A plain function or an ``async def``.
-        sender: Returns the app that sends the task's calls.
-        add: Registers the task.
-        bind, name, options, base: As for :meth:`App.task`.
-        is_default: ``base`` is that of the app, and may change: :func:`use_class`.
+    ``sender`` returns the app that sends the task's calls, ``add`` registers the task, and ``is_default`` means that
+    ``base`` is that of the app, and may change: :func:`use_class`. The other arguments are those of :meth:`App.task`.
 
     Raises:
         DuplicateTaskError: Another function has this name.
@@ -481,9 +455,6 @@ def _async_class(kind: type[AnyTask[Any, Any]]) -> type[AnyTask[Any, Any]]:
     return type(kind.__name__, (kind, AsyncTask), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
 
 
-# JSON Schema of an app's tasks: what a job's data must be, and what its return value is.
-
-
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -532,15 +503,12 @@ def plan_of(task: AnyTask[..., Any], config: Config) -> JobPlan:
 
 def _entry(task: AnyTask[..., Any], config: Config, definitions: Definitions) -> Schema:
     queue = bullmq_name(plan_of(task, config).queue, hash_tag=config.queue_hash_tag)
-    description = (inspect.getdoc(task._function) or "").partition("\n\n")[0].replace("\n", " ")
+    description = (inspect.getdoc(task.function) or "").partition("\n\n")[0].replace("\n", " ")
     return {
         **({"description": description} if description else {}),
         "queue": queue,
         "data": task._codec.data_schema(definitions),
     }
-
-
-# Discovery of the app that ``-A`` names, and of modules with tasks.
 
 
 ATTRIBUTES: Final = ("app", "bulltask", "celery", "application")

@@ -644,7 +644,7 @@ class AttemptRunner:
         if not (task._bind or task._has_base):
             return arguments, None
         context = self._context(job, task, arguments)
-        if not task._bind or task._target is not task._function:  # __call__ of a task class passes the task itself
+        if not task._bind or task._target is not task.function:  # __call__ of a task class passes the task itself
             return arguments, context
         return replace(arguments, args=(task if task._has_base else context, *arguments.args)), context
 
@@ -870,7 +870,7 @@ class Batch:
                 with _only_this_job(job):
                     run.enter()
             if self._start():
-                returned = self._task._function(list(self._called))
+                returned = self._task.function(list(self._called))
         except BaseException as exc:
             raised = exc
             raise
@@ -887,7 +887,7 @@ class Batch:
                 with _only_this_job(job):
                     await run.aenter()
             if self._start():
-                returned = await self._task._function(list(self._called))
+                returned = await self._task.function(list(self._called))
         except BaseException as exc:
             raised = exc
             raise

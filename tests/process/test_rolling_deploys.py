@@ -174,7 +174,7 @@ def send_maps(app: App, version: str) -> list[AsyncResult[Any]]:
 
 def typed(app: App, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return those arguments that are not JSON."""
-    hints = app.tasks[name]._function.__annotations__
+    hints = app.tasks[name].function.__annotations__
     return {
         key: hint(value)
         if key == "x" and hint.__name__ == "UUID"

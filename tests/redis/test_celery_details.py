@@ -378,7 +378,7 @@ def test_attributes_set_on_self_belong_to_the_task(app: App, worker: InlineWorke
     def wrong(self: Any, name: str) -> None:
         setattr(self, name, 5)
 
-    for name in ("_options", "_function", "_direct"):
+    for name in ("_options", "function", "_direct"):
         with pytest.raises(AttributeError, match=f"{name} would replace an attribute that bulltask uses"):
             wrong.delay(name).get(timeout=5)
     with pytest.raises(AttributeError, match="no attribute 'missing'"):

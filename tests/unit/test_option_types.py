@@ -8,6 +8,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from bulltask.jobs.job import STORED
+from bulltask.queue import AddOptions
 from bulltask.registry import canvas
 from bulltask.registry import canvas as signature
 from bulltask.registry.options import (
@@ -48,6 +50,17 @@ def test_each_option_has_the_same_name_and_type_as_a_keyword(keywords: type, opt
     assert checked.keys() - typed.keys() == (RESOLVED if keywords is BatchTaskKeywords else set())
     for name in (checked.keys() & typed.keys()) - LISTS - {"batch"}:  # None: not a batch task
         assert members(typed[name]) == members(checked[name]), name
+
+
+def test_each_option_that_a_job_stores_is_one_of_queues_calls_and_tasks() -> None:
+    calls, tasks = ({field.name for field in fields(kind)} for kind in (CallOptions, TaskOptions))
+    of_one_job = {"backoff", "deduplication", "omit_context", "telemetry_metadata", "timestamp"}
+    assert STORED.keys() - AddOptions.__annotations__.keys() == set()
+    assert STORED.keys() - calls == set()
+    assert STORED.keys() - tasks == of_one_job
+    of_calls = {"compression", "countdown", "eta", "ignore_result", "max_retries", "queue", "serializer"}
+    assert calls - AddOptions.__annotations__.keys() == of_calls
+    assert AddOptions.__annotations__.keys() - calls == {"attempts", "delay"}
 
 
 def test_options_that_may_be_lists_become_tuples() -> None:

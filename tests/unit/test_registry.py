@@ -244,6 +244,16 @@ def test_an_unknown_task_gets_a_suggestion(app: App) -> None:
     assert app.tasks.get("x", 5) == 5
 
 
+def test_a_task_class_is_a_users_whatever_its_module_is_called(app: App) -> None:
+    async def call(self: Any, *args: Any) -> Any:
+        return await self.run(*args)
+
+    members = {"__module__": "bulltask.registry.mail", "__call__": call, "queue": "mail"}
+    task = app.task(base=type("Mail", (AsyncTask,), members), name="mail")(_async_function)
+    assert task._options.queue == "mail"
+    assert task._target is task
+
+
 # --- shared tasks -----------------------------------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ from bulltask.registry.context import Context
 from bulltask.registry.options import CallOptions, TaskOptions
 from bulltask.registry.request import current_job
 from bulltask.registry.task import AnyTask, AsyncTask, Task
-from bulltask.registry.tasks import SHARED, add_shared
+from bulltask.registry.tasks import SHARED
 
 __all__ = ["BulltaskBackend"]
 
@@ -295,7 +295,7 @@ def _register(task: Any, options: TaskOptions) -> AnyTask[..., Any]:
         setattr(function, attribute, getattr(task.func, attribute))
     kind: type[AnyTask[..., Any]] = AsyncTask if is_async else Task
     created = kind(function, task.module_path, options, project_app, bind=True)
-    add_shared(created)
+    SHARED.add(created)
     _registered[task.module_path] = task, created
     return created
 
