@@ -88,7 +88,7 @@ def test_the_fixtures_work_in_a_suite_without_settings(tmp_path: Path) -> None:
             def test_each_test_has_an_empty_server_and_its_own_clock(
                 bulltask_app, bulltask_clock, bulltask_server, assert_enqueued, number
             ):
-                assert bulltask_app.config.broker_url.get_secret_value() == bulltask_server.url
+                assert bulltask_app._config.broker_url.get_secret_value() == bulltask_server.url
                 assert abs(bulltask_clock.now_ms() / 1000 - time.time()) < 5
                 assert_enqueued("add", count=0)
                 bulltask_app.send_task("add")
