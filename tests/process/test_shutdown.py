@@ -163,8 +163,7 @@ def test_running_tasks_can_clean_up_before_they_are_released(harness: WorkerHarn
         assert worker.stop() == 0
         assert {line["mode"] for line in worker.logged("Worker stopping")} == {"warm"}, "no child was killed"
         for job in jobs:
-            reason = worker.wait_for_line("Job released", job_id=job.id)[0]["reason"]
-            assert reason == "its worker is stopping"
+            worker.wait_for_line("Job released", job_id=job.id, reason="its worker is stopping")
             assert harness.journal.wait_for(count, what="cleaned", job=job.id)
             assert harness.field(job, "atm") in {None, "0"}, "the attempt does not count"
         assert harness.redis.lrange(harness.keys.wait, 0, -1)[::-1] == [job.id for job in jobs], "in their order"

@@ -15,13 +15,13 @@ from tests.interop.differential.strategies import sequences
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis, pytest.mark.timeout(900)]
 
-COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "200"))
-"""The number of sequences; any number but 200 draws new ones in each run, and hypothesis prints the seed."""
+COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "500"))
+"""The number of sequences; any number but 500 draws new ones in each run, and hypothesis prints the seed."""
 
 
 @settings(
     max_examples=COUNT,
-    derandomize=COUNT == 200,  # the same in every run, so that a failure is reproducible
+    derandomize=COUNT == 500,  # the same in every run, so that a failure is reproducible
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
