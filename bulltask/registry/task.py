@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, Unpack, cast, overload
@@ -876,8 +876,8 @@ class CallCodec:
             ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
         """
         typed = self.options.enforced_hints
-        conversion = self.types.conversion(self._sender()._typed if typed is None else typed)
-        return conversion and replace(conversion, hides_values=lambda: bool(self._sender()._config.encryption_keys))
+        typed = self._sender()._typed if typed is None else typed
+        return self.types.conversion(typed, lambda: bool(self._sender()._config.encryption_keys))
 
     @functools.cached_property
     def result_decoder(self) -> Callable[[Any], Any] | None:
@@ -886,7 +886,7 @@ class CallCodec:
         With Celery's option ``pydantic=True``, a caller receives the JSON, as in Celery.
         """
         conversion = self.conversion
-        if conversion is None or conversion.result is None or self.options.pydantic:
+        if conversion is None or not conversion.converts_result or self.options.pydantic:
             return None
         return conversion.decode_result
 
@@ -898,7 +898,7 @@ class CallCodec:
         """Return the JSON Schema of a job's data; for a batch task, that of its one argument."""
         if not self.is_batch:
             return self.types.data_schema(definitions)
-        schema = self.types.fields[PARAMETER].converter.schema(definitions)
+        schema = self.types.type_of(PARAMETER).schema(definitions)
         if schema.get("type") != "array":
             return schema
         return {"type": "array", "prefixItems": [schema], "minItems": 1, "maxItems": 1}
@@ -956,12 +956,12 @@ class CallCodec:
         conversion = self.conversion
         if conversion is None:
             return args, kwargs
-        return (conversion.without(pickled) if pickled else conversion).decode_arguments(args, kwargs)
+        return conversion.decode_arguments(args, kwargs, pickled)
 
     def pickled_parameters(self, data: Any) -> set[str]:
         """Return the parameters whose values are in pickled data, and are therefore not converted."""
         conversion = self.conversion
-        return set(data) if isinstance(data, dict) else set() if conversion is None else set(conversion.items)
+        return set(data) if isinstance(data, dict) else set() if conversion is None else set(conversion.parameters)
 
     def _encoded(self, data: dict[str, Any], serializer: str | None) -> dict[str, Any]:
         conversion = self.conversion

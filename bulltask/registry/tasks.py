@@ -474,7 +474,9 @@ def schema_of(tasks: Iterable[AnyTask[..., Any]], config: Config) -> Schema:
     data, results = Definitions(), Definitions(of_results=True)
     entries = {task.name: _entry(task, config, data) for task in tasks}
     returnvalues = {
-        task.name: {"type": "null"} if task._options.ignore_result else task._codec.types.result.schema(results)
+        task.name: {"type": "null"}
+        if task._options.ignore_result
+        else task._codec.types.type_of("return").schema(results)
         for task in tasks
     }
     names = results.rename_other(data.schemas)

@@ -164,7 +164,7 @@ def raised_errors(function: Definition) -> set[str]:
 
 
 def test_public_definitions_have_a_docstring(modules: dict[Path, ast.Module]) -> None:
-    inherited = {"registry/types.py", "registry/pydantic_types.py"}  # their converters implement an abstract class
+    inherited = {"registry/pydantic_types.py"}  # its converters implement a protocol
     undocumented = []
     for path, module in modules.items():
         definitions = list(public_definitions(module, str(path)))

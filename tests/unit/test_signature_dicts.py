@@ -139,7 +139,7 @@ def test_a_signature_among_the_arguments_arrives_as_its_hint_says(tasks: Tasks) 
 
 
 def test_the_json_schema_of_a_signature_accepts_its_dictionary(tasks: Tasks) -> None:
-    schema = tasks.hinted._codec.types.fields["call"].converter.schema(Definitions())
+    schema = tasks.hinted._codec.types.type_of("call").schema(Definitions())
     for canvas in (tasks.add.s(1), chain(tasks.add.s(1), tasks.add.s(2))):
         jsonschema.validate(canvas.to_dict(), schema)
         assert schema["properties"].keys() == canvas.to_dict().keys()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import enum
-import functools
 import subprocess
 import sys
 import textwrap
+import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,18 +25,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
-from bulltask import App
+from bulltask import App, registry
 from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidJobError
 from bulltask.jobs import codec
+from bulltask.registry.pydantic_types import ValidationError, compiled, problems_of, type_of
 from bulltask.registry.tasks import schema_of
 from bulltask.registry.types import (
     CallConversion,
     CallTypes,
-    Converter,
     Definitions,
     Mismatch,
     NoConverter,
-    converter_of,
+    is_plain,
+    problem_text,
 )
 
 if TYPE_CHECKING:
@@ -126,6 +127,31 @@ class Strange(pydantic.BaseModel):
 
 
 MOMENT = datetime(2026, 11, 23, 10, 30, tzinfo=UTC)
+
+
+class TypeConverter:
+    """The conversion of single values of a type, with the message of a call as ``Mismatch``."""
+
+    def __init__(self, hint: Any) -> None:
+        self._type = type_of(hint)
+        self._decode, self._encode = compiled(self._type)
+        self.schema = self._type.schema
+
+    def decode(self, value: Any) -> Any:
+        return self._checked(self._decode, value)
+
+    def encode(self, value: Any) -> Any:
+        return self._checked(self._encode, value)
+
+    @staticmethod
+    def _checked(convert: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return convert(value)
+        except ValidationError as exc:
+            raise Mismatch(problem_text(problems_of(exc))) from exc
+
+
+converter_of = TypeConverter
 
 PAIRS: list[tuple[Any, Any, Any]] = [
     (datetime, MOMENT, "2026-11-23T10:30:00Z"),
@@ -444,6 +470,39 @@ def _nodes() -> CallConversion:
     return conversion(run)
 
 
+def test_a_value_may_be_nested_a_hundred_levels_deep() -> None:
+    node = Node(Decimal(1))
+    for _ in range(100):
+        node = Node(Decimal(1), [node])
+    encoded = _nodes().encode_arguments({"node": node})
+    assert _nodes().decode_arguments((), encoded) == ((), {"node": node})
+    assert _nodes().encode_arguments(encoded) == encoded
+
+
+def test_if_values_are_hidden_messages_have_only_parameters_and_types() -> None:
+    def run(when: date, *days: date, **amounts: Decimal) -> dict[str, Node]:
+        return {}
+
+    calls = CallTypes(run, "t", skip_first=False).conversion(None, lambda: True)
+    assert calls is not None
+    secret = "?" * 9
+    hidden = r"\(the value is hidden, because the app encrypts payloads\)$"
+    names = (
+        rf"^.* task t: when: expected a date such as '2026-11-23'; .*\*\*amounts: expected a decimal number {hidden}"
+    )
+    with pytest.raises(InvalidJobError, match=names) as decoding:
+        calls.decode_arguments((secret, secret), {secret: secret})
+    with pytest.raises(EncodeError, match=r"^the arguments of task t: when: expected a date") as encoding:
+        calls.encode_arguments({"when": secret, "days": [secret], "amounts": {secret: secret}})
+    value = {secret: {"value": secret, secret: 1}}
+    with pytest.raises(EncodeError, match=f"^the return value of task t: expected an object {hidden}") as result:
+        calls.encode_result(value)
+    with pytest.raises(DecodeError, match=f"^the return value of task t: expected an object {hidden}") as read:
+        calls.decode_result(value)
+    for caught in (decoding, encoding, result, read):
+        assert secret not in "".join(traceback.format_exception(caught.value))
+
+
 def test_a_hint_that_cannot_be_evaluated_or_converted_does_not_affect_the_others() -> None:
     def run(session: Session, number: complex, when: datetime) -> Session: ...
 
@@ -533,26 +592,44 @@ def test_the_options_are_checked_when_the_task_is_defined(options: Any) -> None:
         App("tested").task(name="days", **options)(days)
 
 
-def test_the_types_of_the_standard_library_need_no_pydantic() -> None:
+def test_a_program_without_enforced_hints_does_not_import_pydantic() -> None:
     program = """
-        import sys
-        sys.modules["pydantic"] = None
-        import dataclasses, datetime, typing
+        import sys, typing
         from bulltask import App
 
-        @dataclasses.dataclass
-        class Order:
-            due: datetime.date
+        @App("tested").task(name="pay")
+        def pay(sum: int, to: list[str], note: typing.Annotated[str, "note"] | None = None, **more: object) -> bool: ...
 
-        @App("tested").task(name="pay", typed=True)
-        def pay(order: Order, when: typing.Annotated[datetime.datetime, "note"] | None = None) -> None: ...
-
-        print(pay._codec.decode(pay._codec.encode((Order(datetime.date(2026, 1, 1)),), {})))
+        print(pay._codec.decode(pay._codec.encode((5, ["a"]), {})))
+        print([name for name in sys.modules if name.startswith("pydantic")])
     """
     completed = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
     )
-    assert completed.stdout.strip() == "((), {'order': Order(due=datetime.date(2026, 1, 1))})", completed.stderr
+    assert completed.stdout == "((), {'sum': 5, 'to': ['a']})\n[]\n", completed.stderr
+
+
+def test_without_pydantic_2_only_hints_that_need_it_are_an_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(registry, "pydantic_types")
+    monkeypatch.delitem(sys.modules, "bulltask.registry.pydantic_types")
+    monkeypatch.setitem(sys.modules, "pydantic_core", None)  # with pydantic 1, there is none
+    app = App("tested")
+    task: Any = app.task(name="days")(days)
+    problem = (
+        "the type hints of task 'days' need pydantic 2, but .*pydantic_core.*; run: pip install 'pydantic>=2.9,<3'"
+    )
+    with pytest.raises(ConfigError, match=problem):
+        task.delay(date(2026, 1, 1))
+    with pytest.raises(ConfigError, match=problem):
+        app._load_tasks()
+    assert conversion_of(plain, None) is None
+    assert conversion_of(days, False) is None
+
+
+def conversion_of(function: Any, typed: bool | None) -> CallConversion | None:
+    return CallTypes(function, "t", skip_first=False).conversion(typed)
 
 
 # --- schemas ----------------------------------------------------------------------------------------------------------
@@ -596,7 +673,7 @@ def test_models_of_pydantic_1_are_converted() -> None:
     whole = Whole(parts=[Part(made=date(2026, 1, 2), unitPrice="1.5")])
     stored = {"parts": [{"made": "2026-01-02", "unitPrice": 1.5}]}
     converter = converter_of(Whole)
-    assert not converter.plain
+    assert not is_plain(Whole)
     assert (converter.encode(whole), converter.decode(stored)) == (stored, whole)
     assert converter.encode(stored) == stored
     assert converter_of(list[Whole] | None).decode([stored]) == [whole]
@@ -728,38 +805,36 @@ def nested(depth: int, innermost: object) -> Any:
     return innermost
 
 
-@pytest.fixture
-def conversions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of conversions of values and their parts so far, for converters that are created in the test."""
-    count = [0]
+def function_calls(function: Callable[[], object]) -> int:
+    """Return how many functions, of Python and of C, are called; pydantic calls one for each part of a union."""
+    calls = 0
 
-    def counting(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def convert(self: Converter, value: Any) -> Any:
-            count[0] += 1
-            return original(self, value)
+    def count(_frame: Any, event: str, _arg: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
 
-        return convert
-
-    kinds = [Converter]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-        for method in {"decode", "encode"} & vars(kind).keys():
-            monkeypatch.setattr(kind, method, counting(vars(kind)[method]))
-    return count
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 @pytest.mark.parametrize("method", ["decode", "encode"])
 @pytest.mark.parametrize("innermost", [1, "no number", {"operand": 1, "label": "no number"}])
 @pytest.mark.parametrize("hint", [Plus | Minus, Minus | Plus, list[Minus | Plus] | Minus | Plus])
 def test_a_union_of_classes_that_contain_themselves_takes_little_work(
-    hint: Any, innermost: object, method: str, conversions: list[int]
+    hint: Any, innermost: object, method: str
 ) -> None:
+    convert = getattr(converter_of(hint), method)
+
     def work(depth: int) -> int:
-        before = conversions[0]
-        with suppress(Mismatch):
-            getattr(converter_of(hint), method)(nested(depth, innermost))
-        return conversions[0] - before
+        def converted() -> None:
+            with suppress(Mismatch):
+                convert(nested(depth, innermost))
+
+        return function_calls(converted)
 
     assert 0 < work(6) < 6 * work(3)  # if each level doubles the work, it is 8 times as much
 
