@@ -26,15 +26,12 @@ from bulltask.jobs.names import EVERY_QUEUE, MAX_NAME, check_queue_name
 from bulltask.jobs.payloads import CLOUDPICKLE, JSON, KEY_BYTES, ZLIB, ZSTD, SecretKey
 
 __all__ = [
-    "BOOLEAN_WORDS",
     "SECRET_FILES",
     "Annotations",
     "Autoscale",
     "Limits",
     "Parse",
-    "Route",
     "Routes",
-    "SecretKeys",
     "TaskRate",
     "accepted_serializers",
     "autoscale",

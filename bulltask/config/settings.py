@@ -43,7 +43,7 @@ ENV_PREFIX: Final = "BULLTASK_"
 CONFIG_VARIABLE: Final = "BULLTASK_CONFIG"
 """Environment variable with the ``--config`` file or module."""
 
-CELERY_URL: Final = "CELERY_BROKER_URL"
+_CELERY_URL: Final = "CELERY_BROKER_URL"
 """Celery's environment variable, used if no other source sets ``broker_url``."""
 
 FILE_VARIABLES: Final = {name: f"{ENV_PREFIX}{name.upper()}_FILE" for name in SECRET_FILES}
@@ -86,7 +86,7 @@ class Settings(SettingTypes):
         object.__setattr__(self, "_when_frozen", [])
         object.__setattr__(self, "_when_switched", lambda: None)
         object.__setattr__(self, "_used", set())
-        object.__setattr__(self, "_celery_url", secret_url(environ.get(CELERY_URL) or None))
+        object.__setattr__(self, "_celery_url", secret_url(environ.get(_CELERY_URL) or None))
         given, config, variables = wrap_secrets(given), environ.get(CONFIG_VARIABLE), _environment(environ)
         del environ  # it contains the URL with its password, and an error can show local variables
         path, found = read_project_file()
@@ -173,7 +173,7 @@ class Settings(SettingTypes):
     def _build(self) -> Config:
         given = self._given()
         if self.is_url_from_celery:
-            url(self._celery_url, CELERY_URL)
+            url(self._celery_url, _CELERY_URL)
             given["broker_url"] = self._celery_url
         merged = {row.name: row.default for row in SETTINGS.values()} | _failover_defaults(given) | given
         parsed = {row.field: row.parse(merged[row.name], row.name) for row in SETTINGS.values()}
@@ -350,8 +350,8 @@ def check_same_meaning(found: Mapping[str, tuple[str, Any]]) -> None:
 # ---- sources: objects, modules, TOML files, the environment ----------------------------------------------------------
 
 
-PROJECT_FILE: Final = "pyproject.toml"
-TABLE: Final = "tool.bulltask"
+_PROJECT_FILE: Final = "pyproject.toml"
+_TABLE: Final = "tool.bulltask"
 
 
 def read_object(source: object, namespace: str | None = None) -> dict[str, tuple[str, Any]]:
@@ -370,14 +370,19 @@ def read_object(source: object, namespace: str | None = None) -> dict[str, tuple
     given = _load(source) if isinstance(source, str) else source
     if namespace:
         prefix = namespace if namespace.endswith("_") else f"{namespace}_"
-        if prefix == "CELERY_":
-            _reject_old_names(_names(given))
+        if prefix == "CELERY_":  # which would silently leave out CELERYD_CONCURRENCY
+            for name in _names(given):
+                old = name.startswith(("CELERYD_", "CELERYBEAT_"))
+                if old and (current := current_name(name, {*SETTINGS, *CELERY_SETTINGS})):
+                    raise ConfigError(f"{name} is an old Celery name: use CELERY_{current.upper()}")
         names = (name for name in _names(given) if name.startswith(prefix))
         return {name: _setting(name.removeprefix(prefix).lower(), _value(given, name)) for name in names}
     settings = {}
     for name in _names(given):
         value = _value(given, name)
-        if name.islower() and (isinstance(given, Mapping) or not _is_definition(value)):
+        # In a module or class, an import, a function or a class is not a setting.
+        is_definition = isinstance(value, ModuleType) or inspect.isclass(value) or inspect.isroutine(value)
+        if name.islower() and (isinstance(given, Mapping) or not is_definition):
             settings[name] = _setting(name, value)
         elif name.isupper() and (current := current_name(name, {*SETTINGS, *CELERY_SETTINGS})):
             raise ConfigError(
@@ -410,7 +415,7 @@ def read_project_file() -> tuple[str, dict[str, tuple[str, Any]]]:
     except FileNotFoundError:  # the directory was removed
         return "", {}
     for parent in (directory, *directory.parents):
-        if (path := parent / PROJECT_FILE).is_file():
+        if (path := parent / _PROJECT_FILE).is_file():
             return str(path), _read_toml(path, required=False)
     return "", {}
 
@@ -421,7 +426,7 @@ def _read_toml(path: Path, *, required: bool) -> dict[str, tuple[str, Any]]:
 
     try:
         text = path.read_text(encoding="utf-8")
-        if not required and TABLE not in text:
+        if not required and _TABLE not in text:
             return {}  # avoids parsing a file without settings for bulltask
         content = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
@@ -429,9 +434,9 @@ def _read_toml(path: Path, *, required: bool) -> dict[str, tuple[str, Any]]:
     tool = content.get("tool", {})
     table = tool.get("bulltask") if isinstance(tool, dict) else None
     if table is None:
-        table = content if required and path.name != PROJECT_FILE else {}
+        table = content if required and path.name != _PROJECT_FILE else {}
     if not isinstance(table, dict):
-        raise ConfigError(f"[{TABLE}] in {path} must be a table, not {table!r:.200}")
+        raise ConfigError(f"[{_TABLE}] in {path} must be a table, not {table!r:.200}")
     return {name: _setting(name, value) for name, value in table.items()}
 
 
@@ -450,14 +455,6 @@ def _setting(name: str, value: Any) -> tuple[str, Any]:
     return name, wrap_secrets({name: value})[name]
 
 
-def _reject_old_names(names: Iterable[str]) -> None:
-    """Reject ``CELERYD_CONCURRENCY``, which the namespace ``CELERY`` would silently leave out."""
-    for name in names:
-        old = name.startswith(("CELERYD_", "CELERYBEAT_"))
-        if old and (current := current_name(name, {*SETTINGS, *CELERY_SETTINGS})):
-            raise ConfigError(f"{name} is an old Celery name: use CELERY_{current.upper()}")
-
-
 def _names(source: object) -> Iterable[str]:
     names: Iterable[object] = source if isinstance(source, Mapping) else dir(source)
     return [name for name in names if isinstance(name, str) and not name.startswith("_")]
@@ -465,11 +462,6 @@ def _names(source: object) -> Iterable[str]:
 
 def _value(source: object, name: str) -> Any:
     return source[name] if isinstance(source, Mapping) else getattr(source, name)
-
-
-def _is_definition(value: object) -> bool:
-    """Return whether a value is an import, a function or a class, and therefore not a setting."""
-    return isinstance(value, ModuleType) or inspect.isclass(value) or inspect.isroutine(value)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def test_replaced_children_are_counted_by_reason() -> None:
         bus.emit(events.ChildExited(0, 4713, reason))
     samples = scrape(memory)
     name = "bullmq_children_replaced_total"
-    assert {labels[0][1]: value for (sample, labels), value in samples.items() if sample == name} == {
+    assert {labels[0][1]: value for (sample, labels), value in samples.items() if sample == name and value} == {
         "crashed": 1,
         "cancelled": 2,
         "hard_memory_limit": 1,
