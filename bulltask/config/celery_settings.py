@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CELERY_SETTINGS", "CUSTOM_SCHEDULER", "OLD_NAMES", "CelerySetting", "current_name"]
+from bulltask.config.config import SETTINGS
+
+__all__ = ["CELERY_SETTINGS", "CUSTOM_SCHEDULER", "current_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +204,18 @@ _REJECTED: Final[Iterable[tuple[str, str]]] = (
     ),
 )
 
-_RENAMED: Final[Mapping[str, str]] = {
-    "broker_connection_timeout": "redis_socket_connect_timeout",
-    "worker_pool_start_method": "worker_start_method",
-}
-
 CELERY_SETTINGS: Final[Mapping[str, CelerySetting]] = {
     **{name: CelerySetting(name, reason) for reason, names in _WITHOUT_EFFECT for name in names.split()},
     **{name: CelerySetting(name, reason, rejected=True) for reason, names in _REJECTED for name in names.split()},
-    **{name: CelerySetting(name, f"use {new}", replacement=new) for name, new in _RENAMED.items()},
+    **{
+        row.celery_name: CelerySetting(row.celery_name, f"use {row.name}", replacement=row.name)
+        for row in SETTINGS.values()
+        if row.celery_name
+    },
 }
 """Celery's settings by name, without those that bulltask also has."""
 
-OLD_NAMES: Final[Mapping[str, str]] = {
+_OLD_NAMES: Final[Mapping[str, str]] = {
     "celery_eager_propagates_exceptions": "task_eager_propagates",
     "celery_max_cached_results": "result_cache_max",
     "celery_message_compression": "task_compression",
@@ -237,8 +238,8 @@ def current_name(name: str, known: Iterable[str]) -> str:
         known: All names of settings.
     """
     lower, names = name.lower(), set(known)
-    if lower in OLD_NAMES:
-        return OLD_NAMES[lower]
+    if lower in _OLD_NAMES:
+        return _OLD_NAMES[lower]
     for prefix, families in (
         ("celerybeat_", ("beat_",)),
         ("celeryd_", ("worker_", "")),

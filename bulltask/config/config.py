@@ -5,9 +5,9 @@ if any. The rest follows: the attribute of ``app.conf`` and the environment vari
 the options of the command line, the types for editors (``make sync`` writes ``setting_types.py``), and the tables in
 the documentation (docs/settings_table.py writes them).
 
-Names are Celery's where Celery has one (:mod:`bulltask.config.celery_settings` has its others), and BullMQ's in
-snake_case for locks and stalled jobs. Durations are seconds or ``timedelta`` for the user, and integer milliseconds
-here (``_ms``).
+Names are Celery's where Celery has one (:mod:`bulltask.config.celery_settings` has those without a setting here), and
+BullMQ's in snake_case for locks and stalled jobs. Durations are seconds or ``timedelta`` for the user, and integer
+milliseconds here (``_ms``).
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Setting:
         default: The default, as a user would write it.
         doc: The help text in the documentation.
         flag: The option of ``bulltask worker``.
+        celery_name: Celery's name for it, if that is another one.
         is_secret: Whether its value is not shown.
     """
 
@@ -110,15 +111,23 @@ class Setting:
     default: object
     doc: str
     flag: Flag | None
+    celery_name: str
     is_secret: bool
 
 
-def setting(
-    name: str, parse: Parse, default: object, doc: str, flag: Flag | None = None, *, is_secret: bool = False
+def setting(  # noqa: PLR0913 - all that a setting has
+    name: str,
+    parse: Parse,
+    default: object,
+    doc: str,
+    flag: Flag | None = None,
+    *,
+    celery_name: str = "",
+    is_secret: bool = False,
 ) -> Any:
     """Declare a setting; the attributes of :class:`Setting` describe the arguments."""
-    declared = {"name": name, "parse": parse, "default": default, "doc": doc, "flag": flag, "is_secret": is_secret}
-    return field(repr=not is_secret, metadata=declared)
+    declared = {"name": name, "parse": parse, "default": default, "doc": doc, "flag": flag}
+    return field(repr=not is_secret, metadata={**declared, "celery_name": celery_name, "is_secret": is_secret})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +166,7 @@ class Config(PayloadSettings):
         duration(1),
         5,
         "Timeout for connecting to Redis. Increase it if connecting takes seconds, for example across regions.",
+        celery_name="broker_connection_timeout",
     )
     command_timeout_ms: int = setting(
         "redis_socket_timeout",
@@ -506,6 +516,7 @@ class Config(PayloadSettings):
             "How child processes are started, as in multiprocessing; auto: fork where possible (default: auto).",
             ("auto", "fork", "spawn"),
         ),
+        celery_name="worker_pool_start_method",
     )
     max_tasks_per_child: int | None = setting(
         "worker_max_tasks_per_child",
