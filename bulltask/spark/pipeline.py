@@ -19,24 +19,20 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bulltask.config.parsers import choice
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
-from bulltask.lake.atomic_swap import finish_intents
-from bulltask.lake.compaction import CompactResult, compact
-from bulltask.lake.layout import Layout, check_local
-from bulltask.lake.ledger import Ledger
-from bulltask.lake.lock import RunLock
+from bulltask.lake.files import CompactResult, compact
 from bulltask.lake.slo_config import SLOConfig
 from bulltask.lake.status import PipelineStatus
+from bulltask.lake.storage import Layout, Ledger, RunLock, check_local, finish_intents
 from bulltask.lake.tables import BACKFILLS, GAPS
-from bulltask.spark.connector.session import register
-from bulltask.spark.gold.build import build_gold
-from bulltask.spark.source.broker_options import broker_options
-from bulltask.spark.source.status import pipeline_status
-from bulltask.spark.tables.backfill import BackfillResult, backfill
-from bulltask.spark.tables.batches import BatchWriter
-from bulltask.spark.tables.lake_tables import read_table
-from bulltask.spark.tables.rebuild import build_silver
-from bulltask.spark.tables.replay import ReplayResult, ReplaySelection, replay
-from bulltask.spark.tables.snapshot import FINISHED, snapshot
+from bulltask.spark.batches import BatchWriter
+from bulltask.spark.connector import register
+from bulltask.spark.fold import FINISHED
+from bulltask.spark.gold import build_gold
+from bulltask.spark.lake_tables import read_table
+from bulltask.spark.repair import BackfillResult, backfill, build_silver, snapshot
+from bulltask.spark.replay import ReplayResult, ReplaySelection, replay
+from bulltask.spark.source.options import broker_options
+from bulltask.spark.source.streams import pipeline_status
 
 __all__ = ["OnLoss", "Pipeline", "PipelineOptions", "stop_after_batch"]
 
@@ -258,7 +254,7 @@ class Pipeline:
 
     def _serve_metrics(self, at_end: ExitStack) -> None:
         if (port := self._options.get("metrics_port")) is not None:
-            from bulltask.spark.tables.pipeline_metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
+            from bulltask.spark.pipeline_metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
 
             host = self._options.get("metrics_host", "127.0.0.1")
             at_end.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))

@@ -22,7 +22,7 @@ from bulltask.registry.context import Context, JobClient
 __all__ = ["SparkAttempt", "SparkChild", "SparkTaskRunner", "missing_dependencies"]
 
 
-_SPARK_MODULE: Final = "bulltask.spark.tasks.in_child"
+_SPARK_MODULE: Final = "bulltask.spark.tasks"
 """Module of the :class:`SparkChild`. It is imported by name, because it is in a higher layer and needs an extra."""
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bulltask.spark.connector.data_source import BulltaskSource
-from bulltask.spark.sink.rows import derived_id
+from bulltask.spark.connector import BulltaskSource
+from bulltask.spark.sink import derived_id
 from tests.interop.interop_queue import InteropQueue
 
 __all__ = ["write_rows"]

@@ -11,18 +11,16 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from bulltask.lake.arrow import arrow_schema, partition_schema
-from bulltask.lake.atomic_swap import STEPS, AtomicSwap, finish_intents, hold_swaps
-from bulltask.lake.compaction import compact
-from bulltask.lake.layout import Layout
+from bulltask.lake.files import arrow_schema, compact, partition_schema
+from bulltask.lake.storage import STEPS, AtomicSwap, Layout, finish_intents, hold_swaps
 from bulltask.lake.tables import EVENTS
 from tests.support.lake import LakeBuilder
 
 KILLED_COMPACTION = """
 import os, signal, sys
 from datetime import date
-from bulltask.lake.compaction import compact
-from bulltask.lake.layout import Layout
+from bulltask.lake.files import compact
+from bulltask.lake.storage import Layout
 
 remaining = int(sys.argv[3])
 
@@ -39,8 +37,8 @@ compact(Layout(sys.argv[1]), "bronze.events", before=date(2026, 11, 23), on_step
 KILLED_SWAP = """
 import os, signal, sys
 from pathlib import Path
-from bulltask.lake.layout import Layout
-from bulltask.lake.atomic_swap import AtomicSwap
+from bulltask.lake.storage import Layout
+from bulltask.lake.storage import AtomicSwap
 
 def on_step(step):
     if step == sys.argv[2]:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError
-from bulltask.lake.capacity import recommend
+from bulltask.lake.capacity import Load, min_slots, recommend, waiting_probability
 from bulltask.lake.log_histogram import bucket_of
-from bulltask.lake.queueing import Load, min_slots, waiting_probability
 from tests.support.lake import at
 
 # Erlang C, computed from its definition: load**c/c! * c/(c-load) / (sum of load**k/k! for k < c + the same).

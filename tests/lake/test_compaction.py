@@ -10,10 +10,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from bulltask.errors import ConfigError
-from bulltask.lake.arrow import arrow_schema, partition_schema
-from bulltask.lake.compaction import COMPACTED, compact
-from bulltask.lake.expiration import expire, find_tables
-from bulltask.lake.ledger import Ledger
+from bulltask.lake.files import COMPACTED, arrow_schema, compact, partition_schema
+from bulltask.lake.storage import Ledger, expire, find_tables
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, TABLES, Table
 from tests.support.lake import LakeBuilder, at
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from bulltask.errors import LakeError
-from bulltask.lake import History, listing
-from bulltask.lake import read as reading
-from bulltask.lake.atomic_swap import STEPS, AtomicSwap
-from bulltask.lake.layout import Layout, list_directories
-from bulltask.lake.listing import list_files
+from bulltask.lake import History
+from bulltask.lake import files as reading
+from bulltask.lake import storage as listing
+from bulltask.lake.storage import STEPS, AtomicSwap, Layout, list_directories, list_files
 from bulltask.lake.tables import JOBS
 from tests.support.lake import LakeBuilder, at
 

@@ -11,9 +11,8 @@ from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
 from bulltask.errors import LakeError
-from bulltask.lake.gaps import days_in_gaps, find_gaps
-from bulltask.lake.layout import Layout
-from bulltask.lake.ledger import Ledger
+from bulltask.lake.files import days_in_gaps, find_gaps
+from bulltask.lake.storage import Layout, Ledger
 from bulltask.lake.tables import BACKFILLS
 from tests.support.lake import LakeBuilder, at
 

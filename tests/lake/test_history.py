@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError
-from bulltask.lake import AttemptCount, History, JobCount, LatencyPoint, job_stats
+from bulltask.lake import AttemptCount, History, JobCount, LatencyPoint
+from bulltask.lake import history as job_stats
 from tests.support.lake import LakeBuilder, at
 
 DAY = at("2026-11-20 10:00")

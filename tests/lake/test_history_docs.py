@@ -11,7 +11,7 @@ import pytest
 
 from bulltask.cli.history import history
 from bulltask.cli.job import job
-from bulltask.lake.query import JobFilter
+from bulltask.lake.history import JobFilter
 from tests.support.lake import LakeBuilder
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "history.md"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from bulltask.lake.arrow import arrow_schema, partition_schema
+from bulltask.lake.files import arrow_schema, partition_schema
 from bulltask.lake.tables import COST_DAY, EVENTS, JOBS, TABLES, TASK_MINUTE, Table
 from tests.support.lake import LakeBuilder, at
 

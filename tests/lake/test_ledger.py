@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from bulltask.errors import DecodeError
-from bulltask.lake import ledger as ledger_module
-from bulltask.lake.layout import Layout, batch_ingest_id
-from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
+from bulltask.lake import storage as ledger_module
+from bulltask.lake.storage import BatchRecord, Layout, Ledger, QueueRecord, batch_ingest_id
 
 QUERY, NEXT_QUERY = "3f0c2a91-1111-4222-8333-444444444444", "77aa0000-1111-4222-8333-444444444444"
 

@@ -19,7 +19,7 @@ from bulltask.cli.main import main
 from bulltask.cli.pipeline import pipeline
 from bulltask.errors import ConfigError
 from bulltask.lake.history import History
-from bulltask.lake.layout import Layout
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import EVENTS
 from tests.support.lake import LakeBuilder
 

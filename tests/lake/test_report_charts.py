@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from bulltask.lake.formatting import Unit, format_value, one_line
 from bulltask.lake.log_histogram import bucket_of
-from bulltask.lake.report.aggregates import TaskAggregate
-from bulltask.lake.report.charts import bands, chart, ranges
-from bulltask.lake.report.data import Axis
-from bulltask.lake.report.series import Series
+from bulltask.lake.report.charts import Series, bands, chart, ranges
+from bulltask.lake.report.data import Axis, TaskAggregate
 
 NOON = int(datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp()) // 60
 HOUR = Axis(NOON, 1, 60)

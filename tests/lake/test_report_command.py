@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
-from bulltask.lake.report.tables import _csv_cell
+from bulltask.lake.report.sections import _csv_cell
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
 

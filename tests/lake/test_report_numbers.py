@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError, LakeError
-from bulltask.lake.layout import Layout
-from bulltask.lake.report import sections, tables
-from bulltask.lake.report.aggregates import MAX_TASKS, UNKNOWN, by_queue, by_task, incomplete_minutes
-from bulltask.lake.report.data import MAX_SERIES, Axis, read
-from bulltask.lake.report.period import Period
-from bulltask.lake.report.views import notes
+from bulltask.lake.report import sections
+from bulltask.lake.report import sections as tables
+from bulltask.lake.report.data import (
+    MAX_SERIES,
+    MAX_TASKS,
+    UNKNOWN,
+    Axis,
+    Period,
+    by_queue,
+    by_task,
+    incomplete_minutes,
+    read,
+)
+from bulltask.lake.report.page import notes
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import BACKFILLS, EVENTS
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at

@@ -17,9 +17,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.lake.report import sections
-from bulltask.lake.report.build import Report, make_report
-from bulltask.lake.report.markdown import markdown
-from bulltask.lake.report.page import html
+from bulltask.lake.report.page import Report, html, make_report, markdown
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import period

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from bulltask.lake.report import sections, tables
-from bulltask.lake.report.aggregates import by_task
-from bulltask.lake.report.data import ReportData, read
-from bulltask.lake.report.period import Period
+from bulltask.lake.report import sections
+from bulltask.lake.report import sections as tables
+from bulltask.lake.report.data import Period, ReportData, by_task, read
 from bulltask.lake.tables import TASK_MINUTE
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.lake.report.aggregates import MAX_TASKS, by_task, top_with_others
-from bulltask.lake.report.data import read
+from bulltask.lake.report.data import MAX_TASKS, by_task, read, top_with_others
 from tests.support.gold import task_minute
 from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import DAY, build_report, period, values

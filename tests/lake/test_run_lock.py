@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.errors import LakeInUseError
-from bulltask.lake.layout import Layout
-from bulltask.lake.lock import RunLock, writer_pid
+from bulltask.lake.storage import Layout, RunLock, writer_pid
 
 
 @pytest.fixture

@@ -10,10 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulltask.lake.arrow import arrow_schema
-from bulltask.lake.layout import Layout, partition_name, partition_value
-from bulltask.lake.read import TableReader
-from bulltask.lake.staging import Staging
+from bulltask.lake.files import Staging, TableReader, arrow_schema
+from bulltask.lake.storage import Layout, partition_name, partition_value
 from bulltask.lake.tables import GAPS, JOBS
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)

@@ -10,13 +10,7 @@ from click.testing import CliRunner
 
 from bulltask.cli.main import main
 from bulltask.cli.pipeline import COMMANDS
-from bulltask.lake.stream_retention import (
-    RetentionNeed,
-    StreamRetention,
-    busiest_rate,
-    recommended_length,
-    retention_examples,
-)
+from bulltask.lake.status import RetentionNeed, StreamRetention, busiest_rate, recommended_length, retention_examples
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "pipeline.md"
 

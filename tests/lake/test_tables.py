@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bulltask.lake.arrow import arrow_schema
-from bulltask.lake.layout import Layout, batch_ingest_id, partition_value
+from bulltask.lake.files import arrow_schema
+from bulltask.lake.storage import Layout, batch_ingest_id, partition_value
 from bulltask.lake.tables import ATTEMPTS, EVENTS, TABLES, TASK_MINUTE, Table
 
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -26,7 +26,7 @@ def test_a_table_has_unique_columns_which_include_its_key(table: Table) -> None:
 
 @every_table
 def test_arrow_and_spark_have_the_same_columns_and_types(table: Table) -> None:
-    from bulltask.spark.tables.lake_tables import spark_schema  # noqa: PLC0415 - imports pyspark
+    from bulltask.spark.lake_tables import spark_schema  # noqa: PLC0415 - imports pyspark
 
     kinds = {
         "string": "string", "int32": "int", "int64": "bigint", "double": "double", "bool": "boolean",
@@ -38,7 +38,7 @@ def test_arrow_and_spark_have_the_same_columns_and_types(table: Table) -> None:
 
 
 def test_tables_and_layout_do_not_import_pyarrow() -> None:
-    program = "import bulltask.lake.tables, bulltask.lake.layout, sys; print('pyarrow' in sys.modules)"
+    program = "import bulltask.lake.tables, bulltask.lake.storage, sys; print('pyarrow' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
     assert run.stdout.strip() == "False"
 

@@ -23,8 +23,7 @@ from bulltask.errors import BulltaskError, DecodeError
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.payloads import PayloadCodec, PayloadFormat
 from bulltask.queue import FlowProducer, Queue, QueueEvents
-from bulltask.spark.source.broker_options import broker_options
-from bulltask.spark.source.options import EventsOptions, read_options
+from bulltask.spark.source.options import EventsOptions, broker_options, read_options
 from bulltask.worker.spawned import SpawnSpec
 from tests.conftest import ServerFactory
 

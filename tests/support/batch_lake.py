@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from bulltask.lake.arrow import latest_rows
+from bulltask.lake.files import latest_rows
 from bulltask.lake.tables import ATTEMPTS, JOBS
-from bulltask.spark.lifecycle.fold import LifecycleEvent
-from bulltask.spark.tables.silver import derive_silver
+from bulltask.spark.fold import LifecycleEvent
+from bulltask.spark.lifecycle import derive_silver
 from tests.support.silver_rows import events_table
 
 __all__ = ["IMMEDIATELY", "NEVER", "BatchLake", "histories_in_queues", "split_randomly"]

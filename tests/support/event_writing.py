@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import redis
 
-from bulltask.spark.lifecycle.fold import LifecycleEvent
+from bulltask.spark.fold import LifecycleEvent
 
 __all__ = ["fill", "write_events"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow.dataset as ds
 import redis
 
-from bulltask.lake.arrow import arrow_schema
-from bulltask.lake.layout import Layout
+from bulltask.lake.files import arrow_schema
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, JOBS, TASK_MINUTE, Table
 from tests.support.programs import ROOT
 from tests.support.spark_jvm import SMALL_QUERIES, conf_options, java_options, spark_home

@@ -8,9 +8,9 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from bulltask.spark.source.events_stream import EventsStreamReader
+from bulltask.spark.source.columns import EVENTS
 from bulltask.spark.source.options import StreamOptions, read_options
-from bulltask.spark.source.schemas import EVENTS
+from bulltask.spark.source.readers import EventsStreamReader
 
 __all__ = ["FakeQuery"]
 

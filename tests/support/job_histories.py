@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bulltask.spark.lifecycle.fold import MAX_TIME_MS, STATE_AFTER, LifecycleEvent
+from bulltask.spark.fold import MAX_TIME_MS, STATE_AFTER, LifecycleEvent
 
 __all__ = ["HistoryWriter", "far_future_histories", "histories", "random_events", "remove_ranges"]
 

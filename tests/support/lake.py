@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulltask.lake.arrow import arrow_schema, partition_schema
-from bulltask.lake.layout import Layout
+from bulltask.lake.files import arrow_schema, partition_schema
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, SNAPSHOTS, TABLES, Table
 
 __all__ = ["LakeBuilder", "at", "encode_partition"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 
-from bulltask.lake.report.build import Report, make_report
-from bulltask.lake.report.period import Period
+from bulltask.lake.report.data import Period
+from bulltask.lake.report.page import Report, make_report
 from tests.support.lake import LakeBuilder
 
 __all__ = ["DAY", "build_report", "period", "values"]

@@ -10,8 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from bulltask.lake.layout import Layout, batch_ingest_id, batch_of
-from bulltask.lake.ledger import Ledger
+from bulltask.lake.storage import Layout, Ledger, batch_ingest_id, batch_of
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS
 
 __all__ = ["STEPS", "interrupted_step", "is_running", "kill_before"]

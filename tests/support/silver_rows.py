@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bulltask.spark.lifecycle.fold import MAX_TIME_MS, AttemptRow, JobRow, LifecycleEvent
+from bulltask.spark.fold import MAX_TIME_MS, AttemptRow, JobRow, LifecycleEvent
 
 __all__ = ["COLUMNS", "arrow_rows", "assert_same", "attempt_row", "events_table", "job_row"]
 

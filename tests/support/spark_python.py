@@ -29,8 +29,8 @@ __all__ = ["spark_python"]
 
 STREAMING = "pyspark.sql.streaming.python_streaming_source_runner"
 PRELOADED = (
-    "bulltask.spark.connector.data_source",
-    "bulltask.spark.source.events_stream",
+    "bulltask.spark.connector",
+    "bulltask.spark.source.readers",
     "pyarrow.compute",
     "pyspark.daemon",
     STREAMING,

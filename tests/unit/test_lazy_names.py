@@ -16,7 +16,7 @@ import bulltask
 from tests.support.programs import ROOT
 
 LAZY = ("bulltask", "bulltask.queue", "bulltask.lake", "bulltask.spark")
-DATA_SOURCE = "bulltask.spark.connector.data_source"
+DATA_SOURCE = "bulltask.spark.connector"
 
 
 def imported_modules(program: str) -> set[str]:

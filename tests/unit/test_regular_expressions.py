@@ -23,10 +23,10 @@ from bulltask.events import Bus, JobStalled
 from bulltask.jobs.categories import by_database, by_text
 from bulltask.jobs.names import address_of
 from bulltask.lake.formatting import one_line
-from bulltask.lake.report.tables import _csv_cell, markdown_text
+from bulltask.lake.report.sections import _csv_cell, markdown_text
 from bulltask.observe.log import LogListener, configure
 from bulltask.registry.results import _rebuild
-from bulltask.spark.lifecycle.error_fingerprints import error_fingerprint, plain_reason
+from bulltask.spark.fold import error_fingerprint, plain_reason
 from bulltask.transport.redis_errors import acl_advice, tls_hint
 
 ROOT = Path(bulltask.__file__).parent

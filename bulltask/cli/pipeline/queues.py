@@ -35,13 +35,13 @@ from bulltask.cli.pipeline import (
 from bulltask.cli.terminal import as_table, echo, in_one_line
 from bulltask.jobs.errors import BulltaskError, LakeError
 from bulltask.lake.formatting import pluralize
-from bulltask.lake.layout import Layout
-from bulltask.lake.stream_retention import RetentionNeed, StreamRetention, retention_examples
+from bulltask.lake.status import RetentionNeed, StreamRetention, retention_examples
+from bulltask.lake.storage import Layout
 
 if TYPE_CHECKING:
-    from bulltask.lake.ledger import BatchRecord, Ledger
     from bulltask.lake.status import PipelineStatus, QueueStatus, SkippedQueue
-    from bulltask.spark.tables.replay import ReplayResult
+    from bulltask.lake.storage import BatchRecord, Ledger
+    from bulltask.spark.replay import ReplayResult
 
 __all__ = [
     "backfill_command",
@@ -121,7 +121,7 @@ def run_command(
     Exit codes: 0 (no events were lost), 1 (an error), 3 (events were lost, and the gaps are recorded in bronze.gaps), 4
     (events were lost, and --on-loss is fail).
     """
-    from bulltask.lake.ledger import Ledger  # noqa: PLC0415 - slow
+    from bulltask.lake.storage import Ledger  # noqa: PLC0415 - slow
 
     source = source_of(ctx, options)
     spark = open_session(master, conf)
@@ -256,7 +256,7 @@ def status_command(ctx: click.Context, /, *, lake: Path, as_json: bool, **connec
 
     Does not require Java.
     """
-    from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
+    from bulltask.spark.source.streams import pipeline_status  # noqa: PLC0415 - slow
 
     status = pipeline_status(Layout(lake), source_of(ctx, connection).options)
     if as_json:
@@ -432,7 +432,7 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
     """Return the server, the event streams of its queues, and the queues that cannot be recorded."""
     from bulltask.spark.source.connection import Connection  # noqa: PLC0415 - slow
     from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
-    from bulltask.spark.source.status import observe_streams, redis_version  # noqa: PLC0415 - slow
+    from bulltask.spark.source.streams import observe_streams, redis_version  # noqa: PLC0415 - slow
 
     options = read_options(EventsOptions, {"table": "events", **source.options, "skipUnsupportedQueues": "true"})
     try:
@@ -557,7 +557,7 @@ def snapshot_command(
 
     source = source_of(ctx, connection)
     spark = open_session(master, conf)
-    from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
+    from bulltask.spark.repair import snapshot  # noqa: PLC0415 - slow
 
     result = snapshot(spark, Layout(lake), source.options, states=parse_names(states, "--states"), since=since)
     click.echo(f"{pluralize(result.rows, 'job')} written to bronze.jobs; ingest_id of this write: {result.ingest_id}")
@@ -597,7 +597,7 @@ def backfill_command(
     layout = Layout(lake)
     layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
-    from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow
+    from bulltask.spark.repair import backfill  # noqa: PLC0415 - slow
 
     queues = None if source.queues == "*" else parse_names(source.queues, "--queues")
     result = backfill(spark, layout, source.options, since=since, until=until, queues=queues)
@@ -644,7 +644,7 @@ def replay_command(
     source, layout = source_of(ctx, connection), Layout(lake)
     layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
-    from bulltask.spark.tables.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
+    from bulltask.spark.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
 
     selection = ReplaySelection(condition, queue, limit)
     result = replay(spark, layout, source.options, selection, dry_run=not yes)
@@ -717,7 +717,7 @@ def enqueue_command(
         raise click.UsageError("pass either --name or --name-col")
     source, write_id = source_of(ctx, options), options["write_id"]
     spark = open_session(master, conf)
-    from bulltask.spark.sink.enqueue import FileColumns, enqueue_file  # noqa: PLC0415 - slow
+    from bulltask.spark.sink import FileColumns, enqueue_file  # noqa: PLC0415 - slow
 
     names = FileColumns(parse_names(data_cols, "--data-cols"), name, name_col, id_col)
     connection: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}

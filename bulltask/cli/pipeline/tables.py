@@ -23,11 +23,10 @@ from bulltask.jobs.errors import MissingExtraError
 from bulltask.lake.formatting import pluralize
 
 if TYPE_CHECKING:
-    from bulltask.lake.expiration import ExpiredDay
-    from bulltask.lake.gaps import GapRow
-    from bulltask.lake.layout import Layout
-    from bulltask.lake.report.build import Report
-    from bulltask.lake.report.tables import ReportTable
+    from bulltask.lake.files import GapRow
+    from bulltask.lake.report.page import Report
+    from bulltask.lake.report.sections import ReportTable
+    from bulltask.lake.storage import ExpiredDay, Layout
 
 __all__ = ["build_command", "compact_command", "expire_command", "gaps_command", "report_command"]
 
@@ -67,18 +66,18 @@ def build_command(
     Gold is only built by this command. You can build a day any number of times: its rows change until all its jobs have
     finished. Silver is written by 'run': rebuild it only if it is damaged.
     """
-    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow
+    from bulltask.lake.storage import Layout  # noqa: PLC0415 - slow
 
     config, layout = None if slo_config is None else read_slo_config(slo_config), Layout(lake)
     layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
     if layer == "gold":
-        from bulltask.spark.gold.build import build_gold  # noqa: PLC0415 - slow
+        from bulltask.spark.gold import build_gold  # noqa: PLC0415 - slow
 
         build_gold(spark, layout, build_days, config)
     else:
-        from bulltask.spark.tables.rebuild import build_silver  # noqa: PLC0415 - slow
+        from bulltask.spark.repair import build_silver  # noqa: PLC0415 - slow
 
         build_silver(spark, layout, build_days, open_job_timeout=timedelta(seconds=open_job_timeout))
     click.echo(f"built {layer} for {pluralize(len(build_days), 'day')}, {build_days[0]} to {build_days[-1]}")
@@ -100,8 +99,8 @@ def compact_command(*, lake: Path, before: date, tables: tuple[str, ...], target
 
     The command can run at the same time as 'run'. It can be killed at any moment and rerun. Does not require Java.
     """
-    from bulltask.lake.compaction import COMPACTED, compact  # noqa: PLC0415 - slow
-    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
+    from bulltask.lake.files import COMPACTED, compact  # noqa: PLC0415 - slow
+    from bulltask.lake.storage import Layout  # noqa: PLC0415 - slow
 
     layout = Layout(lake)
     results = [compact(layout, table, before=before, target_mb=target_mb) for table in tables or COMPACTED]
@@ -143,8 +142,7 @@ def expire_command(*, lake: Path, before: date, tables: str, yes: bool, as_json:
     after its events have expired, its history lacks the earlier attempts. Does not require Java.
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
-    from bulltask.lake.expiration import expire, find_tables  # noqa: PLC0415 - slow
-    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
+    from bulltask.lake.storage import Layout, expire, find_tables  # noqa: PLC0415 - slow
 
     expired = expire(Layout(lake), find_tables(parse_names(tables, "--tables")), before=before, dry_run=not yes)
     if as_json:
@@ -203,14 +201,14 @@ def gaps_command(
     Exit codes: 0 (no gaps in that period), 3 (there are gaps).
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415
-    from bulltask.lake.gaps import find_gaps  # noqa: PLC0415 - slow
-    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
-    from bulltask.lake.read import (  # noqa: PLC0415
+    from bulltask.lake.files import (  # noqa: PLC0415 - slow
         TableReader,
         check_queues,
+        find_gaps,
         known_queues,
         normalize_queue,
     )
+    from bulltask.lake.storage import Layout  # noqa: PLC0415
     from bulltask.lake.tables import EVENTS, GAPS  # noqa: PLC0415
 
     layout, names = Layout(lake), None
@@ -326,10 +324,10 @@ def report_command(
     if one_day is not None and day_range is not None:
         raise click.UsageError("--day and --days cannot be used together")
     with _report_missing_extra():
-        from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow, like the others
-        from bulltask.lake.report.build import make_report  # noqa: PLC0415
-        from bulltask.lake.report.period import Period  # noqa: PLC0415
-        from bulltask.lake.report.recommendations import CapacityTarget  # noqa: PLC0415
+        from bulltask.lake.report.data import Period  # noqa: PLC0415 - slow, like the others
+        from bulltask.lake.report.page import make_report  # noqa: PLC0415
+        from bulltask.lake.report.sections import CapacityTarget  # noqa: PLC0415
+        from bulltask.lake.storage import Layout  # noqa: PLC0415
 
         layout = Layout(lake)
         report_days = day_range or [one_day or _last_day(layout)]
@@ -378,7 +376,7 @@ def _output_format(section: str | None, wanted: str | None, output: Path | None)
 
 
 def _last_day(layout: Layout) -> date:
-    from bulltask.lake.read import TableReader  # noqa: PLC0415 - slow
+    from bulltask.lake.files import TableReader  # noqa: PLC0415 - slow
     from bulltask.lake.tables import EVENTS, TASK_MINUTE  # noqa: PLC0415
 
     reader = TableReader(layout)
@@ -389,27 +387,28 @@ def _last_day(layout: Layout) -> date:
 
 
 def _report_page(report: Report, output_format: str) -> str:
-    if output_format == "md":
-        from bulltask.lake.report.markdown import markdown  # noqa: PLC0415 - slow
+    from bulltask.lake.report.page import html, markdown  # noqa: PLC0415 - slow
 
-        return markdown(report)
-    from bulltask.lake.report.page import html  # noqa: PLC0415 - slow
-
-    return html(report)
+    return markdown(report) if output_format == "md" else html(report)
 
 
 def _report_table(report: Report, section: str, output_format: str) -> str:
-    from bulltask.lake.report import sections, tables, views  # noqa: PLC0415 - slow
+    from bulltask.lake.report import page, sections  # noqa: PLC0415 - slow
 
     short = output_format in {"table", "md"}
     report_tables: Mapping[str, ReportTable] = {
         "slo": sections.slo(report.data),
-        "capacity": views.capacity_table(report.queues, report.recommendations),
+        "capacity": page.capacity_table(report.queues, report.recommendations),
         "cost": sections.cost(sections.costs(report.data)),
-        "errors": views.short_errors(report.failures) if short else sections.errors(report.failures),
+        "errors": page.short_errors(report.failures) if short else sections.errors(report.failures),
     }
-    text = views.recommendation_text(report.recommendations) if section == "capacity" and short else ""
-    formatters = {"table": tables.as_text, "json": tables.as_json, "csv": tables.as_csv, "md": tables.as_markdown}
+    text = page.recommendation_text(report.recommendations) if section == "capacity" and short else ""
+    formatters = {
+        "table": sections.as_text,
+        "json": sections.as_json,
+        "csv": sections.as_csv,
+        "md": sections.as_markdown,
+    }
     return formatters[output_format](report_tables[section]) + text
 
 

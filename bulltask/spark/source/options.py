@@ -1,27 +1,22 @@
-"""The options of ``format("bulltask")``, checked before any task starts, including those from SQL.
-
-Spark passes options as strings, and the case of their names does not matter. An unknown name, an invalid value or a
-missing option raises a ``ConfigError`` whose message begins with a code, because ignoring it would read wrong rows.
-
-Options override bulltask's settings in the environment (``BULLTASK_BROKER_URL`` …), because a read may use a replica
-but a write must not. Both are resolved where the query is planned, and the executors get them with the plan.
-"""
+"""The options of ``format("bulltask")``, checked before any task starts, including those from SQL."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Final, Literal, TypeVar, cast
+from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar, cast
 
+from bulltask import embedded
 from bulltask.config.config import Config
 from bulltask.config.parsers import Parse, choice, flag, integer, optional, parse_names, plain_text
+from bulltask.config.settings import ENV_PREFIX, Settings
 from bulltask.config.urls import SecretUrl, url
 from bulltask.jobs.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
 from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
-from bulltask.spark.source.broker_options import option_error, resolve_config
 from bulltask.spark.source.offsets import StartAt, StreamId
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.queue import LISTS, SETS
@@ -31,6 +26,7 @@ __all__ = [
     "OPTIONS",
     "REQUIRED",
     "SPARK_OPTIONS",
+    "BrokerOptions",
     "CountsOptions",
     "EventsOptions",
     "JobsOptions",
@@ -41,9 +37,84 @@ __all__ = [
     "StreamOptions",
     "WriteOptions",
     "app_name",
+    "broker_options",
+    "option_error",
     "read_options",
+    "resolve_config",
     "table_of",
 ]
+
+
+# The location of Redis: resolved in this process, and passed to Spark as options.
+#
+# Spark plans reads in other processes, which have the environment that the JVM was started with. They would not see a
+# ``BULLTASK_BROKER_URL`` that a program sets later.
+
+
+class BrokerOptions(TypedDict, total=False):
+    """The location of Redis, and how queues are named; default: bulltask's settings.
+
+    Attributes:
+        url: The URL of Redis, preferably of a replica.
+        prefix: The first part of every BullMQ key.
+        queue_hash_tag: Whether BullMQ's name for queue ``emails`` is ``{emails}``.
+    """
+
+    url: str | SecretUrl | None
+    prefix: str | None
+    queue_hash_tag: bool | None
+
+
+def broker_options(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options ``url``, ``prefix`` and ``queueHashTag`` of ``format("bulltask")``.
+
+    Args:
+        arguments: The arguments of a function, including `BrokerOptions`; other values come from bulltask's settings.
+
+    Raises:
+        ConfigError: An option is invalid.
+    """
+    settings = {
+        "broker_url": arguments.get("url"),
+        "prefix": arguments.get("prefix"),
+        "queue_hash_tag": arguments.get("queue_hash_tag"),
+    }
+    config = resolve_config(settings)
+    return {
+        "url": embedded.resolve_url(config.broker_url).get_secret_value(),
+        "prefix": config.prefix,
+        "queueHashTag": str(config.queue_hash_tag).lower(),
+    }
+
+
+def resolve_config(overrides: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Config:
+    """Return bulltask's settings; values in ``overrides`` that are not ``None`` override the environment.
+
+    Raises:
+        ConfigError: A setting is invalid.
+    """
+    explicit = {name: value for name, value in overrides.items() if value is not None}
+    overridden = {ENV_PREFIX + name.upper() for name in explicit}
+    environment = os.environ if environ is None else environ
+    try:
+        return Settings(explicit, {name: text for name, text in environment.items() if name not in overridden}).freeze()
+    except ConfigError as exc:
+        raise option_error("INVALID", str(exc)) from None
+
+
+def option_error(code: str, text: str) -> ConfigError:
+    """Return the error for an invalid option; its message begins with a code."""
+    return ConfigError(f"[BULLTASK_OPTION_{code}] {text}")
+
+
+# The options of ``format("bulltask")``, checked before any task starts, including those from SQL.
+#
+# Spark passes options as strings, and the case of their names does not matter. An unknown name, an invalid value or a
+# missing option raises a ``ConfigError`` whose message begins with a code, because ignoring it would read wrong rows.
+#
+# Options override bulltask's settings in the environment (``BULLTASK_BROKER_URL`` …), because a read may use a replica
+# but a write must not. Both are resolved where the query is planned, and the executors get them with the plan.
+
 
 EVERY: Final = "*"
 """All queues under the prefix."""

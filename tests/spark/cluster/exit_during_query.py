@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bulltask.lake.layout import Layout
-from bulltask.lake.ledger import Ledger
+from bulltask.lake.storage import Layout, Ledger
 from bulltask.spark import Pipeline, session
 from bulltask.testing.worker import wait_until
 

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 import pytest
 import redis
 
-from bulltask.lake.layout import Layout
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import ATTEMPTS, EVENTS
 from bulltask.queue import Queue
 from tests.spark.cluster.check_report import check_reads_and_writes

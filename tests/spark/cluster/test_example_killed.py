@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from bulltask.lake.layout import Layout
-from bulltask.lake.ledger import Ledger
+from bulltask.lake.storage import Layout, Ledger
 from bulltask.testing.worker import RedisServer, wait_until
 from tests.conftest import ServerFactory
 from tests.support.example_history import check_lake, count_finished_jobs, count_sent_jobs, run_example, run_worker

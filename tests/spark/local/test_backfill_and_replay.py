@@ -13,14 +13,13 @@ import redis
 from pyspark.sql import SparkSession
 
 from bulltask.errors import ConfigError
-from bulltask.lake.gaps import find_gaps
+from bulltask.lake.files import find_gaps
 from bulltask.lake.tables import ATTEMPTS, JOBS, SNAPSHOTS
 from bulltask.queue import Queue
+from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.pipeline import Pipeline
-from bulltask.spark.tables.backfill import BackfillResult, backfill
-from bulltask.spark.tables.lake_tables import latest, read_table
-from bulltask.spark.tables.replay import ReplayResult, ReplaySelection, replay
-from bulltask.spark.tables.snapshot import snapshot
+from bulltask.spark.repair import BackfillResult, backfill, snapshot
+from bulltask.spark.replay import ReplayResult, ReplaySelection, replay
 from tests.support.lake import LakeBuilder
 from tests.support.manual_worker import ManualWorker
 

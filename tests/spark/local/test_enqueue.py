@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from bulltask.errors import ConfigError
 from bulltask.spark import EnqueueResult, enqueue, gather
-from bulltask.spark.connector.session import register
+from bulltask.spark.connector import register
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]

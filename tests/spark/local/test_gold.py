@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bulltask.errors import ConfigError
-from bulltask.lake.arrow import arrow_schema
-from bulltask.lake.layout import Layout
+from bulltask.lake.files import arrow_schema
 from bulltask.lake.log_histogram import merge_histograms, percentile
 from bulltask.lake.slo_config import Objective, SLOConfig
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import (
     CAPACITY_MINUTE,
     COST_DAY,
@@ -25,9 +25,8 @@ from bulltask.lake.tables import (
     TASK_MINUTE,
     Table,
 )
-from bulltask.spark.gold.build import _spans, build_gold
-from bulltask.spark.gold.minutes import merge_minutes
-from bulltask.spark.tables.lake_tables import read_table
+from bulltask.spark.gold import _spans, build_gold, merge_minutes
+from bulltask.spark.lake_tables import read_table
 from tests.support.gold_oracle import History, Oracle, nearest_rank, random_history
 from tests.support.lake import LakeBuilder, at
 

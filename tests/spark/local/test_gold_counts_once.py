@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from bulltask.lake.arrow import arrow_schema, latest_rows
-from bulltask.lake.layout import Layout
+from bulltask.lake.files import arrow_schema, latest_rows
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import ATTEMPTS, JOBS, Table
-from bulltask.spark.gold.build import read_inputs
-from bulltask.spark.gold.facts import DaySpan
+from bulltask.spark.gold import DaySpan, read_inputs
 from tests.support.lake import LakeBuilder, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]

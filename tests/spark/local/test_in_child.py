@@ -20,7 +20,7 @@ from bulltask import App, PermanentError
 from bulltask.errors import Interrupt, ReleaseJob
 from bulltask.jobs.job import RunningJob
 from bulltask.spark import current_session
-from bulltask.spark.tasks.in_child import SparkInChild
+from bulltask.spark.tasks import SparkInChild
 from bulltask.testing.worker import wait_until
 from bulltask.worker.spark_tasks import SparkAttempt, SparkTaskRunner
 

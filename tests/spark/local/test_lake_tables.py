@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from bulltask.lake.layout import Layout, partition_name
+from bulltask.lake.storage import Layout, partition_name
 from bulltask.lake.tables import JOBS
-from bulltask.spark.tables.lake_tables import as_table, latest, read_table, spark_schema
+from bulltask.spark.lake_tables import as_table, latest, read_table, spark_schema
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

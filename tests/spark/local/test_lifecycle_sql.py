@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from bulltask.spark.lifecycle import error_fingerprints
-from bulltask.spark.lifecycle import sql as lifecycle_sql
-from bulltask.spark.lifecycle.fold import LifecycleEvent, lifecycle
+from bulltask.spark import fold as error_fingerprints
+from bulltask.spark import sql as lifecycle_sql
+from bulltask.spark.fold import LifecycleEvent, lifecycle
 from tests.support.job_histories import REASONS, far_future_histories, histories, random_events, remove_ranges
 from tests.support.silver_rows import COLUMNS, assert_same, attempt_row, job_row
 

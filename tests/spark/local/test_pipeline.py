@@ -17,15 +17,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from bulltask.errors import ConfigError, LakeInUseError
-from bulltask.lake.arrow import partition_schema
+from bulltask.lake.files import partition_schema
 from bulltask.lake.history import History
-from bulltask.lake.layout import Layout
-from bulltask.lake.ledger import Ledger
+from bulltask.lake.storage import Layout, Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark import Pipeline
-from bulltask.spark.lifecycle import sql as lifecycle_sql
-from bulltask.spark.lifecycle.fold import LifecycleEvent
-from bulltask.spark.tables.lake_tables import latest, read_table
+from bulltask.spark import sql as lifecycle_sql
+from bulltask.spark.fold import LifecycleEvent
+from bulltask.spark.lake_tables import latest, read_table
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
 from tests.support.programs import run_program
@@ -201,7 +200,7 @@ def test_a_lake_is_written_by_one_pipeline_at_a_time(pipeline: Make, redis_clien
         with pytest.raises(LakeInUseError, match="is already writing to the lake"):
             pipeline().run()
         program = (
-            "import sys\nfrom bulltask.lake.layout import Layout\nfrom bulltask.lake.lock import RunLock\n"
+            "import sys\nfrom bulltask.lake.storage import Layout\nfrom bulltask.lake.storage import RunLock\n"
             "RunLock(Layout(sys.argv[1]))"
         )
         with run_program(program, str(running.layout.root)) as other:

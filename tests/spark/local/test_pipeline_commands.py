@@ -18,8 +18,7 @@ from pyspark.sql import SparkSession
 from bulltask.cli.main import main
 from bulltask.cli.pipeline import queues
 from bulltask.embedded.server import pick_port
-from bulltask.lake.layout import Layout
-from bulltask.lake.ledger import Ledger
+from bulltask.lake.storage import Layout, Ledger
 from bulltask.lake.tables import TASK_MINUTE
 from bulltask.queue import Queue
 from bulltask.testing.worker import wait_until

@@ -13,8 +13,8 @@ from bulltask.errors import LakeError
 from bulltask.lake.tables import EVENTS, JOBS
 from bulltask.queue import Queue
 from bulltask.spark import Pipeline
-from bulltask.spark.tables.lake_tables import latest, read_table
-from bulltask.spark.tables.rebuild import build_silver
+from bulltask.spark.lake_tables import latest, read_table
+from bulltask.spark.repair import build_silver
 from tests.support.lake import LakeBuilder, at
 from tests.support.manual_worker import ManualWorker
 

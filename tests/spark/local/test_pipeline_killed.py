@@ -24,11 +24,9 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from bulltask.lake.arrow import arrow_schema, partition_schema
-from bulltask.lake.atomic_swap import finish_intents
-from bulltask.lake.layout import Layout
-from bulltask.lake.ledger import Ledger
+from bulltask.lake.files import arrow_schema, partition_schema
 from bulltask.lake.slo_config import Objective, SLOConfig
+from bulltask.lake.storage import Layout, Ledger, finish_intents
 from bulltask.lake.tables import (
     ATTEMPTS,
     CAPACITY_MINUTE,
@@ -41,9 +39,9 @@ from bulltask.lake.tables import (
     Table,
 )
 from bulltask.spark import Pipeline
-from bulltask.spark.lifecycle.fold import LifecycleEvent
+from bulltask.spark.fold import LifecycleEvent
+from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.pipeline import PipelineOptions
-from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.testing.worker import wait_until
 from tests.spark.conftest import settings
 from tests.support.attached_driver import gateway_variables, release

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from bulltask.cli.main import main
-from bulltask.lake.layout import Layout
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import EVENTS
 from bulltask.spark import Pipeline
-from bulltask.spark.tables.batches import BatchWriter
+from bulltask.spark.batches import BatchWriter
 from tests.support.event_writing import fill
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from bulltask.spark import EnqueueResult, enqueue
-from bulltask.spark.connector.session import register
+from bulltask.spark.connector import register
 from bulltask.testing.worker import wait_until
 from tests.support.worker_harness import WorkerHarness
 

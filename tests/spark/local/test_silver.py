@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bulltask.lake.tables import ATTEMPTS, JOBS
-from bulltask.spark.tables.rebuild import derived_silver
+from bulltask.spark.repair import derived_silver
 from tests.support.batch_lake import NEVER, BatchLake, histories_in_queues, split_randomly
 from tests.support.job_histories import far_future_histories, histories, random_events, remove_ranges
 from tests.support.silver_rows import arrow_rows, assert_same

@@ -10,7 +10,7 @@ import pytest
 import redis
 from pyspark.sql.datasource import DataSourceReader
 
-from bulltask.spark.connector.data_source import BulltaskSource
+from bulltask.spark.connector import BulltaskSource
 
 Rows = list[dict[str, Any]]
 Read = Callable[..., Rows]

@@ -15,12 +15,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from bulltask.errors import BrokerAuthError
 from bulltask.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
-from bulltask.spark.connector.data_source import BulltaskSource
-from bulltask.spark.sink.results import JobLookup
-from bulltask.spark.sink.writer import JobsWriter
+from bulltask.spark.connector import BulltaskSource
+from bulltask.spark.results import JobLookup
+from bulltask.spark.sink import JobsWriter
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import EventsOptions, WriteOptions, read_options
-from bulltask.spark.source.status import observe_streams
+from bulltask.spark.source.streams import observe_streams
 from bulltask.transport.scripts.add import scan_added_ids
 from tests.conftest import ServerFactory
 from tests.support.fake_query import FakeQuery

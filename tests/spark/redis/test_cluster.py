@@ -14,8 +14,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerConfigError, BrokerError
 from bulltask.queue import Queue
-from bulltask.spark.sink.results import JobLookup
-from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
+from bulltask.spark.results import JobLookup
+from bulltask.spark.sink import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.streams import entries_since

@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from bulltask.errors import BrokerNotReadyError
 from bulltask.jobs.clock import mono_ms
 from bulltask.queue import Queue
-from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
+from bulltask.spark.sink import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.testing.worker import wait_until

@@ -15,12 +15,12 @@ import redis
 from pyspark.sql.types import StructType
 
 from bulltask.errors import EventsLostError
-from bulltask.spark.source import events_stream
+from bulltask.spark.source import readers as events_stream
+from bulltask.spark.source.columns import EVENTS
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import Offsets, StreamId, batch_start, decode_offsets
 from bulltask.spark.source.options import StreamOptions, read_options
-from bulltask.spark.source.ranges import expected_rows
-from bulltask.spark.source.schemas import EVENTS
+from bulltask.spark.source.planning import expected_rows
 from bulltask.transport.call import Call
 from tests.support.event_streams import RandomStreams
 from tests.support.fake_query import FakeQuery

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo
 
 from bulltask.errors import EventsLostError
 from bulltask.queue import Queue
-from bulltask.spark.source.events_source import EventsPartition
+from bulltask.spark.source.readers import EventsPartition
 from tests.support.manual_worker import ManualWorker
 
 pytestmark = pytest.mark.redis

@@ -11,9 +11,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bulltask.errors import ConfigError
 from bulltask.queue import Queue
-from bulltask.spark.connector.data_source import BulltaskSource
-from bulltask.spark.source.events_stream import EventsStreamReader, StreamPartition
-from bulltask.spark.source.ranges import EntryRange
+from bulltask.spark.connector import BulltaskSource
+from bulltask.spark.source.planning import EntryRange
+from bulltask.spark.source.readers import EventsStreamReader, StreamPartition
 from tests.support.event_writing import fill
 from tests.support.fake_query import FakeQuery
 from tests.support.manual_worker import ManualWorker

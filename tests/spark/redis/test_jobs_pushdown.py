@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from bulltask.queue import Queue
-from bulltask.spark.source.jobs_source import JobsPartition, PushdownJobsReader
+from bulltask.spark.source.readers import JobsPartition, PushdownJobsReader
 from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import BASE, EVERY_STATE, add, age_jobs
 

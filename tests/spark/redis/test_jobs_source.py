@@ -18,9 +18,8 @@ from pyspark.sql.types import StructType
 
 from bulltask.errors import BrokerError
 from bulltask.queue import FlowJob, FlowProducer, Queue
-from bulltask.spark.source.columns import hash_fields, job_record_batch
-from bulltask.spark.source.jobs_source import JobsPartition
-from bulltask.spark.source.schemas import JOB_FIELDS, JOBS, arrow_schema
+from bulltask.spark.source.columns import JOB_FIELDS, JOBS, arrow_schema, hash_fields, job_record_batch
+from bulltask.spark.source.readers import JobsPartition
 from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import BASE, EVERY_STATE, add, age_jobs, ids_in_redis
 

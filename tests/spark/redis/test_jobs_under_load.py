@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 
 from bulltask.jobs.clock import mono_ms
 from bulltask.queue import Queue
-from bulltask.spark.source.jobs_source import JobsPartition
-from bulltask.spark.source.schemas import JOBS
+from bulltask.spark.source.columns import JOBS
+from bulltask.spark.source.readers import JobsPartition
 from bulltask.transport.broker import Broker
 from tests.support.load_generator import LoadGenerator
 from tests.support.manual_worker import ManualWorker

@@ -11,10 +11,9 @@ import redis
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bulltask.errors import ConfigError
-from bulltask.lake.layout import Layout
-from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
-from bulltask.spark.source.status import pipeline_status
-from bulltask.spark.tables.pipeline_metrics import PipelineMetrics, serve
+from bulltask.lake.storage import BatchRecord, Layout, Ledger, QueueRecord
+from bulltask.spark.pipeline_metrics import PipelineMetrics, serve
+from bulltask.spark.source.streams import pipeline_status
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
 

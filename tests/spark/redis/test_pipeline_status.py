@@ -13,9 +13,7 @@ import redis
 from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
-from bulltask.lake.layout import Layout
-from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
-from bulltask.lake.lock import RunLock, writer_pid
+from bulltask.lake.storage import BatchRecord, Layout, Ledger, QueueRecord, RunLock, writer_pid
 from tests.support.skipped_queues import SKIPPED_QUEUES, write_skipped_queues
 
 pytestmark = [pytest.mark.redis]

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidNameError, PayloadTooLargeError
 from bulltask.queue import Queue
-from bulltask.spark.sink.writer import JobsStreamWriter, JobsWriter, TaskCommit, WriteCounts
+from bulltask.spark.sink import JobsStreamWriter, JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.options import WriteOptions, read_options
 
 pytestmark = pytest.mark.redis

@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerAuthError, ConfigError
 from bulltask.queue import Queue
-from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
+from bulltask.spark.sink import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.options import StreamOptions, WriteOptions, read_options
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.fake_query import FakeQuery

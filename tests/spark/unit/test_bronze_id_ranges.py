@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulltask.lake.ledger import QueueRecord
-from bulltask.spark.source.columns import event_record_batch
-from bulltask.spark.source.schemas import EVENTS, arrow_schema
-from bulltask.spark.tables.bronze import _lifecycle_events, _queue_records
+from bulltask.lake.storage import QueueRecord
+from bulltask.spark.batches import _lifecycle_events, _queue_records
+from bulltask.spark.source.columns import EVENTS, arrow_schema, event_record_batch
 
 MAX_MS = 2**64 - 2
 

@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.source.columns import event_record_batch, hash_fields, job_record_batch
+from bulltask.spark.source.columns import (
+    EVENT_FIELDS,
+    EVENTS,
+    JOBS,
+    arrow_schema,
+    event_record_batch,
+    hash_fields,
+    job_record_batch,
+)
 from bulltask.spark.source.connection import gc_paused
-from bulltask.spark.source.schemas import EVENT_FIELDS, EVENTS, JOBS, arrow_schema
 
 KNOWN = [name.encode() for name in EVENT_FIELDS.values()]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from bulltask.errors import LakeError
-from bulltask.lake.layout import Layout, batch_ingest_id
-from bulltask.lake.ledger import QueueRecord
+from bulltask.lake.storage import Layout, QueueRecord, batch_ingest_id
+from bulltask.spark.batches import check_complete
 from bulltask.spark.source.offsets import START, Offsets, QueueOffset, StreamId, encode_offsets
-from bulltask.spark.tables.completeness import check_complete
 
 FIVE, NINE = QueueOffset(StreamId(50, 0), 5), QueueOffset(StreamId(90, 0), 9)
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from bulltask.lake.arrow import arrow_schema
-from bulltask.lake.layout import Layout
-from bulltask.lake.staging import Staging, write_file
+from bulltask.lake.files import Staging, arrow_schema, write_file
+from bulltask.lake.storage import Layout
 from bulltask.lake.tables import EVENTS
-from bulltask.spark.lifecycle.fold import LIFECYCLE_COLUMNS, LifecycleEvent
-from bulltask.spark.tables.state import earlier_events, read_open_events
+from bulltask.spark.batches import earlier_events, read_open_events
+from bulltask.spark.fold import LIFECYCLE_COLUMNS, LifecycleEvent
 from tests.support.silver_rows import events_table
 
 

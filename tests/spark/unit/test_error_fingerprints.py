@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.lifecycle.error_fingerprints import MAX_LENGTH, error_fingerprint, plain_reason
+from bulltask.spark.fold import MAX_LENGTH, error_fingerprint, plain_reason
 
 
 @pytest.mark.parametrize(

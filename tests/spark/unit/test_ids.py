@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError
 from bulltask.jobs.names import check_job_id
-from bulltask.spark.sink.rows import check_write_id, derived_id, new_write_id, write_id_of_batch
+from bulltask.spark.sink import check_write_id, derived_id, new_write_id, write_id_of_batch
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=6)
 ROWS = st.tuples(TEXTS, TEXTS, TEXTS, st.binary(max_size=8), st.integers(0, 3))

@@ -55,7 +55,7 @@ def output(program: str) -> str:
         "import bulltask.cli.pipeline.queues, bulltask.cli.pipeline.tables",
         "import bulltask.spark",
         "from bulltask.spark import current_session",  # tasks do this: a worker forks, and NumPy starts threads
-        "from bulltask.spark.source import offsets, options, planning, queues, ranges, status",
+        "from bulltask.spark.source import connection, offsets, options, planning, streams",
     ],
 )
 def test_modules_that_do_not_need_spark_do_not_import_it(program: str) -> None:
@@ -105,9 +105,9 @@ def test_cluster_nodes_need_only_the_packages_listed_in_the_docs() -> None:
     assert needed == {"cloudpickle", "msgpack", "pyarrow", "redis", "uuid_utils"}
     program = WITHOUT_SPARK.format(heavy={"click", "prometheus_client", "structlog", "tzdata"}) + (
         "before = set(sys.modules)\n"
-        "import bulltask.spark.connector.data_source, bulltask.spark.connector.enqueue_stream\n"
-        "import bulltask.spark.sink.mapping, bulltask.spark.sink.results\n"
-        "import bulltask.spark.tables.batches, bulltask.transport.broker\n"
+        "import bulltask.spark.connector\n"
+        "import bulltask.spark.mapping, bulltask.spark.results\n"
+        "import bulltask.spark.batches, bulltask.transport.broker\n"
         "print(*(name for name in set(sys.modules) - before))"
     )
     assert needed <= set(output(program).split())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.lifecycle.fold import JobRow, LifecycleEvent, lifecycle
+from bulltask.spark.fold import JobRow, LifecycleEvent, lifecycle
 from tests.support.job_histories import histories, random_events, remove_ranges
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.files import arrow_schema
 from bulltask.lake.tables import ATTEMPTS, JOBS
-from bulltask.spark.lifecycle.arrow_rows import attempts, jobs
-from bulltask.spark.lifecycle.fold import STATE_AFTER, LifecycleEvent, lifecycle
+from bulltask.spark.fold import STATE_AFTER, LifecycleEvent, lifecycle
+from bulltask.spark.lifecycle import attempts, jobs
 from tests.support.job_histories import REASONS, far_future_histories, histories, random_events, remove_ranges
 from tests.support.silver_rows import COLUMNS, arrow_rows, assert_same, attempt_row, events_table, job_row
 

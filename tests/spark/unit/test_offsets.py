@@ -26,7 +26,7 @@ from bulltask.spark.source.offsets import (
     reconcile,
     with_stream_end,
 )
-from bulltask.spark.source.ranges import EntryRange, split_range
+from bulltask.spark.source.planning import EntryRange, split_range
 
 
 def at(ms: int, seq: int = 0) -> StreamId:

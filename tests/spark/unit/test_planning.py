@@ -22,8 +22,7 @@ from bulltask.spark.source.offsets import (
     encode_offsets,
     first_offset,
 )
-from bulltask.spark.source.planning import BatchLimits, divide_limit, plan_batch
-from bulltask.spark.source.ranges import split_range
+from bulltask.spark.source.planning import BatchLimits, divide_limit, plan_batch, split_range
 from tests.support.memory_streams import Entry, MemoryStream, MemoryStreams
 
 QUEUES = ("emails", "images", "reports")

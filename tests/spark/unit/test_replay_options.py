@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bulltask.errors import DecodeError
-from bulltask.spark.tables.replay import ReplaySelection, replay_options
+from bulltask.spark.replay import ReplaySelection, replay_options
 
 
 def test_options_that_control_how_a_job_runs_are_kept() -> None:

@@ -8,7 +8,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bulltask.errors import ConfigError
-from bulltask.spark.source.schemas import EVENT_FIELDS, JOB_FIELDS, TABLES, arrow_schema, select_columns
+from bulltask.spark.source.columns import EVENT_FIELDS, JOB_FIELDS, TABLES, arrow_schema, select_columns
 
 
 @pytest.mark.parametrize("table", TABLES)

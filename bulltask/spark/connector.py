@@ -1,0 +1,489 @@
+"""``enqueue_stream``: add a job for each distinct row in each batch of a streaming DataFrame."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final, Literal, Unpack
+
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, is_remote
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import StructType
+
+import bulltask
+from bulltask.config.parsers import choice
+from bulltask.jobs.clock import Duration, to_ms
+from bulltask.jobs.errors import ConfigError, MissingExtraError, did_you_mean
+from bulltask.spark.sink import (
+    JobsStreamWriter,
+    JobsWriter,
+    WriteArguments,
+    check_option_names,
+    standard_rows,
+    write_options,
+)
+from bulltask.spark.source.columns import TABLES, select_columns
+from bulltask.spark.source.options import (
+    BrokerOptions,
+    CountsOptions,
+    EventsOptions,
+    JobsOptions,
+    StreamOptions,
+    WriteOptions,
+    broker_options,
+    read_options,
+    table_of,
+)
+from bulltask.spark.source.readers import (
+    CountsReader,
+    EventsReader,
+    EventsStreamReader,
+    JobsReader,
+    PushdownCountsReader,
+    PushdownEventsReader,
+    PushdownJobsReader,
+)
+
+__all__ = [
+    "PUSHDOWN",
+    "BulltaskSource",
+    "EnqueueStreamOptions",
+    "counts",
+    "enqueue_stream",
+    "events",
+    "jobs",
+    "register",
+    "session",
+    "stream_events",
+]
+
+
+# The data source ``bulltask``: the factory of its readers and writers.
+
+
+class BulltaskSource(DataSource):
+    """The data source of ``format("bulltask")``: checks the options and returns the reader or writer of a table.
+
+    A reader accepts filters only with ``pushdown=true``; :mod:`bulltask.spark.source.readers` explains why. Spark
+    rejects such a reader while ``spark.sql.python.filterPushdown.enabled`` is off, so it is a separate class.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format()`` and ``USING``."""
+        return "bulltask"
+
+    def schema(self) -> StructType:
+        """Return all columns of the table.
+
+        Raises:
+            ConfigError: The table does not exist.
+        """
+        return TABLES[table_of(self.options)]
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of the table.
+
+        Args:
+            schema: All columns, or the columns that the user selected.
+
+        Raises:
+            ConfigError: An option or a column is unknown, invalid or missing.
+        """
+        table = table_of(self.options)
+        columns = select_columns(table, schema)
+        if table == "events":
+            events = read_options(EventsOptions, self.options)
+            return (PushdownEventsReader if events.pushdown else EventsReader)(events, columns)
+        if table == "counts":
+            counts = read_options(CountsOptions, self.options)
+            return (PushdownCountsReader if counts.pushdown else CountsReader)(counts, columns)
+        jobs = read_options(JobsOptions, self.options)
+        return (PushdownJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a streaming query of events; other tables cannot be streamed.
+
+        Args:
+            schema: All columns, or the columns that the user selected.
+
+        Raises:
+            ConfigError: An option or a column is unknown, invalid or missing.
+        """
+        # Spark requests the columns before it reports that this is a streaming query.
+        if table_of(self.options) != "events":
+            raise ConfigError(
+                "[BULLTASK_OPTION_MISSING] a streaming query can read only events: add option('table', 'events')"
+            )
+        return EventsStreamReader(read_options(StreamOptions, self.options), select_columns("events", schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a batch: each distinct row becomes a job.
+
+        Args:
+            schema: The schema of the rows.
+            overwrite: Whether the mode is ``overwrite``, which is rejected.
+
+        Raises:
+            ConfigError: An option or a column is invalid.
+        """
+        return JobsWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Return the writer of a streaming query, which writes each batch like :meth:`writer`."""
+        return JobsStreamWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
+
+
+# Spark sessions with the settings that the pipeline needs, and with bulltask's data source.
+
+
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+"""While this setting is off (Spark's default), Spark rejects reads from a source that accepts filters."""
+
+_REQUIRED_CONF: Final[Mapping[str, str]] = {
+    PUSHDOWN: "true",
+    "spark.sql.session.timeZone": "UTC",
+    # Other programs read Spark's default timestamp type as nanoseconds without a time zone.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # A batch that is written again must replace only its own partitions.
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+}
+
+_LOCAL_CONF: Final[Mapping[str, str]] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+}
+"""Settings for a session in this process: no lookup of this machine's name, and few partitions for small tables."""
+
+
+def session(
+    app: str = "bulltask",
+    master: str | None = None,
+    *,
+    ui: bool = False,
+    shuffle_partitions: int | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a session with the settings that the pipeline needs, and with the data source ``bulltask``.
+
+    If the process already has a session, it is used, because Spark has one session per process.
+
+    Args:
+        app: The application's name in the Spark UI and in logs.
+        master: Spark's master: ``local[4]``, ``spark://…``, or ``sc://…`` for a Spark Connect server; default: the
+            master given to ``spark-submit`` or in the environment variable ``SPARK_REMOTE``, else ``local[*]``.
+        ui: Whether to serve the Spark UI; ignored with Spark Connect.
+        shuffle_partitions: The partitions of a shuffled table; default: 4 with a local master, else Spark's default.
+        conf: Further Spark settings, which override the settings above. With Spark Connect, only settings that a
+            session may set.
+
+    Returns:
+        The session. ``session().stop()`` stops it.
+
+    Raises:
+        MissingExtraError: A package that Spark Connect needs is not installed.
+    """
+    # Otherwise Spark's Python workers use the `python3` on the PATH, which may lack packages that this process has.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    server = _remote_server(master)
+    builder = SparkSession.builder.appName(app)
+    if server is not None:
+        builder = builder.remote(server)
+    elif master is not None:
+        builder = builder.master(master)
+    settings = _settings(master, shuffle_partitions) | ({} if server else {"spark.ui.enabled": str(ui).lower()})
+    for name, value in (settings | dict(conf or {})).items():
+        builder = builder.config(name, value)
+    try:
+        spark = builder.getOrCreate()
+    except ImportError as exc:  # only the Connect client checks for packages; the error names the first
+        raise MissingExtraError(f"Spark Connect: pip install 'pyspark[connect]' 'pandas<3' ({exc})") from exc
+    register(spark)
+    return spark
+
+
+def _remote_server(master: str | None) -> str | None:
+    """Return the address of the Spark Connect server; ``None`` without Spark Connect."""
+    address = os.environ.get("SPARK_REMOTE", "") if master is None else master
+    return address if address.startswith("sc://") else None
+
+
+def _settings(master: str | None, shuffle_partitions: int | None) -> dict[str, str]:
+    settings = dict(_REQUIRED_CONF)
+    if master is not None and master.startswith("local"):
+        settings |= _LOCAL_CONF
+    if shuffle_partitions is not None:
+        settings["spark.sql.shuffle.partitions"] = str(shuffle_partitions)
+    return settings
+
+
+def register(spark: SparkSession, name: str = "bulltask") -> None:
+    """Register ``format("bulltask")`` with a session.
+
+    A read with ``pushdown`` needs a setting of the session that is off by default; this function turns it on.
+
+    Args:
+        spark: The session.
+        name: The format's name.
+    """
+    spark.conf.set(PUSHDOWN, "true")
+    archive = getattr(bulltask.__loader__, "archive", None)
+    if archive is not None and not is_remote():
+        _add_to_pythonpath(archive, spark)
+    spark.dataSource.register(_source(name))
+
+
+def _add_to_pythonpath(archive: str, spark: SparkSession) -> None:
+    """Add bulltask's zip archive (``--py-files``) to the module path of all of Spark's Python processes.
+
+    Spark adds such files to the path of executors and of this process, but not of the process that plans a
+    streaming query.
+    """
+    environment = spark.sparkContext.environment
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if archive not in paths:
+        environment["PYTHONPATH"] = os.pathsep.join([*paths, archive])
+
+
+def _source(name: str) -> type[DataSource]:
+    if name == BulltaskSource.name():
+        return BulltaskSource
+    # Spark calls the class method `name`. The class is pickled by value, because it is not in a module.
+    return type("NamedSource", (BulltaskSource,), {"name": classmethod(lambda _: name)})
+
+
+# Jobs and events as DataFrames: ``format("bulltask")`` with arguments instead of string options.
+
+
+_LOSS_OPTIONS: Final = {"fail": ("true", "false"), "gap": ("false", "true")}
+
+
+def jobs(
+    spark: SparkSession,
+    queues: str | Sequence[str] = "*",
+    states: str | Sequence[str] = ("completed", "failed"),
+    *,
+    columns: Sequence[str] | None = None,
+    partitions: int | None = None,
+    **connection: Unpack[BrokerOptions],
+) -> DataFrame:
+    """Return the jobs in some queues, as they are in Redis when Spark reads the rows.
+
+    Args:
+        spark: The session.
+        queues: Queue names, or ``*`` for all.
+        states: BullMQ's names: ``wait``, ``active``, ``delayed``, ``prioritized``, ``waiting-children``, ``completed``,
+            ``failed``, ``paused``; ``waiting`` is ``wait`` and ``paused``.
+        columns: The columns to read. Reading fewer columns is faster. Select them here, because Spark does not push a
+            query's column selection down to a Python data source.
+        partitions: The maximum number of tasks; default: 2 for each core.
+        connection: The options of `BrokerOptions`.
+
+    Returns:
+        The table ``jobs`` of ``format("bulltask")``, with a row for each job.
+
+    Raises:
+        ConfigError: A column does not exist. Other invalid arguments are reported when Spark reads the rows.
+    """
+    options = {"state": ",".join([states] if isinstance(states, str) else states)}
+    if partitions is not None:
+        options["numPartitions"] = str(partitions)
+    return _batch(spark, "jobs", columns, _options(queues, connection) | options)
+
+
+def events(
+    spark: SparkSession,
+    queues: str | Sequence[str] = "*",
+    *,
+    columns: Sequence[str] | None = None,
+    **connection: Unpack[BrokerOptions],
+) -> DataFrame:
+    """Return the events in the queues' event streams, by default the newest 10,000 of each queue.
+
+    Args:
+        spark: The session.
+        queues: Queue names, or ``*`` for all.
+        columns: The columns to read.
+        connection: The options of `BrokerOptions`.
+
+    Returns:
+        The table ``events`` of ``format("bulltask")``, with a row for each event.
+
+    Raises:
+        ConfigError: A column does not exist.
+    """
+    return _batch(spark, "events", columns, _options(queues, connection))
+
+
+def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **connection: Unpack[BrokerOptions]) -> DataFrame:
+    """Return the number of jobs in each state of each queue: ``queue``, ``state``, ``jobs``.
+
+    Args:
+        spark: The session.
+        queues: Queue names, or ``*`` for all.
+        connection: The options of `BrokerOptions`.
+    """
+    return _batch(spark, "counts", None, _options(queues, connection))
+
+
+def stream_events(
+    spark: SparkSession,
+    queues: str | Sequence[str] = "*",
+    *,
+    starting: Literal["earliest", "latest"] = "earliest",
+    max_events_per_trigger: int | None = 200_000,
+    align: bool = True,
+    on_loss: Literal["fail", "gap"] = "fail",
+    **connection: Unpack[BrokerOptions],
+) -> DataFrame:
+    """Return the events of some queues as a streaming DataFrame, each exactly once per checkpoint.
+
+    Args:
+        spark: The session.
+        queues: Queue names, or ``*`` for all, including queues that are created later.
+        starting: Where a new checkpoint begins.
+        max_events_per_trigger: The maximum number of events in a batch, across all queues; ``None`` for no limit.
+        align: If a batch cannot include all events of a queue, read no other queue past the time at which that queue
+            was cut off, so that watermarks drop nothing.
+        on_loss: What to do if events were trimmed before they were read: ``fail`` fails the query, and ``gap`` emits a
+            row with the event ``bulltask.gap``.
+        connection: The options of `BrokerOptions`.
+
+    Returns:
+        The streaming DataFrame.
+
+    Raises:
+        ConfigError: ``on_loss`` is invalid.
+    """
+    fail, rows = _LOSS_OPTIONS[choice(*_LOSS_OPTIONS)(on_loss, "on_loss")]
+    options = {
+        "startingOffsets": starting,
+        "maxEventsPerTrigger": str(max_events_per_trigger).lower(),  # the option's value for no limit is "none"
+        "alignQueues": str(align).lower(),
+        "failOnDataLoss": fail,
+        "gapRows": rows,
+    }
+    reader: DataStreamReader = _registered(spark).readStream.format("bulltask")
+    return reader.options(**_options(queues, connection), table="events", **options).load()
+
+
+def _batch(spark: SparkSession, table: str, columns: Sequence[str] | None, options: dict[str, str]) -> DataFrame:
+    reader: DataFrameReader = _registered(spark).read.format("bulltask").options(table=table, **options)
+    return (reader if columns is None else reader.schema(_select(table, columns))).load()
+
+
+def _registered(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+def _select(table: str, columns: Sequence[str]) -> StructType:
+    fields = {field.name: field for field in TABLES[table].fields}
+    for name in columns:
+        if name not in fields:
+            raise ConfigError(f"table {table} has no column {name!r}{did_you_mean(name, fields)}")
+    return StructType([fields[name] for name in columns])
+
+
+def _options(queues: str | Sequence[str], connection: BrokerOptions) -> dict[str, str]:
+    known = BrokerOptions.__annotations__
+    if unknown := sorted(set(connection) - set(known)):
+        raise TypeError(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+    named = queues if isinstance(queues, str) else json.dumps(list(queues))
+    return {**broker_options(connection), "queue": named}
+
+
+# ``enqueue_stream``: add a job for each distinct row in each batch of a streaming DataFrame.
+
+
+class EnqueueStreamOptions(WriteArguments, total=False):
+    """Further arguments of ``enqueue_stream``, in addition to :class:`bulltask.spark.sink.WriteArguments`.
+
+    ``write_id`` replaces the query's id, from which the jobs' ids are derived. A query with a new checkpoint but the
+    same source and ``write_id`` therefore adds no job twice. Times in ``opts`` are durations, not points in time.
+
+    Attributes:
+        trigger: How often a batch starts: seconds, ``timedelta``, or Spark's syntax; default: ``"5 seconds"``.
+        available_now: Send the rows that are available now, in batches, then stop.
+    """
+
+    trigger: Duration | str
+    available_now: bool
+
+
+def enqueue_stream(
+    df: DataFrame,
+    queue: str,
+    *,
+    name: str | Column,
+    data: Column | Sequence[str],
+    checkpoint: str,
+    job_id: Column | None = None,
+    **options: Unpack[EnqueueStreamOptions],
+) -> StreamingQuery:
+    """Start a query that adds a job to a queue for each distinct row in each batch of a streaming DataFrame.
+
+    Each batch is a separate write; its id is derived from the query and the batch. A batch that Spark runs again after
+    a crash adds only missing jobs. The same row in a later batch becomes another job. Rows in one batch with the same
+    name and data become one job.
+
+    Args:
+        df: The rows, from ``spark.readStream``.
+        queue: The queue's name.
+        name: The name of all jobs (for a bulltask worker, the task's name), or a column with names.
+        data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or column names; these
+            columns become an object.
+        checkpoint: The directory for Spark's progress; with the same directory, the query continues where it left off.
+        job_id: A column with the ids, as strings; BullMQ rejects ids that are numbers or contain a ``:``.
+        options: The options of :class:`EnqueueStreamOptions`.
+
+    Returns:
+        The running query. ``query.stop()`` stops it.
+
+    Raises:
+        TypeError: An option is unknown.
+        ConfigError: An option or a column is invalid, or ``df`` is not a streaming DataFrame.
+    """
+    check_option_names(options, EnqueueStreamOptions)
+    if not df.isStreaming:
+        raise ConfigError(
+            "enqueue_stream needs a streaming DataFrame (spark.readStream); use enqueue for a batch DataFrame"
+        )
+    rows = standard_rows(df, name, data, job_id)
+    writer_options = write_options(queue, options) | {"jobOpts": _encode_opts(options.get("opts", {}))}
+    JobsStreamWriter(read_options(WriteOptions, writer_options), rows.schema, overwrite=False)  # report errors now
+    register(df.sparkSession)
+    writer = rows.writeStream.format("bulltask").outputMode("append").options(**writer_options)
+    writer = writer.option("checkpointLocation", checkpoint)
+    if options.get("available_now", False):
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=_interval(options.get("trigger", "5 seconds"))).start()
+
+
+def _interval(trigger: Duration | str) -> str:
+    return trigger if isinstance(trigger, str) else f"{to_ms(trigger, 'trigger')} milliseconds"
+
+
+def _encode_opts(opts: Mapping[str, Any]) -> str:
+    """Return job options as JSON, because Spark recreates the writer from string options for each batch."""
+
+    def encode(value: object) -> object:
+        if isinstance(value, timedelta):
+            return value.total_seconds()
+        raise ConfigError(
+            f"opts of a streaming query must be numbers, strings, durations or mappings of these, not {value!r}: they "
+            "are the same for every batch"
+        )
+
+    return json.dumps(dict(opts), default=encode)

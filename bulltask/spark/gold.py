@@ -1,0 +1,704 @@
+"""Build the gold tables for some days from bronze and silver."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from bulltask.jobs.errors import ConfigError
+from bulltask.lake.files import days_in_gaps
+from bulltask.lake.log_histogram import GROWTH, ZERO
+from bulltask.lake.slo_config import EVERY, Metric, Objective, SLOConfig
+from bulltask.lake.storage import AtomicSwap, Layout, hold_swaps
+from bulltask.lake.tables import (
+    ATTEMPTS,
+    CAPACITY_MINUTE,
+    COST_DAY,
+    ERRORS_DAY,
+    EVENTS,
+    GAPS,
+    JOBS,
+    SLO_DAY,
+    TASK_MINUTE,
+    Table,
+)
+from bulltask.spark.lake_tables import as_table, day_of, latest, read_table, spark_schema
+
+__all__ = [
+    "COUNTERS",
+    "DAY_MS",
+    "MINUTE_MS",
+    "DaySpan",
+    "GoldInputs",
+    "build_gold",
+    "by_queue",
+    "capacity_minutes",
+    "cost_days",
+    "derived_tables",
+    "errors_days",
+    "gap_periods",
+    "merge_minutes",
+    "minute_facts",
+    "minute_table",
+    "percentile",
+    "read_inputs",
+    "slo_days",
+    "split_by_period",
+    "task_minutes",
+]
+
+
+# The facts that are aggregated into the per-minute gold tables.
+#
+# A fact has a ``kind``, a minute, an ``amount`` (a count or milliseconds), and for wait and run times the histogram
+# ``bucket``. All sums together need a single shuffle, which moves little more data than the result contains.
+#
+# Much of this is SQL text: each Python call on a column is a call into the JVM, and hundreds of calls take longer than
+# the work itself.
+
+
+MINUTE_MS: Final = 60_000
+DAY_MS: Final = 86_400_000
+
+COUNTERS: Final = (
+    "added", "started", "completed", "failed", "requeued", "stalled", "waiting_children", "finished", "removed",
+    "busy_ms", "wasted_ms",
+)  # fmt: skip
+"""The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have histograms."""
+
+_COUNTER_OF_OUTCOME: Final = {
+    "completed": "completed",
+    "failed": "failed",
+    "requeued": "requeued",
+    "stalled": "stalled",
+    "waiting-children": "waiting_children",
+}
+"""The counter for each outcome of an attempt. An open attempt has not ended, so it has none."""
+
+_WASTED: Final = "outcome in ('failed', 'requeued', 'stalled')"
+
+
+@dataclass(frozen=True, slots=True)
+class DaySpan:
+    """Consecutive days in UTC, including the last."""
+
+    first: date
+    last: date
+
+    @property
+    def start(self) -> datetime:
+        """The beginning of the first day."""
+        return datetime.combine(self.first, time(), UTC)
+
+    @property
+    def end(self) -> datetime:
+        """The end of the last day (exclusive)."""
+        return datetime.combine(self.last, time(), UTC) + timedelta(days=1)
+
+    @property
+    def start_ms(self) -> int:
+        """The first millisecond."""
+        return int(self.start.timestamp()) * 1000
+
+    @property
+    def end_ms(self) -> int:
+        """The first millisecond after the last day."""
+        return int(self.end.timestamp()) * 1000
+
+    def contains(self, at: Column) -> Column:
+        """Return a column that is true if a time is in these days."""
+        return (at >= F.lit(self.start)) & (at < F.lit(self.end))
+
+
+def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
+    """Return the per-minute facts for some days.
+
+    Args:
+        added: The ``added`` events of ``bronze.events``.
+        attempts: The latest rows of ``silver.attempts``.
+        jobs: The latest rows of ``silver.jobs``.
+        gaps: Rows of ``bronze.gaps``.
+        span: The days. Rows of other days are omitted.
+
+    Returns:
+        ``queue``, ``name``, ``minute`` (epoch milliseconds), ``kind``, ``bucket``, ``amount``.
+    """
+    added_fact = _fact_sql(_minute_sql("unix_millis(event_at)"), "'added'")
+    ended_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"
+    ended = _fact_sql(_minute_sql(f"unix_millis({ended_at})"), "if(finished_at is null, 'removed', 'finished')")
+    all_facts = [
+        _flatten(_attempt_facts(attempts, span)),
+        _flatten(added.where(span.contains(F.col("event_at"))).selectExpr("queue", "name", f"{added_fact} as fact")),
+        _flatten(jobs.where(span.contains(F.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact")),
+        # A minute with lost events has a row even if all its events are lost.
+        _flatten(
+            gap_periods(gaps, span, MINUTE_MS)
+            .where("creates_rows")
+            .selectExpr("queue", "cast(null as string) as name", f"{_fact_sql('period', _quote('gap'), '0')} as fact")
+        ),
+    ]
+    return reduce(DataFrame.unionByName, all_facts)
+
+
+def _flatten(facts: DataFrame) -> DataFrame:
+    return facts.select("queue", "name", "fact.*")
+
+
+def _attempt_facts(attempts: DataFrame, span: DaySpan) -> DataFrame:
+    """Return the facts of attempts: start, end, and the run time in each minute."""
+    at_start, at_end = _minute_sql("started"), _minute_sql("ended")
+    counter = "".join(f" when {_quote(outcome)} then {_quote(name)}" for outcome, name in _COUNTER_OF_OUTCOME.items())
+    single = ", ".join([
+        _fact_sql(at_start, _quote("started")),
+        _fact_sql(at_start, "if(wait_ms is not null, 'waited', null)", "1", _bucket_sql("wait_ms")),
+        _fact_sql(at_end, f"case outcome {counter} end"),
+        _fact_sql(at_end, "if(run_ms is not null, 'ran', null)", "1", _bucket_sql("run_ms")),
+    ])  # fmt: skip
+    is_wanted = f"fact.kind is not null and fact.minute between {span.start_ms} and {span.end_ms - 1}"
+    busy, wasted = (
+        _fact_sql("piece.period", _quote(kind), "piece.to - piece.from") for kind in ("busy_ms", "wasted_ms")
+    )
+    facts = f"""concat(
+        filter(array({single}), fact -> {is_wanted}),
+        transform(pieces, piece -> {busy}),
+        transform(if({_WASTED}, pieces, slice(pieces, 1, 0)), piece -> {wasted})
+    )"""
+    timed = attempts.selectExpr(
+        "queue", "name", "outcome", "wait_ms", "run_ms", "unix_millis(started_at) as started",
+        "unix_millis(ended_at) as ended",
+    )  # fmt: skip
+    split = timed.selectExpr("*", f"{split_by_period('started', 'ended', span, MINUTE_MS)} as pieces")
+    return split.selectExpr("queue", "name", f"explode({facts}) as fact")
+
+
+def split_by_period(started: str, ended: str, span: DaySpan, period_ms: int) -> str:
+    """Return SQL that splits the time between two moments (milliseconds) into the minutes or days of a span.
+
+    Returns:
+        An array of ``period`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if a
+        moment is unknown or the time does not overlap the span.
+    """
+    first = f"greatest({_floor_sql(started, period_ms)}, {span.start_ms}L)"
+    last = f"least({_floor_sql(ended, period_ms)}, {span.end_ms - period_ms}L)"
+    # sequence() would also count backward, and greatest() and least() ignore nulls.
+    overlaps = f"{started} is not null and {ended} is not null and {first} <= {last}"
+    periods = (
+        f"if({overlaps}, sequence({first}, greatest({first}, {last}), {period_ms}L), cast(array() as array<bigint>))"
+    )
+    piece = f"'period', period, 'from', greatest({started}, period), 'to', least({ended}, period + {period_ms}L)"
+    return f"transform({periods}, period -> named_struct({piece}))"
+
+
+def gap_periods(gaps: DataFrame, span: DaySpan, period_ms: int) -> DataFrame:
+    """Return the minutes or days of a span that overlap a gap.
+
+    A gap without a known end lasts until it was detected. A gap without a known beginning includes all minutes before
+    its end, but creates rows (``creates_rows``) only for the period in which it ends.
+
+    Returns:
+        ``queue``, ``period`` (the first millisecond), ``lost``, ``creates_rows``: one row for each gap and period.
+    """
+    ends = gaps.selectExpr(
+        "queue", "lost", "unix_millis(last_at_before) as since",
+        # Redis' clock may be ahead of the pipeline's.
+        "unix_millis(greatest(coalesce(first_at_after, detected_at), last_at_before)) as until",
+    )  # fmt: skip
+    overlapping = split_by_period("coalesce(since, 0L)", "until", span, period_ms)
+    rows = ends.selectExpr("queue", "lost", "since", "until", f"explode({overlapping}) as piece")
+    creates_rows = f"since is not null or {_floor_sql('until', period_ms)} = piece.period"
+    return rows.selectExpr("queue", "piece.period as period", "lost", f"{creates_rows} as creates_rows")
+
+
+def _floor_sql(ms: str, period_ms: int) -> str:
+    return f"({ms} - {ms} % {period_ms}L)"
+
+
+def _minute_sql(ms: str) -> str:
+    return _floor_sql(ms, MINUTE_MS)
+
+
+def _bucket_sql(ms: str) -> str:
+    """Return `bulltask.lake.log_histogram.bucket_of` as SQL."""
+    return f"if({ms} <= 0, {ZERO}, cast(ceil(ln({ms}) / {math.log(GROWTH)!r}D) as int))"
+
+
+def _fact_sql(minute: str, kind: str, amount: str = "1", bucket: str = "cast(null as int)") -> str:
+    amount = f"cast({amount} as bigint)"
+    return f"named_struct('minute', {minute}, 'kind', {kind}, 'bucket', {bucket}, 'amount', {amount})"
+
+
+def _quote(text: str) -> str:
+    return f"'{text}'"
+
+
+# The per-minute gold tables, and aggregates of minutes.
+
+
+_HISTOGRAM_KINDS: Final = {"wait": "waited", "run": "ran"}
+_QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
+    """Aggregate ``gold.task_minute``, without its partition.
+
+    Args:
+        facts: The facts of `bulltask.spark.gold.minute_facts`.
+        gaps: Rows of ``bronze.gaps``.
+        span: The days.
+    """
+    lost = gap_periods(gaps, span, MINUTE_MS).groupBy("queue", F.col("period").alias("minute"))
+    summed = _sum_facts(facts, ("queue", "name", "minute"))
+    return (
+        summed.join(lost.agg(F.sum("lost").alias("events_lost")), ["queue", "minute"], "left")
+        .withColumn("complete", F.col("events_lost").isNull())
+        .withColumn("events_lost", F.coalesce("events_lost", F.lit(0)))
+        .withColumn("minute", F.timestamp_millis("minute"))
+    )
+
+
+def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("queue", "name")) -> DataFrame:
+    """Aggregate minutes to hours, days, weeks or months. Percentiles are accurate to within 1%, as for minutes.
+
+    Args:
+        minutes: Rows of ``gold.task_minute``.
+        unit: A unit of Spark's ``date_trunc``: ``minute``, ``hour``, ``day``, ``week`` ...
+        by: The columns to group by: ``("queue",)`` adds up the tasks of a queue, ``()`` adds up all rows.
+
+    Returns:
+        ``by``, ``since`` (the beginning, UTC) and the columns of ``gold.task_minute`` except ``events_lost``;
+        ``complete`` is true if all minutes are complete.
+    """
+    counters = ", ".join(_minute_fact_sql(name, name) for name in COUNTERS)
+    histograms = (
+        f"transform(map_entries({column}_histogram_ms), entry -> {_minute_fact_sql(kind, 'entry.value', 'entry.key')})"
+        for column, kind in _HISTOGRAM_KINDS.items()
+    )
+    nonzero = f"filter(concat(array({counters}), {', '.join(histograms)}), fact -> fact.amount != 0)"
+    flags = f"array({_minute_fact_sql('minute', '0')}, {_minute_fact_sql('incomplete', 'if(complete, 0, 1)')})"
+    facts = minutes.select(
+        *by, F.date_trunc(unit, "minute").alias("since"), F.expr(f"inline(concat({nonzero}, {flags}))")
+    )
+    return _sum_facts(facts, (*by, "since"), "sum(if(kind = 'incomplete', amount, 0)) = 0 as complete")
+
+
+def _minute_fact_sql(kind: str, amount: str, bucket: str = "null") -> str:
+    values = f"'bucket', cast({bucket} as int), 'amount', cast({amount} as bigint)"
+    return f"named_struct('kind', '{kind}', {values})"
+
+
+def _sum_facts(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
+    """Aggregate facts to one row for each key: counters, histograms and percentiles."""
+    summed = facts.groupBy(*keys, "kind", "bucket").agg(F.sum("amount").alias("amount"))
+    sums = [f"sum(if(kind = '{name}', amount, 0)) as {name}" for name in COUNTERS]
+    counts = [
+        f"map_from_entries(array_sort(collect_list(if(kind = '{kind}', struct(bucket, amount), null))))"
+        f" as {column}_histogram_ms"
+        for column, kind in _HISTOGRAM_KINDS.items()
+    ]
+    rows = summed.groupBy(*keys).agg(*map(F.expr, [*sums, *counts, *others]))
+    percentiles = [
+        f"{percentile(f'{column}_histogram_ms', quantile)} as {column}_{name}"
+        for column in _HISTOGRAM_KINDS
+        for name, quantile in _QUANTILES.items()
+    ]
+    return rows.selectExpr("*", *percentiles)
+
+
+def percentile(counts: str, quantile: float) -> str:
+    """Return `bulltask.lake.log_histogram.percentile` of a column such as ``wait_histogram_ms``, as SQL."""
+    total = f"aggregate(map_values({counts}), 0L, (sum, count) -> sum + count)"
+    start = f"named_struct('seen', 0L, 'wanted', ceil({quantile!r}D * {total}), 'last', cast(null as int))"
+    last = "if(state.seen < state.wanted, entry.key, state.last)"
+    step = f"named_struct('seen', state.seen + entry.value, 'wanted', state.wanted, 'last', {last})"
+    value = f"cast(round(2 * pow({GROWTH!r}D, state.last) / {GROWTH + 1!r}D) as bigint)"
+    result = f"if(state.last = {ZERO}, 0L, {value})"
+    return f"aggregate(map_entries({counts}), {start}, (state, entry) -> {step}, state -> {result})"
+
+
+def capacity_minutes(
+    minutes: DataFrame, attempts: DataFrame, span: DaySpan, capacities: Mapping[str, int]
+) -> DataFrame:
+    """Aggregate ``gold.capacity_minute``, without its partition.
+
+    Args:
+        minutes: Rows of ``gold.task_minute`` for the span.
+        attempts: The latest rows of ``silver.attempts``.
+        span: The days.
+        capacities: The maximum number of running jobs, by queue and ``*``; for other queues, the day's observed
+            maximum.
+    """
+    queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")
+    configured = by_queue(capacities, "bigint")
+    observed = F.expr("nullif(max(peak_slots) over (partition by queue, to_date(minute)), 0)")
+    joined = queues.join(_peaks(attempts, span), ["queue", "minute"], "left").selectExpr(
+        "*", "finished + removed as finished_or_removed",
+        "added - finished - removed as backlog_delta", f"busy_ms / {MINUTE_MS} as busy_slots",
+        "coalesce(peak, 0L) as peak_slots",
+    )  # fmt: skip
+    return joined.withColumn("capacity", F.coalesce(configured, observed)).selectExpr(
+        "*", "busy_slots / capacity as utilization"
+    )
+
+
+def _peaks(attempts: DataFrame, span: DaySpan) -> DataFrame:
+    """Return the maximum number of running attempts in each minute."""
+    ran = split_by_period("unix_millis(started_at)", "unix_millis(ended_at)", span, MINUTE_MS)
+    ends = "inline(array(named_struct('at', piece.from, 'more', 1), named_struct('at', piece.to, 'more', -1)))"
+    # A worker may acquire its next job in the same millisecond in which it finishes one, so ends come first.
+    running = "sum(more) over (partition by queue, period order by at, more) as running"
+    return (
+        attempts.selectExpr("queue", f"explode({ran}) as piece")
+        .where("piece.from < piece.to")
+        .selectExpr("queue", "piece.period as period", ends)
+        .selectExpr("queue", "period", running)
+        .groupBy("queue", F.expr("timestamp_millis(period)").alias("minute"))
+        .agg(F.max("running").alias("peak"))
+    )
+
+
+def by_queue(values: Mapping[str, Any], kind: str) -> Column:
+    """Return the value of a row's queue, where ``*`` stands for all other queues; null if there is no value."""
+    cases = [F.when(F.col("queue") == queue, F.lit(value)) for queue, value in values.items() if queue != EVERY]
+    default = [F.lit(values[EVERY])] if EVERY in values else []
+    return reduce(F.coalesce, [*cases, *default, F.lit(None)]).cast(kind)
+
+
+# The per-day gold tables: failures, objectives, costs.
+
+
+_SAMPLES: Final = 5
+_HOUR_MS: Final = 3_600_000
+
+
+def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
+    """Aggregate ``gold.errors_day``.
+
+    Args:
+        attempts: The latest rows of ``silver.attempts``.
+        span: The days.
+    """
+    keys = ("dt", "queue", "name", "error_fingerprint")
+    failures = attempts.where((F.col("outcome") == "failed") & span.contains(F.col("ended_at"))).withColumn(
+        "dt", day_of(F.col("ended_at"))
+    )
+    newest = Window.partitionBy(*keys).orderBy(F.desc("ended_at"), "job_id", "incarnation")
+    sample = F.when(F.col("rank") <= _SAMPLES, F.struct("rank", "job_id"))
+    by_task = Window.partitionBy("dt", "queue", "name")
+    return (
+        failures.withColumn("rank", F.row_number().over(newest))
+        .groupBy(*keys)
+        .agg(
+            F.count("*").alias("count"),
+            F.min("ended_at").alias("first_seen"),
+            F.max("ended_at").alias("last_seen"),
+            F.min_by("failed_reason", "rank").alias("sample_failed_reason"),
+            F.array_sort(F.collect_list(sample))["job_id"].alias("sample_job_ids"),
+        )
+        .withColumn("fraction", F.col("count") / F.sum("count").over(by_task))
+    )
+
+
+def slo_days(
+    attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan, objectives: Iterable[Objective]
+) -> DataFrame:
+    """Aggregate ``gold.slo_day``.
+
+    Args:
+        attempts: The latest rows of ``silver.attempts``.
+        jobs: The latest rows of ``silver.jobs``.
+        gaps: Rows of ``bronze.gaps``.
+        span: The days.
+        objectives: The objectives; without objectives there are no rows.
+    """
+    objectives = list(objectives)
+    durations = _durations(attempts, jobs, span).where(F.lit(bool(objectives)))
+    targets = F.filter(F.array(*_targets(objectives)), lambda target: target["target"].isNotNull())
+    is_good = (F.col("ms") <= F.col("threshold_ms")) & F.col("may_be_good")
+    measured, good = F.count("*"), F.count_if(is_good)
+    missed = 1 - F.col("attainment")
+    return (
+        durations.select("*", F.inline(targets))
+        .groupBy("dt", "queue", "name", "metric", "threshold_ms", "target")
+        .agg(measured.alias("measured"), good.alias("good"))
+        .withColumn("attainment", F.col("good") / F.col("measured"))
+        .withColumn("error_budget_remaining", 1 - missed / (1 - F.col("target")))
+        .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
+        .withColumn("complete", F.col("has_gap").isNull())
+    )
+
+
+def _durations(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame:
+    """Return all measured durations: ``queue``, ``name``, ``dt``, ``metric``, ``ms``, ``may_be_good``."""
+
+    def select_durations(rows: DataFrame, metric: Metric, at: str, good: Column) -> DataFrame:
+        ms = F.col(f"{metric}_ms")
+        return rows.where(span.contains(F.col(at)) & ms.isNotNull()).select(
+            "queue", "name", day_of(F.col(at)).alias("dt"), F.lit(metric.value).alias("metric"),
+            ms.alias("ms"), good.alias("may_be_good"),
+        )  # fmt: skip
+
+    waits = select_durations(attempts.where("attempt = 1"), Metric.WAIT, "started_at", F.lit(True))
+    runs = select_durations(attempts, Metric.RUN, "ended_at", F.lit(True))
+    totals = select_durations(jobs, Metric.TOTAL, "finished_at", F.col("state") == "completed")
+    return waits.unionByName(runs).unionByName(totals)
+
+
+def _targets(objectives: Iterable[Objective]) -> list[Column]:
+    """Return the objectives as structs of a duration and a target; a target is null if its objective does not apply."""
+    targets: dict[tuple[str, int], list[Column]] = {}
+    for objective in objectives:
+        applies = (
+            (F.col("metric") == str(objective.metric))
+            & _matches("queue", objective.queue)
+            & _matches("name", objective.name)
+        )
+        targets.setdefault((objective.metric, objective.threshold_ms), []).append(
+            F.when(applies, F.lit(float(objective.target)))
+        )
+    structs = [
+        F.struct(F.lit(ms).cast("long").alias("threshold_ms"), F.coalesce(*target_columns).alias("target"))
+        for (_, ms), target_columns in targets.items()
+    ]
+    null_struct = F.struct(F.lit(None).cast("long").alias("threshold_ms"), F.lit(None).cast("double").alias("target"))
+    return [*structs, null_struct]
+
+
+def _matches(column: str, pattern: str) -> Column:
+    if pattern == EVERY:  # matches even rows without a name
+        return F.lit(True)
+    regex = ".*".join(map(re.escape, pattern.split(EVERY)))
+    return F.coalesce(F.col(column).rlike(rf"(?s)\A{regex}\z"), F.lit(False))
+
+
+def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mapping[str, Decimal]) -> DataFrame:
+    """Aggregate ``gold.cost_day``.
+
+    Args:
+        minutes: Rows of ``gold.task_minute`` for the span.
+        gaps: Rows of ``bronze.gaps``.
+        span: The days.
+        prices: The price of a slot per hour, by queue and ``*``; other queues have no cost.
+    """
+    ended = reduce(Column.__add__, map(F.col, ("completed", "failed", "requeued", "stalled", "waiting_children")))
+    cost = F.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / F.lit(_HOUR_MS)
+    jobs = F.nullif(F.col("jobs"), F.lit(0))
+    return (
+        minutes.groupBy("queue", "name", day_of(F.col("minute")).alias("dt"))
+        .agg(
+            F.sum("finished").alias("jobs"),
+            F.sum(ended).alias("attempts"),
+            F.sum("busy_ms").alias("busy_ms"),
+            F.sum("wasted_ms").alias("wasted_ms"),
+        )
+        .where("jobs > 0 or attempts > 0 or busy_ms > 0")
+        .withColumns(
+            {
+                "busy_s": F.col("busy_ms") / 1000,
+                "wasted_s": F.col("wasted_ms") / 1000,
+                "cost": cost.cast("decimal(18,6)"),
+                "cost_per_job": (cost / jobs).cast("decimal(18,6)"),
+            }
+        )
+        .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
+        .withColumn("complete", F.col("has_gap").isNull())
+    )
+
+
+def _days_with_gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
+    """Return the days of each queue that overlap a gap."""
+    day = day_of(F.timestamp_millis("period"))
+    return gap_periods(gaps, span, DAY_MS).select("queue", day.alias("dt"), F.lit(True).alias("has_gap")).distinct()
+
+
+# Build the gold tables for some days from bronze and silver.
+
+
+_DAY: Final = timedelta(days=1)
+_ATTEMPT_COLUMNS: Final = (
+    "queue", "job_id", "incarnation", "attempt", "name", "started_at", "ended_at", "wait_ms", "run_ms", "outcome",
+    "failed_reason", "error_fingerprint",
+)  # fmt: skip
+_JOB_COLUMNS: Final = ("queue", "name", "finished_at", "state", "total_ms", "as_of")
+_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GoldInputs:
+    """The rows that gold is built from: the latest rows of some days and of the days around them."""
+
+    added: DataFrame
+    attempts: DataFrame
+    jobs: DataFrame
+    gaps: DataFrame
+
+
+def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_config: SLOConfig | None = None) -> None:
+    """Build all gold tables for some days (UTC) and replace existing rows.
+
+    A day without data gets empty tables. Other days are not changed: an attempt that runs past midnight counts in each
+    of its days when that day is built. A day may be built any number of times; its rows change until all attempts that
+    began on that day have ended, because an attempt is recorded when it ends.
+
+    Args:
+        spark: A session, ideally from `bulltask.spark.session`.
+        layout: The lake.
+        days: The days, in any order.
+        slo_config: Objectives, prices and capacities; default: none.
+
+    Raises:
+        ConfigError: The days include 9999-12-31.
+    """
+    with AtomicSwap(layout) as swaps, _in_utc(spark):
+        for span in _spans(days):
+            with hold_swaps(layout), _cached(read_inputs(spark, layout, span)) as inputs:
+                written = {TASK_MINUTE: _write_table(minute_table(inputs, span), TASK_MINUTE, swaps.new_directory())}
+                # The other tables are built from the per-minute rows. Reading these from files keeps the query plan
+                # short.
+                minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))
+                for table, frame in derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
+                    written[table] = _write_table(frame, table, swaps.new_directory())
+            # All tables are complete before the first table becomes visible.
+            for table, directory in written.items():
+                _swap_days(layout, swaps, table, directory, span)
+
+
+def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInputs:
+    """Read the rows that the gold tables for some days are built from.
+
+    A row may be superseded by a row of any other day. A row of an earlier day can only supersede it if a backfill wrote
+    that row, and backfills only write days with gaps. Rows of later days are filtered by their start time while the
+    files are read, except where rows with the same key can have different start times: incarnations and attempts whose
+    start is unknown. An extra day on either side allows for differences between clocks.
+    """
+    before, after = str(span.first - _DAY), F.lit(span.end + _DAY)
+
+    def rows(table: Table, started: str, ended_at: Column) -> DataFrame:
+        is_snapshot, is_near = F.col("source") == "snapshot", F.col("dt") >= before
+        if backfilled_days := days_in_gaps(layout, (day for day in layout.days(table) if str(day) < before)):
+            is_near |= F.col("dt").isin(*map(str, backfilled_days)) & is_snapshot
+        starts_early = F.col(started).isNull() | (F.col(started) < after)
+        known = starts_early | is_snapshot | F.col("incarnation").isNull()
+        return latest(read_table(spark, layout, table).where(is_near & known), table).where(
+            (ended_at >= F.lit(span.start)) & _starts_before(F.col(started), span)
+        )
+
+    days = F.col("dt").between(str(span.first), str(span.last))
+    added = read_table(spark, layout, EVENTS).where(days & (F.col("event") == "added"))
+    return GoldInputs(
+        added.select("queue", "name", "event_at"),
+        rows(ATTEMPTS, "started_at", F.coalesce("ended_at", "started_at")).select(*_ATTEMPT_COLUMNS),
+        rows(JOBS, "created_at", F.coalesce("finished_at", "as_of")).select(*_JOB_COLUMNS),
+        _gaps(read_table(spark, layout, GAPS), span),
+    )
+
+
+def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
+    """Return the gaps that overlap some days. Usually there are none: an empty DataFrame makes the plan shorter."""
+    ends_late = F.greatest(F.coalesce("first_at_after", "detected_at"), "last_at_before") >= F.lit(span.start)
+    starts_early = F.col("last_at_before").isNull() | (F.col("last_at_before") < F.lit(span.end))
+    overlapping = gaps.where(ends_late & starts_early)
+    return gaps.where(F.lit(False)) if overlapping.isEmpty() else overlapping
+
+
+def _starts_before(started: Column, span: DaySpan) -> Column:
+    return started.isNull() | (started < F.lit(span.end))
+
+
+def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
+    """Build ``gold.task_minute`` for some days."""
+    facts = minute_facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
+    minutes = task_minutes(facts, inputs.gaps, span)
+    return as_table(minutes.withColumn("dt", day_of(F.col("minute"))), TASK_MINUTE)
+
+
+def derived_tables(
+    inputs: GoldInputs, minutes: DataFrame, span: DaySpan, slo_config: SLOConfig
+) -> dict[Table, DataFrame]:
+    """Build the other gold tables for some days.
+
+    Args:
+        inputs: The rows that the tables are built from.
+        minutes: Rows of ``gold.task_minute`` for these days.
+        span: The days.
+        slo_config: Objectives, prices and capacities.
+    """
+    attempts, jobs, gaps = inputs.attempts, inputs.jobs, inputs.gaps
+    capacity = capacity_minutes(minutes, attempts, span, slo_config.capacities).withColumn(
+        "dt", day_of(F.col("minute"))
+    )
+    return {
+        CAPACITY_MINUTE: as_table(capacity, CAPACITY_MINUTE),
+        ERRORS_DAY: as_table(errors_days(attempts, span), ERRORS_DAY),
+        SLO_DAY: as_table(slo_days(attempts, jobs, gaps, span, slo_config.objectives), SLO_DAY),
+        COST_DAY: as_table(cost_days(minutes, gaps, span, slo_config.prices), COST_DAY),
+    }
+
+
+def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
+    """Yield spans of consecutive days; each span is built as a whole."""
+    ordered = sorted(set(days))
+    if date.max in ordered:
+        raise ConfigError(
+            f"gold cannot be built for {date.max}: events with times after the year 9999 are stored on that day"
+        )
+    start = 0
+    for index, day in enumerate(ordered):
+        if index + 1 == len(ordered) or ordered[index + 1] - day > _DAY:
+            yield DaySpan(ordered[start], day)
+            start = index + 1
+
+
+def _write_table(frame: DataFrame, table: Table, directory: Path) -> Path:
+    """Write a table's rows, one file for each day, sorted by key."""
+    ordered = frame.repartition("dt").sortWithinPartitions("dt", *table.key)
+    ordered.write.partitionBy("dt").parquet(str(directory))
+    return directory
+
+
+def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, directory: Path, span: DaySpan) -> None:
+    """Replace old days with new days; a new day without rows also replaces the old day."""
+    for number in range((span.last - span.first).days + 1):
+        day = layout.day(table, span.first + number * _DAY)
+        new = directory / day.name
+        new.mkdir(parents=True, exist_ok=True)
+        swaps.swap(new, day, [day] if day.exists() else [])
+
+
+@contextmanager
+def _cached(inputs: GoldInputs) -> Iterator[GoldInputs]:
+    """Cache the inputs that every table uses, so that they are read and sorted once."""
+    with _persisted(inputs.attempts) as attempts, _persisted(inputs.jobs) as jobs:
+        yield GoldInputs(inputs.added, attempts, jobs, inputs.gaps)
+
+
+@contextmanager
+def _persisted(frame: DataFrame) -> Iterator[DataFrame]:
+    yield frame.persist()
+    frame.unpersist()
+
+
+@contextmanager
+def _in_utc(spark: SparkSession) -> Iterator[None]:
+    """Override the session's settings, so that days are in UTC and files are portable."""
+    before = {name: str(spark.conf.get(name)) for name in _SETTINGS}
+    try:
+        for name, value in _SETTINGS.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)

@@ -1,1 +1,0 @@
-"""The gold tables: aggregates by minute and by day."""

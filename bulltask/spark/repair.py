@@ -1,0 +1,486 @@
+"""Rebuild ``silver`` for some days from ``bronze.events``, after damage or an upgrade of bulltask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+
+from bulltask.jobs.errors import ConfigError, LakeError
+from bulltask.lake.files import CLOCK_TOLERANCE, GapRow, find_gaps
+from bulltask.lake.storage import AtomicSwap, Layout, Ledger, hold_swaps, list_directories
+from bulltask.lake.tables import ATTEMPTS, BACKFILLS, EVENTS, JOBS, SNAPSHOTS, Table
+from bulltask.spark.connector import register
+from bulltask.spark.fold import FINISHED
+from bulltask.spark.lake_tables import append, as_table, command_ingest_id, day_of, latest, read_table
+from bulltask.spark.sql import (
+    as_time,
+    attempts_of,
+    derive,
+    error_fingerprint,
+    in_order,
+    is_finished,
+    jobs_of,
+    lifecycle_events,
+    plain_reason,
+)
+
+__all__ = ["FINISHED", "BackfillResult", "SnapshotResult", "backfill", "build_silver", "derived_silver", "snapshot"]
+
+
+# Snapshots: write jobs that are in Redis, by default the finished ones, to ``bronze.jobs``.
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotResult:
+    """The result of a snapshot.
+
+    Attributes:
+        ingest_id: The ``ingest_id`` of the rows.
+        rows: The number of jobs.
+        snapshot_at: The ``snapshot_at`` of the rows.
+    """
+
+    ingest_id: str
+    rows: int
+    snapshot_at: datetime
+
+
+def snapshot(
+    spark: SparkSession,
+    layout: Layout,
+    source: Mapping[str, str],
+    *,
+    states: Sequence[str] = FINISHED,
+    since: datetime | None = None,
+) -> SnapshotResult:
+    """Write jobs that are in Redis to ``bronze.jobs``.
+
+    Args:
+        spark: The session.
+        layout: The lake.
+        source: The location of the queues, as options of ``format("bulltask")``.
+        states: The states of the jobs; default: ``completed`` and ``failed``.
+        since: Only jobs that finished at this time or later; unfinished jobs are then omitted.
+    """
+    register(spark)
+    snapshot_at = datetime.now(UTC)
+    ingest_id = command_ingest_id("snapshot", snapshot_at)
+    rows = _jobs_in_redis(spark, source, states, since).withColumn("snapshot_at", F.lit(snapshot_at))
+    rows = rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at")))
+    return SnapshotResult(ingest_id, append(rows, SNAPSHOTS, layout, ingest_id), snapshot_at)
+
+
+def _jobs_in_redis(
+    spark: SparkSession, source: Mapping[str, str], states: Sequence[str], since: datetime | None
+) -> DataFrame:
+    options = {**source, "table": "jobs", "state": ",".join(states), "skipUnsupportedQueues": "true"}
+    if since is None:
+        return spark.read.format("bulltask").options(**options).load()
+    # This DataFrame is read once, with a single filter, so Redis may apply the filter.
+    rows = spark.read.format("bulltask").options(**options, pushdown="true").load()
+    return rows.where(F.col("finished_at") >= F.lit(since))
+
+
+# Add jobs whose events were lost, if their hashes are known.
+#
+# If the *completed* or *failed* event of a job is lost, the job is missing from ``silver``, or stays open forever. Its
+# hash has the last attempt and the outcome. The rows that are derived from them have the ``source`` ``snapshot``, and
+# supersede the pipeline's rows for the same incarnation, because their ``as_of`` is later. A job that was retried
+# after an old snapshot is skipped.
+
+
+_GAPS: Final = StructType(
+    [
+        StructField("queue", StringType()),
+        StructField("gap", IntegerType()),  # the index of the gap
+        StructField("begin", TimestampType()),
+        StructField("end", TimestampType()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillResult:
+    """The result of a backfill.
+
+    Attributes:
+        gaps: The number of gaps in the period.
+        lost: The number of lost events.
+        examined: The number of finished jobs in Redis in these queues.
+        jobs: The number of rows written to ``silver.jobs``.
+        backfilled_gaps: The number of gaps for which at least one job was added.
+    """
+
+    gaps: int
+    lost: int
+    examined: int
+    jobs: int
+    backfilled_gaps: int
+
+
+def backfill(
+    spark: SparkSession,
+    layout: Layout,
+    source: Mapping[str, str],
+    *,
+    since: datetime,
+    until: datetime,
+    queues: Collection[str] | None = None,
+) -> BackfillResult:
+    """Add jobs that finished in gaps to silver.
+
+    First, the finished jobs of the queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs``
+    are compared with ``silver.jobs``. Running a backfill again writes no new rows.
+
+    Args:
+        spark: The session.
+        layout: The lake.
+        source: The location of the queues, as options of ``format("bulltask")``.
+        since: Only gaps that end at this time or later.
+        until: Only gaps that begin before this time.
+        queues: Only gaps of these queues.
+
+    Raises:
+        ConfigError: ``until`` is not later than ``since``.
+        LakeError: There is no lake.
+    """
+    if until <= since:
+        raise ConfigError(f"until ({until}) must be later than since ({since})")
+    gaps = find_gaps(layout, since=since, until=until, queues=queues)
+    if not gaps:
+        return BackfillResult(0, 0, 0, 0, 0)
+    # One queue at a time, as JSON: a name may contain a comma.
+    names = sorted({gap.queue for gap in gaps})
+    # Events recorded while the hashes are read are later than this, so they supersede these rows.
+    snapshot_at = datetime.now(UTC)
+    examined = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
+    missing = _missing(spark, layout, gaps).cache()
+    try:
+        with hold_swaps(layout):
+            missing.count()
+        ingest_id = command_ingest_id("backfill", snapshot_at)
+        rows = missing.withColumns({"source": F.lit("snapshot"), "as_of": F.lit(snapshot_at)})
+        append(_attempts(rows), ATTEMPTS, layout, ingest_id)
+        jobs = append(_backfilled_jobs(rows), JOBS, layout, ingest_id)
+        jobs_by_gap = {row["gap"]: row["count"] for row in _by_gap(missing)}
+    finally:
+        missing.unpersist()
+    backfills = [
+        (gap.queue, gap.last_id_before, gap.detected_at, jobs_by_gap.get(index, 0), snapshot_at)
+        for index, gap in enumerate(gaps)
+    ]
+    _record_backfills(spark, layout, ingest_id, list(dict.fromkeys(backfills)))
+    return BackfillResult(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(jobs_by_gap))
+
+
+def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
+    """Return jobs that finished in a gap and are not finished in ``silver``, with their ``incarnation`` and gap."""
+    spans = [(gap.queue, index, *gap.finish_period) for index, gap in enumerate(gaps)]
+    newest = Window.partitionBy("queue", "id").orderBy(F.col("snapshot_at").desc())
+    snapshots = read_table(spark, layout, SNAPSHOTS).withColumn("rank", F.row_number().over(newest))
+    finished = snapshots.where((F.col("rank") == 1) & F.col("state").isin(*FINISHED)).drop("rank")
+    in_gap = finished.join(
+        F.broadcast(spark.createDataFrame(spans, _GAPS)),
+        ["queue"],
+    ).where(F.col("finished_at").between(F.col("begin"), F.col("end")))
+    first_gap = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
+    ranked = in_gap.withColumn("rank", F.row_number().over(first_gap))
+    unknown = (
+        ranked.where("rank = 1")
+        .drop("rank", "begin", "end")
+        .join(_known_finished(spark, layout), _is_known(), "left_anti")
+    )
+    return _drop_continued(spark, layout, _with_incarnation(spark, layout, unknown))
+
+
+def _known_finished(spark: SparkSession, layout: Layout) -> DataFrame:
+    """Return the finished jobs in ``silver``."""
+    rows = latest(read_table(spark, layout, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
+    return rows.selectExpr(
+        "queue AS silver_queue", "job_id AS silver_id", "incarnation AS silver_incarnation", "state AS silver_state",
+        "finished_at AS silver_at",
+    )  # fmt: skip
+
+
+def _is_known() -> Column:
+    """Return whether the job has finished in ``silver``, at this time or later (after a manual retry).
+
+    If a clock is further behind than `CLOCK_TOLERANCE`, the job is written again, in a row that supersedes the first.
+    """
+    same_job = (F.col("queue") == F.col("silver_queue")) & (F.col("id") == F.col("silver_id"))
+    same_end = (F.col("state") == F.col("silver_state")) & (
+        F.col("silver_at") >= F.col("finished_at") - F.lit(CLOCK_TOLERANCE)
+    )
+    added_at = as_time(F.split("silver_incarnation", "-")[0].cast("bigint"))
+    same_incarnation = added_at <= F.coalesce("created_at", "finished_at") + F.lit(CLOCK_TOLERANCE)
+    later = F.col("silver_at") > F.col("finished_at") + F.lit(CLOCK_TOLERANCE)
+    return same_job & (same_end | (same_incarnation & later))
+
+
+def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
+    """Add the incarnation of the last ``added`` event before the job finished, unless it had finished earlier."""
+    last_finished = (
+        _known_finished(spark, layout)
+        .groupBy("silver_queue", "silver_id", "silver_incarnation")
+        .agg(F.max("silver_at").alias("silver_at"))
+    )
+    added = (
+        read_table(spark, layout, EVENTS)
+        .where("event = 'added'")
+        .selectExpr("queue AS silver_queue", "job_id AS silver_id", "event_id AS silver_incarnation",
+                    "event_at AS added_at", "event_ms", "event_seq")
+        .join(last_finished, ["silver_queue", "silver_id", "silver_incarnation"], "left")
+    )  # fmt: skip
+    is_candidate = (
+        (F.col("queue") == F.col("silver_queue"))
+        & (F.col("id") == F.col("silver_id"))
+        & (F.col("added_at") <= F.col("finished_at") + F.lit(CLOCK_TOLERANCE))
+    )
+    newest = Window.partitionBy("queue", "id").orderBy(F.col("event_ms").desc(), F.col("event_seq").desc())
+    candidates = (
+        unknown.join(added, is_candidate, "left").withColumn("rank", F.row_number().over(newest)).where("rank = 1")
+    )
+    has_finished = F.coalesce(F.col("silver_at") < F.col("created_at") - F.lit(CLOCK_TOLERANCE), F.lit(False))
+    incarnation = F.when(~has_finished, F.col("silver_incarnation"))
+    return candidates.withColumn("incarnation", incarnation).select(*unknown.columns, "incarnation")
+
+
+def _drop_continued(spark: SparkSession, layout: Layout, finished: DataFrame) -> DataFrame:
+    """Drop jobs that were retried after an old snapshot, because their events are more recent."""
+    rows = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "incarnation")
+    known = rows.agg(F.max("as_of").alias("known_at")).withColumnsRenamed(
+        {"queue": "known_queue", "job_id": "known_id", "incarnation": "known_incarnation"}
+    )
+    same_job = (F.col("queue") == F.col("known_queue")) & (F.col("id") == F.col("known_id"))
+    same_incarnation = F.col("incarnation").eqNullSafe(F.col("known_incarnation"))
+    continued = F.col("known_at") > F.col("finished_at") + F.lit(CLOCK_TOLERANCE)
+    return finished.join(known, same_job & same_incarnation & continued, "left_anti")
+
+
+def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
+    return missing.groupBy("gap").count().collect()  # type: ignore[return-value]  # columns of a Row are read by name
+
+
+def _last_attempt_number() -> Column:
+    """Return the number of the last attempt."""
+    return F.greatest(F.coalesce("attempts_started", "attempts_made", F.lit(1)), F.lit(1)).cast("int")
+
+
+def _failed_reason() -> Column:
+    return F.when(F.col("state") == "failed", plain_reason(F.col("failed_reason")))
+
+
+def _ms(first: str, last: str) -> Column:
+    return F.unix_millis(F.col(last)) - F.unix_millis(F.col(first))
+
+
+def _attempts(rows: DataFrame) -> DataFrame:
+    """Return rows of ``silver.attempts``: each job's last attempt, because the hash has no other."""
+    return rows.select(
+        "queue",
+        F.col("id").alias("job_id"),
+        "incarnation",
+        _last_attempt_number().alias("attempt"),
+        "name",
+        F.lit(None).cast("timestamp").alias("queued_at"),
+        F.col("processed_at").alias("started_at"),
+        F.col("finished_at").alias("ended_at"),
+        F.lit(None).cast("bigint").alias("wait_ms"),
+        _ms("processed_at", "finished_at").alias("run_ms"),
+        F.col("state").alias("outcome"),
+        _failed_reason().alias("failed_reason"),
+        error_fingerprint(_failed_reason()).alias("error_fingerprint"),
+        "worker",
+        "source",
+        "as_of",
+        day_of(F.col("finished_at"), F.col("as_of")).alias("dt"),
+    )
+
+
+def _backfilled_jobs(rows: DataFrame) -> DataFrame:
+    """Return rows of ``silver.jobs``. Columns that depend on earlier attempts are null if there were any."""
+    is_only = _last_attempt_number() == 1
+    return rows.select(
+        "queue",
+        F.col("id").alias("job_id"),
+        "incarnation",
+        "name",
+        "created_at",
+        F.when(is_only, F.col("processed_at")).alias("first_started_at"),
+        "finished_at",
+        "state",
+        _last_attempt_number().alias("attempt_count"),
+        F.coalesce("stalled_count", F.lit(0)).alias("stalls"),
+        F.lit(None).cast("bigint").alias("wait_ms"),
+        F.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),
+        _ms("created_at", "finished_at").alias("total_ms"),
+        _failed_reason().alias("failed_reason"),
+        error_fingerprint(_failed_reason()).alias("error_fingerprint"),
+        "parent_key",
+        F.octet_length("data").cast("int").alias("data_bytes"),
+        "source",
+        "as_of",
+        day_of(F.col("finished_at"), F.col("as_of")).alias("dt"),
+    )
+
+
+def _record_backfills(
+    spark: SparkSession, layout: Layout, ingest_id: str, backfills: Sequence[tuple[object, ...]]
+) -> None:
+    schema = "queue string, last_id_before string, detected_at timestamp, backfilled_jobs long, backfilled_at timestamp"
+    rows = spark.createDataFrame(backfills, schema)
+    append(rows.withColumn("dt", day_of(F.col("backfilled_at"))), BACKFILLS, layout, ingest_id)
+
+
+# Rebuild ``silver`` for some days from ``bronze.events``, after damage or an upgrade of bulltask.
+
+
+_TABLES: Final = (ATTEMPTS, JOBS)
+
+Partitions = dict[tuple[str, str], list[Path]]
+"""Paths by the names of their day and queue directories."""
+
+
+def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *, open_job_timeout: timedelta) -> None:
+    """Rebuild the silver rows for some days from all events in bronze.
+
+    Rows from snapshots and rows of open jobs that timed out are kept. The pipeline may be running.
+
+    Args:
+        spark: The session.
+        layout: The lake.
+        days: The days (UTC).
+        open_job_timeout: The time without events after which an open job times out, as for the pipeline.
+
+    Raises:
+        LakeError: Events that these days are derived from have expired.
+    """
+    _check_not_expired(layout, days, open_job_timeout)
+    # List the directories before reading events: rows that a batch adds after that are kept, and duplicate rows do no
+    # harm.
+    old = {table: _partitions(layout, table, days) for table in _TABLES}
+    head = Ledger(layout).head()
+    clock = datetime.fromtimestamp((head.newest_event_ms if head else 0) / 1000, UTC)
+    time_out_before_ms = round((clock - open_job_timeout).timestamp() * 1000)
+    ingest_id = command_ingest_id("build")
+    with AtomicSwap(layout) as swaps:
+        directories: dict[Table, Path] = {}
+        with hold_swaps(layout), derived_silver(read_table(spark, layout, EVENTS), time_out_before_ms) as silver:
+            for table, rows in silver.items():
+                directories[table] = swaps.new_directory()
+                all_rows = rows.unionByName(_rows_to_keep(spark, layout, table)).where(
+                    F.col("dt").isin(*map(str, days))
+                )
+                all_rows.write.partitionBy("dt", "queue").parquet(str(directories[table]))
+        for table, new in directories.items():
+            for (day, queue), replaced in sorted((_new_partitions(new) | old[table]).items()):
+                has_rows = (new / day / queue).is_dir()
+                target = layout.table(table) / day / queue / f"ingest_id={ingest_id}"
+                swaps.swap(new / day / queue if has_rows else None, target if has_rows else None, replaced)
+
+
+def _check_not_expired(layout: Layout, days: Collection[date], open_job_timeout: timedelta) -> None:
+    """Raise an error if early events of jobs have expired, because the rebuilt rows would lack data."""
+    events, derived = layout.days(EVENTS), [day for table in _TABLES for day in layout.days(table)]
+    if not derived or (events and events[0] <= min(derived)):
+        return
+    first = events[0] + open_job_timeout if events else None
+    for day in sorted(days):
+        if first is None or day < first:
+            raise LakeError(
+                f"silver for {day} cannot be rebuilt: events that it is derived from have expired; bronze.events of "
+                f"{layout.root} {f'begins with {events[0]}' if events else 'is empty'}"
+            )
+
+
+def _partitions(layout: Layout, table: Table, days: Collection[date]) -> Partitions:
+    partitions = {
+        (day.name, queue.name): list_directories(queue)
+        for day in (layout.day(table, path) for path in sorted(days))
+        for queue in list_directories(day)
+    }
+    # A batch that is being published may remove its files.
+    publishing = f"ingest_id={Ledger(layout).publishing()}"
+    return {key: [path for path in paths if path.name != publishing] for key, paths in partitions.items()}
+
+
+def _new_partitions(new: Path) -> Partitions:
+    return {(day.name, queue.name): [] for day in list_directories(new) for queue in list_directories(day)}
+
+
+def _rows_to_keep(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
+    """Return the rows that are not, or can no longer be, derived from events."""
+    rows = read_table(spark, layout, table).drop("ingest_id")
+    return rows.where((F.col("source") == "snapshot") | _is_timed_out(table))
+
+
+def _is_timed_out(table: Table) -> Column:
+    if table is ATTEMPTS:
+        return F.col("outcome") == "open"
+    return ~F.col("state").isin("completed", "failed", "removed")
+
+
+@contextmanager
+def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[Table, DataFrame]]:
+    """Derive the attempts whose outcome is known and the finished jobs, which can be used inside the ``with`` block.
+
+    Open jobs are omitted, as in batches (:mod:`~bulltask.spark.lifecycle`).
+
+    Args:
+        events: All rows of ``bronze.events``.
+        time_out_before_ms: An open job without events since this time times out: it is written with its last state.
+
+    Yields:
+        Rows of ``silver.attempts`` and ``silver.jobs``, without ``ingest_id``.
+    """
+    chosen = _choose_rows(derive(lifecycle_events(events)), time_out_before_ms).persist()
+    try:
+        yield {
+            ATTEMPTS: _as_rows_of(attempts_of(chosen.where("is_attempt")), ATTEMPTS, "ended_at"),
+            JOBS: _as_rows_of(jobs_of(chosen.where("is_job")), JOBS, "finished_at"),
+        }
+    finally:
+        chosen.unpersist()
+
+
+def _choose_rows(derived: DataFrame, time_out_before_ms: int) -> DataFrame:
+    """Keep events that begin an attempt with a known outcome (``is_attempt``), or end an incarnation (``is_job``)."""
+    window = in_order().rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    incarnation = F.struct(
+        *(F.coalesce(F.col(f"added.{name}"), F.lit(-1)).alias(name) for name in ("event_ms", "event_seq"))
+    )
+    last = {
+        "last_incarnation": F.last("incarnation").over(window),
+        "last_kept": F.last("kept.event").over(window),
+        "last_event": F.last("event").over(window),
+        "last_ms": F.last("event_ms").over(window),
+    }
+    ended = F.coalesce(F.col("last_kept").isin(*FINISHED), F.lit(False)) | (F.col("last_event") == "removed")
+    timed_out = (F.col("incarnation") == F.col("last_incarnation")) & ~ended & (F.col("last_ms") < time_out_before_ms)
+    is_over = (
+        F.coalesce(is_finished(), F.lit(False))
+        | (F.col("event") == "removed")
+        | F.col("next_event").isNotNull()
+        | F.col("timed_out")
+    )
+    with_last = derived.withColumn("incarnation", incarnation).withColumns(last).withColumn("timed_out", timed_out)
+    return with_last.withColumns(
+        {
+            "is_attempt": F.col("has_attempt") & (F.col("decided").isNotNull() | F.col("timed_out")),
+            "is_job": F.col("is_last") & is_over,
+        }
+    ).where("is_attempt OR is_job")
+
+
+def _as_rows_of(rows: DataFrame, table: Table, ended_at: str) -> DataFrame:
+    added = {"dt": day_of(F.col(ended_at), F.col("as_of")), "ingest_id": F.lit(None).cast("string")}
+    return as_table(rows.withColumns(added), table).drop("ingest_id")

@@ -1,0 +1,352 @@
+"""Send finished jobs again, selected by a condition on ``silver.jobs``: each once, even if the command runs twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from bulltask.config.config import Config
+from bulltask.jobs.errors import ConfigError, DecodeError
+from bulltask.jobs.fields import BULLTASK_KEY
+from bulltask.jobs.job import JobOptions, NewJob
+from bulltask.lake.files import TableReader
+from bulltask.lake.storage import Layout, hold_swaps
+from bulltask.lake.tables import JOBS, SNAPSHOTS
+from bulltask.spark.fold import FINISHED
+from bulltask.spark.lake_tables import latest, read_table
+from bulltask.spark.sink import vectorized_udf
+from bulltask.spark.source.columns import hash_fields, job_record_batch
+from bulltask.spark.source.connection import Connection, broker_of
+from bulltask.spark.source.options import WriteOptions, read_options
+from bulltask.transport.scripts.add import IdempotentWrite
+from bulltask.transport.scripts.job import job_fields
+
+__all__ = [
+    "HASH",
+    "HashLookup",
+    "ReplayResult",
+    "ReplaySelection",
+    "Replayer",
+    "StoredOptions",
+    "replay",
+    "replay_options",
+]
+
+
+_TOLERANCE: Final = timedelta(minutes=1)
+"""How far the times in a job's hash, by its workers' clocks, may differ from the times of its events."""
+
+_SAMPLE_SIZE: Final = 5
+_MAX_UNKNOWN_IDS: Final = 20
+_IDEMPOTENCY_TTL_MS: Final = 7 * 86_400_000
+
+_FIELDS: Final = ("name", "data", "opts", "created_at", "finished_at")
+HASH: Final = StructType(
+    [StructField(name, TimestampType() if name.endswith("_at") else StringType()) for name in _FIELDS]
+)
+"""The columns that are looked up."""
+
+_ARROW: Final = pa.schema(
+    [(name, pa.timestamp("us", tz="UTC") if name.endswith("_at") else pa.string()) for name in _FIELDS]
+)
+_JOBS_PER_ROUND_TRIP: Final = 500
+
+_SINGLE_JOB_OPTIONS: Final = frozenset(
+    {
+        "jobId", "delay", "timestamp",  # the new job has a new id and is due immediately
+        "parent", "fpof", "cpof", "idof", "rdof",  # its parent no longer waits for it
+        "repeat", "repeatJobKey", "prevMillis",  # the schedule continues independently
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySelection:
+    """The selection of finished jobs to send again.
+
+    Attributes:
+        where: An SQL condition on the columns of ``silver.jobs``.
+        queue: Only jobs of this queue.
+        limit: The maximum number of jobs, in order of queue and id.
+    """
+
+    where: str
+    queue: str | None = None
+    limit: int | None = None
+
+    @property
+    def write_id(self) -> str:
+        """The write id, derived from the condition without redundant spaces, so that it is the same in the next run."""
+        identity = "\0".join([" ".join(self.where.split()), self.queue or ""])
+        return f"replay-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """The result of a replay or of a dry run.
+
+    Attributes:
+        where: The condition.
+        write_id: The id of the write; the same condition for the same queue always has the same id.
+        selected: The number of selected finished jobs.
+        open_again: The number of selected jobs that were retried and are not finished. They are skipped.
+        unknown: The number of selected jobs whose data is neither in Redis nor in a snapshot. They are skipped.
+        unknown_ids: Some of these jobs, as ``queue/id``.
+        sample: Some of the jobs that can be sent: ``queue``, ``job_id``, ``name``, ``state``, ``finished_at``,
+            ``failed_reason``, ``data``.
+        dry_run: Whether nothing was sent.
+        added: The number of jobs that were sent.
+        duplicates: The number of jobs that an earlier replay had already sent.
+    """
+
+    where: str
+    write_id: str
+    selected: int
+    open_again: int
+    unknown: int
+    unknown_ids: Sequence[str]
+    sample: Sequence[Mapping[str, Any]] = field(repr=False)
+    dry_run: bool
+    added: int = 0
+    duplicates: int = 0
+
+    @property
+    def ready(self) -> int:
+        """The number of jobs that can be sent."""
+        return self.selected - self.open_again - self.unknown
+
+
+def replay(
+    spark: SparkSession,
+    layout: Layout,
+    source: Mapping[str, str],
+    selection: ReplaySelection,
+    *,
+    dry_run: bool = True,
+) -> ReplayResult:
+    """Send finished jobs again, with the same name, data and options, but a new id.
+
+    The new id is derived from the job and the time when it finished. A job is therefore not sent again while its copy
+    is in Redis, nor for 7 days after a replay with the same condition has sent it. Options that belong only to the
+    original job are dropped: its delay, its parent, its schedule, and when it expires.
+
+    Args:
+        spark: The session.
+        layout: The lake.
+        source: The location of the queues, as options of ``format("bulltask")``.
+        selection: The selected jobs.
+        dry_run: Send nothing; only return the result.
+
+    Raises:
+        ConfigError: The condition is invalid.
+        LakeError: There is no lake.
+    """
+    TableReader(layout)  # raises LakeError if there is no lake
+    options = read_options(WriteOptions, {key: text for key, text in source.items() if key != "queue"})
+    jobs = _with_data(_selected(spark, layout, selection), spark, layout, options).cache()
+    try:
+        with hold_swaps(layout):
+            counts = {row["status"]: row["count"] for row in jobs.groupBy("status").count().collect()}
+        unknown = jobs.where("status = 'unknown'").orderBy("queue", "job_id").limit(_MAX_UNKNOWN_IDS).collect()
+        sample = jobs.where("status = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
+        sent: Mapping[str, int] = {}
+        if not dry_run and counts.get("ready"):
+            sent = _send(
+                jobs.where("status = 'ready'"), Replayer(options.config, selection.write_id, _IDEMPOTENCY_TTL_MS)
+            )
+    finally:
+        jobs.unpersist()
+    columns = ("queue", "job_id", "name", "state", "finished_at", "failed_reason", "data")
+    return ReplayResult(
+        where=selection.where,
+        write_id=selection.write_id,
+        selected=sum(counts.values()),
+        open_again=counts.get("open", 0),
+        unknown=counts.get("unknown", 0),
+        unknown_ids=[f"{row['queue']}/{row['job_id']}" for row in unknown],
+        sample=[{name: row[name] for name in columns} for row in sample],
+        dry_run=dry_run,
+        added=sent.get("added", 0),
+        duplicates=sum(sent.values()) - sent.get("added", 0),
+    )
+
+
+def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -> DataFrame:
+    """Return the selected jobs, with the ids of their replays."""
+    rows = latest(read_table(spark, layout, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
+    if selection.queue is not None:
+        rows = rows.where(F.col("queue") == selection.queue)
+    try:
+        rows = rows.where(selection.where)
+        assert rows.schema  # forces Spark to check the condition now
+    except (AnalysisException, ParseException) as exc:
+        first = str(exc).strip().splitlines()[0]
+        raise ConfigError(f"the condition {selection.where!r} is invalid for silver.jobs: {first}") from exc
+    if selection.limit is not None:
+        rows = rows.orderBy("queue", "job_id", "incarnation").limit(selection.limit)
+    ended_us = F.unix_micros(F.coalesce("finished_at", "as_of")).cast("string")
+    identity = F.concat_ws("\0", "queue", "job_id", F.coalesce("incarnation", F.lit("")), ended_us)
+    return rows.withColumn("new_id", F.concat(F.lit("s"), F.substring(F.sha2(identity, 256), 1, 24)))
+
+
+def _with_data(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteOptions) -> DataFrame:
+    """Add the data of each job, from Redis or else from the latest snapshot."""
+    look_up = vectorized_udf(HashLookup(options).look_up, HASH)
+    with_hash = rows.withColumn("hash", look_up(F.struct("queue", "job_id")))
+    with_redis = with_hash.withColumn(
+        "in_redis", _is_same_incarnation(F.col("hash.created_at"), F.col("hash.finished_at"))
+    )
+    snapshots = read_table(spark, layout, SNAPSHOTS).selectExpr(
+        "queue", "id AS job_id", "snapshot_at",
+        "struct(name, data, opts, created_at, finished_at) AS kept",
+    )  # fmt: skip
+    joined = with_redis.join(snapshots, ["queue", "job_id"], "left")
+    is_in_snapshot = _is_same_incarnation(F.col("kept.created_at"), F.col("kept.finished_at"))
+    newest = Window.partitionBy("queue", "job_id", "incarnation").orderBy(
+        F.col("in_snapshot").desc(), F.col("snapshot_at").desc()
+    )
+    ranked = joined.withColumn("in_snapshot", is_in_snapshot).withColumn("rank", F.row_number().over(newest))
+    best = ranked.where("rank = 1")
+    known = F.when(F.col("in_redis"), F.col("hash")).when(F.col("in_snapshot"), F.col("kept"))
+    is_open = F.col("in_redis") & F.col("hash.finished_at").isNull()
+    status = F.when(is_open, "open").when(known["data"].isNotNull(), "ready").otherwise("unknown")
+    return best.select(
+        *(column for column in rows.columns if column != "name"),
+        F.coalesce(known["name"], F.col("name")).alias("name"),
+        known["data"].alias("data"),
+        known["opts"].alias("opts"),
+        status.alias("status"),
+    )
+
+
+def _is_same_incarnation(created_at: Column, finished_at: Column) -> Column:
+    """Return whether the data belongs to the same incarnation of the job: one of the times is the same."""
+    return F.coalesce(_is_near("created_at", created_at), F.lit(False)) | F.coalesce(
+        _is_near("finished_at", finished_at), F.lit(False)
+    )
+
+
+def _is_near(column: str, found: Column) -> Column:
+    own = F.col(column)
+    return found.between(own - F.lit(_TOLERANCE), own + F.lit(_TOLERANCE))
+
+
+def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
+    """Send the jobs; return the number of jobs that were added, and of duplicates."""
+
+    def statuses(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+        for results in replayer.statuses(map(pa.RecordBatch.from_struct_array, structs)):
+            yield pa.array(results, pa.string())
+
+    send = vectorized_udf(statuses, StringType())
+    job = F.struct("queue", "new_id", "name", "data", "opts")
+    sent = rows.select(send(job).alias("status"))
+    return {row["status"]: row["count"] for row in sent.groupBy("status").count().collect()}
+
+
+@dataclass(frozen=True, slots=True)
+class HashLookup:
+    """Looks up the hashes of jobs, on the executors.
+
+    Attributes:
+        options: The location of Redis.
+    """
+
+    options: WriteOptions = field(repr=False)
+
+    def look_up(self, arrays: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+        """Return the hash of each job, given by ``queue`` and ``job_id``; null if it does not exist."""
+        names = hash_fields(_FIELDS)
+        with Connection(self.options.config) as connection:
+            for jobs in arrays:
+                rows = jobs.to_pylist()
+                calls = [job_fields(self.options.keys(row["queue"]), row["job_id"], names) for row in rows]
+                replies: list[Any] = []
+                for start in range(0, len(calls), _JOBS_PER_ROUND_TRIP):
+                    replies += connection.run_many(calls[start : start + _JOBS_PER_ROUND_TRIP])
+                existing = [number for number, reply in enumerate(replies) if any(part is not None for part in reply)]
+                batch = job_record_batch(
+                    _ARROW, {}, [rows[n]["job_id"] for n in existing], [replies[n] for n in existing]
+                )
+                positions = {number: position for position, number in enumerate(existing)}
+                yield batch.to_struct_array().take(pa.array([positions.get(n) for n in range(len(rows))], pa.int64()))
+
+
+class StoredOptions(JobOptions):
+    """Options that are stored unchanged: any client may have written them, so they may lack bulltask's defaults."""
+
+    def to_wire(self, now_ms: int) -> dict[str, object]:  # noqa: ARG002 - nothing depends on the time
+        """Return the options."""
+        return dict(self.more)
+
+
+def replay_options(opts: str | None) -> StoredOptions:
+    """Return the options for sending a job again, given its stored options.
+
+    Raises:
+        DecodeError: The options are not a JSON object.
+    """
+    try:
+        stored = json.loads(opts or "{}")
+    except ValueError as exc:
+        raise DecodeError(f"the stored options {opts!r:.200} are not JSON") from exc
+    if not isinstance(stored, dict):
+        raise DecodeError(f"the stored options {opts!r:.200} are not a JSON object")
+    kept = {name: value for name, value in stored.items() if name not in _SINGLE_JOB_OPTIONS}
+    if isinstance(own := kept.get(BULLTASK_KEY), Mapping):
+        # The time by which the job had to start has passed.
+        kept[BULLTASK_KEY] = {name: value for name, value in own.items() if name != "expires"}
+    priority = kept.get("priority")
+    return StoredOptions(priority=priority if isinstance(priority, int) else 0, more=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayer:
+    """Sends jobs again. Spark serializes it for the executors, so it holds no connection.
+
+    Attributes:
+        config: The location of Redis, and the settings for queue names.
+        write_id: The id of the write.
+        idempotency_ttl_ms: How long Redis keeps the ids of added jobs.
+    """
+
+    config: Config = field(repr=False)  # its URL may have a password
+    write_id: str
+    idempotency_ttl_ms: int
+
+    def statuses(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[str]]:
+        """Send the rows of some batches (``queue``, ``new_id``, ``name``, ``data``, ``opts``) and yield ``added`` or
+        ``duplicate`` for each row.
+
+        Raises:
+            BulltaskError: Redis cannot be reached, or a job's options are invalid. Jobs that were already sent are
+                not removed; running the replay again adds the missing ones.
+        """
+        broker = broker_of(self.config)
+        write = IdempotentWrite(self.write_id, self.idempotency_ttl_ms)
+        try:
+            for batch in batches:
+                jobs = map(_job, batch.to_pylist())
+                results: list[str] = []
+                while part := list(islice(jobs, _JOBS_PER_ROUND_TRIP)):
+                    results += [result.status for result in broker.producer.send_once(part, write)]
+                yield results
+        finally:
+            broker.close()
+
+
+def _job(row: Mapping[str, Any]) -> NewJob:
+    return NewJob(
+        row["queue"], row["new_id"], row["name"], row["data"].encode(), replay_options(row["opts"]), has_custom_id=True
+    )

@@ -1,0 +1,795 @@
+"""``enqueue``: add a job for each distinct row of a DataFrame."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import lru_cache
+from itertools import islice, repeat
+from typing import Any, Final, Literal, TypedDict, Unpack, cast
+
+import pyarrow as pa
+import uuid_utils
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import DataType, StringType, StructField, StructType
+
+from bulltask.config.config import Config
+from bulltask.config.urls import SecretUrl
+from bulltask.jobs import codec
+from bulltask.jobs.clock import Duration, mono_ms, to_ms
+from bulltask.jobs.errors import ConfigError, DecodeError, did_you_mean
+from bulltask.jobs.job import JobOptions, NewJob, check_size
+from bulltask.jobs.names import bullmq_name, check_job_id, check_job_name, check_queue_name
+from bulltask.jobs.payloads import PayloadCodec
+from bulltask.queue.context import AddOptions, build_job
+from bulltask.spark.source.connection import broker_of, gc_paused
+from bulltask.spark.source.options import WriteOptions, broker_options, read_options
+from bulltask.transport.broker import Broker
+from bulltask.transport.scripts.add import IdempotentWrite, SendResult
+
+__all__ = [
+    "NUMBER",
+    "WEEK",
+    "EnqueueOptions",
+    "EnqueueResult",
+    "FileColumns",
+    "JobBuilder",
+    "JobsStreamWriter",
+    "JobsWriter",
+    "RowColumns",
+    "RowSender",
+    "SharedOptions",
+    "TaskCommit",
+    "WriteArguments",
+    "WriteCounts",
+    "as_json",
+    "check_columns",
+    "check_job_options",
+    "check_option_names",
+    "check_write_id",
+    "column_values",
+    "derived_id",
+    "enqueue",
+    "enqueue_file",
+    "new_write_id",
+    "number_duplicates",
+    "resume_hint",
+    "resume_hint_on_error",
+    "send_rows",
+    "standard_rows",
+    "vectorized_udf",
+    "write_id_of_batch",
+    "write_options",
+]
+
+
+# Turn rows into jobs: the columns of a write, the jobs that it builds, and their ids.
+#
+# The same row of the same write always has the same id.
+
+
+NUMBER: Final = "bulltask_number"
+"""The column that numbers equal rows."""
+
+_SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
+_MAX_LENGTH: Final = 200
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f{}\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """The names of optional columns; an empty name means that the rows do not have the column.
+
+    Attributes:
+        id: The column with job ids.
+        queue: The column with queues.
+    """
+
+    id: str
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOptions:
+    """The options of all jobs of a write, checked once.
+
+    Attributes:
+        options: The options.
+        timestamp_ms: The creation time of the jobs; ``None``: when they are sent.
+    """
+
+    options: JobOptions
+    timestamp_ms: int | None
+
+
+def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> RowColumns:
+    """Check the schema before anything is written, and return the names of the id and queue columns.
+
+    Args:
+        schema: The schema of the rows.
+        queue: The queue of all rows; ``None`` if a column contains the queues.
+        id_column: The column with job ids; ``None``: ``id`` if it exists.
+
+    Raises:
+        ConfigError: A column is missing, has the wrong type, or would be ignored silently.
+    """
+    names = schema.fieldNames()
+    id_name = id_column if id_column is not None else ("id" if "id" in names else "")
+    columns = RowColumns(id_name, "" if queue is not None else "queue")
+    known = [name for name in ("name", "data", columns.id, columns.queue) if name]
+    columns_text = f"the rows have the columns {', '.join(names) or '(none)'}"
+    for name in known:
+        if name not in names:
+            advice = ", or the option queue" if name == "queue" else ""
+            raise ConfigError(
+                f"[BULLTASK_COLUMN_MISSING] a write of jobs needs the column {name!r}{advice}; {columns_text}"
+            )
+        if not isinstance(kind := schema[name].dataType, StringType):
+            conversion = "to_json(...)" if name == "data" else "cast('string')"
+            raise ConfigError(
+                f"[BULLTASK_COLUMN_TYPE] column {name!r} must contain strings, not {kind.simpleString()}: "
+                f"use {conversion}"
+            )
+    if unknown := sorted(set(names) - set(known)):
+        raise ConfigError(
+            f"[BULLTASK_COLUMN_UNKNOWN] unknown column {unknown[0]!r}: jobs are built from the columns "
+            f"{', '.join(known)}; put job data into the column 'data', as JSON"
+        )
+    return columns
+
+
+def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptions:
+    """Check and return the options of all jobs of a write, before any job is built.
+
+    Raises:
+        ConfigError: An option is unknown or invalid, or applies to a single job.
+    """
+    if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
+        raise ConfigError(
+            f"[BULLTASK_OPTION_INVALID] {single[0]} applies to a single job, but these options are for all jobs"
+        )
+    try:
+        sample = build_job("any", "any", None, options, config)
+    except TypeError as exc:
+        raise ConfigError(f"[BULLTASK_OPTION_INVALID] options of jobs: {exc}") from exc
+    return SharedOptions(sample.options, sample.timestamp_ms)
+
+
+def column_values(batch: pa.RecordBatch, columns: RowColumns) -> tuple[Iterable[Any], ...]:
+    """Return the checked columns of an Arrow batch in the order of :meth:`JobBuilder.build`'s arguments."""
+
+    def column(name: str, otherwise: object) -> Iterable[Any]:
+        return batch.column(name).to_pylist() if name in batch.schema.names else repeat(otherwise, batch.num_rows)
+
+    return (
+        column("name", None),
+        column("data", None),
+        column(columns.queue, None),
+        column(columns.id, None),
+        column(NUMBER, 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobBuilder:
+    """Builds the jobs of one write, like ``Queue.add``.
+
+    Attributes:
+        config: The settings for queue names and the maximum size of a job.
+        write_id: The id of the write.
+        queue: The queue of all rows; ``None`` if a column contains the queues.
+        shared: The options of all jobs.
+        has_ids: Whether the rows have ids.
+    """
+
+    config: Config = field(repr=False)  # its URL may have a password
+    write_id: str
+    queue: str | None
+    shared: SharedOptions
+    has_ids: bool
+
+    def build(self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int) -> NewJob:
+        """Build the job of a row.
+
+        Raises:
+            ConfigError: The row has no name or no queue, or its id is missing in a write with ids.
+            DecodeError: The data is not JSON.
+            EncodeError, PayloadTooLargeError, InvalidNameError: The job is invalid, as for ``Queue.add``.
+        """
+        if self.queue is not None:
+            queue = self.queue
+        if name is None or queue is None or (self.has_ids and job_id is None):
+            missing = "name" if name is None else "queue" if queue is None else "id"
+            raise ConfigError(
+                f"[BULLTASK_ROW_INCOMPLETE] a row has no {missing}: name={name!r:.80}, queue={queue!r:.80}, "
+                f"id={job_id!r:.80}, data={data!r:.200}"
+            )
+        wire_queue = _checked_names(queue, name, self.config.queue_hash_tag)
+        encoded = self._encoded_data(name, data, queue)
+        if self.has_ids:
+            new_id = check_job_id(cast(str, job_id))
+        else:
+            new_id = derived_id(self.write_id, wire_queue, name, encoded, number)
+        if (payloads := PayloadCodec(self.config)).encrypts(queue):  # after the id, because each encryption differs
+            encoded = payloads.dump_job_data(codec.decode(encoded), queue, name, f"the data of job {name}")
+        return NewJob(
+            queue, new_id, name, encoded, self.shared.options, timestamp_ms=self.shared.timestamp_ms, has_custom_id=True
+        )
+
+    def _encoded_data(self, name: str, data: str | None, queue: str) -> bytes:
+        """Return the data in normalized JSON, without spaces, so that equal data has the same encoding."""
+        try:
+            value = codec.decode(data)
+        except DecodeError as exc:
+            raise DecodeError(f"data of a row for job {name} in queue {queue}: {exc}; got {data!r:.80}") from exc
+        description = f"the data of job {name}"
+        encoded = codec.encode(value, what=description, limit=self.config.max_payload)
+        check_size(encoded, self.shared.options, self.config.max_payload, description)
+        return encoded
+
+
+@lru_cache(maxsize=1_000)
+def _checked_names(queue: str, name: str, hash_tag: bool) -> str:
+    """Check the names, which many rows have in common, and return BullMQ's name for the queue."""
+    check_job_name(name)
+    return bullmq_name(check_queue_name(queue), hash_tag=hash_tag)
+
+
+def derived_id(write_id: str, queue: str, name: str, data: bytes, number: int = 0) -> str:
+    """Return the id of a row's job: ``s`` and 24 hexadecimal digits.
+
+    BullMQ 5.62 rejects ids that are numbers or contain a ``:``, so the id begins with a letter. Equal rows are the
+    same job unless they are numbered.
+
+    Args:
+        write_id: The id of the write (:func:`check_write_id`).
+        queue: BullMQ's name for the queue, so that ``emails`` and ``{emails}`` are the same.
+        name: The job's name.
+        data: The job's data as normalized JSON. The order of keys matters, and 1 differs from 1.0.
+        number: The number of the row among equal rows, from 0.
+    """
+    return "s" + hashlib.sha256(_id_prefix(write_id, queue, name, number) + data).hexdigest()[:24]
+
+
+@lru_cache(maxsize=1_000)
+def _id_prefix(write_id: str, queue: str, name: str, number: int) -> bytes:
+    # None of these parts can contain a control character, so the separator is unambiguous.
+    return f"{write_id}\0{queue}\0{name}\0{number or ''}\0".encode()
+
+
+def new_write_id() -> str:
+    """Return a new write id. Such ids sort by time."""
+    return uuid_utils.uuid7().hex
+
+
+def write_id_of_batch(write: str, batch: str | int) -> str:
+    """Return the write id of one batch of a streaming query.
+
+    Args:
+        write: The ``writeId`` of the streaming query, or Spark's id of it, which a checkpoint keeps.
+        batch: The number of the batch, which is the same if Spark runs the batch again.
+    """
+    return f"{write}-{batch}"
+
+
+def check_write_id(write_id: str) -> str:
+    """Return ``write_id`` if it may be part of a Redis key.
+
+    Raises:
+        ConfigError: The id is empty, longer than 200 characters, or contains spaces, control characters or braces.
+    """
+    if not isinstance(write_id, str) or not write_id or len(write_id) > _MAX_LENGTH or _FORBIDDEN.search(write_id):
+        raise ConfigError(
+            f"write id {write_id!r:.60} must be a string of 1 to {_MAX_LENGTH} characters without spaces, control "
+            "characters or braces"
+        )
+    return write_id
+
+
+# The writers of ``format("bulltask")``, and the sender of a task's rows.
+#
+# Each distinct row becomes one job, however often Spark retries a task. Spark passes copies of a batch writer to its
+# tasks, so all tasks have the same write id. A streaming query's writer is recreated for each batch, so its write id is
+# derived from the query and the batch, which stay the same when a batch is run again.
+
+
+_log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
+
+
+@dataclass
+class TaskCommit(WriterCommitMessage):
+    """The commit message of a task.
+
+    Attributes:
+        write_id: The id of the write.
+        counts: The counts of sent rows.
+    """
+
+    write_id: str
+    counts: WriteCounts
+
+
+class JobsWriter(DataSourceArrowWriter):
+    """Performs a batch write.
+
+    Args:
+        options: The options of the write; without a write id, a new id is created.
+        schema: The schema of the rows.
+        overwrite: Whether the mode is ``overwrite``.
+
+    Raises:
+        ConfigError: A column or an option is invalid, or the mode is ``overwrite``.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        reject_overwrite(overwrite=overwrite)
+        self._sender = _write_sender(options, schema, options.write_id or new_write_id())
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of a task."""
+        return TaskCommit(self._sender.builder.write_id, self._sender.send(iterator))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Log that sent jobs are not removed, and how to resume. Spark calls this when it gives up on a task."""
+        _log_abort(self._sender.builder.write_id, messages)
+
+
+class JobsStreamWriter(DataSourceStreamArrowWriter):
+    """Performs the writes of a streaming query; each batch is a separate write.
+
+    Args:
+        options: The options of the write; a write id replaces the query's id.
+        schema: The schema of the rows.
+        overwrite: Whether the mode is ``complete``, in which a batch would replace earlier batches.
+
+    Raises:
+        ConfigError: As for :class:`JobsWriter`.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        reject_overwrite(overwrite=overwrite)
+        self._write_id = options.write_id
+        self._sender = _write_sender(options, schema, options.write_id or "unused")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of one task in a batch.
+
+        Raises:
+            ConfigError: The method is not called in a task of a streaming query.
+        """
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context else None
+        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+        if query is None or batch is None:
+            raise ConfigError(
+                "a streaming write must run in a task of a streaming query: Spark has set no query id or batch id"
+            )
+        return self.write_batch(iterator, query, batch)
+
+    def write_batch(self, iterator: Iterator[pa.RecordBatch], query: str, batch: str) -> TaskCommit:
+        """Send the rows of one task, in the batch ``batch`` of the query ``query``."""
+        write_id = write_id_of_batch(self._write_id or query, batch)
+        sender = replace(self._sender, builder=replace(self._sender.builder, write_id=write_id))
+        return TaskCommit(write_id, sender.send(iterator))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Log that sent jobs are not removed, and how to resume. Spark calls this when it gives up on a task."""
+        write_id = next((message.write_id for message in messages if isinstance(message, TaskCommit)), None)
+        _log_abort(write_id or f"of batch {batchId}", messages)
+
+
+def reject_overwrite(*, overwrite: bool) -> None:
+    """Reject the mode ``overwrite``: Spark would accept it, but a queue is never cleared.
+
+    Raises:
+        ConfigError: ``overwrite`` is true.
+    """
+    if overwrite:
+        raise ConfigError(
+            "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace existing jobs: "
+            "write with mode('append'), or with outputMode('append') or ('update') in a streaming query"
+        )
+
+
+def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    finished = [message.counts for message in messages if isinstance(message, TaskCommit)]
+    _log.error(
+        "%s %d of %d tasks had finished, with %d rows; rows from unfinished tasks are not counted.",
+        resume_hint(write_id), len(finished), len(messages), sum(counts.rows for counts in finished),
+    )  # fmt: skip
+
+
+def _write_sender(options: WriteOptions, schema: StructType, write_id: str) -> RowSender:
+    columns = check_columns(schema, queue=options.queue, id_column=options.id_column)
+    shared = check_job_options(options.job_opts, options.config)
+    builder = JobBuilder(options.config, check_write_id(write_id), options.queue, shared, bool(columns.id))
+    return RowSender(builder, columns, options.chunk_size, options.idempotency_ttl_ms if options.idempotent else None)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCounts:
+    """The counts of a task's rows.
+
+    Attributes:
+        rows: The number of rows.
+        added: The number of added jobs.
+        duplicates: The number of rows whose job already existed, or had already been added by this write. If a job is
+            sent twice because the first reply was lost, the second reply counts.
+    """
+
+    rows: int = 0
+    added: int = 0
+    duplicates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowSender:
+    """Sends the rows of a task. Spark serializes it for the executors, so it holds no connection.
+
+    Attributes:
+        builder: The builder of the jobs.
+        columns: The names of the id and queue columns.
+        chunk_size: The number of jobs in one round trip.
+        idempotency_ttl_ms: How long Redis keeps the ids of added jobs; ``None``: it does not keep them, and every row
+            counts as added.
+    """
+
+    builder: JobBuilder
+    columns: RowColumns
+    chunk_size: int
+    idempotency_ttl_ms: int | None
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
+        """Send all rows of some Arrow batches and count the results; raises the same errors as :meth:`results`."""
+        rows = added = 0
+        for results in self.results(batches):
+            rows += len(results)
+            added += sum(result.status == "added" for result in results)
+        return WriteCounts(rows, added, rows - added)
+
+    def results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
+        """Send all rows of some Arrow batches; yield the results of each batch's rows.
+
+        The rows of a round trip are checked before it is sent.
+
+        Raises:
+            BulltaskError: A row is not a valid job, or Redis cannot be reached. Jobs that were already sent are
+                not removed, because they may have run; retrying the write adds the missing ones. Every error that
+                interrupts the write has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
+        """
+        broker = broker_of(self.builder.config)
+        rows = 0
+        try:
+            for batch in batches:
+                new_jobs = map(self.builder.build, *column_values(batch, self.columns))
+                results: list[SendResult] = []
+                with gc_paused():
+                    while jobs_ := list(islice(new_jobs, self.chunk_size)):
+                        results += self._send(broker, jobs_)
+                        rows += len(jobs_)
+                yield results
+        except Exception as exc:
+            exc.add_note(f"{resume_hint(self.builder.write_id)} This attempt had sent {rows:,} rows.")
+            raise
+        finally:
+            broker.close()
+
+    def _send(self, broker: Broker, jobs: list[NewJob]) -> list[SendResult]:
+        if self.idempotency_ttl_ms is None:
+            return [SendResult(job_id, "added") for job_id in broker.producer.send(jobs)]
+        return broker.producer.send_once(jobs, IdempotentWrite(self.builder.write_id, self.idempotency_ttl_ms))
+
+
+def resume_hint(write_id: str) -> str:
+    """Return the instruction for resuming a failed write."""
+    return (
+        f"[BULLTASK_WRITE_ABORTED] The write {write_id} has failed. The jobs that it has sent are not removed: write "
+        "the same rows again with this write id to add the missing ones. A streaming query does so when it is started "
+        "again with its checkpoint."
+    )
+
+
+# ``enqueue``: add a job for each distinct row of a DataFrame.
+
+
+SEND_RESULT: Final = StructType([StructField("id", StringType()), StructField("status", StringType())])
+"""A row's result: the id of its job, and ``added`` or ``duplicate``."""
+
+WEEK: Final = timedelta(days=7)
+
+
+class WriteArguments(TypedDict, total=False):
+    """The common arguments of all functions that send rows as jobs.
+
+    Attributes:
+        opts: The options of every job, as for ``Queue.add``.
+        write_id: Makes the write safe to retry: the same rows with the same id add no job twice. Default: a new id.
+        chunk_size: The number of jobs in one round trip to Redis; default: 500.
+        idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
+        url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
+    """
+
+    opts: AddOptions
+    write_id: str
+    chunk_size: int
+    idempotency_ttl: Duration
+    url: str | SecretUrl
+    prefix: str
+    queue_hash_tag: bool
+
+
+class EnqueueOptions(WriteArguments, total=False):
+    """Further arguments of ``enqueue``, in addition to :class:`WriteArguments`.
+
+    Attributes:
+        on_duplicate_rows: What to do with rows that have the same name and data: add one job for all of them
+            (``collapse``, the default), add a job for each (``keep``), or raise an error before anything is sent
+            (``error``). With ``job_id``, ids are compared instead, and ``keep`` is not allowed.
+    """
+
+    on_duplicate_rows: Literal["collapse", "keep", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueResult:
+    """The result of a write.
+
+    Spark adds up the results of its tasks' successful attempts. Jobs that a failed attempt added count as duplicates in
+    the next attempt; ``added`` and ``duplicates`` always add up to ``rows``.
+
+    Attributes:
+        write_id: The id of the write. ``gather(result, …)`` uses it to find the jobs, for ``idempotency_ttl``.
+        queue: The queue's name without the hash tag.
+        rows: The number of rows.
+        added: The number of added jobs.
+        duplicates: The number of rows whose job already existed, or had already been added by this write.
+        seconds: The duration of the write.
+        partitions: The number of tasks that had rows.
+    """
+
+    write_id: str
+    queue: str
+    rows: int
+    added: int
+    duplicates: int
+    seconds: float
+    partitions: int
+
+
+def enqueue(
+    df: DataFrame,
+    queue: str,
+    *,
+    name: str | Column,
+    data: Column | Sequence[str],
+    job_id: Column | None = None,
+    **options: Unpack[EnqueueOptions],
+) -> EnqueueResult:
+    """Add one job to a queue for each distinct row of a DataFrame, however often Spark retries a task.
+
+    Rows with the same name and data (with ``job_id``, rows with the same id) become one job, unless
+    ``on_duplicate_rows`` is changed.
+
+    A job's id is ``job_id``, or derived from the write, the queue, the job's name and its data. A write cannot be
+    rolled back: jobs that were sent before an error are not removed. Retry the write with the same write id to add the
+    missing jobs.
+
+    Args:
+        df: The rows.
+        queue: The queue's name.
+        name: The name of all jobs (for a bulltask worker, the task's name), or a column with names.
+        data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or column names; these
+            columns become an object.
+        job_id: A column with the ids, as strings. BullMQ rejects ids that are numbers or contain a ``:``.
+        options: The options of :class:`WriteArguments` and :class:`EnqueueOptions`.
+
+    Returns:
+        The number of added jobs, and other counts.
+
+    Raises:
+        TypeError: An option is unknown.
+        ConfigError: An option or a column is invalid, ``df`` is a streaming DataFrame, or there are equal rows
+            and ``on_duplicate_rows`` is ``error``.
+    """
+    start_ms = mono_ms()
+    check_option_names(options, EnqueueOptions)
+    if df.isStreaming:
+        raise ConfigError("enqueue needs a batch DataFrame; use enqueue_stream for a streaming DataFrame")
+    rows = standard_rows(df, name, data, job_id)
+    rows = number_duplicates(
+        rows, ["name", "data"] if job_id is None else ["id"], options.get("on_duplicate_rows", "collapse")
+    )
+    sender = _enqueue_sender(rows.drop(NUMBER).schema, queue, options)
+
+    part = F.spark_partition_id().alias("part")
+    statuses = rows.select(part, send_rows(sender)(F.struct(*rows.columns))["status"].alias("status"))
+    with resume_hint_on_error(sender):
+        counts = statuses.groupBy("part", "status").count().collect()
+    counts_by_key = {(row["part"], row["status"]): row["count"] for row in counts}
+    total, added = (
+        sum(counts_by_key.values()),
+        sum(count for (_, status), count in counts_by_key.items() if status == "added"),
+    )
+    seconds, partitions = (mono_ms() - start_ms) / 1000, len({part for part, _ in counts_by_key})
+    return EnqueueResult(sender.builder.write_id, queue, total, added, total - added, seconds, partitions)
+
+
+def check_option_names(given: Mapping[str, object], kind: type) -> None:
+    """Check options for unknown names.
+
+    Raises:
+        TypeError: A name is unknown; the message lists the known names.
+    """
+    known = kind.__annotations__  # a TypedDict includes inherited names
+    if unknown := sorted(set(given) - set(known)):
+        raise TypeError(f"unknown option {unknown[0]!r}; known options are {', '.join(known)}")
+
+
+def send_rows(sender: RowSender) -> Callable[[Column], Column]:
+    """Return a column function that sends the job for a row, given as a struct, and returns :data:`SEND_RESULT`."""
+
+    def send(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+        for results in sender.results(map(pa.RecordBatch.from_struct_array, structs)):
+            ids = pa.array((result.id for result in results), pa.string(), size=len(results))
+            yield pa.StructArray.from_arrays([ids, pa.array([result.status for result in results])], ["id", "status"])
+
+    return vectorized_udf(send, SEND_RESULT)
+
+
+@contextmanager
+def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
+    """Add the resume hint to every error: errors from tasks have it, but the error for a lost executor does not."""
+    try:
+        yield
+    except Exception as exc:
+        exc.add_note(resume_hint(sender.builder.write_id))
+        raise
+
+
+def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
+    """Return the rows with the standard columns of a write.
+
+    Raises:
+        ConfigError: ``data`` is a single name, not a list of names.
+    """
+    if isinstance(data, str):
+        raise ConfigError(f"data must be a column, or a list of column names: [{data!r}], not {data!r}")
+    data_column = data if isinstance(data, Column) else F.struct(*data)
+    columns = {"name": F.lit(name) if isinstance(name, str) else name, "data": data_column}
+    if job_id is not None:
+        columns["id"] = job_id
+    rows = df.select(*(column.alias(alias) for alias, column in columns.items()))
+    if not isinstance(rows.schema["data"].dataType, StringType):
+        rows = rows.withColumn("data", as_json("data"))
+    return rows
+
+
+def as_json(column: str | Column) -> Column:
+    """Return a column as JSON, with nulls as ``null``."""
+    return F.to_json(column, {"ignoreNullFields": "false"})
+
+
+def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> DataFrame:
+    """Number equal rows to keep them, or raise an error if there are any.
+
+    Args:
+        rows: The rows.
+        columns: The columns to compare.
+        mode: The value of ``on_duplicate_rows``.
+
+    Raises:
+        ConfigError: There are equal rows and ``mode`` is ``error``, or ``mode`` is invalid.
+    """
+    if mode not in {"collapse", "keep", "error"}:
+        raise ConfigError(f"on_duplicate_rows must be collapse, keep or error, not {mode!r}")
+    if mode == "keep":
+        if "id" in columns:
+            raise ConfigError("on_duplicate_rows='keep' cannot be used with job_id, which sets the ids")
+        # Equal rows go to one task. They are interchangeable, so no order is needed.
+        window = Window.partitionBy(*columns).orderBy(*columns)
+        return rows.withColumn(NUMBER, F.row_number().over(window).cast("long") - 1)
+    if mode == "error" and (duplicate := rows.groupBy(*columns).count().where("count > 1").first()) is not None:
+        values = ", ".join(f"{column} {duplicate[column]!r:.80}" for column in columns)
+        raise ConfigError(
+            f"[BULLTASK_DUPLICATE_ROWS] {duplicate['count']} rows have the same {values}; nothing was sent"
+        )
+    return rows
+
+
+def _enqueue_sender(schema: StructType, queue: str, arguments: EnqueueOptions) -> RowSender:
+    options = read_options(WriteOptions, write_options(queue, arguments))
+    shared = check_job_options(arguments.get("opts", {}), options.config)
+    columns = check_columns(schema, queue=queue, id_column=None)
+    builder = JobBuilder(
+        options.config, check_write_id(options.write_id or new_write_id()), queue, shared, bool(columns.id)
+    )
+    return RowSender(builder, columns, options.chunk_size, options.idempotency_ttl_ms)
+
+
+def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
+    """Return the options of ``format("bulltask")`` that correspond to the arguments of ``enqueue``, except ``opts``."""
+    options = {
+        **broker_options(arguments),
+        "queue": queue,
+        "chunkSize": str(arguments.get("chunk_size", 500)),
+        "idempotencyTtl": f"{max(1, to_ms(arguments.get('idempotency_ttl', WEEK), 'idempotency_ttl')) / 1000:.3f}s",
+    }
+    write_id = arguments.get("write_id")
+    return options if write_id is None else {**options, "writeId": write_id}
+
+
+@dataclass(frozen=True, slots=True)
+class FileColumns:
+    """How a file's columns are used.
+
+    Attributes:
+        data: The columns that become a job's data.
+        name: The name of all jobs, unless ``name_column`` is set.
+        name_column: The column with the jobs' names.
+        id_column: The column with the jobs' ids; ``None``: ids are derived from the rows.
+    """
+
+    data: Sequence[str]
+    name: str | None = None
+    name_column: str | None = None
+    id_column: str | None = None
+
+
+def enqueue_file(
+    spark: SparkSession, path: str, queue: str, names: FileColumns, **options: Unpack[EnqueueOptions]
+) -> EnqueueResult:
+    """Add a job to a queue for each distinct row of a Parquet file or a directory of them, as ``enqueue`` does.
+
+    Args:
+        spark: The session.
+        path: The file.
+        queue: The queue's name.
+        names: How the columns are used.
+        options: The options of ``enqueue``.
+
+    Raises:
+        ConfigError: A column does not exist, or as for ``enqueue``.
+    """
+    rows = spark.read.parquet(path)
+    for column in (*names.data, names.name_column, names.id_column):
+        if column is not None and column not in rows.columns:
+            hint = did_you_mean(column, rows.columns)
+            raise ConfigError(f"{path} has no column {column!r}{hint}; it has {', '.join(rows.columns)}")
+    return enqueue(
+        rows,
+        queue,
+        name=F.col(names.name_column) if names.name_column is not None else str(names.name),
+        data=list(names.data),
+        job_id=None if names.id_column is None else F.col(names.id_column).cast("string"),
+        **options,
+    )
+
+
+def vectorized_udf(
+    function: Callable[[Iterator[Any]], Iterator[pa.Array]], returns: DataType
+) -> Callable[[Column], Column]:
+    """Return a column function (an iterator Arrow UDF), called once in each task with an iterator of Arrow arrays.
+
+    ``mapInArrow`` would do the same for whole rows, but needs pandas. Spark treats the function as nondeterministic, so
+    it never skips a call or calls the function twice.
+
+    Args:
+        function: A function that yields an array of the same length for each array.
+        returns: The type of the elements.
+    """
+
+    def typed(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        # Spark uses these annotations to decide how to call the function.
+        return function(arrays)
+
+    udf: Any = arrow_udf  # its stub lacks structs and the return type UserDefinedFunction
+    return cast("Callable[[Column], Column]", udf(typed, returns).asNondeterministic())

@@ -1,1 +1,0 @@
-"""Send rows as jobs, and read the results of jobs as rows."""

@@ -1,0 +1,683 @@
+"""The streaming reader of events: it plans each batch from where the previous one ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from bulltask.jobs.errors import EventsLostError
+from bulltask.spark.source.columns import (
+    arrow_schema,
+    count_record_batch,
+    event_record_batch,
+    gap_entry,
+    hash_fields,
+    job_record_batch,
+)
+from bulltask.spark.source.connection import (
+    Connection,
+    QueueSelection,
+    discover_queues,
+    log_skipped,
+    not_a_stream_reason,
+    select_queues,
+)
+from bulltask.spark.source.offsets import (
+    BEGINNING,
+    EventGap,
+    LossReason,
+    QueueOffset,
+    StreamId,
+    StreamState,
+    batch_start,
+    decode_offsets,
+    encode_offsets,
+    first_offset,
+    with_stream_end,
+)
+from bulltask.spark.source.options import CountsOptions, EventsOptions, JobsOptions, StreamOptions
+from bulltask.spark.source.planning import BatchLimits, EntryRange, ScanRequest, ScanResult, plan_batch, split_range
+from bulltask.spark.source.streams import find_end, max_lengths, parse_state, read_pages, read_states
+from bulltask.transport.broker import STATES
+from bulltask.transport.call import Call, QueueKeys
+from bulltask.transport.scripts.job import job_fields
+from bulltask.transport.scripts.queue import LISTS, count_by_score, ids_by_score, list_ids, score_at, state_size
+from bulltask.transport.streams import MAX_RANGE, last_id_of_range, stream_exists, stream_info
+
+__all__ = [
+    "CountsReader",
+    "EventsPartition",
+    "EventsReader",
+    "EventsStreamReader",
+    "JobsPartition",
+    "JobsReader",
+    "PushdownCountsReader",
+    "PushdownEventsReader",
+    "PushdownJobsReader",
+    "PushedFilters",
+    "StreamPartition",
+]
+
+
+# Spark filters that Redis can apply: ``=`` and ``IN`` on state and queue, and bounds on ``finished_at``.
+#
+# They are off by default. Spark up to 4.3 keeps a ``DataFrame``'s plan of a filtered read and does not plan it again: a
+# second query, or the other side of a union, silently gets the rows of the first. Filters are therefore safe only if
+# each ``load()`` is used for one query with one filter. The options ``state`` and ``queue`` are always safe.
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+@dataclass
+class PushedFilters:
+    """The filters that were pushed down to Redis.
+
+    Attributes:
+        queues: Only these queues; ``None`` for all.
+        states: Only these states; ``None`` for all.
+        low_ms: Only jobs that finished at this time or later.
+        high_ms: Only jobs that finished at this time or earlier.
+    """
+
+    queues: frozenset[str] | None = None
+    states: frozenset[str] | None = None
+    low_ms: int | None = None
+    high_ms: int | None = None
+
+    def allows_queue(self, name: str) -> bool:
+        """Return whether a queue may have rows that match."""
+        return self.queues is None or name in self.queues
+
+    def allows_state(self, name: str) -> bool:
+        """Return whether a state may have rows that match."""
+        return self.states is None or name in self.states
+
+    def time_bounds(self) -> tuple[str, str]:
+        """Return the bounds on the time at which jobs finished, in Redis' syntax."""
+        low = "-inf" if self.low_ms is None else str(self.low_ms)
+        return low, "+inf" if self.high_ms is None else str(self.high_ms)
+
+    def push(self, filter_: Filter) -> bool:
+        """Apply a filter if Redis can.
+
+        Returns:
+            True if only rows that match will be read. Time bounds are whole milliseconds and apply only to finished
+            jobs, so Spark applies them again.
+        """
+        match filter_:
+            case EqualTo(attribute=("state",), value=value):
+                self.states = _both(self.states, [value])
+            case In(attribute=("state",), value=values):
+                self.states = _both(self.states, values)
+            case EqualTo(attribute=("queue",), value=value):
+                self.queues = _both(self.queues, [value])
+            case In(attribute=("queue",), value=values):
+                self.queues = _both(self.queues, values)
+            case _:
+                self._push_time(filter_)
+                return False
+        return True
+
+    def push_queue(self, filter_: Filter) -> bool:
+        """Like :meth:`push`, for tables in which Redis can only filter by queue."""
+        is_queue = getattr(filter_, "attribute", None) == ("queue",)
+        return is_queue and self.push(filter_)
+
+    def _push_time(self, filter_: Filter) -> None:
+        if getattr(filter_, "attribute", None) != ("finished_at",):
+            return
+        value = getattr(filter_, "value", None)
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            return
+        if isinstance(filter_, EqualTo | GreaterThan | GreaterThanOrEqual):
+            low_ms = (value - _EPOCH) // _MS
+            self.low_ms = low_ms if self.low_ms is None else max(self.low_ms, low_ms)
+        if isinstance(filter_, EqualTo | LessThan | LessThanOrEqual):
+            high_ms = -((_EPOCH - value) // _MS)
+            self.high_ms = high_ms if self.high_ms is None else min(self.high_ms, high_ms)
+
+
+def _both(known: frozenset[str] | None, wanted: Collection[Any]) -> frozenset[str]:
+    values = frozenset(wanted)
+    return values if known is None else known & values
+
+
+# The batch reader of jobs: each job in the selected states once, read in parallel while workers move jobs.
+#
+# The plan queries each queue in one transaction, so that no job is between two states. For states from which workers
+# acquire jobs, the plan contains the ids. Completed and failed jobs keep their state, so they are split by the time at
+# which they finished. The plan contains ids only for the newest of these jobs, because more jobs may finish in the same
+# millisecond. That time comes from the worker's clock: if a clock is more than :data:`RECENT_MS` behind, a job that is
+# active in the plan may appear again among the jobs that finished long before.
+
+
+FINISHED: Final = ("completed", "failed")
+
+RECENT_MS: Final = 10_000
+"""The plan lists the ids of jobs that finished within this time before the newest one; workers' clocks may differ."""
+
+
+@dataclass(frozen=True)
+class JobsPartition(InputPartition):
+    """The jobs that one task reads.
+
+    Attributes:
+        queue: The queue's name without the hash tag; ``""`` for a partition without jobs.
+        bullmq_name: BullMQ's name for the queue.
+        state: The state of the jobs when the read was planned.
+        low: The earliest time at which the jobs finished, as a bound in Redis' syntax; for partitions without ``ids``.
+        high: The latest time at which they finished.
+        ids: The jobs' ids.
+    """
+
+    queue: str = ""
+    bullmq_name: str = ""
+    state: str = ""
+    low: str = ""
+    high: str = ""
+    ids: Sequence[str] = field(default=(), repr=False)
+
+
+class JobsReader(DataSourceReader):
+    """Plans and performs one read of jobs. It holds no connection and is cheap to create.
+
+    Args:
+        options: The location and states of the jobs.
+        schema: The columns to read, in order.
+    """
+
+    def __init__(self, options: JobsOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._filters = PushedFilters()
+
+    def partitions(self) -> list[InputPartition]:
+        """Query the queues and split the read into tasks."""
+        with Connection(self._options.config) as connection:
+            result: list[InputPartition] = []
+            for keys in select_queues(connection, self._options, self._filters):
+                result += self._plan(connection, keys)
+        # Spark would replace an empty list with a default partition, which read() does not support.
+        return result or [JobsPartition()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition as Arrow record batches. Runs in a different process from :meth:`partitions`."""
+        assert isinstance(partition, JobsPartition)
+        if not partition.queue:
+            return
+        keys = QueueKeys(self._options.config.prefix, partition.bullmq_name, partition.queue)
+        constants = {"queue": partition.queue, "state": partition.state}
+        names = hash_fields(self._schema.names)
+        with Connection(self._options.config) as connection:
+            ids = _ids(connection, keys, partition)
+            for start in range(0, len(ids), self._options.fetch_size):
+                page = ids[start : start + self._options.fetch_size]
+                replies = connection.run_many([job_fields(keys, job_id, names) for job_id in page])
+                yield job_record_batch(self._schema, constants, page, replies)
+
+    def _plan(self, connection: Connection, keys: QueueKeys) -> list[JobsPartition]:
+        states = [state for state in self._options.states if self._filters.allows_state(state)]
+        finished = [state for state in states if state in FINISHED]
+        newest = connection.run_many([score_at(keys, state, -1) for state in finished]) if finished else []
+        edges = dict(zip(finished, map(_recent_edge, newest), strict=True))
+        calls = [self._listing(keys, state, edges.get(state)) for state in states]
+        result: list[JobsPartition] = []
+        for state, ids in zip(states, connection.run_atomically(calls) if calls else (), strict=True):
+            result += self._cut_times(connection, keys, state, edges[state]) if state in edges else []
+            result += self._cut_ids(keys, state, ids)
+        return result
+
+    def _listing(self, keys: QueueKeys, state: str, edge: str | None) -> Call[list[str]]:
+        """Return the call for all ids in a state or, for completed and failed jobs, the ids from the edge on."""
+        if state in LISTS:
+            return list_ids(keys, state)
+        if edge is None:
+            return ids_by_score(keys, state, "-inf", "+inf")
+        low, high = self._filters.time_bounds()
+        return ids_by_score(keys, state, max(low, edge, key=float), high)
+
+    def _cut_times(self, connection: Connection, keys: QueueKeys, state: str, edge: str) -> list[JobsPartition]:
+        """Split the jobs before the edge into time ranges with about the same number of jobs."""
+        low, high = self._filters.time_bounds()
+        high = f"({edge}" if float(edge) <= float(high) else high
+        calls = [count_by_score(keys, state, "-inf", f"({low}"), count_by_score(keys, state, low, high)]
+        skipped, count = connection.run_many(calls)
+        if not count:
+            return []
+        partition_count = self._parts(count)
+        ranks = [skipped + count * number // partition_count for number in range(1, partition_count)]
+        scores = connection.run_many([score_at(keys, state, rank) for rank in ranks]) if ranks else []
+        cut_scores = {score for score in scores if score and float(low) < float(score) < float(high.removeprefix("("))}
+        cuts = sorted(cut_scores, key=float)
+        bounds = zip([low, *cuts], [*(f"({cut}" for cut in cuts), high], strict=True)
+        return [JobsPartition(keys.queue, keys.name, state, begin, end) for begin, end in bounds]
+
+    def _cut_ids(self, keys: QueueKeys, state: str, ids: Sequence[str]) -> list[JobsPartition]:
+        size = -(-len(ids) // self._parts(len(ids)))
+        return [
+            JobsPartition(keys.queue, keys.name, state, ids=ids[start : start + size])
+            for start in range(0, len(ids), size or 1)
+        ]
+
+    def _parts(self, count: int) -> int:
+        max_parts = self._options.partitions or 2 * (os.cpu_count() or 1)
+        return max(1, min(max_parts, count // self._options.min_rows))
+
+
+class PushdownJobsReader(JobsReader):
+    """A reader that lets Redis apply filters. Spark rejects it unless filter pushdown is enabled."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Apply filters on state, queue and ``finished_at``; return the filters that Spark must still apply."""
+        return [item for item in filters if not self._filters.push(item)]
+
+
+def _recent_edge(newest: str | None) -> str:
+    return "-inf" if newest is None else str(int(float(newest)) - RECENT_MS)
+
+
+def _ids(connection: Connection, keys: QueueKeys, partition: JobsPartition) -> Sequence[str]:
+    if partition.ids:
+        return partition.ids
+    return connection.run(ids_by_score(keys, partition.state, partition.low, partition.high))
+
+
+# The batch readers of events and of counts.
+#
+# When the read is planned, the stream is split into ranges of ids, each with the number of entries that it must return.
+# The stream is bounded, so it may be trimmed while it is read. The expected numbers make it possible to detect missing
+# rows.
+
+
+@dataclass(frozen=True)
+class EventsPartition(InputPartition):
+    """The events that one task reads.
+
+    Attributes:
+        queue: The queue's name without the hash tag.
+        span: The range of entries; ``None`` for a partition without events.
+    """
+
+    queue: str = ""
+    span: EntryRange | None = None
+
+
+class EventsReader(DataSourceReader):
+    """Reads all events that are in the streams when the read is planned.
+
+    Args:
+        options: The location of the queues.
+        schema: The columns to read, in order.
+    """
+
+    def __init__(self, options: EventsOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._filters = PushedFilters()
+
+    def partitions(self) -> list[InputPartition]:
+        """Query the streams and split them into ranges."""
+        options = self._options
+        unsupported: list[QueueKeys] | None = [] if options.skip_unsupported else None
+        with Connection(options.config) as connection:
+            queues = select_queues(connection, options, self._filters)
+            result = [
+                EventsPartition(keys.queue, span)
+                for keys, state in zip(queues, read_states(connection, queues, unsupported), strict=True)
+                for span in _cut_stream(connection, keys, state, options.per_partition)
+            ]
+        log_skipped({keys.name: not_a_stream_reason(keys) for keys in unsupported or ()})
+        # Spark would replace an empty list with a default partition, which read() does not support.
+        return list[InputPartition](result) or [EventsPartition()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range as Arrow record batches. Runs in a different process from :meth:`partitions`.
+
+        Raises:
+            EventsLostError: Entries of the range were trimmed after it was planned.
+        """
+        assert isinstance(partition, EventsPartition)
+        if partition.span is None:
+            return
+        span, count = partition.span, 0
+        keys = QueueKeys(self._options.config.prefix, span.queue, partition.queue)
+        with Connection(self._options.config) as connection:
+            for entries in read_pages(connection, keys, span.after, span.upto, self._options.fetch_size):
+                count += len(entries)
+                yield event_record_batch(self._schema, partition.queue, entries)
+        gap = span.gap(count)
+        if gap is not None:
+            raise EventsLostError(gap.message)
+
+
+class PushdownEventsReader(EventsReader):
+    """A reader that queries only the queues that a filter names. Spark rejects it unless filter pushdown is enabled."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Apply filters on the queue; return the filters that Spark must still apply."""
+        return [item for item in filters if not self._filters.push_queue(item)]
+
+
+class CountsReader(DataSourceReader):
+    """Reads the number of jobs in each state of each queue, with one row for each state.
+
+    Args:
+        options: The location of the queues.
+        schema: The columns to read, in order.
+    """
+
+    def __init__(self, options: CountsOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._filters = PushedFilters()
+
+    def partitions(self) -> list[InputPartition]:
+        """Return one partition: counting takes one round trip."""
+        return [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is only one
+        """Count the jobs. Runs in a different process from :meth:`partitions`."""
+        with Connection(self._options.config) as connection:
+            queues = select_queues(connection, self._options, self._filters)
+            numbers = iter(connection.run_many([state_size(keys, state) for keys in queues for state in STATES]))
+        for keys in queues:
+            yield count_record_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
+
+
+class PushdownCountsReader(CountsReader):
+    """A reader that queries only the queues that a filter names. Spark rejects it unless filter pushdown is enabled."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Apply filters on the queue; return the filters that Spark must still apply."""
+        return [item for item in filters if not self._filters.push_queue(item)]
+
+
+def _cut_stream(connection: Connection, keys: QueueKeys, state: StreamState | None, size: int) -> list[EntryRange]:
+    """Split the whole stream into ranges of up to ``size`` entries."""
+    if state is None or state.first is None:
+        return []
+    spans: list[EntryRange] = []
+    after, remaining = state.first.before, state.length
+    while remaining > size:
+        last, count = find_end(connection, keys, after, state.last, size)
+        if last is None or last == state.last:
+            break
+        spans.append(EntryRange(keys.name, after, last, count))
+        after, remaining = last, remaining - count
+    return [*spans, EntryRange(keys.name, after, state.last, remaining)]
+
+
+# The streaming reader of events: it plans each batch from where the previous one ended.
+#
+# Spark stores the end of each batch, requests the next batch, and after a crash requests the same batch again. The
+# reader therefore keeps no state except for logging; losses are derived from the offsets and the current streams.
+
+
+_log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
+
+_OUTAGE_TIMEOUT_MS: Final = 60_000
+"""How long a running query waits for a server that is restarting and loading its data, before the query fails."""
+
+
+_StateReader = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
+
+
+@dataclass(frozen=True)
+class StreamPartition(InputPartition):
+    """The events that one task reads, or a record of lost events.
+
+    Attributes:
+        queue: The queue's name without the hash tag.
+        piece: The range of entries, or the lost entries.
+    """
+
+    queue: str
+    piece: EntryRange | EventGap
+
+
+class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads the batches of one query. It holds no connection and is cheap to create.
+
+    Args:
+        options: The queues, the limits, and the handling of losses.
+        schema: The columns to read, in order.
+    """
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._target: Mapping[str, StreamState | None] | None = None
+        self._logged = set[str]()  # skipped queues that have been logged
+        self._limits: dict[str, int] = {}  # the length limit of each stream when the previous batch was planned
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the start offsets of a new query."""
+        offsets = dict[str, QueueOffset]()
+        for queue, state in self._all_states(outage_timeout_ms=None).items():  # fail early if the address is wrong
+            offsets[queue] = with_stream_end(first_offset(state, self._options.starts_at(queue)), state)
+        return encode_offsets(offsets, offsets)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit that ``maxEventsPerTrigger`` sets."""
+        max_entries = self._options.max_events_per_trigger
+        return ReadAllAvailable() if max_entries is None else ReadMaxRows(max_entries)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Store the current ends of the streams, which is where the query stops."""
+        self._target = self._all_states()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Return the end of the streams, for the query's progress."""
+        return encode_offsets({queue: now.end for queue, now in self._all_states().items() if now is not None})
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Plan the next batch.
+
+        Raises:
+            EventsLostError: Events were trimmed before they were read, and ``failOnDataLoss`` is on.
+        """
+        max_entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        # A queue that was just added to a list of names may be old; with *, it was just created.
+        limits = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
+        start_offsets = decode_offsets(start)
+        with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
+            selection = self._find(connection)
+            self._compare_limits(connection, selection.queues)
+            queues = {keys.name for keys in selection.queues}
+            if self._options.every:
+                # This includes deleted queues, so that their unread events are counted.
+                queues.update(start_offsets.keys() - selection.skipped)
+            planned = plan_batch(
+                start_offsets,
+                _RedisStreams(connection, self._options.config.prefix, self._states),
+                sorted(queues),
+                limits,
+            )
+        self._fail_for(planned.gaps)
+        if planned.end == start_offsets:
+            return start  # the same text, because Spark compares offsets as text
+        return encode_offsets(planned.end, start_offsets if start_offsets == batch_start(None, start) else None)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Split a planned batch into tasks.
+
+        Raises:
+            EventsLostError: As for :meth:`latestOffset`, because the batch may have been planned before a crash.
+        """
+        start_offsets, result = batch_start(start, end) or {}, list[InputPartition]()
+        with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
+            for queue, state, end_offset in self._now(connection, end):
+                gaps, span = split_range(queue.name, start_offsets.get(queue.name), end_offset, state)
+                self._fail_for(gaps)
+                pieces, late_gaps = _pieces(connection, queue, span, self._options.per_partition)
+                self._fail_for(late_gaps)
+                if self._options.gap_rows:
+                    result += [StreamPartition(queue.queue, gap) for gap in (*gaps, *late_gaps)]
+                result += [StreamPartition(queue.queue, piece) for piece in pieces]
+        return result
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one piece as Arrow record batches. Runs in a different process from all other methods.
+
+        Raises:
+            EventsLostError: Entries were trimmed after the batch was split, and ``failOnDataLoss`` is on.
+        """
+        assert isinstance(partition, StreamPartition)
+        piece, count, page, remaining_first = partition.piece, 0, BEGINNING, None
+        if isinstance(piece, EventGap):
+            yield event_record_batch(self._schema, partition.queue, [gap_entry(piece)])
+            return
+        keys = QueueKeys(self._options.config.prefix, piece.queue, partition.queue)
+        with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
+            for entries in read_pages(connection, keys, piece.after, piece.upto, self._options.fetch_size):
+                count, page = count + len(entries), StreamId.parse(entries[0][0].decode())
+                yield event_record_batch(self._schema, partition.queue, entries)
+            if piece.missing(count):
+                remaining_first = _first_entry(connection, keys)
+        # Trimming removes entries from the beginning: missing entries were before the last page, or after it if nothing
+        # is left.
+        gap = piece.gap(count, None if remaining_first is None else max(remaining_first, page))
+        if gap is not None:
+            self._fail_for([gap])
+            if self._options.gap_rows:
+                yield event_record_batch(self._schema, partition.queue, [gap_entry(gap)])
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: BullMQ trims the streams."""
+
+    def stop(self) -> None:
+        """Do nothing: no connection is kept."""
+
+    def _find(self, connection: Connection) -> QueueSelection:
+        selection = discover_queues(connection, self._options)
+        self._log_skipped(selection.skipped)
+        return selection
+
+    def _states(self, connection: Connection, queues: Sequence[QueueKeys]) -> list[StreamState | None]:
+        unsupported: list[QueueKeys] | None = [] if self._options.skip_unsupported else None
+        state = read_states(connection, queues, unsupported)
+        self._log_skipped({keys.name: not_a_stream_reason(keys) for keys in unsupported or ()})
+        return state
+
+    def _compare_limits(self, connection: Connection, queues: Sequence[QueueKeys]) -> None:
+        """Log streams whose length limit was lowered since the previous batch."""
+        for keys, limit in zip(queues, max_lengths(connection, queues), strict=True):
+            if limit < (before := self._limits.get(keys.name, limit)):
+                _log.warning(
+                    "[BULLTASK_STREAM_LIMIT_LOWERED] queue %s: opts.maxLenEvents was %s and is now %s, so its stream "
+                    "keeps events for a shorter time. Node's new Queue() sets 10,000 unless streams.events.maxLen is "
+                    "given: set it to %s there, and set opts.maxLenEvents again",
+                    keys.queue,
+                    *(f"{number:,}" for number in (before, limit, before)),
+                )
+            self._limits[keys.name] = limit
+
+    def _log_skipped(self, skipped: Mapping[str, str]) -> None:
+        log_skipped({queue: reason for queue, reason in skipped.items() if queue not in self._logged})
+        self._logged.update(skipped)
+
+    def _all_states(self, outage_timeout_ms: int | None = _OUTAGE_TIMEOUT_MS) -> dict[str, StreamState | None]:
+        with Connection(self._options.config, outage_timeout_ms=outage_timeout_ms) as connection:
+            queues = self._find(connection).queues
+            return dict(zip([keys.name for keys in queues], self._states(connection, queues), strict=True))
+
+    def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, StreamState | None, Any]]:
+        """Yield a batch's queues with the state of their streams; offsets also contain deleted queues."""
+        ends, options = decode_offsets(end), self._options
+        keys = [QueueKeys(options.config.prefix, name, options.app_name(name) or name) for name in ends]
+        yield from zip(keys, self._states(connection, keys), ends.values(), strict=True)
+
+    def _fail_for(self, gaps: Sequence[EventGap]) -> None:
+        if gaps and self._options.fail_on_loss:
+            raise EventsLostError("; ".join(gap.message for gap in gaps))
+
+
+class _RedisStreams:
+    """The streams in Redis; implements ``planning.EventStreams``."""
+
+    def __init__(self, connection: Connection, prefix: str, read_states: _StateReader) -> None:
+        self._connection = connection
+        self._prefix = prefix
+        self._read_states = read_states
+
+    def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
+        state = self._read_states(self._connection, [self._keys(queue) for queue in queues])
+        return dict(zip(queues, state, strict=True))
+
+    def scan(self, requests: Sequence[ScanRequest]) -> Sequence[ScanResult]:
+        return [self._scan(request) for request in requests]
+
+    def _scan(self, request: ScanRequest) -> ScanResult:
+        keys = self._keys(request.queue)
+        max_count = MAX_RANGE if request.max_entries is None else min(MAX_RANGE, request.max_entries)
+        calls = [
+            stream_exists(keys),
+            stream_info(keys),
+            last_id_of_range(keys, str(request.after), str(request.until), max_count),
+        ]
+        exists, info, end = self._connection.try_atomically(calls)
+        if isinstance(end, Exception):
+            raise end
+        state = parse_state(exists, info)
+        truncated = end.count == max_count and max_count != request.max_entries
+        return ScanResult(StreamId.parse(end.last) if end.count else None, end.count, state, truncated)
+
+    def _keys(self, queue: str) -> QueueKeys:
+        return QueueKeys(self._prefix, queue)
+
+
+def _pieces(
+    connection: Connection, keys: QueueKeys, span: EntryRange | None, size: int
+) -> tuple[Sequence[EntryRange], Sequence[EventGap]]:
+    """Split a range into pieces of up to ``size`` entries; also return the gaps from trimming in the meantime.
+
+    Every piece is counted, including the last one. Otherwise, entries that are trimmed from the first piece would be
+    recorded as a gap in the last one.
+    """
+    if span is None or span.expect is None or span.expect <= size:
+        return [] if span is None else [span], []
+    counted_pieces = list(_cut_counted(connection, keys, span, size))
+    if not (missing := span.missing(sum(count for _, count in counted_pieces))):
+        return [piece for piece, _ in counted_pieces], []
+    first = _first_entry(connection, keys)
+    gap = EventGap(span.queue, span.after, first, missing, exact=True, loss_reason=LossReason.TRIMMED_DURING_READ)
+    return [piece for piece, _ in counted_pieces], [gap]
+
+
+def _cut_counted(
+    connection: Connection, keys: QueueKeys, span: EntryRange, size: int
+) -> Iterator[tuple[EntryRange, int]]:
+    """Yield the remaining range in pieces of ``size`` entries, with the number of entries in each piece."""
+    after, count = span.after, size
+    while count == size:
+        last, count = find_end(connection, keys, after, span.upto, size)
+        if last is not None:
+            yield EntryRange(span.queue, after, last, count), count
+            after = last
+
+
+def _first_entry(connection: Connection, keys: QueueKeys) -> StreamId | None:
+    state = read_states(connection, [keys])[0]
+    return None if state is None else state.first

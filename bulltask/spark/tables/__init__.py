@@ -1,1 +1,0 @@
-"""The lake's bronze and silver tables, as Spark writes them."""

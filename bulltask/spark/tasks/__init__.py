@@ -1,1 +1,0 @@
-"""Spark inside a worker: tasks with ``spark=True``."""
