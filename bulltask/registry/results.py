@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, Unpack, cast, overload
 
-from bulltask.jobs import codec
+from bulltask.jobs import codec, errors
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
 from bulltask.jobs.errors import (
     BrokerError,
@@ -51,6 +51,8 @@ R = TypeVar("R")
 
 _PYTHON_TRACE: Final = "Traceback (most recent call last):"
 _REJECT: Final = f"{Reject.__module__}.{Reject.__qualname__}"
+_ERRORS: Final = Reject.__module__
+"""The public module of bulltask's exceptions, which need not be imported."""
 _CLASS: Final = re.compile(r"[\w.]+")
 _MAX_KEY_LENGTH: Final = 200
 _MAX_NESTING: Final = 4
@@ -495,7 +497,8 @@ def _class_name(reason: str, trace: str) -> str:
 def _loaded_class(name: str) -> type[Exception] | None:
     parts = name.rsplit(".", _MAX_NESTING)
     for length in range(len(parts) - 1, -1, -1):  # the longest module name first
-        module = sys.modules.get(".".join(parts[:length]) or "builtins")
+        path = ".".join(parts[:length]) or "builtins"
+        module = errors if path == _ERRORS else sys.modules.get(path)
         if module is not None:
             cls = _class_in(module, parts[length:])
             return None if cls is None or issubclass(cls, _AMBIGUOUS) else cls

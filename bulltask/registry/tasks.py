@@ -169,7 +169,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
             raise TaskNotRegisteredError(f"task {name!r:.200} is not registered{did_you_mean(name, self)}")
         return task
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: Any = None) -> AnyTask[Any, Any] | Any:
         """Return the task, or ``default``; builds no error message, because it is on the worker's hot path."""
         return self._tasks.get(name) or self._shared.get(name) or self._builtin.get(name) or default
 

@@ -118,7 +118,7 @@ def entry_problems(app: App) -> list[str]:
             task, args, kwargs, options = _parse_call(entry)
             CallOptions.of(options)
             if (registered := app.tasks.get(task)) is not None:
-                registered.arguments.bind(args, kwargs)
+                registered._codec.arguments.bind(args, kwargs)
         except (BulltaskError, TypeError, ValueError) as exc:
             problems.append(f"beat_schedule[{name!r}]: {exc}")
     return problems

@@ -369,7 +369,7 @@ class Kept(Task):
 
     def seen(self, name, task_id):
         in_loop = asyncio._get_running_loop() is not None
-        record(name, job=task_id, requested=self.request.id, as_task=int(in_loop == self.is_async))
+        record(name, job=task_id, requested=self.request.id, as_task=int(in_loop == self._is_async))
 
     def before_start(self, task_id, args, kwargs):
         self.seen("before_start", task_id)

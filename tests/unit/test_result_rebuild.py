@@ -437,3 +437,11 @@ def test_a_revoked_job_raises_task_revoked_error() -> None:
 def test_any_text_is_the_message_of_a_rebuilt_key_error(reason: str) -> None:
     rebuilt = _rebuild(reason, f"Traceback (most recent call last):\nKeyError: {reason}\n")
     assert rebuilt is None or isinstance(rebuilt, KeyError)
+
+
+def test_an_exception_of_bulltask_is_rebuilt_although_nothing_has_imported_its_public_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "bulltask.errors")
+    rebuilt = _rebuild("no such user", trace_of(PermanentError("no such user")))
+    assert isinstance(rebuilt, PermanentError)
