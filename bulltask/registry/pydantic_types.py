@@ -385,15 +385,17 @@ def _array(make: type, item: Type, rank: int = CONVERTED) -> Type:
     is_set = make in (set, frozenset)
     name, more = ("an array of unique items", {"uniqueItems": True}) if is_set else ("an array", {})
     decoder, encoder = (core.list_schema(schema, fail_fast=True) for schema in (item.decoder, item.encoder))
-    native: Mapping[type, CoreSchema] = {
-        list: decoder,
-        tuple: core.tuple_variable_schema(item.decoder),
-        set: core.set_schema(item.decoder, fail_fast=True),
-        frozenset: core.frozenset_schema(item.decoder, fail_fast=True),
-    }
+    native: Mapping[type, CoreSchema] = {list: decoder, tuple: core.tuple_variable_schema(item.decoder)}
+
+    def collect(values: list[Any]) -> Any:
+        try:
+            return make(values)
+        except TypeError as exc:  # an unhashable item of a set, which pydantic 2.9 does not catch
+            raise Mismatch(str(exc)) from None
+
     return Type(
         name,
-        _instance(name, list, then=native.get(make) or _chain([decoder, _call(make)])),
+        _instance(name, list, then=native.get(make) or _chain([decoder, _call(collect)])),
         _instance(name, list, tuple, *((set, frozenset) if is_set else (make,)), then=encoder),
         lambda definitions: {"type": "array", "items": item.schema(definitions), **more},
         rank,
