@@ -1,4 +1,7 @@
-"""The connection, keys and default options that a queue shares with its jobs and schedulers."""
+"""What a queue shares with its jobs and schedulers: :class:`QueueContext`, with its connection, keys and options.
+
+Also the options of ``Queue.add``, and the check of the arguments of public methods.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,6 @@ __all__ = [
     "QueueContext",
     "build_job",
     "check_bulk_jobs",
-    "check_options",
     "check_positive",
     "checked",
 ]
@@ -307,9 +309,6 @@ def _flag(value: object, name: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise ConfigError(f"{name} must be true or false, not {value!r:.200}")
     return bool(value)
-
-
-# The connection, keys and default options that a queue shares with its jobs and schedulers.
 
 
 R = TypeVar("R")

@@ -1,4 +1,9 @@
-"""Readers of a queue's event stream: a base class, and its variants for threads and for asyncio."""
+"""A queue's events: one class for each of BullMQ's events, callbacks, and the readers behind ``QueueEvents``.
+
+An event has the fields that BullMQ's scripts write, under Python names. To get the whole job, read it from the queue.
+Malformed events do not stop a reader: if the JSON is malformed, the event contains its text and an ``error``, and an
+event that lacks a field is returned as :class:`Custom`.
+"""
 
 from __future__ import annotations
 
@@ -62,18 +67,7 @@ __all__ = [
     "Stalled",
     "Waiting",
     "WaitingChildren",
-    "log_failure",
-    "lost_events",
-    "read_event",
 ]
-
-
-# The events in a queue's event stream: one class for each of BullMQ's events.
-#
-# An event has the fields that BullMQ's scripts write, under Python names. To get the whole job, read it from the queue.
-#
-# Malformed events do not stop a reader. If the JSON is malformed, the event contains its text and an ``error``. An
-# event that lacks a field is returned as :class:`Custom`.
 
 
 @dataclass(frozen=True, slots=True)

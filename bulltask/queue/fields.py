@@ -1,4 +1,7 @@
-"""Operations on all jobs in a queue, split into several calls, so that no call blocks Redis for long."""
+"""What the methods of ``Queue`` and ``Job`` that read return, and their operations on many jobs.
+
+A read or a change of many jobs is split into several calls, so that no call blocks Redis for long.
+"""
 
 from __future__ import annotations
 
@@ -633,7 +636,7 @@ class JobPages:
         return []
 
 
-# Operations on all jobs in a queue, split into several calls, so that no call blocks Redis for long.
+# Operations on all jobs in a queue.
 
 
 _PER_CALL: Final = 500

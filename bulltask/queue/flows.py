@@ -1,4 +1,7 @@
-"""Adds a flow once, even if it is sent again after its jobs have run and been removed."""
+"""Flows, trees of jobs: what ``FlowProducer`` and ``AsyncFlowProducer`` do except I/O.
+
+A flow is built from the tree that the user wrote, added as a whole and exactly once, and read level by level.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +50,7 @@ __all__ = [
     "FlowBase",
     "FlowJob",
     "FlowNode",
-    "FlowReader",
     "FlowSender",
-    "ReadNode",
     "ServerFacts",
     "add_flow_once",
     "plan",

@@ -1,4 +1,7 @@
-"""The next iteration of a job scheduler. The worker that acquires one of the scheduler's jobs adds it."""
+"""Job schedulers: what ``JobSchedulers``, ``beat_schedule`` and workers do with them; and BullMQ's repeatable jobs.
+
+The worker that acquires one of a scheduler's jobs adds the next one.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,9 @@ from bulltask.transport.scripts.queue import (
 
 __all__ = [
     "SCHEDULING_ERRORS",
-    "NextRepeat",
     "Repeatable",
     "SchedulersBase",
     "add_next_iteration",
-    "add_next_repeat",
     "all_rows",
     "list_all_schedulers",
     "list_repeatables",

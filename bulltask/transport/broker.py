@@ -32,7 +32,6 @@ from bulltask.transport.scripts.queue import get_counts
 from bulltask.transport.streams import LONGEST_BLOCK_MS, SharedStream
 
 __all__ = [
-    "NODE_TIMEOUT_MS",
     "STATES",
     "Broker",
     "ScanStep",

@@ -53,10 +53,6 @@ __all__ = [
     "Rounds",
     "Topology",
     "check_one_slot",
-    "moving_slot_error",
-    "name_node",
-    "redirect_of",
-    "target_of",
 ]
 
 

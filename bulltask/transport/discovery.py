@@ -32,11 +32,9 @@ from bulltask.transport.call import Call, as_is, command
 from bulltask.transport.endpoint import Endpoint, Events, KnownPrimary
 from bulltask.transport.operation import arun_generator, run_generator
 from bulltask.transport.redis_connection import AsyncConnection, Connection
-from bulltask.transport.redis_errors import tls_hint
+from bulltask.transport.redis_errors import tls_mismatch_hint
 
 __all__ = [
-    "CONNECT_TIMEOUT_MS",
-    "POLL_MS",
     "TIME",
     "UNKNOWN_SERVER",
     "PrimaryLink",
@@ -574,10 +572,10 @@ def _not_found(
             "sentinel.conf (SENTINEL MASTERS lists the names)"
         )
     if auth := next((exc for exc in errors if isinstance(exc, BrokerAuthError)), None):
-        advice = (
+        hint = (
             "" if "TLS" in str(auth) else ". For the sentinels, set sentinel_username and sentinel_password in the URL"
         )
-        return BrokerAuthError(f"{auth}{advice}")
+        return BrokerAuthError(f"{auth}{hint}")
     return BrokerUnavailableError(f"no sentinel of {url} replied: {'; '.join(map(str, errors))}")
 
 
@@ -645,5 +643,5 @@ def _sentinel_error(exc: BaseException, sentinel: Endpoint) -> BrokerError:
     error = redis_errors.connection_error(exc, sentinel.safe_url, connecting=False)
     if isinstance(error, BrokerUnavailableError):
         text = str(exc).rstrip(".") or "no reply in time"
-        return BrokerUnavailableError(f"{sentinel.safe_url}: {text}{tls_hint(exc, sentinel.safe_url)}")
+        return BrokerUnavailableError(f"{sentinel.safe_url}: {text}{tls_mismatch_hint(exc, sentinel.safe_url)}")
     return error

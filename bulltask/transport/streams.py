@@ -28,7 +28,6 @@ __all__ = [
     "Entry",
     "EventPage",
     "Follower",
-    "RangeEnd",
     "SharedStream",
     "StreamGap",
     "StreamInfo",
@@ -40,7 +39,6 @@ __all__ = [
     "page",
     "publish",
     "read_blocking",
-    "read_now",
     "stream_exists",
     "stream_info",
 ]

@@ -27,7 +27,7 @@ from bulltask.lake.report.sections import _csv_cell, markdown_text
 from bulltask.observe.log import LogListener, configure
 from bulltask.registry.results import _rebuild
 from bulltask.spark.fold import error_fingerprint, plain_reason
-from bulltask.transport.redis_errors import acl_advice, tls_hint
+from bulltask.transport.redis_errors import acl_hint, tls_mismatch_hint
 
 ROOT = Path(bulltask.__file__).parent
 METHODS = frozenset({"search", "match", "fullmatch", "sub", "split", "findall", "finditer"})
@@ -207,8 +207,8 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "a rebuilt exception with another message": lambda text: _rebuild(
         "a", f"Traceback (most recent call last):\n{text}"
     ),
-    "an ACL's message": lambda text: acl_advice(f"NOPERM {text}", "redis://host"),
-    "a TLS message": lambda text: tls_hint(Exception(text), "rediss://host"),
+    "an ACL's message": lambda text: acl_hint(f"NOPERM {text}", "redis://host"),
+    "a TLS message": lambda text: tls_mismatch_hint(Exception(text), "rediss://host"),
     "a job's key": lambda text: address_of(f"bull:{text}", "bull"),
     "a line of JSON": functools.partial(line_of, json=True),
     "a line of text": functools.partial(line_of, json=False),

@@ -29,7 +29,7 @@ from bulltask.transport.cluster_slots import CROSS_SLOT
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.produce import Producer, RetryBudget, split_jobs
 from bulltask.transport.redis_connection import DeadlineParser
-from bulltask.transport.redis_errors import acl_advice, connection_error, is_wrong_type, reply_error
+from bulltask.transport.redis_errors import acl_hint, connection_error, is_wrong_type, reply_error
 from bulltask.transport.results import RECHECK_MS, _OutageTolerance, revoke
 from bulltask.transport.scripts.add import IdempotentWrite, add_job, add_jobs_once
 from bulltask.transport.scripts.flow import children
@@ -132,7 +132,7 @@ def test_revoking_checks_that_a_hash_is_malformed_before_it_fails_the_job() -> N
     ],
 )
 def test_an_acl_error_names_the_permission_to_grant(error: str, text: str) -> None:
-    assert text in acl_advice(error, "redis://app:secret@redis:6379/0")
+    assert text in acl_hint(error, "redis://app:secret@redis:6379/0")
 
 
 IN_SCRIPT = f"Error running script (call to f_{'0a' * 20}): @user_script:12: "
