@@ -1,4 +1,8 @@
-"""Read a Bull queue without changing it: its keys, its jobs page by page, its workers."""
+"""What a migration reads of a Bull queue, and what it reports.
+
+:func:`inspect_queue` and :func:`iter_jobs` read a queue without changing it; :func:`detect_layout` tells Bull's queues
+from BullMQ's. :class:`MigrationPlan` and :class:`MigrationReport` are the results.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The dry run of a migration: its plan, and the reasons why the queue cannot be migrated."""
+"""The dry run of a migration: its plan, and the reasons why the queue cannot be migrated.
+
+:class:`Planner` reads a queue. :class:`JobCheck` decides for each job whether it is migrated, :func:`convert` turns its
+hash into BullMQ's layout, and :class:`BullRepeatables` turns repeatable jobs into job schedulers.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +49,270 @@ __all__ = [
     "MigrationOptions",
     "Planner",
     "convert",
-    "plan_repeatables",
 ]
+
+DEFAULT_NAME: Final = "__default__"
+"""The name of jobs that were added to Bull without a name."""
+
+STATES: Final = ("waiting", "delayed", "completed", "failed")
+_TARGET_STATES: Final = {
+    "wait": "waiting",
+    "paused": "waiting",
+    "delayed": "delayed",
+    "active": "recovered",
+    "completed": "completed",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationOptions:
+    """Options of a migration.
+
+    Attributes:
+        states: Migrate only jobs in these states, some of :data:`STATES`.
+        limit: The maximum number of jobs; ``None``: all.
+        id_prefix: A prefix for the ids of migrated jobs.
+        default_name: The name for jobs that were added to Bull without one.
+        recover_active: Move active jobs without a lock, because their workers have died, to the waiting list.
+        force: Migrate even if workers seem to be connected.
+
+    Raises:
+        ConfigError, InvalidNameError: An option is invalid.
+    """
+
+    states: tuple[str, ...] = STATES
+    limit: int | None = None
+    id_prefix: str = ""
+    default_name: str = DEFAULT_NAME
+    recover_active: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.states) - set(STATES)):
+            raise ConfigError(f"states must be one or more of {', '.join(STATES)}, not {unknown[0]!r}")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit must be 1 or more, not {self.limit}")
+        if ":" in self.id_prefix:
+            raise ConfigError(f"id_prefix {self.id_prefix!r} has a ':', which separates the parts of BullMQ's keys")
+        check_job_name(self.default_name)
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The result of reading all jobs.
+
+    Attributes:
+        origins: The number of jobs by origin.
+        known: The outcome for jobs of known origin.
+        unknown: The outcome for jobs of unknown origin, assuming that they are Bull's.
+        unknown_ids: The ids of jobs whose origin is unknown.
+        repeating: The next job of each repeatable job, by id.
+    """
+
+    origins: Counter[JobOrigin] = field(default_factory=Counter)
+    known: MigrationOutcome = field(default_factory=MigrationOutcome)
+    unknown: MigrationOutcome = field(default_factory=MigrationOutcome)
+    unknown_ids: list[str] = field(default_factory=list)
+    repeating: dict[str, BullJob] = field(default_factory=dict)
+
+
+class Planner:
+    """Reads a queue once and plans its migration."""
+
+    def __init__(
+        self, client: SyncClient, source: BullKeys, target: QueueContext, options: MigrationOptions, *, in_place: bool
+    ) -> None:
+        self._client = client
+        self._source = source
+        self._context = target
+        self._options = options
+        self._in_place = in_place
+        self._target = target.keys
+
+    def plan(self, on_progress: Callable[[int, int], object]) -> MigrationPlan:
+        """Read all jobs and return the plan."""
+        info = inspect_queue(self._client, self._source)
+        scan = self._read(info, on_progress)
+        layout = detect_layout(info, scan.origins)
+        outcome, repeating = scan.known, scan.repeating
+        if self._in_place or layout is QueueLayout.MIXED:
+            outcome.skip_all(SkipReason.BULLMQ, scan.unknown_ids)
+        else:
+            outcome.add(scan.unknown)
+        repeatables = self._repeatables(info, layout, repeating)
+        target_jobs = 0 if self._in_place else count_target(self._client, self._target)
+        target_paused = "paused" in self._client.run(get_meta(self._target))
+        pauses = info.paused and not self._in_place and not target_paused and not target_jobs
+        return MigrationPlan(
+            source=self._source.base[:-1],
+            target=self._target.base[:-1],
+            in_place=self._in_place,
+            layout=layout,
+            info=info,
+            outcome=outcome,
+            repeatables=repeatables,
+            blockers=self._blockers(info, layout, outcome),
+            warnings=self._warnings(info, outcome, joins=info.paused and bool(target_jobs) and not target_paused),
+            pauses=pauses,
+        )
+
+    def _read(self, info: QueueInfo, on_progress: Callable[[int, int], object]) -> _Scan:
+        """Check every job; count jobs of unknown origin separately."""
+        scan, total = _Scan(), sum(info.sizes.values())
+        groups = [
+            (unknown, outcome, JobCheck(self._options, bull_only=not unknown, outcome=outcome))
+            for unknown, outcome in ((False, scan.known), (True, scan.unknown))
+        ]
+        for _, jobs in iter_jobs(self._client, self._source, info):
+            scan.repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not JobOrigin.BULLMQ}
+            scan.unknown_ids += [job.id for job in jobs if _has_unknown_origin(job)]
+            scan.origins.update(job.origin for job in jobs)
+            for unknown, outcome, check in groups:
+                group = [job for job in jobs if _has_unknown_origin(job) is unknown]
+                self._count([change for job in group if (change := check.change(job))], outcome)
+            on_progress(scan.origins.total(), total)
+        return scan
+
+    def _count(self, changes: list[tuple[JobConversion, Conversion]], outcome: MigrationOutcome) -> None:
+        existing = self._exist_in_target([change.new_id for change, _ in changes])
+        for (change, conversion), exists in zip(changes, existing, strict=True):
+            if exists:
+                outcome.skip(SkipReason.ID_TAKEN, change.id)
+            else:
+                outcome.moved[change.state] += 1
+                outcome.notes.update(conversion.notes)
+
+    def _exist_in_target(self, ids: list[str]) -> list[bool]:
+        if self._in_place:
+            return [False] * len(ids)
+        calls: list[Call[bool]] = [command("EXISTS", self._target.job(job_id), parse_reply=bool) for job_id in ids]
+        return self._client.run_many(calls)
+
+    def _repeatables(self, info: QueueInfo, layout: QueueLayout, repeating: dict[str, BullJob]) -> list[BullRepeatable]:
+        repeatables = plan_repeatables(
+            info.repeats,
+            repeating,
+            self._context.queue,
+            str(self._context.broker.config.timezone),
+            selected="delayed" in self._options.states,
+        )
+        # BullMQ before 5.10 kept repeatable jobs under keys of the same form.
+        return [repeatable for repeatable in repeatables if repeatable.job_id or layout is not QueueLayout.MIXED]
+
+    def _blockers(self, info: QueueInfo, layout: QueueLayout, outcome: MigrationOutcome) -> list[str]:
+        source = self._source.base[:-1]
+        checks = (
+            (
+                layout is QueueLayout.BULLMQ,
+                f"{source} is a BullMQ queue without Bull jobs; it may have been migrated before",
+            ),
+            (
+                info.has_sets and self._in_place,
+                "the sets of Bull 1 and 2 cannot be converted in place to BullMQ's sorted sets: move the jobs to "
+                "another queue (--to)",
+            ),
+            (
+                self._in_place and SkipReason.RESERVED in outcome.skipped,
+                "jobs have ids that are names of BullMQ keys ("
+                f"{', '.join(outcome.skipped.get(SkipReason.RESERVED, ()))}): move them to another queue (--to)",
+            ),
+            (
+                bool(info.workers) and not self._options.force,
+                f"workers of {source} seem to be connected ({', '.join(info.workers or ())}): stop them first, or "
+                "use force (--force) if they are not Bull's",
+            ),
+        )
+        return [text for applies, text in checks if applies]
+
+    def _warnings(self, info: QueueInfo, outcome: MigrationOutcome, *, joins: bool) -> list[str]:
+        jobs = outcome.moved
+        checks = (
+            (info.workers is None, "CLIENT LIST is not permitted: make sure that no Bull worker is connected"),
+            (
+                joins,
+                "Bull's queue is paused, but the target has jobs and is not paused, so the migrated jobs will run",
+            ),
+            (
+                info.types["priority"] == "zset" and info.sizes["wait"] + info.sizes["paused"] > 0,
+                "Bull runs jobs without priority last, BullMQ first; the order of jobs with a priority does not change",
+            ),
+            (
+                bool(jobs["recovered"]),
+                "active jobs without a lock will run again: make sure that no worker is still running them",
+            ),
+        )
+        return [text for applies, text in checks if applies]
+
+
+def _has_unknown_origin(job: BullJob) -> bool:
+    """Return whether a job exists, but does not show which library added it."""
+    return bool(job.fields) and job.origin is JobOrigin.EITHER
+
+
+# Decide for each job whether it is migrated or skipped.
+
+
+class JobCheck:
+    """Decides for each job whether it is migrated, and counts skipped jobs; the caller counts migrated jobs.
+
+    With ``bull_only``, jobs are skipped unless they are certainly Bull's, because the queue also has BullMQ's jobs.
+    """
+
+    def __init__(self, options: MigrationOptions, *, bull_only: bool, outcome: MigrationOutcome) -> None:
+        self._options = options
+        self._bull_only = bull_only
+        self._outcome = outcome
+
+    def change(self, job: BullJob) -> tuple[JobConversion, Conversion] | None:
+        """Return how to migrate a job; ``None`` if it is skipped."""
+        reason, detail = self._skip_reason(job), ""
+        if reason is None:
+            try:
+                return self._change(job)
+            except DecodeError as exc:
+                reason, detail = SkipReason.MALFORMED, str(exc)
+        self._outcome.skip(reason, job.id, detail)
+        return None
+
+    def _skip_reason(self, job: BullJob) -> SkipReason | None:
+        state = _TARGET_STATES[job.key_suffix]
+        checks = (
+            (not job.fields, SkipReason.NO_HASH),
+            (not self._is_from_bull(job), SkipReason.BULLMQ),
+            (job.key_suffix == "active" and (job.locked or not self._options.recover_active), SkipReason.ACTIVE),
+            (job.locked, SkipReason.LOCKED),
+            (state != "recovered" and state not in self._options.states, SkipReason.NOT_SELECTED),
+            (is_queue_key(self._options.id_prefix + job.id), SkipReason.RESERVED),
+        )
+        return next((reason for applies, reason in checks if applies), None)
+
+    def _is_from_bull(self, job: BullJob) -> bool:
+        if job.origin is JobOrigin.EITHER:
+            return not self._bull_only
+        return job.origin is not JobOrigin.BULLMQ  # unreadable jobs of both libraries are reported as malformed
+
+    def _change(self, job: BullJob) -> tuple[JobConversion, Conversion]:
+        state = _TARGET_STATES[job.key_suffix]
+        conversion = convert(job, state, self._options.default_name)
+        debounced = job.fields.get("deid")
+        change = JobConversion(
+            id=job.id,
+            new_id=self._options.id_prefix + job.id,
+            source=job.key_suffix,
+            state=state,
+            read=job.fields,
+            fields=conversion.fields,
+            dropped=conversion.dropped,
+            priority=conversion.priority,
+            score=conversion.finished,
+            debounce_id=None if debounced is None else debounced.decode("utf-8", "surrogateescape"),
+        )
+        return change, conversion
 
 
 # Convert a job's hash from Bull's layout to BullMQ's, without access to Redis.
 
-
-DEFAULT_NAME: Final = "__default__"
-"""The name of jobs that were added to Bull without a name."""
 
 _DROPPED: Final = ("attemptsMade", "stalledCounter", "retriedOn", "attempts", "id", "lockAcquired")
 _NOT_KEPT: Final = ("timestamp", "repeat", "prevMillis", "debounce")
@@ -234,114 +493,6 @@ def _whole(value: object, otherwise: int) -> int:
     return int(number) if math.isfinite(number) else otherwise
 
 
-# Decide for each job whether it is migrated or skipped.
-
-
-STATES: Final = ("waiting", "delayed", "completed", "failed")
-_TARGET_STATES: Final = {
-    "wait": "waiting",
-    "paused": "waiting",
-    "delayed": "delayed",
-    "active": "recovered",
-    "completed": "completed",
-    "failed": "failed",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrationOptions:
-    """Options of a migration.
-
-    Attributes:
-        states: Migrate only jobs in these states, some of :data:`STATES`.
-        limit: The maximum number of jobs; ``None``: all.
-        id_prefix: A prefix for the ids of migrated jobs.
-        default_name: The name for jobs that were added to Bull without one.
-        recover_active: Move active jobs without a lock, because their workers have died, to the waiting list.
-        force: Migrate even if workers seem to be connected.
-
-    Raises:
-        ConfigError, InvalidNameError: An option is invalid.
-    """
-
-    states: tuple[str, ...] = STATES
-    limit: int | None = None
-    id_prefix: str = ""
-    default_name: str = DEFAULT_NAME
-    recover_active: bool = False
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if unknown := sorted(set(self.states) - set(STATES)):
-            raise ConfigError(f"states must be one or more of {', '.join(STATES)}, not {unknown[0]!r}")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit must be 1 or more, not {self.limit}")
-        if ":" in self.id_prefix:
-            raise ConfigError(f"id_prefix {self.id_prefix!r} has a ':', which separates the parts of BullMQ's keys")
-        check_job_name(self.default_name)
-
-
-class JobCheck:
-    """Decides for each job whether it is migrated, and counts skipped jobs; the caller counts migrated jobs.
-
-    Args:
-        options: The migration's options.
-        bull_only: Skip jobs unless they are certainly Bull's, because the queue also has BullMQ's jobs.
-        outcome: Counts skipped jobs.
-    """
-
-    def __init__(self, options: MigrationOptions, *, bull_only: bool, outcome: MigrationOutcome) -> None:
-        self._options = options
-        self._bull_only = bull_only
-        self._outcome = outcome
-
-    def change(self, job: BullJob) -> tuple[JobConversion, Conversion] | None:
-        """Return how to migrate a job; ``None`` if it is skipped."""
-        reason, detail = self._skip_reason(job), ""
-        if reason is None:
-            try:
-                return self._change(job)
-            except DecodeError as exc:
-                reason, detail = SkipReason.MALFORMED, str(exc)
-        self._outcome.skip(reason, job.id, detail)
-        return None
-
-    def _skip_reason(self, job: BullJob) -> SkipReason | None:
-        state = _TARGET_STATES[job.key_suffix]
-        checks = (
-            (not job.fields, SkipReason.NO_HASH),
-            (not self._is_from_bull(job), SkipReason.BULLMQ),
-            (job.key_suffix == "active" and (job.locked or not self._options.recover_active), SkipReason.ACTIVE),
-            (job.locked, SkipReason.LOCKED),
-            (state != "recovered" and state not in self._options.states, SkipReason.NOT_SELECTED),
-            (is_queue_key(self._options.id_prefix + job.id), SkipReason.RESERVED),
-        )
-        return next((reason for applies, reason in checks if applies), None)
-
-    def _is_from_bull(self, job: BullJob) -> bool:
-        if job.origin is JobOrigin.EITHER:
-            return not self._bull_only
-        return job.origin is not JobOrigin.BULLMQ  # unreadable jobs of both libraries are reported as malformed
-
-    def _change(self, job: BullJob) -> tuple[JobConversion, Conversion]:
-        state = _TARGET_STATES[job.key_suffix]
-        conversion = convert(job, state, self._options.default_name)
-        debounced = job.fields.get("deid")
-        change = JobConversion(
-            id=job.id,
-            new_id=self._options.id_prefix + job.id,
-            source=job.key_suffix,
-            state=state,
-            read=job.fields,
-            fields=conversion.fields,
-            dropped=conversion.dropped,
-            priority=conversion.priority,
-            score=conversion.finished,
-            debounce_id=None if debounced is None else debounced.decode("utf-8", "surrogateescape"),
-        )
-        return change, conversion
-
-
 # Convert Bull's repeatable jobs to job schedulers, each with its next iteration in one transaction.
 
 
@@ -350,14 +501,7 @@ _OF_ONE_JOB: Final = ("jobId", "delay")
 
 @dataclass(frozen=True, slots=True)
 class BullRepeatables:
-    """Creates job schedulers.
-
-    Args:
-        client: A connection to the server.
-        source: Bull's queue.
-        target: BullMQ's queue, which may have the same keys.
-        address: The server's address for error messages.
-    """
+    """Creates job schedulers; ``address`` is the server's, for error messages."""
 
     client: SyncClient
     source: BullKeys
@@ -490,166 +634,3 @@ def _job_id(key: str, next_ms: int) -> str:
     """Return Bull's id for the job that is due at ``next_ms``."""
     name, given = [*key.split(":"), ""][:2]
     return f"repeat:{key_digest(f'{name}{given}:{key_digest(key)}')}:{next_ms}"
-
-
-# The dry run of a migration: its plan, and the reasons why the queue cannot be migrated.
-
-
-@dataclass(slots=True)
-class _Scan:
-    """The result of reading all jobs.
-
-    Attributes:
-        origins: The number of jobs by origin.
-        known: The outcome for jobs of known origin.
-        unknown: The outcome for jobs of unknown origin, assuming that they are Bull's.
-        unknown_ids: The ids of jobs whose origin is unknown.
-        repeating: The next job of each repeatable job, by id.
-    """
-
-    origins: Counter[JobOrigin] = field(default_factory=Counter)
-    known: MigrationOutcome = field(default_factory=MigrationOutcome)
-    unknown: MigrationOutcome = field(default_factory=MigrationOutcome)
-    unknown_ids: list[str] = field(default_factory=list)
-    repeating: dict[str, BullJob] = field(default_factory=dict)
-
-
-class Planner:
-    """Reads a queue once and plans its migration.
-
-    Args:
-        client: A connection to the server.
-        source: Bull's queue.
-        target: The target queue.
-        options: The migration's options.
-        in_place: Whether both queues have the same keys.
-    """
-
-    def __init__(
-        self, client: SyncClient, source: BullKeys, target: QueueContext, options: MigrationOptions, *, in_place: bool
-    ) -> None:
-        self._client = client
-        self._source = source
-        self._context = target
-        self._options = options
-        self._in_place = in_place
-        self._target = target.keys
-
-    def plan(self, on_progress: Callable[[int, int], object]) -> MigrationPlan:
-        """Read all jobs and return the plan."""
-        info = inspect_queue(self._client, self._source)
-        scan = self._read(info, on_progress)
-        layout = detect_layout(info, scan.origins)
-        outcome, repeating = scan.known, scan.repeating
-        if self._in_place or layout is QueueLayout.MIXED:
-            outcome.skip_all(SkipReason.BULLMQ, scan.unknown_ids)
-        else:
-            outcome.add(scan.unknown)
-        repeatables = self._repeatables(info, layout, repeating)
-        target_jobs = 0 if self._in_place else count_target(self._client, self._target)
-        target_paused = "paused" in self._client.run(get_meta(self._target))
-        pauses = info.paused and not self._in_place and not target_paused and not target_jobs
-        return MigrationPlan(
-            source=self._source.base[:-1],
-            target=self._target.base[:-1],
-            in_place=self._in_place,
-            layout=layout,
-            info=info,
-            outcome=outcome,
-            repeatables=repeatables,
-            blockers=self._blockers(info, layout, outcome),
-            warnings=self._warnings(info, outcome, joins=info.paused and bool(target_jobs) and not target_paused),
-            pauses=pauses,
-        )
-
-    def _read(self, info: QueueInfo, on_progress: Callable[[int, int], object]) -> _Scan:
-        """Check every job; count jobs of unknown origin separately."""
-        scan, total = _Scan(), sum(info.sizes.values())
-        groups = [
-            (unknown, outcome, JobCheck(self._options, bull_only=not unknown, outcome=outcome))
-            for unknown, outcome in ((False, scan.known), (True, scan.unknown))
-        ]
-        for _, jobs in iter_jobs(self._client, self._source, info):
-            scan.repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not JobOrigin.BULLMQ}
-            scan.unknown_ids += [job.id for job in jobs if _has_unknown_origin(job)]
-            scan.origins.update(job.origin for job in jobs)
-            for unknown, outcome, check in groups:
-                group = [job for job in jobs if _has_unknown_origin(job) is unknown]
-                self._count([change for job in group if (change := check.change(job))], outcome)
-            on_progress(scan.origins.total(), total)
-        return scan
-
-    def _count(self, changes: list[tuple[JobConversion, Conversion]], outcome: MigrationOutcome) -> None:
-        existing = self._exist_in_target([change.new_id for change, _ in changes])
-        for (change, conversion), exists in zip(changes, existing, strict=True):
-            if exists:
-                outcome.skip(SkipReason.ID_TAKEN, change.id)
-            else:
-                outcome.moved[change.state] += 1
-                outcome.notes.update(conversion.notes)
-
-    def _exist_in_target(self, ids: list[str]) -> list[bool]:
-        if self._in_place:
-            return [False] * len(ids)
-        calls: list[Call[bool]] = [command("EXISTS", self._target.job(job_id), parse_reply=bool) for job_id in ids]
-        return self._client.run_many(calls)
-
-    def _repeatables(self, info: QueueInfo, layout: QueueLayout, repeating: dict[str, BullJob]) -> list[BullRepeatable]:
-        repeatables = plan_repeatables(
-            info.repeats,
-            repeating,
-            self._context.queue,
-            str(self._context.broker.config.timezone),
-            selected="delayed" in self._options.states,
-        )
-        # BullMQ before 5.10 kept repeatable jobs under keys of the same form.
-        return [repeatable for repeatable in repeatables if repeatable.job_id or layout is not QueueLayout.MIXED]
-
-    def _blockers(self, info: QueueInfo, layout: QueueLayout, outcome: MigrationOutcome) -> list[str]:
-        source = self._source.base[:-1]
-        checks = (
-            (
-                layout is QueueLayout.BULLMQ,
-                f"{source} is a BullMQ queue without Bull jobs; it may have been migrated before",
-            ),
-            (
-                info.has_sets and self._in_place,
-                "the sets of Bull 1 and 2 cannot be converted in place to BullMQ's sorted sets: move the jobs to "
-                "another queue (--to)",
-            ),
-            (
-                self._in_place and SkipReason.RESERVED in outcome.skipped,
-                "jobs have ids that are names of BullMQ keys ("
-                f"{', '.join(outcome.skipped.get(SkipReason.RESERVED, ()))}): move them to another queue (--to)",
-            ),
-            (
-                bool(info.workers) and not self._options.force,
-                f"workers of {source} seem to be connected ({', '.join(info.workers or ())}): stop them first, or "
-                "use force (--force) if they are not Bull's",
-            ),
-        )
-        return [text for applies, text in checks if applies]
-
-    def _warnings(self, info: QueueInfo, outcome: MigrationOutcome, *, joins: bool) -> list[str]:
-        jobs = outcome.moved
-        checks = (
-            (info.workers is None, "CLIENT LIST is not permitted: make sure that no Bull worker is connected"),
-            (
-                joins,
-                "Bull's queue is paused, but the target has jobs and is not paused, so the migrated jobs will run",
-            ),
-            (
-                info.types["priority"] == "zset" and info.sizes["wait"] + info.sizes["paused"] > 0,
-                "Bull runs jobs without priority last, BullMQ first; the order of jobs with a priority does not change",
-            ),
-            (
-                bool(jobs["recovered"]),
-                "active jobs without a lock will run again: make sure that no worker is still running them",
-            ),
-        )
-        return [text for applies, text in checks if applies]
-
-
-def _has_unknown_origin(job: BullJob) -> bool:
-    """Return whether a job exists, but does not show which library added it."""
-    return bool(job.fields) and job.origin is JobOrigin.EITHER

@@ -1,4 +1,8 @@
-"""A worker in the test's process and thread: it runs jobs when the test asks it to."""
+"""A worker in the test's process and thread: it runs jobs when the test asks it to.
+
+Begin with :class:`InlineWorker`. Each of its runs acquires and finishes jobs as a child process does; the app's results
+run jobs instead of waiting for a worker. :class:`FakeClock` is the app's clock, which tests advance.
+"""
 
 from __future__ import annotations
 
@@ -46,386 +50,7 @@ from bulltask.worker.in_process import InProcessRunner, Runnable, TaskLoop
 from bulltask.worker.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.slots import Slot
 
-__all__ = [
-    "MAX_ATTEMPTS",
-    "FakeClock",
-    "InlineResults",
-    "InlineRun",
-    "InlineWorker",
-    "Steps",
-    "UnattendedResults",
-    "queues_in_redis",
-]
-
-
-# A fake clock that tests can advance: delayed jobs become due without waiting.
-
-
-_LOCK: Final = ":lock"
-_PAGE_SIZE: Final = 1_000
-
-
-class FakeClock(ServerClock):
-    """An app's clock in a test: this machine's time, plus the durations passed to :meth:`advance`.
-
-    Delays, retries, schedules and ``expires`` follow this clock, because BullMQ's scripts receive the current time as
-    an argument. The clock also follows libraries that replace Python's clock, such as time-machine and freezegun.
-
-    Rate limits and deduplication end when keys in Redis expire. Therefore, :meth:`advance` makes these keys expire
-    earlier. It does not change the locks of running jobs.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ahead_ms = 0
-        self._pool: ClientPool | None = None
-
-    def connect(self, pool: ClientPool) -> None:
-        """Make the keys in this server expire with the clock."""
-        self._pool = pool
-
-    @property
-    def due(self) -> bool:
-        """False, because the clock does not follow the server."""
-        return False
-
-    def now_ms(self) -> int:
-        """Return the time in epoch milliseconds."""
-        return wall_ms() + self._ahead_ms
-
-    def now(self) -> datetime:
-        """Return the time as an aware ``datetime`` in UTC, for example for ``eta=clock.now() + timedelta(hours=1)``."""
-        return datetime.fromtimestamp(self.now_ms() / 1000, UTC)
-
-    def advance(self, duration: Duration) -> None:
-        """Move the clock forward. This runs no jobs.
-
-        Args:
-            duration: Seconds or ``timedelta``.
-
-        Raises:
-            ConfigError: ``duration`` is invalid or negative.
-        """
-        self.advance_ms(to_ms(duration, "duration"))
-
-    def advance_ms(self, ms: int) -> None:
-        """Like :meth:`advance`, in milliseconds."""
-        self._ahead_ms += ms
-        if self._pool is not None and ms > 0:
-            with self._pool.client() as client:
-                _expire_earlier(client, ms)
-
-
-def _expire_earlier(client: SyncClient, ms: int) -> None:
-    keys = sorted(key for key in scan_all(client, _scan) if not key.endswith(_LOCK))
-    for start in range(0, len(keys), _PAGE_SIZE):
-        page = keys[start : start + _PAGE_SIZE]
-        left = client.run_many([command("PTTL", key) for key in page])
-        client.run_many([command("PEXPIRE", key, ttl - ms) for key, ttl in zip(page, left, strict=True) if ttl > 0])
-
-
-def _scan(cursor: str) -> Call[tuple[str, list[str]]]:
-    def parse_reply(reply: Any) -> tuple[str, list[str]]:
-        return text(reply[0]), [text(key) for key in reply[1]]
-
-    return command("SCAN", cursor, "COUNT", _PAGE_SIZE, "TYPE", "string", parse_reply=parse_reply)
-
-
-# The queues that exist in Redis.
-
-
-def queues_in_redis(app: App, client: SyncClient) -> list[QueueKeys]:
-    """Return the keys of all queues that an app's workers can process, ordered by name.
-
-    A queue whose name in Redis has no braces belongs to another app if ``queue_hash_tag`` is true.
-    """
-    names = scan_all(client, lambda cursor: scan_queues(app._config.prefix, cursor))
-    hash_tag = app._config.queue_hash_tag
-    own = {name_in_app(name, hash_tag=hash_tag) for name in names if "{" in name or not hash_tag}
-    return [app._broker.keys(name) for name in sorted(own)]
-
-
-# Results whose ``get()`` runs the jobs that are due, or raises, instead of waiting for a worker.
-
-
-_FIRST_MS = 0
-"""A start position before all events, so that the outcome of a removed job is always found in the event stream."""
-
-
-class UnattendedResults(Results):
-    """The results of an app in a test that has no worker: waiting for a job would never end.
-
-    Args:
-        results: The app's other results, whose connections it uses.
-    """
-
-    def __init__(self, results: Results) -> None:
-        vars(self).update(vars(results))
-
-    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """Return the outcome of a job that has finished.
-
-        Raises:
-            ResultTimeoutError: It has not finished.
-            JobNotFoundError: The job does not exist, and no event contains its outcome.
-        """
-        _check_finished(ref, self.snapshot(ref))
-        return super().wait(ref, timeout_ms, sent_ms)
-
-    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """:meth:`wait` for asyncio."""
-        _check_finished(ref, await self.asnapshot(ref))
-        return await super().await_finished(ref, timeout_ms, sent_ms)
-
-
-class InlineResults(Results):
-    """The results of an app whose jobs an :class:`InlineWorker` runs.
-
-    Args:
-        results: The app's other results, whose connections it uses.
-        worker: Runs the jobs.
-    """
-
-    def __init__(self, results: Results, worker: InlineWorker) -> None:
-        vars(self).update(vars(results))
-        self._worker = worker
-
-    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:  # noqa: ARG002
-        """Run jobs until ``ref`` has finished, and return its outcome.
-
-        Raises:
-            ResultTimeoutError: It cannot run, or is not due within the timeout.
-            JobNotFoundError: The job does not exist, and no event contains its outcome.
-        """
-        if _may_run(self.snapshot(ref).state):
-            self._worker.run_until_finished(ref, timeout_ms)
-            snapshot = self.snapshot(ref)
-            self._check(ref, snapshot, timeout_ms)
-            if snapshot.state.finished:
-                return _outcome(snapshot)
-        elif self._worker.is_running(ref):
-            raise ResultTimeoutError(f"job {ref.id} in queue {ref.queue} waits for its own result")
-        return super().wait(ref, timeout_ms, _FIRST_MS)
-
-    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:  # noqa: ARG002
-        """:meth:`wait` for asyncio."""
-        if _may_run((await self.asnapshot(ref)).state):
-            await self._worker.arun_until_finished(ref, timeout_ms)
-            snapshot = await self.asnapshot(ref)
-            self._check(ref, snapshot, timeout_ms)
-            if snapshot.state.finished:
-                return _outcome(snapshot)
-        return await super().await_finished(ref, timeout_ms, _FIRST_MS)
-
-    def _check(self, ref: JobRef, snapshot: StoredSnapshot, timeout_ms: int | None) -> None:
-        if not _may_run(snapshot.state):
-            return
-        within = "" if timeout_ms is None else f" within {timeout_ms / 1000:g} s of the test's clock"
-        reason = f" (its last attempt failed: {snapshot.failed_reason})" if snapshot.failed_reason else ""
-        if task := self._worker.unregistered_task(ref.queue):
-            reason = f"; task {task!r}, which is next in its queue, is not registered in the app: import its module"
-        raise ResultTimeoutError(
-            f"job {ref.id} in queue {ref.queue} is still {snapshot.state}, and no job is due{within}{reason}"
-        )
-
-
-def _check_finished(ref: JobRef, snapshot: StoredSnapshot) -> None:
-    if not snapshot.state.finished and snapshot.state is not JobState.UNKNOWN:
-        raise ResultTimeoutError(
-            f"job {ref.id} in queue {ref.queue} is {snapshot.state}, and this test has no worker that could run it: "
-            "derive the test case from bulltask.contrib.django.test.JobsMixin, or use the pytest fixture "
-            "bulltask_worker"
-        )
-
-
-def _may_run(state: JobState) -> bool:
-    """Return whether a worker has not acquired the job yet; an active one may be running in another process."""
-    return not state.finished and state not in {JobState.ACTIVE, JobState.UNKNOWN}
-
-
-def _outcome(snapshot: StoredSnapshot) -> Finished:
-    if snapshot.state is JobState.COMPLETED:
-        return Finished(True, snapshot.returnvalue or "null")
-    return Finished(False, snapshot.failed_reason)
-
-
-# The steps of an inline worker: acquires jobs that are ready, and writes the outcomes of their attempts.
-
-
-MAX_ATTEMPTS: Final = 10_000
-"""A run of more attempts than this is assumed to never end."""
-
-_NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
-
-Steps = Generator[tuple[InProcessRunner, Runnable], Any, None]
-"""A generator that yields the attempts to run, and receives their outcomes; sync and async callers share it."""
-
-
-class InlineRun:
-    """One run of an inline worker: acquires jobs and writes their outcomes.
-
-    Args:
-        app: The app.
-        client: A client of the app's server.
-        running: The worker's running jobs, which this run adds to.
-
-    Attributes:
-        events: The events of the attempts.
-        ended: Whether a job whose exception must be raised has failed, or the awaited job has finished.
-        next_ms: When the next job is due (epoch milliseconds), ``None`` if no job is delayed.
-        unregistered: The task names of jobs whose tasks are not registered in the app, by queue. This run acquires no
-            further jobs from these queues, because other workers may run them, for example in Node.js.
-    """
-
-    def __init__(self, app: App, client: SyncClient, running: set[JobRef], *, propagate: bool) -> None:
-        self._app = app
-        self._client = client
-        self._running = running
-        self._propagate = propagate
-        self._clock = app._broker.clock
-        broker = app._broker
-        self.events: list[ChildEvent] = []
-        self.ended = False
-        self.next_ms: int | None = None
-        self.unregistered: dict[str, str] = {}
-
-        def job_client(job: RunningJob) -> RedisJobClient:
-            return RedisJobClient(job, broker, broker.shared_async_client)
-
-        self._batches = batches_of(app)
-        self._runner = InProcessRunner(app, job_client, max([1, *(size for size, _ in self._batches.values())]))
-        self._runner.bus.subscribe(ChildEvent, self._record)
-        self._queues: list[QueueKeys] = []
-        self._attempts = 0
-
-    def run_ready(self, awaited: JobRef | None) -> Steps:
-        """Run the jobs that are ready, and those that they send, or until ``awaited`` has finished."""
-        while not self.ended and (acquired := self._acquire()) is not None:
-            batch, first_event = self._batch(acquired), len(self.events)
-            refs = {JobRef(each.job.queue, each.job.id) for each in batch}
-            self._running |= refs
-            try:
-                yield from self._work(batch)
-            finally:
-                self._running -= refs
-            for event in self.events[first_event:]:
-                if isinstance(event, JobCompleted | JobFailed):
-                    self.ended |= JobRef(event.queue, event.job_id) == awaited
-                    self.ended |= isinstance(event, JobFailed) and self._propagate
-
-    def result(self) -> list[ChildEvent]:
-        """Return the events, or raise the exception of the job that failed."""
-        failed = next((event for event in self.events if isinstance(event, JobFailed)), None)
-        if self._propagate and failed is not None:
-            raise failed.exception or TaskError(failed.error, job_id=failed.job_id, remote_traceback=failed.traceback)
-        return self.events
-
-    def _acquire(self) -> AcquiredJob | None:
-        """Acquire the next job that is ready, from any queue; return ``None`` if there is none."""
-        acquired = self._fetch()
-        if acquired is None:
-            known = self._queues
-            self._queues = queues_in_redis(self._app, self._client)  # a task may have added one
-            acquired = self._fetch() if self._queues != known else None
-        self._attempts += acquired is not None
-        if self._attempts > MAX_ATTEMPTS:
-            raise BulltaskError(
-                f"the worker has run {MAX_ATTEMPTS:,} attempts and jobs are still due; does a task send itself again?"
-            )
-        return acquired
-
-    def _batch(self, first: AcquiredJob) -> list[AcquiredJob]:
-        """Return a batch: ``first`` and further waiting jobs, or ``first`` alone if its task is not a batch task."""
-        size, _ = self._batches.get(first.job.name, (1, 0))
-        if size == 1:
-            return [first]
-        slots = self._runner.slots[1:size]
-        options = [self._options(first.keys, slot) for slot in slots]
-        replies = self._client.run(collect_batch(first.keys, options, first.job.name, self._clock.now_ms()))
-        batch = [first]
-        for slot, fetched in zip(slots, replies, strict=False):
-            if fetched.job_id:
-                job = RunningJob.read(first.keys.queue, fetched.job_id, fetched.fields)
-                if job.name == first.job.name:
-                    batch.append(AcquiredJob(slot, first.queue_index, first.keys, job, 0))
-                else:  # a delayed job of another task is due
-                    self._client.run(move_from_active_to_wait(first.keys, job.id, slot.token))
-        self._attempts += len(batch) - 1
-        return batch
-
-    def _work(self, batch: list[AcquiredJob]) -> Steps:
-        """Run acquired jobs and write their outcomes."""
-        started_ms = mono_ms()
-        begun_jobs = [(acquired, begun) for acquired in batch if (begun := self._begin(acquired)) is not None]
-        attempts = [begun for _, begun in begun_jobs if isinstance(begun, Attempt)]
-        ran = iter((yield self._runner, attempts) if attempts else [])
-        for acquired, begun in begun_jobs:
-            written = self._write(acquired, next(ran) if isinstance(begun, Attempt) else begun)
-            if (call := self._runner.settler.after_settle(acquired, written)) is not None:
-                self._client.run(call)
-            if (hooks := self._runner.settler.emit(acquired, written, mono_ms() - started_ms)) is not None:
-                yield self._runner, hooks
-
-    def _begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
-        """Return the attempt, its outcome if the task is not called, or ``None`` if the job is throttled."""
-        job = acquired.job
-        if job.is_repeated:
-            zone = zone_of(self._app._config.timezone)
-            run_sync(self._client, add_next_iteration(acquired.keys, job, self._clock.now_ms(), zone))
-        attempt = self._runner.begin(job)
-        if isinstance(attempt, Attempt) and attempt.rate is not None:
-            token, now_ms = acquired.slot.token, self._clock.now_ms()
-            if delay_ms := self._client.run(start_or_throttle(acquired.keys, job, token, attempt.rate, now_ms)):
-                self._runner.bus.emit(JobThrottled(job.id, job.queue, job.name, delay_ms))
-                return None
-        self._runner.bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
-        return attempt
-
-    def _options(self, keys: QueueKeys, slot: Slot) -> FetchOptions:
-        return FetchOptions.from_config(self._app._config, keys, slot.token, self._runner.worker_id)
-
-    def _record(self, event: ChildEvent) -> None:
-        if not isinstance(event, JobStarted):
-            self.events.append(event)
-
-    def _fetch(self) -> AcquiredJob | None:
-        due: list[int] = []
-        for index, keys in enumerate(self._queues):
-            if keys.queue in self.unregistered:
-                continue
-            options = self._options(keys, self._runner.slots[0])
-            now_ms = self._clock.now_ms()
-            fetched = self._client.run(move_to_active(keys, options, now_ms))
-            if fetched.job_id:
-                job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
-                if not self._is_unregistered(job):
-                    return AcquiredJob(self._runner.slots[0], index, keys, job, 0)
-                self._client.run(move_from_active_to_wait(keys, job.id, options.token))
-                self.unregistered[keys.queue] = job.name
-            due += [fetched.due_ms] if fetched.due_ms else []
-            due += [now_ms + fetched.limited_ms] if fetched.limited_ms else []
-        self.next_ms = min(due, default=None)
-        return None
-
-    def _is_unregistered(self, job: RunningJob) -> bool:
-        unknown = self._app.tasks.get(job.name) is None and not job.malformed
-        return unknown and self._app._config.incompatible_timeout_ms != 0
-
-    def _write(self, acquired: AcquiredJob, outcome: Outcome) -> Outcome:
-        settler = self._runner.settler
-        try:
-            if isinstance(outcome, RateLimitedOutcome):
-                self._client.run(settler.limit_call(acquired, outcome))
-            self._client.run(settler.call(acquired, outcome, fetch_next=False))
-        except _NEED_FALLBACK as exc:
-            fallback = settler.failed_writes.fallback(acquired, outcome, exc)
-            if fallback is None:
-                raise
-            return self._write(acquired, fallback)
-        return outcome
-
-
-# A worker in the test's process and thread: it runs jobs when the test asks it to.
+__all__ = ["MAX_ATTEMPTS", "FakeClock", "InlineWorker", "UnattendedResults", "queues_in_redis"]
 
 
 _FOREVER_MS: Final = 2**52
@@ -458,7 +83,7 @@ class InlineWorker:
         clock, results = app._broker.clock, app._broker.results
         if not isinstance(clock, FakeClock):
             raise BulltaskError(f"{app!r} uses its own server: create the worker inside use_server(app, url)")
-        if not isinstance(results, Results) or isinstance(results, InlineResults):
+        if not isinstance(results, Results) or isinstance(results, _InlineResults):
             raise BulltaskError(f"{app!r} already has an InlineWorker")
         self.clock = clock
         self._results = results
@@ -467,8 +92,8 @@ class InlineWorker:
         self._lock = threading.RLock()
         self._loop = TaskLoop()
         self._running: set[JobRef] = set()
-        self._last: InlineRun | None = None
-        app._broker.results = InlineResults(self._results, self)
+        self._last: _Run | None = None
+        app._broker.results = _InlineResults(self._results, self)
 
     def run_jobs(self, *, propagate: bool = True) -> list[ChildEvent]:
         """Run all jobs that are ready, including jobs that they send, until none is left.
@@ -545,25 +170,25 @@ class InlineWorker:
     def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
         # A thread of the test may wait for a result, too.
         with self._lock, self._inline_run(propagate=propagate) as run:
-            run_generator(self._steps(run, end_ms, awaited), lambda step: step[0].call(step[1], self._loop), ())
+            run_generator(self._attempts(run, end_ms, awaited), lambda ready: ready[0].call(ready[1], self._loop), ())
         return run.result()
 
     async def _arun(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
         with self._inline_run(propagate=propagate) as run:
-            await arun_generator(self._steps(run, end_ms, awaited), lambda step: step[0].acall(step[1]), ())
+            await arun_generator(self._attempts(run, end_ms, awaited), lambda ready: ready[0].acall(ready[1]), ())
         return run.result()
 
     @contextmanager
-    def _inline_run(self, *, propagate: bool) -> Iterator[InlineRun]:
+    def _inline_run(self, *, propagate: bool) -> Iterator[_Run]:
         token = _running_worker.set(self)
         try:
             with self._broker.pool.client() as client:
-                self._last = InlineRun(self._app, client, self._running, propagate=propagate)
+                self._last = _Run(self._app, client, self._running, propagate=propagate)
                 yield self._last
         finally:
             _running_worker.reset(token)
 
-    def _steps(self, run: InlineRun, end_ms: int, awaited: JobRef | None) -> Steps:
+    def _attempts(self, run: _Run, end_ms: int, awaited: JobRef | None) -> Attempts:
         yield from run.run_ready(awaited)
         while not run.ended and run.next_ms is not None and run.next_ms <= end_ms:
             self.clock.advance_ms(max(0, run.next_ms - self.clock.now_ms()))
@@ -583,3 +208,353 @@ class InlineWorker:
 
     def _deadline_ms(self, timeout_ms: int | None) -> int:
         return _FOREVER_MS if timeout_ms is None else self.clock.now_ms() + timeout_ms
+
+
+# One run: acquires jobs that are ready, and writes the outcomes of their attempts.
+
+
+MAX_ATTEMPTS: Final = 10_000
+"""A run of more attempts than this is assumed to never end."""
+
+_NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
+
+Attempts = Generator[tuple[InProcessRunner, Runnable], Any, None]
+"""A generator that yields the attempts to run, and receives their outcomes; sync and async callers share it."""
+
+
+class _Run:
+    """One run of an inline worker: acquires jobs and writes their outcomes.
+
+    Attributes:
+        events: The events of the attempts.
+        ended: Whether a job whose exception must be raised has failed, or the awaited job has finished.
+        next_ms: When the next job is due (epoch milliseconds), ``None`` if no job is delayed.
+        unregistered: The task names of jobs whose tasks are not registered in the app, by queue. This run acquires no
+            further jobs from these queues, because other workers may run them, for example in Node.js.
+    """
+
+    def __init__(self, app: App, client: SyncClient, running: set[JobRef], *, propagate: bool) -> None:
+        self._app = app
+        self._client = client
+        self._running = running
+        self._propagate = propagate
+        self._clock = app._broker.clock
+        broker = app._broker
+        self.events: list[ChildEvent] = []
+        self.ended = False
+        self.next_ms: int | None = None
+        self.unregistered: dict[str, str] = {}
+
+        def job_client(job: RunningJob) -> RedisJobClient:
+            return RedisJobClient(job, broker, broker.shared_async_client)
+
+        def record(event: ChildEvent) -> None:
+            if not isinstance(event, JobStarted):
+                self.events.append(event)
+
+        self._batches = batches_of(app)
+        self._runner = InProcessRunner(app, job_client, max([1, *(size for size, _ in self._batches.values())]))
+        self._runner.bus.subscribe(ChildEvent, record)
+        self._queues: list[QueueKeys] = []
+        self._attempts = 0
+
+    def run_ready(self, awaited: JobRef | None) -> Attempts:
+        """Run the jobs that are ready, and those that they send, or until ``awaited`` has finished."""
+        while not self.ended and (acquired := self._acquire()) is not None:
+            batch, first_event = self._batch(acquired), len(self.events)
+            refs = {JobRef(each.job.queue, each.job.id) for each in batch}
+            self._running |= refs
+            try:
+                yield from self._work(batch)
+            finally:
+                self._running -= refs
+            for event in self.events[first_event:]:
+                if isinstance(event, JobCompleted | JobFailed):
+                    self.ended |= JobRef(event.queue, event.job_id) == awaited
+                    self.ended |= isinstance(event, JobFailed) and self._propagate
+
+    def result(self) -> list[ChildEvent]:
+        """Return the events, or raise the exception of the job that failed."""
+        failed = next((event for event in self.events if isinstance(event, JobFailed)), None)
+        if self._propagate and failed is not None:
+            raise failed.exception or TaskError(failed.error, job_id=failed.job_id, remote_traceback=failed.traceback)
+        return self.events
+
+    def _acquire(self) -> AcquiredJob | None:
+        """Acquire the next job that is ready, from any queue; return ``None`` if there is none."""
+        acquired = self._fetch()
+        if acquired is None:
+            known = self._queues
+            self._queues = queues_in_redis(self._app, self._client)  # a task may have added one
+            acquired = self._fetch() if self._queues != known else None
+        self._attempts += acquired is not None
+        if self._attempts > MAX_ATTEMPTS:
+            raise BulltaskError(
+                f"the worker has run {MAX_ATTEMPTS:,} attempts and jobs are still due; does a task send itself again?"
+            )
+        return acquired
+
+    def _batch(self, first: AcquiredJob) -> list[AcquiredJob]:
+        """Return a batch: ``first`` and further waiting jobs, or ``first`` alone if its task is not a batch task."""
+        size, _ = self._batches.get(first.job.name, (1, 0))
+        if size == 1:
+            return [first]
+        slots = self._runner.slots[1:size]
+        options = [self._options(first.keys, slot) for slot in slots]
+        replies = self._client.run(collect_batch(first.keys, options, first.job.name, self._clock.now_ms()))
+        batch = [first]
+        for slot, fetched in zip(slots, replies, strict=False):
+            if fetched.job_id:
+                job = RunningJob.read(first.keys.queue, fetched.job_id, fetched.fields)
+                if job.name == first.job.name:
+                    batch.append(AcquiredJob(slot, first.queue_index, first.keys, job, 0))
+                else:  # a delayed job of another task is due
+                    self._client.run(move_from_active_to_wait(first.keys, job.id, slot.token))
+        self._attempts += len(batch) - 1
+        return batch
+
+    def _work(self, batch: list[AcquiredJob]) -> Attempts:
+        """Run acquired jobs and write their outcomes."""
+        started_ms = mono_ms()
+        begun_jobs = [(acquired, begun) for acquired in batch if (begun := self._begin(acquired)) is not None]
+        attempts = [begun for _, begun in begun_jobs if isinstance(begun, Attempt)]
+        ran = iter((yield self._runner, attempts) if attempts else [])
+        for acquired, begun in begun_jobs:
+            written = self._write(acquired, next(ran) if isinstance(begun, Attempt) else begun)
+            if (call := self._runner.settler.after_settle(acquired, written)) is not None:
+                self._client.run(call)
+            if (hooks := self._runner.settler.emit(acquired, written, mono_ms() - started_ms)) is not None:
+                yield self._runner, hooks
+
+    def _begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
+        """Return the attempt, its outcome if the task is not called, or ``None`` if the job is throttled."""
+        job = acquired.job
+        if job.is_repeated:
+            zone = zone_of(self._app._config.timezone)
+            run_sync(self._client, add_next_iteration(acquired.keys, job, self._clock.now_ms(), zone))
+        attempt = self._runner.begin(job)
+        if isinstance(attempt, Attempt) and attempt.rate is not None:
+            token, now_ms = acquired.slot.token, self._clock.now_ms()
+            if delay_ms := self._client.run(start_or_throttle(acquired.keys, job, token, attempt.rate, now_ms)):
+                self._runner.bus.emit(JobThrottled(job.id, job.queue, job.name, delay_ms))
+                return None
+        self._runner.bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
+        return attempt
+
+    def _options(self, keys: QueueKeys, slot: Slot) -> FetchOptions:
+        return FetchOptions.from_config(self._app._config, keys, slot.token, self._runner.worker_id)
+
+    def _fetch(self) -> AcquiredJob | None:
+        due: list[int] = []
+        for index, keys in enumerate(self._queues):
+            if keys.queue in self.unregistered:
+                continue
+            options = self._options(keys, self._runner.slots[0])
+            now_ms = self._clock.now_ms()
+            fetched = self._client.run(move_to_active(keys, options, now_ms))
+            if fetched.job_id:
+                job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
+                if not self._is_unregistered(job):
+                    return AcquiredJob(self._runner.slots[0], index, keys, job, 0)
+                self._client.run(move_from_active_to_wait(keys, job.id, options.token))
+                self.unregistered[keys.queue] = job.name
+            due += [fetched.due_ms] if fetched.due_ms else []
+            due += [now_ms + fetched.limited_ms] if fetched.limited_ms else []
+        self.next_ms = min(due, default=None)
+        return None
+
+    def _is_unregistered(self, job: RunningJob) -> bool:
+        unknown = self._app.tasks.get(job.name) is None and not job.malformed
+        return unknown and self._app._config.incompatible_timeout_ms != 0
+
+    def _write(self, acquired: AcquiredJob, outcome: Outcome) -> Outcome:
+        settler = self._runner.settler
+        try:
+            if isinstance(outcome, RateLimitedOutcome):
+                self._client.run(settler.limit_call(acquired, outcome))
+            self._client.run(settler.call(acquired, outcome, fetch_next=False))
+        except _NEED_FALLBACK as exc:
+            fallback = settler.failed_writes.fallback(acquired, outcome, exc)
+            if fallback is None:
+                raise
+            return self._write(acquired, fallback)
+        return outcome
+
+
+def queues_in_redis(app: App, client: SyncClient) -> list[QueueKeys]:
+    """Return the keys of all queues that an app's workers can process, ordered by name.
+
+    A queue whose name in Redis has no braces belongs to another app if ``queue_hash_tag`` is true.
+    """
+    names = scan_all(client, lambda cursor: scan_queues(app._config.prefix, cursor))
+    hash_tag = app._config.queue_hash_tag
+    own = {name_in_app(name, hash_tag=hash_tag) for name in names if "{" in name or not hash_tag}
+    return [app._broker.keys(name) for name in sorted(own)]
+
+
+# Results whose ``get()`` runs the jobs that are due, or raises, instead of waiting for a worker.
+
+
+_FIRST_MS = 0
+"""A start position before all events, so that the outcome of a removed job is always found in the event stream."""
+
+
+class UnattendedResults(Results):
+    """The results of an app in a test that has no worker: waiting for a job would never end."""
+
+    def __init__(self, results: Results) -> None:
+        vars(self).update(vars(results))
+
+    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """Return the outcome of a job that has finished.
+
+        Raises:
+            ResultTimeoutError: It has not finished.
+            JobNotFoundError: The job does not exist, and no event contains its outcome.
+        """
+        _check_finished(ref, self.snapshot(ref))
+        return super().wait(ref, timeout_ms, sent_ms)
+
+    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """:meth:`wait` for asyncio."""
+        _check_finished(ref, await self.asnapshot(ref))
+        return await super().await_finished(ref, timeout_ms, sent_ms)
+
+
+class _InlineResults(Results):
+    """The results of an app whose jobs an :class:`InlineWorker` runs."""
+
+    def __init__(self, results: Results, worker: InlineWorker) -> None:
+        vars(self).update(vars(results))
+        self._worker = worker
+
+    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:  # noqa: ARG002
+        """Run jobs until ``ref`` has finished, and return its outcome.
+
+        Raises:
+            ResultTimeoutError: It cannot run, or is not due within the timeout.
+            JobNotFoundError: The job does not exist, and no event contains its outcome.
+        """
+        if _may_run(self.snapshot(ref).state):
+            self._worker.run_until_finished(ref, timeout_ms)
+            snapshot = self.snapshot(ref)
+            self._check(ref, snapshot, timeout_ms)
+            if snapshot.state.finished:
+                return _outcome(snapshot)
+        elif self._worker.is_running(ref):
+            raise ResultTimeoutError(f"job {ref.id} in queue {ref.queue} waits for its own result")
+        return super().wait(ref, timeout_ms, _FIRST_MS)
+
+    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:  # noqa: ARG002
+        """:meth:`wait` for asyncio."""
+        if _may_run((await self.asnapshot(ref)).state):
+            await self._worker.arun_until_finished(ref, timeout_ms)
+            snapshot = await self.asnapshot(ref)
+            self._check(ref, snapshot, timeout_ms)
+            if snapshot.state.finished:
+                return _outcome(snapshot)
+        return await super().await_finished(ref, timeout_ms, _FIRST_MS)
+
+    def _check(self, ref: JobRef, snapshot: StoredSnapshot, timeout_ms: int | None) -> None:
+        if not _may_run(snapshot.state):
+            return
+        within = "" if timeout_ms is None else f" within {timeout_ms / 1000:g} s of the test's clock"
+        reason = f" (its last attempt failed: {snapshot.failed_reason})" if snapshot.failed_reason else ""
+        if task := self._worker.unregistered_task(ref.queue):
+            reason = f"; task {task!r}, which is next in its queue, is not registered in the app: import its module"
+        raise ResultTimeoutError(
+            f"job {ref.id} in queue {ref.queue} is still {snapshot.state}, and no job is due{within}{reason}"
+        )
+
+
+def _check_finished(ref: JobRef, snapshot: StoredSnapshot) -> None:
+    if not snapshot.state.finished and snapshot.state is not JobState.UNKNOWN:
+        raise ResultTimeoutError(
+            f"job {ref.id} in queue {ref.queue} is {snapshot.state}, and this test has no worker that could run it: "
+            "derive the test case from bulltask.contrib.django.test.JobsMixin, or use the pytest fixture "
+            "bulltask_worker"
+        )
+
+
+def _may_run(state: JobState) -> bool:
+    """Return whether a worker has not acquired the job yet; an active one may be running in another process."""
+    return not state.finished and state not in {JobState.ACTIVE, JobState.UNKNOWN}
+
+
+def _outcome(snapshot: StoredSnapshot) -> Finished:
+    if snapshot.state is JobState.COMPLETED:
+        return Finished(True, snapshot.returnvalue or "null")
+    return Finished(False, snapshot.failed_reason)
+
+
+# A fake clock that tests can advance: delayed jobs become due without waiting.
+
+
+_LOCK: Final = ":lock"
+_PAGE_SIZE: Final = 1_000
+
+
+class FakeClock(ServerClock):
+    """An app's clock in a test: this machine's time, plus the durations passed to :meth:`advance`.
+
+    Delays, retries, schedules and ``expires`` follow this clock, because BullMQ's scripts receive the current time as
+    an argument. The clock also follows libraries that replace Python's clock, such as time-machine and freezegun.
+
+    Rate limits and deduplication end when keys in Redis expire. Therefore, :meth:`advance` makes these keys expire
+    earlier. It does not change the locks of running jobs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead_ms = 0
+        self._pool: ClientPool | None = None
+
+    def connect(self, pool: ClientPool) -> None:
+        """Make the keys in this server expire with the clock."""
+        self._pool = pool
+
+    @property
+    def due(self) -> bool:
+        """False, because the clock does not follow the server."""
+        return False
+
+    def now_ms(self) -> int:
+        """Return the time in epoch milliseconds."""
+        return wall_ms() + self._ahead_ms
+
+    def now(self) -> datetime:
+        """Return the time as an aware ``datetime`` in UTC, for example for ``eta=clock.now() + timedelta(hours=1)``."""
+        return datetime.fromtimestamp(self.now_ms() / 1000, UTC)
+
+    def advance(self, duration: Duration) -> None:
+        """Move the clock forward. This runs no jobs.
+
+        Args:
+            duration: Seconds or ``timedelta``.
+
+        Raises:
+            ConfigError: ``duration`` is invalid or negative.
+        """
+        self.advance_ms(to_ms(duration, "duration"))
+
+    def advance_ms(self, ms: int) -> None:
+        """Like :meth:`advance`, in milliseconds."""
+        self._ahead_ms += ms
+        if self._pool is not None and ms > 0:
+            with self._pool.client() as client:
+                _expire_earlier(client, ms)
+
+
+def _expire_earlier(client: SyncClient, ms: int) -> None:
+    keys = sorted(key for key in scan_all(client, _scan) if not key.endswith(_LOCK))
+    for start in range(0, len(keys), _PAGE_SIZE):
+        page = keys[start : start + _PAGE_SIZE]
+        left = client.run_many([command("PTTL", key) for key in page])
+        client.run_many([command("PEXPIRE", key, ttl - ms) for key, ttl in zip(page, left, strict=True) if ttl > 0])
+
+
+def _scan(cursor: str) -> Call[tuple[str, list[str]]]:
+    def parse_reply(reply: Any) -> tuple[str, list[str]]:
+        return text(reply[0]), [text(key) for key in reply[1]]
+
+    return command("SCAN", cursor, "COUNT", _PAGE_SIZE, "TYPE", "string", parse_reply=parse_reply)
