@@ -321,9 +321,9 @@ class _Run:
         ran = iter((yield self._runner, attempts) if attempts else [])
         for acquired, begun in begun_jobs:
             written = self._write(acquired, next(ran) if isinstance(begun, Attempt) else begun)
-            if (call := self._runner.settler.after_settle(acquired, written)) is not None:
+            if (call := self._runner.finisher.after_finish(acquired, written)) is not None:
                 self._client.run(call)
-            if (hooks := self._runner.settler.emit(acquired, written, mono_ms() - started_ms)) is not None:
+            if (hooks := self._runner.finisher.emit(acquired, written, mono_ms() - started_ms)) is not None:
                 yield self._runner, hooks
 
     def _begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
@@ -368,13 +368,13 @@ class _Run:
         return unknown and self._app._config.incompatible_timeout_ms != 0
 
     def _write(self, acquired: AcquiredJob, outcome: Outcome) -> Outcome:
-        settler = self._runner.settler
+        finisher = self._runner.finisher
         try:
             if isinstance(outcome, RateLimitedOutcome):
-                self._client.run(settler.limit_call(acquired, outcome))
-            self._client.run(settler.call(acquired, outcome, fetch_next=False))
+                self._client.run(finisher.limit_call(acquired, outcome))
+            self._client.run(finisher.call(acquired, outcome, fetch_next=False))
         except _NEED_FALLBACK as exc:
-            fallback = settler.failed_writes.fallback(acquired, outcome, exc)
+            fallback = finisher.failed_writes.fallback(acquired, outcome, exc)
             if fallback is None:
                 raise
             return self._write(acquired, fallback)

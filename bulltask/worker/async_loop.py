@@ -1,4 +1,4 @@
-"""A child's event loop: runs async tasks on a separate thread, and settles the jobs that run in threads."""
+"""A child's event loop: runs async tasks on a separate thread, and finishes the jobs that run in threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
 from bulltask.worker.broker_backoff import ReconnectBackoff, max_concurrent
 from bulltask.worker.cancellation import OWN_TASK, Cancellation, JobTask, OwnTask, made_task, origin_of, place_of
 from bulltask.worker.fetch import JobFetcher
-from bulltask.worker.finish import BackoffStep, OutcomeWriteSteps, Settler, WriteStep
+from bulltask.worker.finish import BackoffStep, Finisher, OutcomeWriteSteps, WriteStep
 from bulltask.worker.outcomes import (
     AcquiredJob,
     IncompatibleOutcome,
@@ -42,7 +42,7 @@ from bulltask.worker.outcomes import (
     released_last,
 )
 from bulltask.worker.run_hooks import LoopHooks
-from bulltask.worker.slots import ChildBlock, ExitCode, Retirement, Slot, WakeupPipe
+from bulltask.worker.slots import ChildBlock, ChildLimits, ExitCode, Slot, WakeupPipe
 
 __all__ = [
     "AsyncLoop",
@@ -197,7 +197,7 @@ class NextJobs:
     Args:
         fetcher: The main thread's fetcher. Only its thread-safe methods and attributes are used.
         runner: Checks the jobs.
-        retirement: Counts the jobs.
+        child_limits: Counts the jobs.
         tasks: The tasks whose jobs the event loop may start (:func:`bulltask.worker.async_loop.loop_tasks`).
         config: Lock duration, and the number of crashes after which a job runs alone.
     """
@@ -206,13 +206,13 @@ class NextJobs:
         self,
         fetcher: JobFetcher,
         runner: AttemptRunner,
-        retirement: Retirement,
+        child_limits: ChildLimits,
         tasks: Collection[str],
         config: Config,
     ) -> None:
         self._fetcher = fetcher
         self._runner = runner
-        self._retirement = retirement
+        self._child_limits = child_limits
         self._tasks = tasks
         self._max_crashes = config.max_crashes
         self.lock_ms = config.lock_ms
@@ -223,7 +223,7 @@ class NextJobs:
         return (
             acquired.job.name in self._tasks
             and self._fetcher.may_fetch_next
-            and not self._retirement.limits_jobs
+            and not self._child_limits.limits_jobs
             and self._fetcher.round_robin.may_stay(acquired.queue_index)
             and mono_ms() >= self._paused_until_ms
         )
@@ -254,7 +254,7 @@ class NextJobs:
         acquired.slot.activate(acquired.queue_index, acquired.job.id, mono_ms())
         attempt = self._runner.begin(acquired.job)
         self._fetcher.emit_started(acquired.job)
-        self._retirement.count_job()
+        self._child_limits.count_job()
         return attempt
 
 
@@ -273,13 +273,13 @@ class AsyncOutcomeWriter:
     """Writes outcomes; while Redis is unavailable, it repeats the call, and the supervisor renews the job's lock.
 
     Args:
-        settler: Builds the calls, and emits the events.
+        finisher: Builds the calls, and emits the events.
         client: Returns the loop's client.
         backoff: The backoff of the event loop.
     """
 
-    def __init__(self, settler: Settler, client: Callable[[], AnyAsyncClient], backoff: ReconnectBackoff) -> None:
-        self._settler = settler
+    def __init__(self, finisher: Finisher, client: Callable[[], AnyAsyncClient], backoff: ReconnectBackoff) -> None:
+        self._finisher = finisher
         self._client = client
         self._backoff = backoff
         self._calls = asyncio.Semaphore(_MAX_CALLS)
@@ -291,8 +291,8 @@ class AsyncOutcomeWriter:
         fetched: Fetched | None = None
         written: Outcome | None = outcome
         # The next job would have to wait until the hooks of this one have run.
-        fetch_next = fetch_next and not self._settler.have_hooks(outcome)
-        acquired.slot.settle(mono_ms())
+        fetch_next = fetch_next and not self._finisher.have_hooks(outcome)
+        acquired.slot.finish(mono_ms())
         try:
             if duration_ms < _SHORT_MS:
                 fetched = await self._write(acquired, outcome, fetch_next=fetch_next)
@@ -300,13 +300,13 @@ class AsyncOutcomeWriter:
                 async with self._calls:
                     fetched = await self._write(acquired, outcome, fetch_next=fetch_next)
         except (BrokerError, JobError) as exc:
-            written = await self._execute(self._settler.failed_writes.steps(acquired, outcome, exc), acquired)
+            written = await self._execute(self._finisher.failed_writes.steps(acquired, outcome, exc), acquired)
             if fetch_next and isinstance(exc, BrokerError):
                 await self._release_unknown(acquired)
         self._backoff.reset()
-        if (call := self._settler.after_settle(acquired, written)) is not None:
+        if (call := self._finisher.after_finish(acquired, written)) is not None:
             await self._run_until_reply(call)
-        if (hooks := self._settler.emit(acquired, written, duration_ms)) is not None:
+        if (hooks := self._finisher.emit(acquired, written, duration_ms)) is not None:
             await hooks
         return fetched
 
@@ -330,8 +330,8 @@ class AsyncOutcomeWriter:
     async def _write(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Fetched | None:
         client = self._client()
         if isinstance(outcome, RateLimitedOutcome):
-            await client.run(self._settler.limit_call(acquired, outcome))
-        reply: Any = await client.run(self._settler.call(acquired, outcome, fetch_next=fetch_next))
+            await client.run(self._finisher.limit_call(acquired, outcome))
+        reply: Any = await client.run(self._finisher.call(acquired, outcome, fetch_next=fetch_next))
         return reply if fetch_next and isinstance(reply, Fetched) and reply.job_id else None
 
     async def _execute(self, steps: OutcomeWriteSteps, acquired: AcquiredJob) -> Outcome | None:
@@ -423,7 +423,7 @@ class JobStarter:
         runner: Finds the tasks, and checks the jobs.
         iteration_adder: Adds the next iterations of job schedulers.
         async_loop: Counts the running jobs, for a job in crash quarantine.
-        retirement: Counts the jobs, and lets the supervisor replace this child when it has reached a limit.
+        child_limits: Counts the jobs, and lets the supervisor replace this child when it has reached a limit.
     """
 
     def __init__(
@@ -432,13 +432,13 @@ class JobStarter:
         runner: AttemptRunner,
         iteration_adder: IterationAdder,
         async_loop: AsyncLoop,
-        retirement: Retirement,
+        child_limits: ChildLimits,
     ) -> None:
         self._fetcher = fetcher
         self._runner = runner
         self._iteration_adder = iteration_adder
         self._async = async_loop
-        self._retirement = retirement
+        self._child_limits = child_limits
 
     def begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
         """Return the attempt or its outcome; ``None`` if the job is throttled because of its task's rate limit."""
@@ -450,7 +450,7 @@ class JobStarter:
         ):
             return None
         self._fetcher.emit_started(acquired.job)
-        if self._retirement.count_job():
+        if self._child_limits.count_job():
             self._fetcher.closing = True  # this is the last job
         return attempt
 
@@ -465,7 +465,7 @@ class JobStarter:
         return attempt
 
 
-# A child's event loop: runs async tasks on a separate thread, and settles the jobs that run in threads.
+# A child's event loop: runs async tasks on a separate thread, and finishes the jobs that run in threads.
 
 
 _WAIT_MS: Final = 60_000
@@ -489,7 +489,7 @@ class AsyncLoop:
     Args:
         block: The child's slots.
         runner: Runs attempts.
-        settler: Builds the calls that write their outcomes.
+        finisher: Builds the calls that write their outcomes.
         client: Creates the loop's client.
         backoff: The backoff of this loop while Redis is unavailable; the main thread has its own.
         wakeup_pipe: Wakes the main thread when a slot is free again.
@@ -502,7 +502,7 @@ class AsyncLoop:
         self,
         block: ChildBlock,
         runner: AttemptRunner,
-        settler: Settler,
+        finisher: Finisher,
         client: Callable[[], AnyAsyncClient],
         backoff: ReconnectBackoff,
         wakeup_pipe: WakeupPipe,
@@ -514,7 +514,7 @@ class AsyncLoop:
         self._count = len(self._free)
         self._concurrency = concurrency or self._count
         self._runner = runner
-        self._settler = settler
+        self._finisher = finisher
         self._make_client = client
         self._wakeup_pipe = wakeup_pipe
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -536,7 +536,7 @@ class AsyncLoop:
         self._is_stuck = False
         self._handed_off = self._closing = False
         self._max_concurrent: dict[Slot, int] = {}
-        self._writer = AsyncOutcomeWriter(settler, self.client, backoff)
+        self._writer = AsyncOutcomeWriter(finisher, self.client, backoff)
         self._next_jobs = next_jobs
         self._unstarted: list[AcquiredJob] = []
         self._is_awaited = False
@@ -607,7 +607,7 @@ class AsyncLoop:
         with self._offering:
             for key, acquired in tuple(self._unstarted_jobs.items()):
                 if self._unstarted_jobs.pop(key, None) is not None:
-                    self._settler.emit_released(acquired.job, _BLOCKED)
+                    self._finisher.emit_released(acquired.job, _BLOCKED)
                     self._runner.free_thread(acquired.slot)
                     with suppress(BrokerError, JobError):  # its lock expires
                         run(release_unstarted(acquired.keys, acquired.job.id, acquired.slot.token))
@@ -638,7 +638,7 @@ class AsyncLoop:
         self._handed_off = False
 
     def start(self, acquired: AcquiredJob, attempt: Attempt) -> None:
-        """Start an async attempt; its slot is free again when the job is settled."""
+        """Start an async attempt; its slot is free again when the job is finished."""
         self._hand_off((acquired,), self._work(acquired, attempt), f"job {acquired.job.id}")
         self._handed_off = True  # only the main thread reads and writes it
 
@@ -658,7 +658,7 @@ class AsyncLoop:
         loop.call_soon_threadsafe(self._spawn, work, name, jobs)
 
     def drain(self) -> None:
-        """Wait until every job is settled, end what they have left running, then stop the thread."""
+        """Wait until every job is finished, end what they have left running, then stop the thread."""
         self.wait_until_running(at_most=0)
         if self._loop is not None and self._thread is not None:
             with suppress(RuntimeError):  # code that a task has left running may have closed the loop
@@ -720,7 +720,7 @@ class AsyncLoop:
 
     def _exit_child(self, jobs: Sequence[str], raised: BaseException | None) -> NoReturn:
         """Exit the process, because its async jobs cannot continue; the supervisor recovers them."""
-        self._settler.emit_loop_stopped(jobs, raised)
+        self._finisher.emit_loop_stopped(jobs, raised)
         exit_child(ExitCode.FAILED)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str, jobs: Sequence[AcquiredJob]) -> None:
@@ -752,7 +752,7 @@ class AsyncLoop:
         """Report what a job's code did to the event loop, once if it does the same several times in a row."""
         if (job, problem) != self._reported:
             self._reported = job, problem
-            self._settler.emit_loop_misused(job, problem, where, raised)
+            self._finisher.emit_loop_misused(job, problem, where, raised)
 
     def _report_block(self, job: RunningJob | None, where: str) -> None:
         others = self.running() - 1
@@ -802,13 +802,13 @@ class AsyncLoop:
             self._exit_child([acquired.job.id], exc)
         # Without an await, which a job that has cancelled its asyncio task would interrupt.
         del self._tasks[acquired.slot]
-        self._do(self._settle, acquired, outcome, (mono_s() - started) * 1000, attempt)
+        self._do(self._finish, acquired, outcome, (mono_s() - started) * 1000, attempt)
 
-    async def _settle(
+    async def _finish(
         self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float, attempt: Attempt | None = None
     ) -> None:
         """Write an outcome; then start the job that the same call has fetched, or free the slot."""
-        settling_ms = mono_ms()
+        finishing_ms = mono_ms()
         if attempt is not None and type(outcome) is RetriedOutcome:
             outcome = await self._runner.amove(attempt, outcome)
         if fetch_next := self._may_fetch_after(acquired):
@@ -821,7 +821,7 @@ class AsyncLoop:
         if fetched is None:
             self._free_slots([acquired])
         else:
-            await self._start_next(acquired, fetched, settling_ms, was_offered=was_offered)
+            await self._start_next(acquired, fetched, finishing_ms, was_offered=was_offered)
 
     def _may_fetch_after(self, acquired: AcquiredJob) -> bool:
         return not self._is_blocked and self._next_jobs is not None and self._next_jobs.may_follow(acquired)
@@ -850,7 +850,7 @@ class AsyncLoop:
                 self._unstarted_jobs[id(acquired)] = acquired
                 self._spawn(self._work(acquired, attempt), f"job {acquired.job.id}", (acquired,))
             else:
-                self._do(self._settle, acquired, attempt, 0.0)
+                self._do(self._finish, acquired, attempt, 0.0)
 
     def _release(self, acquired: AcquiredJob) -> None:
         """Release a job, together with the others that are released at the same time, so that they keep their order."""
@@ -875,9 +875,9 @@ class AsyncLoop:
         except BaseException as exc:  # noqa: BLE001 - as in _work()
             self._exit_child([acquired.job.id for acquired in batch], exc)
         del self._tasks[slot]
-        self._do(self._settle_batch, batch, outcomes, (mono_s() - started) * 1000)
+        self._do(self._finish_batch, batch, outcomes, (mono_s() - started) * 1000)
 
-    async def _settle_batch(
+    async def _finish_batch(
         self, batch: Sequence[AcquiredJob], outcomes: Sequence[Outcome], duration_ms: float
     ) -> None:
         ended = released_last(list(zip(batch, outcomes, strict=True)))

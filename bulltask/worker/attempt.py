@@ -86,7 +86,7 @@ from bulltask.worker.outcomes import (
     with_checkpoint,
 )
 from bulltask.worker.run_hooks import HookedRun, RunHooks
-from bulltask.worker.slots import CancelReason, Deadlines, Retirement, Slot
+from bulltask.worker.slots import CancelReason, ChildLimits, Deadlines, Slot
 from bulltask.worker.spark_tasks import SparkTaskRunner
 
 __all__ = [
@@ -429,7 +429,7 @@ class AttemptRunner:
         job_client: Creates a job's client, which stores a bound task's progress and log lines.
         spark: Runs tasks with ``spark=True``.
         cancellation: Passes the supervisor's cancel requests to running tasks.
-        retirement: Checks the child's memory after each task.
+        child_limits: Checks the child's memory after each task.
         threads: The threads in which sync tasks run, if any.
         worker_id: The worker's id, for ``request.hostname``.
 
@@ -446,7 +446,7 @@ class AttemptRunner:
         job_client: Callable[[RunningJob], JobClient],
         spark: SparkTaskRunner,
         cancellation: Cancellation,
-        retirement: Retirement,
+        child_limits: ChildLimits,
         threads: TaskThreads,
         *,
         worker_id: str = "",
@@ -456,7 +456,7 @@ class AttemptRunner:
         self._job_client = job_client
         self._spark = spark
         self._cancellation = cancellation
-        self._retirement = retirement
+        self._child_limits = child_limits
         self._pid = os.getpid()
         self._threads = threads
         self._worker_id = worker_id
@@ -584,7 +584,7 @@ class AttemptRunner:
         else:
             return execution.resolve(None), result
         finally:
-            self._retirement.check_memory()
+            self._child_limits.check_memory()
 
     async def aexecute(
         self, execution: TaskExecution, task: AnyTask[..., Any], bound: Callable[[], Callable[[], Any]]
@@ -605,7 +605,7 @@ class AttemptRunner:
             return execution.resolve(raised), result
         finally:
             self._cancellation.leave_async(entered)
-            self._retirement.check_memory()
+            self._child_limits.check_memory()
 
     async def _call_in_thread(
         self, execution: TaskExecution, function: Callable[[], Any]

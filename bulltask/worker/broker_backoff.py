@@ -304,7 +304,7 @@ crashes are caused by an operator or the kernel, so running every such job alone
 ALONE: Final = 1
 
 EXTRA_CRASHES: Final = 3
-"""How many crashes beyond ``max_crashes`` it takes to fail a job that was being acquired or settled.
+"""How many crashes beyond ``max_crashes`` it takes to fail a job that was being acquired or finished.
 
 A job that crashes children in these steps (for example, because reading it exhausts the memory) may do so before the
 child can wait for its other jobs. It would then never run alone and never fail, so it fails after this many additional
@@ -339,7 +339,7 @@ def should_fail(crashes: int, max_crashes: int, *, concurrent: int, running: boo
         crashes: How many children crashed while they had the job, this crash included.
         max_crashes: The setting.
         concurrent: How many jobs the child had when it crashed, this job included.
-        running: False if the child was acquiring or settling the job.
+        running: False if the child was acquiring or finishing the job.
     """
     if concurrent == ALONE:
         return crashes >= max_crashes

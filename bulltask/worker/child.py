@@ -49,10 +49,10 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.cancellation import Cancellation, TaskThreads, uninterrupted
 from bulltask.worker.child_pool import lead_group, mark_programs
 from bulltask.worker.fetch import JobFetcher
-from bulltask.worker.finish import OutcomeWriter, Settler
+from bulltask.worker.finish import Finisher, OutcomeWriter
 from bulltask.worker.prefetch import PrefetchLoop
 from bulltask.worker.run_hooks import LoopHooks, attach_process_signals, redirect_output
-from bulltask.worker.slots import STACKS_NAME, ChildBlock, ControlPage, ExitCode, ProcessState, Retirement, WakeupPipe
+from bulltask.worker.slots import STACKS_NAME, ChildBlock, ChildLimits, ControlPage, ExitCode, ProcessState, WakeupPipe
 from bulltask.worker.spark_tasks import SparkTaskRunner
 from bulltask.worker.sync_loop import AsyncBulkFetcher, BatchCollector, SyncLoop
 
@@ -384,19 +384,19 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     def renew(job: RunningJob, token: str) -> bool:
         return broker.pool.run(renew_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
-    retirement = Retirement(config, plan.block, plan.index, bus, parent_pid)
+    child_limits = ChildLimits(config, plan.block, plan.index, bus, parent_pid)
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
     spark = SparkTaskRunner(app, job_client, renew, fetcher.close)
     threads = TaskThreads(config.threads)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
-    runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads, worker_id=plan.worker_id)
+    runner = AttemptRunner(app, job_client, spark, cancellation, child_limits, threads, worker_id=plan.worker_id)
     share_with_threads(runner.only_context)
     runner.is_stopping = lambda: fetcher.stops_checkpointed_tasks
-    settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited, runner.hooks)
+    finisher = Finisher(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited, runner.hooks)
     backoff, concurrency = ReconnectBackoff(bus, config), concurrency_of(app)
-    next_jobs = NextJobs(fetcher, runner, retirement, loop_tasks(app), config)
+    next_jobs = NextJobs(fetcher, runner, child_limits, loop_tasks(app), config)
     async_loop = AsyncLoop(
-        plan.block, runner, settler, broker.async_client, backoff, wakeup_pipe, concurrency, next_jobs, broker.pool.run
+        plan.block, runner, finisher, broker.async_client, backoff, wakeup_pipe, concurrency, next_jobs, broker.pool.run
     )
     _handle_stop_signals(fetcher)
     cancellation.install()
@@ -404,12 +404,12 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
     iteration_adder = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
     collector = BatchCollector(fetcher, plan.control, broker.clock, async_loop, batches_of(app))
-    starter = JobStarter(fetcher, runner, iteration_adder, async_loop, retirement)
-    writer = OutcomeWriter(fetcher, settler)
+    starter = JobStarter(fetcher, runner, iteration_adder, async_loop, child_limits)
+    writer = OutcomeWriter(fetcher, finisher)
     shared, tasks = (plan.block, plan.control), unprefetched_tasks(app)
     prefetch = PrefetchLoop(fetcher, starter, runner, writer, async_loop, *shared, config.prefetch, tasks)
     bulk_fetcher = AsyncBulkFetcher(fetcher, starter, writer, async_loop, next_jobs)
-    return SyncLoop(fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch, bulk_fetcher)
+    return SyncLoop(fetcher, starter, runner, writer, async_loop, child_limits, collector, prefetch, bulk_fetcher)
 
 
 def _handle_stop_signals(fetcher: JobFetcher) -> None:

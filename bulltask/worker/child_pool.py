@@ -25,9 +25,9 @@ from bulltask.worker.slots import (
     STACKS_NAME,
     CancelReason,
     ChildBlock,
+    ChildLimit,
     ExitCode,
     ProcessState,
-    RetireReason,
     Slot,
     Slots,
     SlotState,
@@ -454,7 +454,7 @@ class _Child:
     @property
     def is_leaving(self) -> bool:
         """Whether the child acquires no more jobs, so that another child takes its place."""
-        return self.stop_requested or self.block.retire_reason is not RetireReason.NONE
+        return self.stop_requested or self.block.reached_limit is not ChildLimit.NONE
 
 
 class ChildPool:
@@ -709,7 +709,7 @@ class ChildPool:
         return mono_ms() - child.dead_since_ms >= _END_MS
 
     def close(self, *, finishing: bool = False) -> None:
-        """Ask every child to stop once its jobs are settled (warm shutdown).
+        """Ask every child to stop once its jobs are finished (warm shutdown).
 
         Args:
             finishing: Checkpointed tasks also run to completion, instead of ending between two items.
@@ -727,7 +727,7 @@ class ChildPool:
 
     def running(self) -> int:
         """Return how many jobs the children are running."""
-        return sum(view.state in {SlotState.ACTIVE, SlotState.SETTLING} for view in self.views())
+        return sum(view.state in {SlotState.ACTIVE, SlotState.FINISHING} for view in self.views())
 
     def _jobs_of(self, index: int) -> int:
         return sum(not slot.is_free for slot in self._children[index].slots)
@@ -793,7 +793,7 @@ class ChildPool:
         elif exited and has_timed_out:
             self._bus.emit(ChildKilled(index, child.pid, EXIT_TIMEOUT, jobs))
         elif exited and not child.stop_requested:
-            reason = child.block.retire_reason
+            reason = child.block.reached_limit
             self._bus.emit(ChildExited(index, child.pid, reason.name.lower() if reason else "signal"))
         elif not child.stop_requested:
             self._bus.emit(ChildDied(index, child.pid, exit_reason, jobs))
@@ -810,7 +810,7 @@ class ChildPool:
 def _prefetched(slots: Sequence[Slot]) -> tuple[frozenset[str], dict[str, bytes]]:
     """Return the tokens of jobs that have not started, and the stored outcomes of those that have ended."""
     unstarted = frozenset(slot.token for slot in slots if slot.state in _UNSTARTED)
-    ended = (slot for slot in slots if slot.state in {SlotState.ENDED, SlotState.SETTLING, SlotState.UNCERTAIN})
+    ended = (slot for slot in slots if slot.state in {SlotState.ENDED, SlotState.FINISHING, SlotState.NO_REPLY})
     return unstarted, {slot.token: outcome for slot in ended if (outcome := slot.outcome)}
 
 
@@ -872,7 +872,7 @@ class MemoryCheck:
     only if it exceeds the limit again while it runs alone (:mod:`bulltask.worker.broker_backoff`).
 
     A child without a job is not killed. It checked its memory itself after its last job
-    (:class:`~bulltask.worker.slots.Retirement`).
+    (:class:`~bulltask.worker.slots.ChildLimits`).
 
     Args:
         pool: The children.

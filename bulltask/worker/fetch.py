@@ -38,10 +38,10 @@ from bulltask.worker.slots import ControlPage, Slot, SlotState, WakeupPipe
 __all__ = [
     "POLLED_BY_WORKER",
     "FetchOptionsCache",
+    "FetchesWithoutReply",
     "JobFetcher",
     "QueueWait",
     "RoundRobin",
-    "UncertainSlots",
     "WaitInterrupted",
 ]
 
@@ -251,7 +251,7 @@ class RoundRobin:
 # Slots whose token may lock a job that the child does not know, because a reply was lost.
 
 
-class UncertainSlots:
+class FetchesWithoutReply:
     """The slots whose token may lock an unknown job, and the queues that may have the job.
 
     Args:
@@ -306,7 +306,7 @@ class UncertainSlots:
         keys = self._round_robin.queues[index]
         try:
             for token, job_id in self._client.run(find_by_token(keys, [slot.token for slot in slots])):
-                with suppress(JobError):  # the job has since been settled, or acquired by another worker
+                with suppress(JobError):  # the job has since been finished, or acquired by another worker
                     self._client.run(move_from_active_to_wait(keys, job_id, token))
         except BrokerError as exc:
             if not QueueBackoff.affects_queue(exc):
@@ -523,7 +523,7 @@ class JobFetcher:
         self.round_robin = RoundRobin(keys, self._clock, at_once)
         self._queue_backoff = QueueBackoff(self.round_robin.queues, bus, self._config)
         self._malformed = MalformedJobHandler(self.client, self._clock, self._config, bus)
-        self._uncertain = UncertainSlots(self.client, self.round_robin, self._skip_queue)
+        self._without_reply = FetchesWithoutReply(self.client, self.round_robin, self._skip_queue)
         self._queue_wait = QueueWait(
             broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire, self._skip_queue
         )
@@ -537,7 +537,7 @@ class JobFetcher:
 
     @property
     def may_fetch_next(self) -> bool:
-        """Whether the call that settles a job may fetch the next one; not if each fetch needs a permit."""
+        """Whether the call that finishes a job may fetch the next one; not if each fetch needs a permit."""
         return not (self.closing or self._control.paused or self._control.has_permits)
 
     @property
@@ -551,7 +551,7 @@ class JobFetcher:
     @property
     def may_collect(self) -> bool:
         """Whether several jobs may be acquired: not if those of a call without a reply must be released first."""
-        return self.may_acquire and not self._uncertain
+        return self.may_acquire and not self._without_reply
 
     def close(self) -> None:
         """Acquire no more jobs, and end a wait; called by a signal handler."""
@@ -571,7 +571,7 @@ class JobFetcher:
             slot.reserve(mono_ms())
             try:
                 self.client.connect()  # also sets the clock, which decides when delayed jobs are due
-                self._uncertain.release_jobs()
+                self._without_reply.release_jobs()
                 # Checked again, because the worker may have been paused while this child connected.
                 acquired = self._poll(slot) if self.may_acquire else None
                 self.backoff.reset()
@@ -600,7 +600,7 @@ class JobFetcher:
 
     def free_slot(self, slot: Slot) -> None:
         """Free the slot; keep it reserved if a call without a reply may have locked a job with its token."""
-        if slot in self._uncertain:
+        if slot in self._without_reply:
             slot.reserve(mono_ms())
         else:
             slot.free(mono_ms())
@@ -611,24 +611,24 @@ class JobFetcher:
         The call may have acquired a job with the slot's token.
         """
         if isinstance(exc, BrokerUnavailableError):
-            self.record_uncertain(slot, None if exc.node is None else index)
+            self.record_lost_reply(slot, None if exc.node is None else index)
             if exc.node is None:
                 # If one connection is half-open, the other may be, too, which would cost another timeout.
                 self.disconnect()
 
     def record_failed_release(self, exc: BrokerError, slot: Slot, index: int) -> None:
         """Record that a job of queue ``index`` could not be released: unlike a fetch, after any error."""
-        self.record_uncertain(slot, index)
+        self.record_lost_reply(slot, index)
         self.record_lost_call(exc, slot, index)
 
-    def record_uncertain(self, slot: Slot, index: int | None = None) -> None:
+    def record_lost_reply(self, slot: Slot, index: int | None = None) -> None:
         """Record that the slot's token may lock a job; it is released before the next job is acquired.
 
         Args:
             slot: The slot.
             index: The queue that may have the job; ``None`` if any of them may have it.
         """
-        self._uncertain.add(slot, index)
+        self._without_reply.add(slot, index)
 
     def disconnect(self) -> None:
         """Close the connections; they are opened again when needed."""
@@ -754,7 +754,7 @@ class JobFetcher:
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.
         """
         job, interrupted, delay_ms = acquired.job, False, None
-        acquired.slot.settle(mono_ms())  # an active job whose lock the call removes would be reported
+        acquired.slot.finish(mono_ms())  # an active job whose lock the call removes would be reported
         while True:
             call = start_or_throttle(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
             try:
@@ -782,7 +782,7 @@ class JobFetcher:
         try:
             return self.client.run(self._renew_call(keys, slot, job_id))
         except BrokerError:
-            self.record_uncertain(slot)  # released as soon as Redis is available
+            self.record_lost_reply(slot)  # released as soon as Redis is available
             return False
 
     def _renew_call(self, keys: QueueKeys, slot: Slot, job_id: str) -> Call[bool]:
@@ -797,12 +797,12 @@ class JobFetcher:
         try:
             acquired = self._poll_queues(slot)
         finally:
-            self._control.settle_permit(used=acquired is not None)
+            self._control.record_permit(used=acquired is not None)
         return acquired
 
     def _poll_queues(self, slot: Slot) -> AcquiredJob | None:
         for index in self.round_robin.candidates():
-            if self._uncertain.may_lock(slot, index):
+            if self._without_reply.may_lock(slot, index):
                 continue  # its token may already lock a job of this queue
             fetched = self._fetch(index, slot)
             if fetched is not None and (acquired := self.acquired(index, slot, fetched)) is not None:
@@ -853,7 +853,7 @@ class JobFetcher:
         try:
             fetched = self._queue_wait.wait(fetch_now(keys, self._fetch_options.get(keys, slot.token)))
         except BaseException:
-            self.record_uncertain(slot)  # Redis may have run the fetch
+            self.record_lost_reply(slot)  # Redis may have run the fetch
             raise
         if isinstance(fetched, BrokerError):
             self.fail_malformed(0, slot, fetched)
@@ -863,7 +863,7 @@ class JobFetcher:
         """Undo what an interrupted wait may have done: it may have popped a marker, and acquired a job."""
         self.restore_markers()
         with suppress(BrokerError):  # released later, or by the supervisor when this child has exited
-            self._uncertain.release_jobs()
+            self._without_reply.release_jobs()
 
     def restore_markers(self) -> None:
         """Add the markers again, because an interrupted wait may have popped one that another worker needs."""

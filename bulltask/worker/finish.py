@@ -88,9 +88,9 @@ from bulltask.worker.run_hooks import RunHooks
 __all__ = [
     "BackoffStep",
     "FailedWriteHandler",
+    "Finisher",
     "OutcomeWriteSteps",
     "OutcomeWriter",
-    "Settler",
     "WriteStep",
     "options_after_retry",
 ]
@@ -125,11 +125,11 @@ class WriteStep:
     """A step after a failed write: write the outcome again. Its result is the next job, if the reply contains one.
 
     Attributes:
-        uncertain: The reply to an earlier write was lost, so Redis may have executed that write.
+        lost_reply: The reply to an earlier write was lost, so Redis may have executed that write.
     """
 
     outcome: Outcome
-    uncertain: bool
+    lost_reply: bool
 
 
 OutcomeWriteSteps = Generator[
@@ -175,26 +175,26 @@ class FailedWriteHandler:
             A generator. It returns the outcome that Redis has stored (``None`` if the lock was lost), the next job,
             and the error of the fetch after the write, if the script failed with an error during that fetch.
         """
-        uncertain = False
+        lost_reply = False
         while True:
             if isinstance(exc, RECOVERABLE) and not _is_parent_forbidden(acquired, exc):
-                uncertain = uncertain or isinstance(exc, BrokerUnavailableError)
+                lost_reply = lost_reply or isinstance(exc, BrokerUnavailableError)
                 yield BackoffStep(exc)
             else:
-                next_outcome, stored = yield from self._handle_error(acquired, outcome, exc, uncertain)
+                next_outcome, stored = yield from self._handle_error(acquired, outcome, exc, lost_reply)
                 if next_outcome is None:
                     fetch_error = exc if stored and isinstance(exc, BrokerError) else None
                     return (outcome if stored else None), None, fetch_error
                 outcome = next_outcome
             try:
-                next_job = yield WriteStep(outcome, uncertain)
+                next_job = yield WriteStep(outcome, lost_reply)
             except (BrokerError, JobError) as error:
                 exc = error
             else:
                 return outcome, next_job, None
 
     def _handle_error(
-        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, uncertain: bool
+        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, lost_reply: bool
     ) -> Generator[Call[bool], bool, tuple[Outcome | None, bool]]:
         """Return the outcome to write next, or ``None`` and whether Redis has stored ``outcome`` already."""
         # A script that has stored the outcome may still fail with an error afterwards, usually on the next job.
@@ -202,7 +202,7 @@ class FailedWriteHandler:
             return None, True
         if isinstance(exc, _NEED_FALLBACK):
             return self.fallback(acquired, outcome, exc), False
-        if uncertain and (yield self.already_applied(acquired)):
+        if lost_reply and (yield self.already_applied(acquired)):
             return None, True
         reacquired = isinstance(exc, LockMissingError) and (yield self.reacquire_lock(acquired))
         return (outcome if reacquired else None), False
@@ -281,14 +281,14 @@ class FailedWriteHandler:
         )
 
 
-# Settles jobs: builds the call that writes the outcome of an attempt to Redis, and emits its event.
+# Finishes jobs: builds the call that writes the outcome of an attempt to Redis, and emits its event.
 
 
 _REMOVAL_INTERVAL_MS: Final = 5
 """One call removes up to 100 jobs, so this is at least as many as a child can complete in that time."""
 
 
-class Settler:
+class Finisher:
     """Builds the script call for an outcome, and emits its event.
 
     It does no I/O: the sync loop and the async loop make the calls with separate clients.
@@ -326,7 +326,7 @@ class Settler:
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """Return the call that writes ``outcome``; only ``moveToFinished`` can fetch the next job in the same step."""
-        exit_if_forked(self._pid)  # a process that user code has forked must not settle its parent's job
+        exit_if_forked(self._pid)  # a process that user code has forked must not finish its parent's job
         call = self._call(acquired, outcome, fetch_next)
         fetches = fetch_next and call.script is not None and call.script.name == "moveToFinished"
         return call if fetches else wake_next(acquired.keys, call)
@@ -404,7 +404,7 @@ class Settler:
         self._rate_limited(acquired.queue_index, outcome.limit_ms)
         return limit_now(acquired.keys, outcome.limit_ms)
 
-    def after_settle(self, acquired: AcquiredJob, outcome: Outcome | None) -> Call[Any] | None:
+    def after_finish(self, acquired: AcquiredJob, outcome: Outcome | None) -> Call[Any] | None:
         """Return the call to make after ``outcome`` was written, if any; its result is not used.
 
         * BullMQ 5.72 and newer defer a duplicate while the owner of its deduplication id is running
@@ -437,7 +437,7 @@ class Settler:
         """
         self._emit(acquired.job, outcome, duration_ms)
         if self._hooks is not None and self._hooks.follow(outcome):
-            return self._hooks.settled(acquired.job, outcome)
+            return self._hooks.finished(acquired.job, outcome)
         return None
 
     def _emit(self, job: RunningJob, outcome: Outcome | None, duration_ms: float) -> None:
@@ -521,21 +521,21 @@ class OutcomeWriter:
 
     Args:
         fetcher: Its client makes the calls; it also acquires the next job.
-        settler: Builds the calls, and emits the events.
+        finisher: Builds the calls, and emits the events.
     """
 
-    def __init__(self, fetcher: JobFetcher, settler: Settler) -> None:
+    def __init__(self, fetcher: JobFetcher, finisher: Finisher) -> None:
         self._fetcher = fetcher
-        self._settler = settler
+        self._finisher = finisher
 
     def write(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:
         """Write the outcome of one job; return the next job if the call has fetched it."""
         fetcher, written, fetch_error = self._fetcher, outcome, None
-        acquired.slot.settle(mono_ms())
+        acquired.slot.finish(mono_ms())
         try:
             next_job = self._exchange(acquired, outcome, fetch=fetcher.may_fetch_next)
         except (BrokerError, JobError) as exc:
-            steps = self._settler.failed_writes.steps(acquired, outcome, exc)
+            steps = self._finisher.failed_writes.steps(acquired, outcome, exc)
             written, next_job, fetch_error = self._execute(steps, acquired, fetch=True)
         if fetch_error is not None:
             fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)
@@ -547,16 +547,16 @@ class OutcomeWriter:
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """Return the call that writes an outcome, and fetches the next job if that would be in the same queue."""
         fetch_next = fetch_next and len(self._fetcher.round_robin.queues) == 1
-        return self._settler.call(acquired, outcome, fetch_next=fetch_next)
+        return self._finisher.call(acquired, outcome, fetch_next=fetch_next)
 
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
-        """Return the call to make before the one that :meth:`call` returns; see :meth:`Settler.limit_call`."""
-        return self._settler.limit_call(acquired, outcome)
+        """Return the call to make before the one that :meth:`call` returns; see :meth:`Finisher.limit_call`."""
+        return self._finisher.limit_call(acquired, outcome)
 
     def write_many(self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float) -> None:
         """Write the outcomes in one round trip. Each job has its own call, so an error affects only one job."""
         for acquired, _ in ended:
-            acquired.slot.settle(mono_ms())
+            acquired.slot.finish(mono_ms())
         for (acquired, outcome), error in zip(ended, self._write_batch(ended), strict=True):
             written: Outcome | None = outcome
             if isinstance(error, BrokerError | JobError):
@@ -569,7 +569,7 @@ class OutcomeWriter:
 
         If the script stored the outcome and then failed on the next job, that job is failed.
         """
-        steps = self._settler.failed_writes.steps(acquired, outcome, error)
+        steps = self._finisher.failed_writes.steps(acquired, outcome, error)
         written: Outcome | None
         written, _, fetch_error = self._execute(steps, acquired, fetch=False)
         if fetch_error is not None:
@@ -579,20 +579,20 @@ class OutcomeWriter:
     def after_write(self, acquired: AcquiredJob, written: Outcome | None, duration_ms: float) -> None:
         """Make the call that follows an outcome, emit its event, and call the hooks."""
         self._fetcher.backoff.reset()
-        if (call := self._settler.after_settle(acquired, written)) is not None:
+        if (call := self._finisher.after_finish(acquired, written)) is not None:
             self._run_until_reply(call)
-        if (hooks := self._settler.emit(acquired, written, duration_ms)) is not None:
+        if (hooks := self._finisher.emit(acquired, written, duration_ms)) is not None:
             asyncio.run(hooks)  # those of an async task whose function was not called
 
     def _write_batch(self, ended: Sequence[tuple[AcquiredJob, Outcome]]) -> Sequence[object]:
         """Return the reply to each call, or its error."""
         try:
             limits = [
-                self._settler.limit_call(acquired, outcome)
+                self._finisher.limit_call(acquired, outcome)
                 for acquired, outcome in ended
                 if isinstance(outcome, RateLimitedOutcome)
             ]
-            calls = [self._settler.call(acquired, outcome, fetch_next=False) for acquired, outcome in ended]
+            calls = [self._finisher.call(acquired, outcome, fetch_next=False) for acquired, outcome in ended]
             return self._fetcher.client.try_many([*limits, *calls])[len(limits) :]
         except BrokerError as exc:
             return [exc] * len(ended)
@@ -601,19 +601,19 @@ class OutcomeWriter:
         """Write the outcome and fetch the next job, from the same or another queue, in one round trip."""
         fetcher, slot = self._fetcher, acquired.slot
         if isinstance(outcome, RateLimitedOutcome):
-            fetcher.client.run(self._settler.limit_call(acquired, outcome))
+            fetcher.client.run(self._finisher.limit_call(acquired, outcome))
         index = fetcher.round_robin.after(acquired.queue_index)
         same = index == acquired.queue_index
-        call = self._settler.call(acquired, outcome, fetch_next=fetch and same)
+        call = self._finisher.call(acquired, outcome, fetch_next=fetch and same)
         if not fetch or (same and call.script is not None and call.script.name != "moveToFinished"):
             fetcher.client.run(call)
             return None
         if same:
             return fetcher.acquired(index, slot, fetcher.client.run(call))
-        settled, fetched = fetcher.client.try_many([call, fetcher.fetch_call(index, slot)])
-        if isinstance(settled, BulltaskError):
+        finished, fetched = fetcher.client.try_many([call, fetcher.fetch_call(index, slot)])
+        if isinstance(finished, BulltaskError):
             fetcher.release_fetched(index, slot, fetched)
-            raise settled
+            raise finished
         if isinstance(fetched, BulltaskError):
             # The outcome is stored. The next fetch raises the same error and handles it.
             if isinstance(fetched, BrokerUnavailableError):  # another node of a cluster
@@ -632,7 +632,7 @@ class OutcomeWriter:
                 self._fetcher.record_lost_call(step.error, acquired.slot, acquired.queue_index)
                 self._fetcher.back_off(step.error)
             case WriteStep():
-                fetch = fetch and self._fetcher.may_fetch_next and not step.uncertain
+                fetch = fetch and self._fetcher.may_fetch_next and not step.lost_reply
                 return self._exchange(acquired, step.outcome, fetch=fetch)
             case _:
                 return self._run_until_reply(step)

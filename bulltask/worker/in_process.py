@@ -34,7 +34,7 @@ from bulltask.transport.produce import Producer
 from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
 from bulltask.worker.broker_backoff import called_errbacks, errback_data, errback_queue
 from bulltask.worker.cancellation import Cancellation, TaskThreads
-from bulltask.worker.finish import Settler, options_after_retry
+from bulltask.worker.finish import Finisher, options_after_retry
 from bulltask.worker.outcomes import (
     AcquiredJob,
     CompletedOutcome,
@@ -43,7 +43,7 @@ from bulltask.worker.outcomes import (
     RetriedOutcome,
     WorkerOutcome,
 )
-from bulltask.worker.slots import Retirement, Slots
+from bulltask.worker.slots import ChildLimits, Slots
 from bulltask.worker.spark_tasks import SparkTaskRunner
 
 __all__ = ["EagerBroker", "EagerResults", "EagerRunner", "InProcessRunner", "Runnable", "TaskLoop"]
@@ -73,7 +73,7 @@ class InProcessRunner:
     Attributes:
         bus: Passes events to the app's listeners.
         slots: The slots whose tokens lock the jobs.
-        settler: Builds the calls that write outcomes, and emits their events.
+        finisher: Builds the calls that write outcomes, and emits their events.
         worker_id: Stored in each job as the worker that runs it.
     """
 
@@ -90,12 +90,12 @@ class InProcessRunner:
         spark = SparkTaskRunner(app, job_client, lambda _job, _token: True, lambda: None)
         cancellation = Cancellation(block, spark.interrupt, lambda: None)
         no_limits = replace(app._config, max_memory_kib=None, hard_memory_kib=None)  # this process is not a child
-        retirement = Retirement(no_limits, block, 0, self.bus, os.getpid())
+        child_limits = ChildLimits(no_limits, block, 0, self.bus, os.getpid())
         threads = TaskThreads(0)
-        self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads, worker_id=_WORKER_ID)
+        self._runner = AttemptRunner(app, job_client, spark, cancellation, child_limits, threads, worker_id=_WORKER_ID)
         self._runner.is_eager = is_eager
         self._runner.waits_for_other_workers = False
-        self.settler = Settler(app._config, app._broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
+        self.finisher = Finisher(app._config, app._broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
         """Return the attempt, or an outcome if the task must not or cannot be called."""
@@ -500,7 +500,7 @@ class _JobRun:
         )
 
     def _emit(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> _Steps:
-        if (hooks := self._runner.settler.emit(acquired, outcome, duration_ms)) is not None:
+        if (hooks := self._runner.finisher.emit(acquired, outcome, duration_ms)) is not None:
             yield self._runner, hooks
 
     def _finish(self, outcome: Outcome) -> bool:

@@ -108,7 +108,7 @@ class Canceller:
     def cancel_jobs(self, queue_index: int, job_ids: Collection[str]) -> set[str]:
         """Cancel the attempts of these jobs in a queue; return the ids of those that this worker is running."""
         views = [view for view in self._pool.views() if view.queue_index == queue_index and view.job_id in job_ids]
-        running = {view.job_id for view in views if view.state in {SlotState.ACTIVE, SlotState.SETTLING}}
+        running = {view.job_id for view in views if view.state in {SlotState.ACTIVE, SlotState.FINISHING}}
         for view in views:
             self.cancel(view, CancelReason.REVOKED)
         return running

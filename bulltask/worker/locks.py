@@ -33,7 +33,7 @@ __all__ = ["Heartbeat", "StalledCheck"]
 _RETRY_MS: Final = 500
 """Interval between attempts to renew the locks during and after an outage."""
 
-_MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING, SlotState.UNCERTAIN, SlotState.RELEASING}
+_MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.FINISHING, SlotState.NO_REPLY, SlotState.RELEASING}
 
 
 class Heartbeat:
@@ -154,7 +154,7 @@ class Heartbeat:
 
     def _report_lost(self, keys: QueueKeys, lost: Sequence[SlotView]) -> None:
         """Report each attempt that has lost its lock, once."""
-        # Only active slots, because the lock may be gone while an outcome is being written: the job was just settled.
+        # Only active slots, because the lock may be gone while an outcome is being written: the job was just finished.
         running = {
             view
             for view in lost

@@ -233,7 +233,7 @@ class PrefetchLoop:
             item = _EndedJob(acquired, outcome, duration_ms, call, self._fetcher.client.pack(call))
             ended.append(item)
             fetching += item.fetches
-            is_stored = acquired.slot.finish(item.packed, mono_ms())
+            is_stored = acquired.slot.end(item.packed, mono_ms())
             if not is_stored or isinstance(outcome, RateLimitedOutcome) or self._fetcher.closing:
                 break
             if 2 * len(ended) >= wanted and self._ready:
@@ -288,7 +288,7 @@ class PrefetchLoop:
     def _free_slot(self, slot: Slot) -> None:
         """Free a slot that the supervisor has taken over."""
         if slot.state == SlotState.RELEASING:
-            self._fetcher.record_uncertain(slot, slot.read().queue_index)
+            self._fetcher.record_lost_reply(slot, slot.read().queue_index)
         self._fetcher.free_slot(slot)
 
     def _without_fetch(self, item: _EndedJob) -> _EndedJob:
@@ -297,14 +297,14 @@ class PrefetchLoop:
 
     def _send(self, items: Sequence[_EndedJob]) -> None:
         """Send the calls; :meth:`_read_replies` reads the replies."""
-        uncertain = [item for item in items if item.acquired.slot.state == SlotState.UNCERTAIN]
-        items = [item for item in items if item.acquired.slot.state != SlotState.UNCERTAIN]
+        without_reply = [item for item in items if item.acquired.slot.state == SlotState.NO_REPLY]
+        items = [item for item in items if item.acquired.slot.state != SlotState.NO_REPLY]
         for item in items:
-            item.acquired.slot.settle(mono_ms())
+            item.acquired.slot.finish(mono_ms())
         if items:
             self._replies = self._start(items)
             self._sent = items
-        for item in uncertain:
+        for item in without_reply:
             self._handle_reply(item, _NO_REPLY)
 
     def _start(self, items: Sequence[_EndedJob]) -> Callable[[], Sequence[Any]]:
@@ -341,7 +341,7 @@ class PrefetchLoop:
             self._writer.after_write(acquired, written, item.duration_ms)
             return
         if isinstance(reply, BrokerError | JobError):
-            written = self._writer.recover(acquired, item.outcome, _NO_REPLY if state == SlotState.UNCERTAIN else reply)
+            written = self._writer.recover(acquired, item.outcome, _NO_REPLY if state == SlotState.NO_REPLY else reply)
         elif item.fetches and state != SlotState.RELEASED:
             next_job = self._fetcher.acquired(acquired.queue_index, acquired.slot, reply, SlotState.PREFETCHED)
         if next_job is None:

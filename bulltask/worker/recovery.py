@@ -219,7 +219,7 @@ def _delay_ms(job: RunningJob, attempts_made: int) -> int | None:
 
 
 _LATE_MS: Final = 500
-"""How long after a dead child's jobs were settled the supervisor searches for more."""
+"""How long after a dead child's jobs were finished the supervisor searches for more."""
 
 _NONE: Final[Mapping[str, KilledAttempt]] = MappingProxyType({})
 _UNSTARTED: Final = "its child process died before the job started"
@@ -232,7 +232,7 @@ class JobsOfDeadChild:
 
     Attributes:
         tokens: Tokens of the child's slots that were not free. A job locked with one of them belonged to this child.
-        running: The tokens whose job was running; the other jobs were being acquired or settled.
+        running: The tokens whose job was running; the other jobs were being acquired or finished.
         died_ms: When the supervisor noticed that the child was dead (monotonic time).
         exit_reason: ``SIGKILL``, ``exit code 1`` …
         intentional: The supervisor stopped or killed the child, so no crash is counted.
@@ -264,11 +264,11 @@ class JobsOfDeadChild:
 
 @dataclass(slots=True)
 class _PendingRecovery:
-    """A dead child's jobs that have not been settled yet.
+    """A dead child's jobs that have not been finished yet.
 
     Attributes:
         queues: Indexes of the queues that may still have some of the jobs.
-        concurrent: How many jobs the child was running when it died; some may have been settled since.
+        concurrent: How many jobs the child was running when it died; some may have been finished since.
         unwritten: For each token whose job had ended, the call that writes its outcome, until Redis has replied.
         announced: The ids of jobs whose recovery was reported, although it may have to be tried again.
     """
@@ -324,11 +324,11 @@ class Recovery:
         self._failures = FailureRecorder(client, clock, config, bus)
         self._malformed = MalformedJobHandler(client, clock, config, bus)
         self._pending: list[_PendingRecovery] = []
-        self._settled: list[tuple[int, tuple[str, ...]]] = []
+        self._finished: list[tuple[int, tuple[str, ...]]] = []
 
     @property
     def pending(self) -> int:
-        """Number of dead children whose jobs are not settled yet."""
+        """Number of dead children whose jobs are not finished yet."""
         return len(self._pending)
 
     def recover(self, dead: JobsOfDeadChild) -> None:
@@ -339,21 +339,21 @@ class Recovery:
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Recover the remaining jobs."""
-        if not (self._pending or self._settled):
+        if not (self._pending or self._finished):
             return
         try:
             for pending in tuple(self._pending):
-                self._settle(pending)
+                self._finish(pending)
                 if not pending.queues or mono_ms() - pending.dead.died_ms > self._config.lock_ms:
                     self._pending.remove(pending)
-                    self._settled.append((mono_ms(), pending.dead.tokens))
+                    self._finished.append((mono_ms(), pending.dead.tokens))
             self._release_late_jobs()
         except BrokerError as exc:
             self._backoff.record_failure(exc)
         else:
             self._backoff.reset()
 
-    def _settle(self, pending: _PendingRecovery) -> None:
+    def _finish(self, pending: _PendingRecovery) -> None:
         tokens = pending.dead.tokens
         self._write_outcomes(pending)
         jobs_by_queue: dict[int, list[tuple[str, str]]] = {}
@@ -376,8 +376,8 @@ class Recovery:
         for index, jobs in jobs_by_queue.items():
             with self._queue_backoff.recording(index):
                 for token, job_id in jobs:
-                    with self._settling(self._queues[index], token, job_id):
-                        self._settle_job(self._queues[index], token, job_id, pending)
+                    with self._finishing(self._queues[index], token, job_id):
+                        self._finish_job(self._queues[index], token, job_id, pending)
                 pending.queues.discard(index)
                 self._queue_backoff.reset(index)
 
@@ -392,21 +392,21 @@ class Recovery:
         }
 
     def _release_late_jobs(self) -> None:
-        """Search once more for jobs of children whose jobs are settled.
+        """Search once more for jobs of children whose jobs are finished.
 
         A call that the child sent before it died may be executed after the first search: it uses another connection.
         A job that such a call acquires would otherwise wait until its lock expires.
         """
-        due = [settled for settled in self._settled if mono_ms() - settled[0] >= _LATE_MS]
+        due = [finished for finished in self._finished if mono_ms() - finished[0] >= _LATE_MS]
         if not due:
             return
         tokens = [token for _, of_child in due for token in of_child]
         for index, keys in enumerate(self._queues):
             with self._queue_backoff.recording(index):
                 for token, job_id in self._fail_revoked(keys, self._client.run(find_by_token(keys, tokens))):
-                    with self._settling(keys, token, job_id):
+                    with self._finishing(keys, token, job_id):
                         self._release(keys, job_id, release_unstarted(keys, job_id, token), _UNSTARTED)
-        self._settled = self._settled[len(due) :]
+        self._finished = self._finished[len(due) :]
 
     def _fail_revoked(
         self, keys: QueueKeys, jobs: Sequence[tuple[str, str]], killed: Mapping[str, KilledAttempt] = _NONE
@@ -424,15 +424,15 @@ class Recovery:
             if token in killed or requested is None:
                 remaining.append((token, job_id))
                 continue
-            with self._settling(keys, token, job_id):
+            with self._finishing(keys, token, job_id):
                 self._failures.fail(keys, token, job_id, REVOKED)
                 self._bus.emit(JobRevoked(job_id, keys.queue))
         return remaining
 
     @contextmanager
-    def _settling(self, keys: QueueKeys, token: str, job_id: str) -> Iterator[None]:
-        """Settle a job; if its hash is malformed, fail it, so that it does not block other jobs."""
-        # JobError: the lock is lost, or the job was settled just before the child died.
+    def _finishing(self, keys: QueueKeys, token: str, job_id: str) -> Iterator[None]:
+        """Finish a job; if its hash is malformed, fail it, so that it does not block other jobs."""
+        # JobError: the lock is lost, or the job was finished just before the child died.
         with suppress(JobError):
             try:
                 yield
@@ -453,7 +453,7 @@ class Recovery:
         task = codec.decode_text(names[0]) if isinstance(names, list) else ""
         self._bus.emit(JobReleased(job_id, keys.queue, task, reason))
 
-    def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
+    def _finish_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
         dead, max_crashes = pending.dead, self._config.max_crashes
         killed_attempt = dead.killed_attempts.get(token)
         if killed_attempt is not None and killed_attempt.matches(job_id):
@@ -606,12 +606,12 @@ class Takeover:
             replies = self._client.send_packed([slot.outcome for slot in slots])
         except BrokerUnavailableError:
             for slot in slots:
-                slot.record_takeover(SlotState.UNCERTAIN, mono_ms())
+                slot.record_takeover(SlotState.NO_REPLY, mono_ms())
             raise
         unstarted = []
         for slot, job in zip(slots, map(next_job, replies), strict=True):
             if isinstance(job, BrokerUnavailableError):  # of one node of a cluster, or the reply was damaged
-                slot.record_takeover(SlotState.UNCERTAIN, mono_ms())
+                slot.record_takeover(SlotState.NO_REPLY, mono_ms())
             if not isinstance(job, Fetched):
                 continue  # the child makes the call again, and handles the error
             slot.record_takeover(SlotState.WRITTEN, mono_ms())

@@ -81,7 +81,7 @@ from bulltask.worker.supervisor import (
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["Preflight", "StopConditions", "default_queues", "run_worker"]
+__all__ = ["StartupCheck", "StopConditions", "default_queues", "run_worker"]
 
 
 # Checks before a worker starts: its scripts, settings, Redis, permissions, and other clients of its queues.
@@ -93,7 +93,7 @@ NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG
 """Prefixes of environment variables that are not settings."""
 
 
-class Preflight:
+class StartupCheck:
     """Connects to Redis and checks it before the first child starts.
 
     Args:
@@ -368,12 +368,12 @@ class _Assembly:
         self.signals.install(self.wakeup_pipe)
         self.signals.on_stop = lambda: self.limits.end_calls_in(SIGNAL_PATIENCE_MS)
         try:
-            preflight = Preflight(
+            startup_check = StartupCheck(
                 self.client, self.keys, self.config, self.logger, self.backoff, self._needed_connections()
             )
-            failure = preflight.run(self.signals.wait, lambda: self.signals.contains({*STOP_METHODS, "restart"}))
+            failure = startup_check.run(self.signals.wait, lambda: self.signals.contains({*STOP_METHODS, "restart"}))
             if failure is None:
-                self._limit_named_connections(preflight.max_clients)
+                self._limit_named_connections(startup_check.max_clients)
                 if self.exporter is not None:
                     self.exporter.start()
                 self.hook_process.start(self.bus)

@@ -238,14 +238,14 @@ class HookedRun:
         task = asyncio.current_task()
         self.last_variables = task.context if isinstance(task, JobTask) else contextvars.copy_context()
 
-    def settled(self, outcome: Outcome | None) -> None:
+    def finished(self, outcome: Outcome | None) -> None:
         """Call the hooks that follow the outcome that Redis has stored; ``None`` if it was discarded."""
         for name, arguments in self._handler_calls(outcome):
             call_hook(getattr(self.task, name), name, *arguments)
         self._send_signals(outcome)
 
-    async def asettled(self, outcome: Outcome | None) -> None:
-        """:meth:`settled` for a task with handlers that are coroutine functions."""
+    async def afinished(self, outcome: Outcome | None) -> None:
+        """:meth:`finished` for a task with handlers that are coroutine functions."""
         for name, arguments in self._handler_calls(outcome):
             handler = getattr(self.task, name)
             if inspect.iscoroutinefunction(handler):
@@ -342,7 +342,7 @@ class RunHooks:
         run = self._runs[id(job)] = HookedRun(task, request, self._middleware.running, variables)
         return run
 
-    def settled(self, job: RunningJob, outcome: Outcome | None) -> Coroutine[Any, Any, None] | None:
+    def finished(self, job: RunningJob, outcome: Outcome | None) -> Coroutine[Any, Any, None] | None:
         """Call the hooks that follow an outcome, in the context of the task.
 
         Returns:
@@ -355,14 +355,14 @@ class RunHooks:
         if variables is None and current_job() is not job:  # bulltask.testing and eager mode
             variables = run.last_variables
         if run.task._has_async_handlers:
-            return _in_context(run.asettled(outcome), variables)
+            return _in_context(run.afinished(outcome), variables)
         if run.in_thread and variables is not None:
             # Not on the event loop, which they may block, and where Django's ORM refuses to work.
-            return asyncio.to_thread(variables.run, run.settled, outcome)
+            return asyncio.to_thread(variables.run, run.finished, outcome)
         if variables is None:
-            run.settled(outcome)
+            run.finished(outcome)
         else:
-            variables.run(run.settled, outcome)
+            variables.run(run.finished, outcome)
         return None
 
     def _not_started(self, job: RunningJob, outcome: Outcome | None) -> HookedRun | None:

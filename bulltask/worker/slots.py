@@ -34,12 +34,12 @@ __all__ = [
     "UNKNOWN_ATTEMPT",
     "CancelReason",
     "ChildBlock",
+    "ChildLimit",
+    "ChildLimits",
     "ControlPage",
     "Deadlines",
     "ExitCode",
     "ProcessState",
-    "RetireReason",
-    "Retirement",
     "Slot",
     "SlotState",
     "SlotView",
@@ -57,11 +57,11 @@ class SlotState(IntEnum):
     FREE = 0
     RESERVED = 1  # a fetch has been sent, so the token may lock a job that the child has not received yet
     ACTIVE = 2  # a job is running
-    SETTLING = 3  # its outcome is being written, and the token may already lock the next job
+    FINISHING = 3  # its outcome is being written, and the token may already lock the next job
     PREFETCHED = 4  # a prefetched job, whose attempt has not started
     ENDED = 5  # the attempt has ended; the slot contains the call that writes its outcome
     WRITTEN = 6  # the supervisor has written the outcome, because the child's next job takes too long
-    UNCERTAIN = 7  # the supervisor has received no reply to that call
+    NO_REPLY = 7  # the supervisor has received no reply to that call
     RELEASING = 8  # the supervisor is releasing the job that the token locks, or has received no reply to that call
     RELEASED = (
         9  # the child has sent the outcome; the supervisor has released the job that the call had fetched, if any
@@ -88,7 +88,7 @@ class CancelReason(IntEnum):
     REVOKED = 4
 
 
-class RetireReason(IntEnum):
+class ChildLimit(IntEnum):
     """Why a child acquires no more jobs and is replaced; the child writes it, the supervisor reads it."""
 
     NONE = 0
@@ -323,7 +323,7 @@ class Slot:
         """Record that the attempt of a prefetched job is starting."""
         self._set(SlotState.ACTIVE, now_ms)
 
-    def finish(self, call: bytes, now_ms: int) -> bool:
+    def end(self, call: bytes, now_ms: int) -> bool:
         """Store the call that writes the attempt's outcome; return False if it is too long."""
         if len(call) > OUTCOME_BYTES:
             return False
@@ -345,7 +345,7 @@ class Slot:
 
         A quick check without the seqlock of :meth:`read`.
         """
-        return self._words[_STATE] == SlotState.SETTLING and self._words[_OUTCOME_LENGTH] > 0
+        return self._words[_STATE] == SlotState.FINISHING and self._words[_OUTCOME_LENGTH] > 0
 
     @property
     def state(self) -> int:
@@ -356,9 +356,9 @@ class Slot:
         """Record what the supervisor, which holds the block's lock, has done with the job."""
         self._set(state, now_ms)
 
-    def settle(self, now_ms: int) -> None:
+    def finish(self, now_ms: int) -> None:
         """Record that the job's outcome is being written; its lock is still needed."""
-        self._set(SlotState.SETTLING, now_ms)
+        self._set(SlotState.FINISHING, now_ms)
 
     def free(self, now_ms: int) -> None:
         """Record that the token locks no job."""
@@ -508,7 +508,7 @@ class ControlPage:
             words[_PERMITS] -= 1
             return True
 
-    def settle_permit(self, *, used: bool) -> None:
+    def record_permit(self, *, used: bool) -> None:
         """Record whether the fetch has acquired a job; if it has not, give the permit back."""
         with self._locked() as words:
             words[_STARTED if used else _PERMITS] += 1
@@ -557,7 +557,7 @@ _CHILD_BYTES: Final = 128
     _STACKS_REQUESTED,
     _STACKS_COMPLETED,
     _HAS_DEADLINES,
-    _RETIRE_REASON,
+    _REACHED_LIMIT,
     _PREFETCHES,
     _RUNNING_SINCE,
     _PID,
@@ -654,13 +654,13 @@ class ChildBlock:
         self._words[_HAS_DEADLINES] = has
 
     @property
-    def retire_reason(self) -> RetireReason:
+    def reached_limit(self) -> ChildLimit:
         """Why the child acquires no more jobs and exits when its jobs have finished; ``NONE`` if it continues."""
-        return RetireReason(self._words[_RETIRE_REASON])
+        return ChildLimit(self._words[_REACHED_LIMIT])
 
-    @retire_reason.setter
-    def retire_reason(self, reason: RetireReason) -> None:
-        self._words[_RETIRE_REASON] = reason
+    @reached_limit.setter
+    def reached_limit(self, reason: ChildLimit) -> None:
+        self._words[_REACHED_LIMIT] = reason
 
     def reset(self) -> None:
         """Clear the block and give every slot a new token; the supervisor does this before it starts a child."""
@@ -798,8 +798,8 @@ class ExitCode(IntEnum):
 # Decides when a child has reached a limit, and asks the supervisor to replace it.
 
 
-class Retirement:
-    """Retires a child: the child acquires no more jobs, finishes its jobs, exits, and is replaced.
+class ChildLimits:
+    """The limits of a child: when it reaches one, it acquires no more jobs, finishes its jobs, exits, and is replaced.
 
     The limits are Celery's ``worker_max_tasks_per_child`` and ``worker_max_memory_per_child``. Unlike in Celery, a
     child can run several jobs at a time, so the jobs that it has acquired are counted, not those that have finished.
@@ -824,7 +824,7 @@ class Retirement:
         self._memory_kib: int | None = None
         self._jobs = 0
         self._lock = threading.Lock()
-        self._reason = RetireReason.NONE
+        self._reason = ChildLimit.NONE
 
     @property
     def limits_jobs(self) -> bool:
@@ -837,20 +837,20 @@ class Retirement:
             self._jobs += 1
         if self._jobs != self._max_tasks:
             return False
-        self._reason = RetireReason.MAX_TASKS_PER_CHILD
+        self._reason = ChildLimit.MAX_TASKS_PER_CHILD
         return True
 
     def check_memory(self) -> None:
-        """Retire the child if its memory exceeds the limit; call this after a task, on any thread.
+        """End the child if its memory exceeds the limit; call this after a task, on any thread.
 
         The check runs only after a task: if new children exceeded the limit before their first one, the worker would
         replace them forever and run no jobs.
         """
-        if self._max_memory_kib is None or self._reason is not RetireReason.NONE:
+        if self._max_memory_kib is None or self._reason is not ChildLimit.NONE:
             return
         self._memory_kib = memory_kib()
         if self._memory_kib > self._max_memory_kib:
-            self._reason = RetireReason.MAX_MEMORY_PER_CHILD
+            self._reason = ChildLimit.MAX_MEMORY_PER_CHILD
             # The handler of SIGTERM closes the fetcher on the main thread, which may be waiting for a job.
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -860,9 +860,9 @@ class Retirement:
         Args:
             running: Returns the number of jobs that the child is still running.
         """
-        if self._reason is RetireReason.NONE:
+        if self._reason is ChildLimit.NONE:
             return
-        self._block.retire_reason = self._reason
+        self._block.reached_limit = self._reason
         limit = self._reason.name.lower()
         self._bus.emit(ChildLimitReached(self._index, os.getpid(), limit, self._jobs, running(), self._memory_kib))
         # The supervisor's SIGCHLD handler only ends the loop's wait; the loop then starts the missing child.

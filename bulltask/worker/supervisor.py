@@ -880,7 +880,7 @@ class Supervisor:
         return self._ticker.wait_ms(max_wait_ms)
 
     def _close(self) -> None:
-        """Close when the jobs of all children are settled, or after a timeout if Redis is unavailable."""
+        """Close when the jobs of all children are finished, or after a timeout if Redis is unavailable."""
         if self._close_at_ms is None:
             self._close_at_ms = mono_ms() + _CLOSE_TIMEOUT_MS
             if self.end_by_ms is not None:

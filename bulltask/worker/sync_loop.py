@@ -17,7 +17,7 @@ from bulltask.worker.finish import OutcomeWriter
 from bulltask.worker.outcomes import AcquiredJob, Outcome, released_last
 from bulltask.worker.prefetch import PrefetchLoop
 from bulltask.worker.run_hooks import LoopHooks
-from bulltask.worker.slots import ControlPage, Retirement, Slot
+from bulltask.worker.slots import ChildLimits, ControlPage, Slot
 
 __all__ = ["AsyncBulkFetcher", "BatchCollector", "SyncLoop"]
 
@@ -103,7 +103,7 @@ class BatchCollector:
             elif self._fits(acquired, batch, limit):
                 limit = min(limit, acquired.max_concurrent or limit)
                 batch.append(acquired)
-                self._settle_permit(used=True)
+                self._record_permit(used=True)
             else:
                 self._release(acquired)
                 has_released = True
@@ -138,7 +138,7 @@ class BatchCollector:
         while len(slots) < count and (not self._control.has_permits or self._control.take_permit()):
             slot = self._slots.take_slot()
             if slot is None:
-                self._settle_permit(used=False)
+                self._record_permit(used=False)
                 break
             slot.reserve(mono_ms())
             slots.append(slot)
@@ -153,13 +153,13 @@ class BatchCollector:
         self._return_slot(acquired.slot)
 
     def _return_slot(self, slot: Slot) -> None:
-        self._settle_permit(used=False)
+        self._record_permit(used=False)
         self._fetcher.free_slot(slot)
         self._slots.return_slot(slot)
 
-    def _settle_permit(self, *, used: bool) -> None:
+    def _record_permit(self, *, used: bool) -> None:
         if self._control.has_permits:
-            self._control.settle_permit(used=used)
+            self._control.record_permit(used=used)
 
 
 # Acquires several async jobs in one round trip while a child has room for them.
@@ -284,7 +284,7 @@ class SyncLoop:
         runner: Runs attempts.
         writer: Writes their outcomes.
         async_loop: Runs async tasks on another thread, and manages the free slots.
-        retirement: Announces that this child has reached a limit.
+        child_limits: Announces that this child has reached a limit.
         collector: Collects the jobs of batches.
         prefetch: Runs jobs while they are short.
         bulk_fetcher: Starts the async jobs that follow another one.
@@ -297,7 +297,7 @@ class SyncLoop:
         runner: AttemptRunner,
         writer: OutcomeWriter,
         async_loop: AsyncLoop,
-        retirement: Retirement,
+        child_limits: ChildLimits,
         collector: BatchCollector,
         prefetch: PrefetchLoop,
         bulk_fetcher: AsyncBulkFetcher,
@@ -307,7 +307,7 @@ class SyncLoop:
         self._runner = runner
         self._writer = writer
         self._async = async_loop
-        self._retirement = retirement
+        self._child_limits = child_limits
         self._collector = collector
         self._batches = collector.batches
         self._prefetch = prefetch
@@ -318,7 +318,7 @@ class SyncLoop:
         self._async.open(hooks)
 
     def run(self) -> None:
-        """Work until the fetcher closes and every acquired job is settled."""
+        """Work until the fetcher closes and every acquired job is finished."""
         self._fetcher.may_wait = self._async.keeps_up
         while (slot := self._async.wait_for_slot(lambda: self._fetcher.closing)) is not None:
             acquired = self._fetcher.acquire(slot)
@@ -329,12 +329,12 @@ class SyncLoop:
                 acquired = self._work(acquired)
             self._prefetch.record_idle()
             self._async.free_slot(slot)
-        self._retirement.announce(self._async.running)
+        self._child_limits.announce(self._async.running)
         self._async.drain()
         self._runner.close()
 
     def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
-        """Run one job; return the next job if the call that settled this one has fetched it."""
+        """Run one job; return the next job if the call that finished this one has fetched it."""
         if acquired.job.name in self._batches:
             self._prefetch.count.record_long_job()
             self._work_batch(acquired)

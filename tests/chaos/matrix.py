@@ -45,8 +45,8 @@ SUPERVISOR_STOPS: Final = {"renewLocks", "moveStalledJobsToWait", "findByToken"}
 _SURVIVED: Final = {"reply lost", "SIGSTOP", "GIL held"}
 _RUNNING: Final = {
     ("run the task", "before"),
-    ("mark the slot as settling", "before"),
-    ("mark the slot as settling", "after"),
+    ("mark the slot as finishing", "before"),
+    ("mark the slot as finishing", "after"),
     ("store the outcome in the slot", "before"),
     ("moveToFinished", "before"),
     ("wakeNext:moveToDelayed", "before"),

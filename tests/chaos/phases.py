@@ -35,7 +35,7 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
         "adds a scheduler's next iteration": {"updateJobScheduler"},
         "runs the task": {"run the task"},
         "writes the outcome": {
-            "mark the slot as settling",
+            "mark the slot as finishing",
             "store the outcome in the slot",
             "moveToFinished",
             "wakeNext:moveToFinished",

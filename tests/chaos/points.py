@@ -40,7 +40,7 @@ METHODS: Final = {
     "reserve the slot": "reserve",
     "write the job into the slot": "activate",
     "store the outcome in the slot": "finish",
-    "mark the slot as settling": "settle",
+    "mark the slot as finishing": "finish",
     "free the slot": "free",
 }
 """Steps of a child that are not calls to Redis: methods of `Slot`."""

@@ -89,11 +89,11 @@ byte child_kills = CHILD_KILLS, worker_kills = WORKER_KILLS, expiries = EXPIRIES
 #define FREE 0
 #define RESERVED 1
 #define ACTIVE 2
-#define SETTLING 3
+#define FINISHING 3
 #define PREFETCHED 4
 #define ENDED 5
 #define WRITTEN 6
-#define UNCERTAIN 7
+#define NO_REPLY 7
 #define RELEASING 8
 #define RELEASED 9
 
@@ -110,8 +110,8 @@ byte outcome[ALL_SLOTS];
 /* What only the child knows. */
 byte reply[ALL_SLOTS] = NONE;     /* the job in a reply that the child has not read yet */
 byte seen_attempts[ALL_SLOTS];    /* attempts_made when the job was acquired */
-bool uncertain[ALL_SLOTS];        /* JobFetcher._uncertain: a call without a reply may have locked a job */
-bool write_lost[ALL_SLOTS];       /* WriteStep.uncertain: a write of the outcome got no reply */
+bool without_reply[ALL_SLOTS];        /* JobFetcher._without_reply: a call without a reply may have locked a job */
+bool write_lost[ALL_SLOTS];       /* WriteStep.lost_reply: a write of the outcome got no reply */
 byte written[ALL_SLOTS];          /* the call that writes the outcome: SENT, or its reply (OK, REJECTED, LOST) */
 
 byte holds[ALL_SLOTS] = NONE;     /* fact: the job that Redis gave this token, until the token gives it back */
@@ -328,11 +328,11 @@ inline move_stalled_jobs_to_wait() {
 #define SOME_JOB_WAITS (in_wait[0] || in_wait[1])
 #endif
 #if SLOTS > 2
-#define IS_UNCERTAIN(w) (uncertain[FIRST(w)] || (w == 0 && (uncertain[1] || uncertain[2])))
+#define HAS_NO_REPLY(w) (without_reply[FIRST(w)] || (w == 0 && (without_reply[1] || without_reply[2])))
 #elif SLOTS > 1
-#define IS_UNCERTAIN(w) (uncertain[FIRST(w)] || (w == 0 && uncertain[1]))
+#define HAS_NO_REPLY(w) (without_reply[FIRST(w)] || (w == 0 && without_reply[1]))
 #else
-#define IS_UNCERTAIN(w) uncertain[FIRST(w)]
+#define HAS_NO_REPLY(w) without_reply[FIRST(w)]
 #endif
 
 /* The child has sent calls and not read their replies. */
@@ -355,12 +355,12 @@ inline move_stalled_jobs_to_wait() {
 
 inline forget(slot) {
     state[slot] = FREE; job[slot] = NONE; outcome[slot] = 0; reply[slot] = NONE;
-    seen_attempts[slot] = 0; uncertain[slot] = false; write_lost[slot] = false; written[slot] = 0
+    seen_attempts[slot] = 0; without_reply[slot] = false; write_lost[slot] = false; written[slot] = 0
 }
 
 /* JobFetcher.free_slot */
 inline free_slot(slot) {
-    state[slot] = (uncertain[slot] -> RESERVED : FREE);
+    state[slot] = (without_reply[slot] -> RESERVED : FREE);
     job[slot] = NONE; outcome[slot] = 0; reply[slot] = NONE; seen_attempts[slot] = 0; write_lost[slot] = false;
     written[slot] = 0
 }
@@ -375,7 +375,7 @@ inline acquired(slot, id) {
 inline execute_sent(w, slot) {
     any_call();
     if
-    :: call != NOT_EXECUTED -> write_and_fetch(slot, PREFETCHES(w) && !IS_UNCERTAIN(w))
+    :: call != NOT_EXECUTED -> write_and_fetch(slot, PREFETCHES(w) && !HAS_NO_REPLY(w))
     :: else -> k = NONE; result = LOST
     fi;
     if :: call == REPLIED -> reply[slot] = k :: else -> result = LOST fi;
@@ -386,7 +386,7 @@ inline execute_sent(w, slot) {
 inline drop_sent(w) {
     for (s : FIRST(w) .. END(w) - 1) {
         if
-        :: written[s] == SENT -> if :: write_and_fetch(s, PREFETCHES(w) && !IS_UNCERTAIN(w)) :: skip fi
+        :: written[s] == SENT -> if :: write_and_fetch(s, PREFETCHES(w) && !HAS_NO_REPLY(w)) :: skip fi
         :: else
         fi;
         written[s] = 0
@@ -400,7 +400,7 @@ inline die(w) {
         k = NONE;
         if
         :: state[s] == ACTIVE -> k = job[s]
-        :: state[s] == RESERVED || (state[s] == SETTLING && outcome[s] == 0) -> find_by_token(s)
+        :: state[s] == RESERVED || (state[s] == FINISHING && outcome[s] == 0) -> find_by_token(s)
         :: else
         fi;
         if
@@ -409,7 +409,7 @@ inline die(w) {
             require(crash_limit, deaths[k] <= MAX_CRASHES + stalls[k] + faults)
         :: else
         fi;
-        reply[s] = NONE; seen_attempts[s] = 0; uncertain[s] = false; write_lost[s] = false
+        reply[s] = NONE; seen_attempts[s] = 0; without_reply[s] = false; write_lost[s] = false
     };
     phase[w] = DEAD; current[w] = 0;
     if :: block[w] == BY_CHILD -> block[w] = BY_NOBODY :: else fi  /* the kernel releases the lock */
@@ -440,12 +440,12 @@ inline start(w, slot) {
 
 proctype Child(byte w) {
     do
-    /* JobFetcher.acquire: first release the jobs of calls without replies (UncertainSlots.release_jobs) … */
-    :: atomic { !killed[w] && phase[w] == IDLE && IS_UNCERTAIN(w) ->
+    /* JobFetcher.acquire: first release the jobs of calls without replies (FetchesWithoutReply.release_jobs) … */
+    :: atomic { !killed[w] && phase[w] == IDLE && HAS_NO_REPLY(w) ->
         any_call();
         for (s : FIRST(w) .. END(w) - 1) {
             if
-            :: uncertain[s] ->
+            :: without_reply[s] ->
                 if
                 :: call != NOT_EXECUTED ->
                     find_by_token(s);
@@ -459,7 +459,7 @@ proctype Child(byte w) {
         end_step()
        }
     /* … then fetch. The slots are reserved before the call; nothing can happen in between that matters. */
-    :: atomic { !killed[w] && phase[w] == IDLE && !IS_UNCERTAIN(w) && SOME_JOB_WAITS ->
+    :: atomic { !killed[w] && phase[w] == IDLE && !HAS_NO_REPLY(w) && SOME_JOB_WAITS ->
         any_call();
         for (s : FIRST(w) .. END(w) - 1) {
             k = NONE;
@@ -467,7 +467,7 @@ proctype Child(byte w) {
             if :: call != NOT_EXECUTED -> move_to_active(s) :: else fi;
             if
             :: call == REPLIED -> reply[s] = k
-            :: else -> uncertain[s] = true  /* record_lost_call */
+            :: else -> without_reply[s] = true  /* record_lost_call */
             fi
         };
         phase[w] = (call == REPLIED -> FETCHED : IDLE);
@@ -488,7 +488,7 @@ proctype Child(byte w) {
     /* PrefetchLoop._run_ready. The child has the block's lock. */
     :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, RELEASING) > 0 && !HAS_SENT(w) ->  /* _free_slot */
         for (s : FIRST(w) .. END(w) - 1) {
-            if :: state[s] == RELEASING -> uncertain[s] = true; free_slot(s) :: else fi
+            if :: state[s] == RELEASING -> without_reply[s] = true; free_slot(s) :: else fi
         };
         end_step()
        }
@@ -512,26 +512,26 @@ proctype Child(byte w) {
         do :: state[s] != PREFETCHED -> s++ :: else -> break od;
         any_call();
         if :: call != NOT_EXECUTED -> k = job[s]; release_unstarted(s, k) :: else fi;
-        uncertain[s] = uncertain[s] || call != REPLIED;
+        without_reply[s] = without_reply[s] || call != REPLIED;
         free_slot(s);
         end_step()
        }
     :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, RELEASING) == 0 && !HAS_SENT(w) &&
-            COUNT_IN(w, ENDED) + COUNT_IN(w, WRITTEN) + COUNT_IN(w, UNCERTAIN) > 0 ->
+            COUNT_IN(w, ENDED) + COUNT_IN(w, WRITTEN) + COUNT_IN(w, NO_REPLY) > 0 ->
         for (s : FIRST(w) .. END(w) - 1) {
             if
-            :: state[s] == ENDED -> state[s] = SETTLING
-            :: state[s] == UNCERTAIN -> state[s] = SETTLING; write_lost[s] = true; uncertain[s] = true
+            :: state[s] == ENDED -> state[s] = FINISHING
+            :: state[s] == NO_REPLY -> state[s] = FINISHING; write_lost[s] = true; without_reply[s] = true
             :: state[s] == WRITTEN -> free_slot(s)
             :: else
             fi
         };
-        phase[w] = (COUNT_IN(w, SETTLING) > 0 -> WRITING : CHOOSING);
+        phase[w] = (COUNT_IN(w, FINISHING) > 0 -> WRITING : CHOOSING);
         end_step()
        }
     :: atomic { !killed[w] && phase[w] == CHOOSING &&
             COUNT_IN(w, PREFETCHED) + COUNT_IN(w, ENDED) + COUNT_IN(w, WRITTEN) +
-            COUNT_IN(w, UNCERTAIN) + COUNT_IN(w, RELEASING) == 0 && !HAS_SENT(w) ->
+            COUNT_IN(w, NO_REPLY) + COUNT_IN(w, RELEASING) == 0 && !HAS_SENT(w) ->
         phase[w] = IDLE;
         end_step()
        }
@@ -557,12 +557,12 @@ proctype Child(byte w) {
     /* PrefetchLoop._write: write the outcomes, and fetch the next jobs with the same calls. */
     :: atomic { !killed[w] && phase[w] == WRITING ->
         s = FIRST(w);
-        do :: state[s] != SETTLING -> s++ :: else -> break od;
+        do :: state[s] != FINISHING -> s++ :: else -> break od;
         if
         :: execute_sent(w, s); current[w] = s; phase[w] = WROTE
         /* Do not wait for the reply, but run the next job; only of the first write, because a retry waits. */
         :: PREFETCHES(w) && COUNT_IN(w, PREFETCHED) > 0 && !write_lost[s] ->
-            for (s : FIRST(w) .. END(w) - 1) { if :: state[s] == SETTLING -> written[s] = SENT :: else fi };
+            for (s : FIRST(w) .. END(w) - 1) { if :: state[s] == FINISHING -> written[s] = SENT :: else fi };
             phase[w] = CHOOSING
         fi;
         end_step()
@@ -584,26 +584,26 @@ proctype Child(byte w) {
     /* PrefetchLoop._handle_reply, FailedWriteHandler.steps */
     :: atomic { !killed[w] && phase[w] == WROTE ->
         s = current[w];
-        if :: state[s] == UNCERTAIN && written[s] == REJECTED -> written[s] = LOST :: else fi;
+        if :: state[s] == NO_REPLY && written[s] == REJECTED -> written[s] = LOST :: else fi;
         if
         :: state[s] == WRITTEN -> free_slot(s)
-        :: state[s] == RELEASING -> uncertain[s] = true; free_slot(s)
-        :: state[s] == SETTLING || state[s] == UNCERTAIN || state[s] == RELEASED ->
+        :: state[s] == RELEASING -> without_reply[s] = true; free_slot(s)
+        :: state[s] == FINISHING || state[s] == NO_REPLY || state[s] == RELEASED ->
             if
             :: written[s] == OK && MAY_START_FETCHED(s) -> k = reply[s]; acquired(s, k)
             :: written[s] == OK && !MAY_START_FETCHED(s) -> free_slot(s)
-            :: written[s] == LOST -> state[s] = SETTLING; write_lost[s] = true; uncertain[s] = true  /* writes it again */
+            :: written[s] == LOST -> state[s] = FINISHING; write_lost[s] = true; without_reply[s] = true  /* writes it again */
             :: written[s] == REJECTED ->
                 if
                 :: write_lost[s] && attempts_made[job[s]] > seen_attempts[s] -> free_slot(s)  /* already_applied */
                 :: else ->
                     renew_lock(s, job[s]);  /* reacquire_lock; if that works, the child writes the outcome again */
-                    if :: result == REJECTED -> free_slot(s) :: else -> state[s] = SETTLING fi
+                    if :: result == REJECTED -> free_slot(s) :: else -> state[s] = FINISHING fi
                 fi
             fi
         fi;
         written[s] = 0; current[w] = 0;
-        phase[w] = (!HAS_SENT(w) && COUNT_IN(w, SETTLING) > 0 -> WRITING : CHOOSING);
+        phase[w] = (!HAS_SENT(w) && COUNT_IN(w, FINISHING) > 0 -> WRITING : CHOOSING);
         end_step()
        }
     od
@@ -657,7 +657,7 @@ inline heartbeat(w, slot) {
 #define IS_LAST_CRASH(slot, id) (state[slot] == ACTIVE && crashes[id] >= MAX_CRASHES)
 #endif
 #define HAS_ENDED(slot) (outcome[slot] != 0 \
-    && (state[slot] == ENDED || state[slot] == SETTLING || state[slot] == UNCERTAIN))
+    && (state[slot] == ENDED || state[slot] == FINISHING || state[slot] == NO_REPLY))
 
 inline start_child(w) {
     for (s : FIRST(w) .. END(w) - 1) { forget(s); holds[s] = NONE };
@@ -665,7 +665,7 @@ inline start_child(w) {
     generation[w] = (generation[w] + 1) % 16
 }
 
-/* Recovery: settles the jobs of a dead child. After a lost reply, the next tick repeats it. */
+/* Recovery: finishes the jobs of a dead child. After a lost reply, the next tick repeats it. */
 inline recover(w) {
     atomic { phase[w] == DEAD -> lost = false };
         do  /* _write_outcomes */
@@ -712,7 +712,7 @@ inline recover(w) {
            };
            atomic {
             if
-            :: y != NONE && !lost ->  /* _settle_job */
+            :: y != NONE && !lost ->  /* _finish_job */
                 any_call();
                 if
                 :: call == NOT_EXECUTED
@@ -763,11 +763,11 @@ inline release(slot, id, after) {
 /* Takeover: while a job is running, write the outcomes of the child's other slots, and release the prefetched jobs. */
 inline take_over(w) {
     atomic { phase[w] == RUNNING && CAN_LOCK(w) &&
-            (COUNT_IN(w, PREFETCHED) + COUNT_IN(w, ENDED) > 0 || (HAS_SENT(w) && COUNT_IN(w, SETTLING) > 0)) ->
+            (COUNT_IN(w, PREFETCHED) + COUNT_IN(w, ENDED) > 0 || (HAS_SENT(w) && COUNT_IN(w, FINISHING) > 0)) ->
         TAKE_LOCK(w) };
     do
        /* _release_fetched: Redis has executed the call, or not yet */
-       :: atomic { x < END(w) && !lost && phase[w] != DEAD && state[x] == SETTLING ->
+       :: atomic { x < END(w) && !lost && phase[w] != DEAD && state[x] == FINISHING ->
             any_call();
             find_by_token(x);
             if
@@ -789,8 +789,8 @@ inline take_over(w) {
             if
             :: call == REPLIED && result == OK -> state[x] = (k == NONE -> WRITTEN : RELEASING); y = k
             :: call == REPLIED && result == REJECTED ->  /* the child makes the call again, or has sent it */
-                if :: written[x] != 0 -> state[x] = SETTLING :: else fi
-            :: call != REPLIED -> state[x] = UNCERTAIN; lost = true
+                if :: written[x] != 0 -> state[x] = FINISHING :: else fi
+            :: call != REPLIED -> state[x] = NO_REPLY; lost = true
             fi;
             end_step()
           };
@@ -802,7 +802,7 @@ inline take_over(w) {
        :: atomic { x < END(w) && !lost && state[x] == PREFETCHED && phase[w] != DEAD -> y = job[x] };
           atomic { release(x, y, FREE); x++; y = NONE; end_step() }
        :: atomic { x < END(w) && !lost && (phase[w] == DEAD ||
-            (state[x] != ENDED && state[x] != PREFETCHED && state[x] != SETTLING)) ->
+            (state[x] != ENDED && state[x] != PREFETCHED && state[x] != FINISHING)) ->
             x++ }
        :: atomic { x == END(w) || lost ->
             x = FIRST(w); lost = false;

@@ -25,7 +25,7 @@ from bulltask.transport.operation import run_sync
 from bulltask.transport.permissions import CLUSTER, ROLES, role_grants
 from bulltask.transport.scripts.add import IdempotentWrite
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.run import Preflight
+from bulltask.worker.run import StartupCheck
 from tests.conftest import ServerFactory, needs_redis_7
 from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import add
@@ -342,8 +342,8 @@ def test_a_worker_of_one_queue_starts_and_runs_its_jobs_with_the_permissions_for
     app = App("shop", url, task_default_queue="mail")
     with structlog.testing.capture_logs() as lines, closing(app._broker.client()) as client:
         backoff = ReconnectBackoff(Bus(), app._config)
-        preflight = Preflight(client, [app._broker.keys("mail")], app._config, structlog.get_logger(), backoff)
-        assert preflight.run(lambda _: None, lambda: True) is None
+        startup_check = StartupCheck(client, [app._broker.keys("mail")], app._config, structlog.get_logger(), backoff)
+        assert startup_check.run(lambda _: None, lambda: True) is None
     assert [line for line in lines if line["log_level"] != "info"] == []
     app.close()
 

@@ -128,7 +128,7 @@ def test_the_lock_of_a_slowly_fetched_job_is_renewed(worker: Supervised) -> None
 
 def test_the_lock_of_a_job_fetched_while_another_finishes_is_renewed(worker: Supervised) -> None:
     worker.slot.activate(0, "has-ended", mono_ms())
-    worker.slot.settle(mono_ms() - LONG_AGO_MS)
+    worker.slot.finish(mono_ms() - LONG_AGO_MS)
     job_id = worker.acquire(worker.slot, 1)
     worker.heartbeat.tick(0, 0)
     assert worker.lock_ttl_ms(job_id, 1) > 20_000

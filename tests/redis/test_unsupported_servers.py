@@ -16,7 +16,7 @@ from bulltask.errors import BrokerConfigError
 from bulltask.observe.bus import Bus
 from bulltask.queue import FlowJob, Queue, QueueEvents
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.run import Preflight
+from bulltask.worker.run import StartupCheck
 from bulltask.worker.slots import ExitCode
 from tests.conftest import ServerFactory
 from tests.support.cluster_and_sentinel import sentinel
@@ -92,8 +92,8 @@ def test_a_worker_logs_the_error_and_does_not_start(unsupported_server: tuple[st
     client = broker.client()
     with structlog.testing.capture_logs() as lines:
         logger = structlog.get_logger()
-        preflight = Preflight(client, [broker.keys("mail")], config, logger, ReconnectBackoff(Bus(), config))
-        assert preflight.run(lambda _: None, lambda: True) is ExitCode.BROKER_UNUSABLE
+        startup_check = StartupCheck(client, [broker.keys("mail")], config, logger, ReconnectBackoff(Bus(), config))
+        assert startup_check.run(lambda _: None, lambda: True) is ExitCode.BROKER_UNUSABLE
     (line,) = lines
     assert line["log_level"] == "error"
     with pytest.raises(BrokerConfigError, match=message):

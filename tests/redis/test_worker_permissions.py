@@ -18,7 +18,7 @@ from bulltask.transport.permissions import metrics_commands, role_grants, worker
 from bulltask.worker.beat import Beat, read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.fleet import QueueCheck
-from bulltask.worker.run import Preflight
+from bulltask.worker.run import StartupCheck
 from bulltask.worker.slots import ExitCode
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]
@@ -37,8 +37,8 @@ def start(broker_url: str, **settings: Any) -> tuple[ExitCode | None, list[Any]]
     client = app._broker.client()
     with structlog.testing.capture_logs() as lines:
         logger, backoff = structlog.get_logger(), ReconnectBackoff(Bus(), app._config)
-        preflight = Preflight(client, [app._broker.keys("mail")], app._config, logger, backoff)
-        code = preflight.run(lambda _: None, lambda: True)
+        startup_check = StartupCheck(client, [app._broker.keys("mail")], app._config, logger, backoff)
+        code = startup_check.run(lambda _: None, lambda: True)
     client.close()
     app.close()
     return code, [line["error"] for line in lines if line["log_level"] == "error"]

@@ -16,9 +16,9 @@ from bulltask.worker.attempt import AttemptRunner
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.cancellation import Cancellation, TaskThreads
 from bulltask.worker.fetch import JobFetcher
-from bulltask.worker.finish import OutcomeWriter, Settler
+from bulltask.worker.finish import Finisher, OutcomeWriter
 from bulltask.worker.prefetch import PrefetchLoop
-from bulltask.worker.slots import Retirement, Slots, WakeupPipe
+from bulltask.worker.slots import ChildLimits, Slots, WakeupPipe
 from bulltask.worker.spark_tasks import SparkTaskRunner
 from bulltask.worker.sync_loop import BatchCollector, SyncLoop
 
@@ -45,20 +45,20 @@ class Child:
         (self.slot,) = block.slots()
         self.fetcher = JobFetcher(broker, queues, bus, "worker", self._wakeup_pipe, slots.control)
         spark = SparkTaskRunner(app, cast("Any", None), lambda _job, _token: True, self.fetcher.close)
-        retirement = Retirement(app._config, block, 0, bus, os.getpid())
+        child_limits = ChildLimits(app._config, block, 0, bus, os.getpid())
         cancellation = Cancellation(block, spark.interrupt, lambda: None)
-        runner = AttemptRunner(app, cast("Any", None), spark, cancellation, retirement, TaskThreads(0))
-        settler = Settler(app._config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
+        runner = AttemptRunner(app, cast("Any", None), spark, cancellation, child_limits, TaskThreads(0))
+        finisher = Finisher(app._config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
         backoff = ReconnectBackoff(bus, app._config)
-        async_loop = AsyncLoop(block, runner, settler, broker.async_client, backoff, self._wakeup_pipe)
+        async_loop = AsyncLoop(block, runner, finisher, broker.async_client, backoff, self._wakeup_pipe)
         iterations = IterationAdder(self.fetcher, broker.clock, UTC)
         collector = BatchCollector(self.fetcher, slots.control, broker.clock, async_loop, {})
-        starter = JobStarter(self.fetcher, runner, iterations, async_loop, retirement)
-        writer = OutcomeWriter(self.fetcher, settler)
+        starter = JobStarter(self.fetcher, runner, iterations, async_loop, child_limits)
+        writer = OutcomeWriter(self.fetcher, finisher)
         prefetch = PrefetchLoop(self.fetcher, starter, runner, writer, async_loop, block, slots.control, 0, ())
         no_further: Any = SimpleNamespace(start=lambda _: None, record_sync_job=lambda: None)  # its only slot is in use
         self._loop = SyncLoop(
-            self.fetcher, starter, runner, writer, async_loop, retirement, collector, prefetch, no_further
+            self.fetcher, starter, runner, writer, async_loop, child_limits, collector, prefetch, no_further
         )
 
     def run_waiting(self) -> int:

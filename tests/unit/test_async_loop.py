@@ -18,7 +18,7 @@ from bulltask.testing.worker import wait_until
 from bulltask.transport.call import Call, QueueKeys
 from bulltask.worker.async_loop import AsyncLoop
 from bulltask.worker.cancellation import Cancellation
-from bulltask.worker.finish import Settler
+from bulltask.worker.finish import Finisher
 from bulltask.worker.outcomes import AcquiredJob, CompletedOutcome, Outcome
 from bulltask.worker.slots import Slot, Slots, SlotState
 
@@ -43,13 +43,13 @@ class Child:
         bus = Bus()
         bus.subscribe(Event, self.events.append)
         clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
-        settler = Settler(Settings({}, {}).freeze(), clock, bus, "worker")
+        finisher = Finisher(Settings({}, {}).freeze(), clock, bus, "worker")
         slots = Slots(1, 2)
         (block,) = slots.children
         block.reset()
         self.cancellation = Cancellation(block, lambda: None, lambda: None)
         fake: Any = self
-        self.loop = AsyncLoop(block, fake, settler, lambda: fake, fake, fake)
+        self.loop = AsyncLoop(block, fake, finisher, lambda: fake, fake, fake)
 
     def start_job(self, max_concurrent: int = 0, opts: bytes = b'{"attempts":1}') -> Slot:
         """Acquire a job and start its attempt."""

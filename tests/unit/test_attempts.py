@@ -76,8 +76,8 @@ def cancellation() -> Cancellation:
 def attempts(app: App, cancellation: Cancellation, stored: str = "") -> AttemptRunner:
     nothing: Any = None
     client: Any = SimpleNamespace(send=lambda _command: stored)
-    retirement: Any = SimpleNamespace(check_memory=lambda: None)
-    return AttemptRunner(app, lambda _: client, nothing, cast("Any", cancellation), retirement, TaskThreads(0))
+    child_limits: Any = SimpleNamespace(check_memory=lambda: None)
+    return AttemptRunner(app, lambda _: client, nothing, cast("Any", cancellation), child_limits, TaskThreads(0))
 
 
 def job(name: str = "double", data: Any = None, *, started: int = 1, **opts: Any) -> RunningJob:

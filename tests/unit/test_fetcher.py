@@ -153,7 +153,7 @@ def test_a_wait_is_interrupted_only_if_no_job_may_be_acquired() -> None:
         (15_000, [], "acquired"),
         (15_001, [True], "acquired"),
         (15_001, [False], "lost"),
-        (15_001, [BrokerError("ERR")], "uncertain"),
+        (15_001, [BrokerError("ERR")], "without reply"),
     ],
 )
 def test_a_fetch_longer_than_half_the_lock_duration_renews_the_lock(
@@ -166,7 +166,7 @@ def test_a_fetch_longer_than_half_the_lock_duration_renews_the_lock(
     assert (acquired is not None) == (state == "acquired")
     assert len(child.scripts) == len(replies)
     child.fetcher.free_slot(child.slot)
-    assert (child.slot.read().state is SlotState.RESERVED) == (state == "uncertain")
+    assert (child.slot.read().state is SlotState.RESERVED) == (state == "without reply")
 
 
 def test_a_marker_is_read_as_its_queue_and_the_time_of_the_next_job() -> None:
@@ -190,4 +190,4 @@ def test_a_throttled_job_is_not_running_while_the_script_removes_its_lock(
 
     monkeypatch.setattr(child, "run", run)
     assert child.fetcher.throttle_if_limited(acquired, TaskRate(1, 1_000)) is (delay_ms > 0)
-    assert (states, child.slot.state) == ([SlotState.SETTLING], after)
+    assert (states, child.slot.state) == ([SlotState.FINISHING], after)

@@ -72,9 +72,9 @@ def test_task_postrun_follows_each_task_prerun_even_if_the_lock_was_lost(outcome
     task_postrun.connect(postrun)
     hooks = RunHooks(app)
     hooks.start(job, cast("Any", task), Request.of(job, (2,), {}), None).call(2)
-    hooks.settled(job, outcome)
+    hooks.finished(job, outcome)
     assert states == ["started", state]
-    hooks.settled(job, outcome)
+    hooks.finished(job, outcome)
     assert states == ["started", state], "a job whose task was not called has no task_postrun"
 
 

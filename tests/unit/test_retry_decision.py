@@ -26,9 +26,9 @@ from bulltask.registry.task import AnyTask, Task
 from bulltask.transport.call import QueueKeys
 from bulltask.worker.attempt import Attempt, AttemptRunner, JobArguments
 from bulltask.worker.cancellation import Cancellation, TaskThreads
-from bulltask.worker.finish import Settler
+from bulltask.worker.finish import Finisher
 from bulltask.worker.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome, decide_retry, trace_of
-from bulltask.worker.slots import Retirement, Slots
+from bulltask.worker.slots import ChildLimits, Slots
 from bulltask.worker.spark_tasks import SparkTaskRunner
 
 BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}
@@ -346,8 +346,8 @@ def test_the_traceback_begins_with_the_users_code() -> None:
     spark = SparkTaskRunner(app, fail_on_report, lambda *_: True, lambda: None)
     block = Slots(1, 1).children[0]
     cancellation = Cancellation(block, spark.interrupt, lambda: None)
-    retirement = Retirement(app._config, block, 0, Bus(), os.getpid())
-    runner = AttemptRunner(app, fail_on_report, spark, cancellation, retirement, TaskThreads(0))
+    child_limits = ChildLimits(app._config, block, 0, Bus(), os.getpid())
+    runner = AttemptRunner(app, fail_on_report, spark, cancellation, child_limits, TaskThreads(0))
     outcome = runner.call(Attempt(job(BULLTASK_OPTS), task_of(deep), JobArguments((1,), {})), block.slots()[0])
     assert isinstance(outcome, FailedOutcome)
     head, first, *_ = outcome.trace.splitlines()
@@ -387,7 +387,7 @@ def test_the_stored_size_of_a_failure_is_bounded(error: Exception) -> None:
     outcome = decide_retry(error, failed, task(), app)
     assert len(outcome.reason) <= REASON_CHARS
     acquired = AcquiredJob(Slots(1, 1).children[0].slots()[0], 0, QueueKeys("bull", "{mail}", "mail"), failed, 0)
-    call = Settler(app._config, ServerClock(), Bus(), "worker").call(acquired, outcome, fetch_next=False)
+    call = Finisher(app._config, ServerClock(), Bus(), "worker").call(acquired, outcome, fetch_next=False)
     assert len(call.packed()) < TRACES_CHARS + 3 * REASON_CHARS
 
 

@@ -62,8 +62,8 @@ def test_a_slot_has_its_state_and_the_time_of_the_last_change() -> None:
     assert (slot.read().state, slot.read().since_ms, slot.since_ms) == (SlotState.RESERVED, 5, 5)
     slot.activate(3, "job-1", 7)
     assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 3, "job-1", 7)
-    slot.settle(9)
-    assert slot.read() == SlotView(SlotState.SETTLING, slot.token, 3, "job-1", 9)
+    slot.finish(9)
+    assert slot.read() == SlotView(SlotState.FINISHING, slot.token, 3, "job-1", 9)
     slot.free(11)
     assert (slot.read().state, slot.read().since_ms) == (SlotState.FREE, 11)
 
@@ -87,12 +87,12 @@ def test_a_job_id_that_is_too_long_is_not_stored(job_id: str) -> None:
 
 ID_CHARACTERS = st.characters(exclude_categories=["Cs"])
 operations: st.SearchStrategy[tuple[str, Any]] = st.one_of(
-    st.tuples(st.sampled_from(["reserve", "settle", "free"]), st.none()),
+    st.tuples(st.sampled_from(["reserve", "finish", "free"]), st.none()),
     st.tuples(st.just("activate"), st.tuples(st.integers(0, 100), st.text(ID_CHARACTERS, max_size=400))),
 )
 STATES = {
     "reserve": SlotState.RESERVED,
-    "settle": SlotState.SETTLING,
+    "finish": SlotState.FINISHING,
     "free": SlotState.FREE,
     "activate": SlotState.ACTIVE,
 }
@@ -153,7 +153,7 @@ def test_deadlines_apply_to_one_attempt_while_it_is_active() -> None:
     slot.set_deadlines(deadlines)
     assert slot.read().deadlines == deadlines
     assert [slot.is_overdue(now_ms) for now_ms in (99, 100, 200)] == [False, True, True]
-    slot.settle(150)
+    slot.finish(150)
     assert not slot.is_overdue(300), "its outcome is being written"
     slot.activate(0, "job-2", 400)
     assert (slot.read().deadlines, slot.is_overdue(10**9)) == (Deadlines(), False)
@@ -275,8 +275,8 @@ def test_children_share_the_permits_for_jobs_and_return_unused_ones() -> None:
     assert second.take_permit()
     assert not first.take_permit()
     assert second.exhausted
-    second.settle_permit(used=False)
-    first.settle_permit(used=True)
+    second.record_permit(used=False)
+    first.record_permit(used=True)
     assert not first.exhausted
     assert supervisor.jobs_started == 1
     os.close(fd)

@@ -1,4 +1,4 @@
-"""How the main thread of a child settles jobs during an outage, without a server."""
+"""How the main thread of a child finishes jobs during an outage, without a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bulltask.events import Bus, JobCompleted
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.call import Call, QueueKeys
 from bulltask.worker.async_loop import IterationAdder, JobStarter
-from bulltask.worker.finish import OutcomeWriter, Settler
+from bulltask.worker.finish import Finisher, OutcomeWriter
 from bulltask.worker.outcomes import AcquiredJob, CompletedOutcome
 from bulltask.worker.slots import Slots
 from bulltask.worker.sync_loop import SyncLoop
@@ -23,7 +23,7 @@ CONNECTION_LOST = BrokerUnavailableError("gone")
 
 
 class Child:
-    """A main thread that settles one job. Its connection returns the replies that a test sets, then ``None``."""
+    """A main thread that finishes one job. Its connection returns the replies that a test sets, then ``None``."""
 
     may_fetch_next = False
 
@@ -37,13 +37,13 @@ class Child:
         bus.subscribe(JobCompleted, self.completed.append)
         fake: Any = self
 
-        settler = Settler(Settings({}, {}).freeze(), clock, bus, "worker")  # type: ignore[arg-type]
+        finisher = Finisher(Settings({}, {}).freeze(), clock, bus, "worker")  # type: ignore[arg-type]
         (block,) = Slots(1, 1).children
         block.reset()
         (slot,) = block.slots()
         slot.activate(0, "7", 1)
         acquired = AcquiredJob(slot, 0, KEYS, RunningJob.from_hash("mail", "7", FIELDS), 0)
-        OutcomeWriter(fake, settler).write(acquired, CompletedOutcome(b"1", 1), 0.0)
+        OutcomeWriter(fake, finisher).write(acquired, CompletedOutcome(b"1", 1), 0.0)
 
     # This object is also the fetcher, its connection and its backoff.
 
@@ -111,10 +111,10 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
         def write(self, _acquired: AcquiredJob, _outcome: object, duration_ms: float) -> None:
             durations.append(duration_ms)
 
-    retirement: Any = SimpleNamespace(count_job=lambda: False)
+    child_limits: Any = SimpleNamespace(count_job=lambda: False)
     fetcher: Any = SimpleNamespace(emit_started=lambda _: None)
     collector: Any = SimpleNamespace(batches={})
-    starter = JobStarter(fetcher, runner, nothing, nothing, retirement)
+    starter = JobStarter(fetcher, runner, nothing, nothing, child_limits)
     writer = Writer(fetcher, nothing)
-    SyncLoop(fetcher, starter, runner, writer, nothing, retirement, collector, nothing, nothing)._work(job)
+    SyncLoop(fetcher, starter, runner, writer, nothing, child_limits, collector, nothing, nothing)._work(job)
     assert durations == [0.0]

@@ -21,7 +21,7 @@ from bulltask.testing.worker import wait_until
 from bulltask.worker.child import StackDumper, tasks_text
 from bulltask.worker.child_pool import ChildPool, StackCollector
 from bulltask.worker.recovery import JobsOfDeadChild
-from bulltask.worker.slots import ChildBlock, ProcessState, RetireReason, Slots, WakeupPipe
+from bulltask.worker.slots import ChildBlock, ChildLimit, ProcessState, Slots, WakeupPipe
 from bulltask.worker.supervisor import SIGNAL_METHODS, STOP_METHODS, ProcessSpec, SignalQueue
 
 # Python 3.12 warns about a fork in a process with threads (xdist's). These children only write to memory and exit.
@@ -187,11 +187,11 @@ def test_an_exited_child_is_distinguished_from_a_dead_child(start_pool: Callable
 
 def test_running_jobs_of_a_dead_child_are_distinguished_from_other_jobs(start_pool: Callable[..., PoolHarness]) -> None:
     def child_main(block: ChildBlock) -> None:
-        reserved, active, settling = block.slots()
+        reserved, active, finishing = block.slots()
         reserved.reserve(1)
         active.activate(0, "1", 1)
-        settling.activate(0, "2", 1)
-        settling.settle(2)
+        finishing.activate(0, "2", 1)
+        finishing.finish(2)
         os.kill(os.getpid(), signal.SIGKILL)
 
     harness = start_pool(child_main)
@@ -217,14 +217,14 @@ def test_a_pool_grows_to_its_maximum_and_shrinks_to_one_child(start_pool: Callab
 
 
 def retiring(block: ChildBlock) -> bool:
-    return block.retire_reason is not RetireReason.NONE
+    return block.reached_limit is not ChildLimit.NONE
 
 
 def test_a_retiring_child_is_replaced_before_it_has_exited(start_pool: Callable[..., PoolHarness]) -> None:
     def child_main(block: ChildBlock) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         block.run_state = ProcessState.RUN
-        block.retire_reason = RetireReason.MAX_TASKS_PER_CHILD
+        block.reached_limit = ChildLimit.MAX_TASKS_PER_CHILD
         signal.sigwait({signal.SIGTERM})
         block.run_state = ProcessState.CLOSED
 

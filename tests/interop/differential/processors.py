@@ -24,7 +24,7 @@ from bulltask.transport.scripts.move import (
     move_to_delayed,
     move_to_waiting_children,
 )
-from bulltask.worker.finish import Settler
+from bulltask.worker.finish import Finisher
 from bulltask.worker.outcomes import AcquiredJob, CompletedOutcome, FailedOutcome, RetriedOutcome, decide_retry
 
 __all__ = ["FORMS", "LOCK_MS", "WORKER", "ActiveJob", "Form", "ManualProcessor", "Processor", "WorkerProcessor"]
@@ -110,7 +110,7 @@ class WorkerProcessor:
         context = queue.context
         self._keys, self._clock, self._client = context.keys, context.broker.clock, client
         self._app = App("differential", context.broker.endpoint.url, **settings)
-        self._settler = Settler(self._app.conf.freeze(), self._clock, Bus(), WORKER)
+        self._finisher = Finisher(self._app.conf.freeze(), self._clock, Bus(), WORKER)
 
     def acquire(self, token: str) -> ActiveJob | None:
         claim = FetchOptions(token, LOCK_MS, WORKER)
@@ -118,14 +118,14 @@ class WorkerProcessor:
 
     def complete(self, held: ActiveJob, token: str, value: Any, *, fetch_next: bool) -> ActiveJob | None:
         outcome = CompletedOutcome(codec.encode(value, what="value"), value)
-        return self._finish(self._settler.call(_with(held, token), outcome, fetch_next=fetch_next), token)
+        return self._finish(self._finisher.call(_with(held, token), outcome, fetch_next=fetch_next), token)
 
     def fail(self, held: ActiveJob, token: str, failure: Failure, *, fetch_next: bool) -> ActiveJob | None:
         kind, message, trace = failure
         acquired = _with(held, token)
         outcome = decide_retry(_KINDS[kind](message), acquired.job, None, self._app)
         assert isinstance(outcome, FailedOutcome | RetriedOutcome)
-        return self._finish(self._settler.call(acquired, replace(outcome, trace=trace), fetch_next=fetch_next), token)
+        return self._finish(self._finisher.call(acquired, replace(outcome, trace=trace), fetch_next=fetch_next), token)
 
     def delay(self, held: ActiveJob, token: str, ms: int) -> None:
         now_ms = self._clock.now_ms()
@@ -157,7 +157,7 @@ class WorkerProcessor:
         acquired = AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job, 0)
         if job.deferred_failure:
             failed = FailedOutcome(job.deferred_failure, "", "permanent")
-            return self._finish(self._settler.call(acquired, failed, fetch_next=True), token)
+            return self._finish(self._finisher.call(acquired, failed, fetch_next=True), token)
         return ActiveJob(job.id, token, acquired)
 
 

@@ -20,7 +20,7 @@ from bulltask.lua.loader import bulltask_script
 from bulltask.lua.wrappers import outcome_scripts
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.move import pack_finish
-from bulltask.worker.finish import Settler
+from bulltask.worker.finish import Finisher
 from bulltask.worker.outcomes import (
     AcquiredJob,
     CompletedOutcome,
@@ -44,11 +44,11 @@ def emitted() -> list[Event]:
 
 
 @pytest.fixture
-def settler(emitted: list[Event]) -> Settler:
+def finisher(emitted: list[Event]) -> Finisher:
     bus = Bus()
     bus.subscribe(Event, emitted.append)
     clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
-    return Settler(CONFIG, clock, bus, "worker")
+    return Finisher(CONFIG, clock, bus, "worker")
 
 
 def acquired() -> AcquiredJob:
@@ -83,18 +83,18 @@ def acquired() -> AcquiredJob:
         (WaitingForChildrenOutcome(), "moveToWaitingChildren"),
     ],
 )
-def test_each_outcome_is_written_by_its_script(settler: Settler, outcome: Outcome, script: str) -> None:
-    call = settler._call(acquired(), outcome, fetch_next=True)
+def test_each_outcome_is_written_by_its_script(finisher: Finisher, outcome: Outcome, script: str) -> None:
+    call = finisher._call(acquired(), outcome, fetch_next=True)
     assert call.script is not None
     assert call.script.name == script
     # If the child dies, its supervisor needs the script's source.
-    calls = [settler.call(acquired(), outcome, fetch_next=fetch_next) for fetch_next in (False, True)]
+    calls = [finisher.call(acquired(), outcome, fetch_next=fetch_next) for fetch_next in (False, True)]
     assert {call.known_sha for call in calls} <= outcome_scripts().keys()
 
 
-def test_a_job_does_not_finish_before_it_was_acquired(settler: Settler) -> None:
+def test_a_job_does_not_finish_before_it_was_acquired(finisher: Finisher) -> None:
     job = replace(acquired().job, processed_on_ms=1_004)
-    call = settler.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
+    call = finisher.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
     assert call.argv[1] == 1_004, "the clock of this process says 1,000"
 
 
@@ -107,7 +107,7 @@ def test_a_busy_child_removes_old_jobs_every_few_milliseconds() -> None:
         call = child.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
         return msgpack.unpackb(call.argv[7])["keepJobs"]
 
-    child = Settler(CONFIG, cast(Any, SimpleNamespace(now_ms=lambda: now_ms)), Bus(), "worker")
+    child = Finisher(CONFIG, cast(Any, SimpleNamespace(now_ms=lambda: now_ms)), Bus(), "worker")
     assert [keep(), keep(), keep("other"), keep("other")] == [day, KEEP_ALL, day, KEEP_ALL]
     assert keep(age=60, count=5) == {"age": 60, "count": 5}
     now_ms += 4
@@ -128,9 +128,9 @@ def test_the_guard_recognizes_options_that_keep_all_jobs() -> None:
     [FailedOutcome("no", "", "permanent", ValueError()), RetriedOutcome(5, "no", "", "transient", ValueError())],
 )
 def test_an_outcomes_event_counts_the_attempt_that_ended(
-    settler: Settler, emitted: list[Event], outcome: FailedOutcome | RetriedOutcome
+    finisher: Finisher, emitted: list[Event], outcome: FailedOutcome | RetriedOutcome
 ) -> None:
-    settler.emit(acquired(), outcome, 12.5)
+    finisher.emit(acquired(), outcome, 12.5)
     (event,) = emitted
     assert isinstance(event, JobFailed | JobRetried)
     assert (event.attempts_made, event.exception, event.duration_ms) == (2, outcome.exception, 12.5)
@@ -145,8 +145,8 @@ def test_an_outcomes_event_counts_the_attempt_that_ended(
     ],
 )
 def test_the_log_of_a_job_says_once_that_it_waits_for_another_worker(
-    settler: Settler, outcome: Outcome, is_logged: bool
+    finisher: Finisher, outcome: Outcome, is_logged: bool
 ) -> None:
-    call = settler.after_settle(acquired(), outcome)
+    call = finisher.after_finish(acquired(), outcome)
     assert (call is not None) is is_logged
     assert call is None or any("task 'send' is not registered" in str(arg) for arg in call.args)
