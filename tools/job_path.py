@@ -122,7 +122,13 @@ def measure(url: str, rounds: int = ROUNDS) -> dict[str, JobPath]:
         rounds: Each path is measured this often, and the shortest one counts: the others contain what happens once a
             second.
     """
-    environ = {**os.environ, URL: url, "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
+    # One job at a time: how many a child prefetches depends on how busy the machine is.
+    environ = {
+        **os.environ,
+        URL: url,
+        "BULLTASK_WORKER_PREFETCH": "1",
+        "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}",
+    }
     command = [sys.executable, "-m", "bulltask", "worker", "-A", "job_path:app", "-c", "1"]
     sender = make_app(url)
     add, start, stop = (sender.tasks[name] for name in ("add", "start", "stop"))

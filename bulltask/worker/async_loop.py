@@ -1,4 +1,8 @@
-"""A child's event loop: runs async tasks on a separate thread, and finishes the jobs that run in threads."""
+"""A child's event loop, on a thread of its own: it runs async tasks, and finishes jobs that run in threads.
+
+Begin with :class:`AsyncLoop`. :class:`NextJobs` and :class:`AsyncOutcomeWriter` write an outcome and fetch the next job
+in one round trip; :class:`LoopWatch` finds the job that blocks the loop.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import tzinfo
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -18,37 +21,31 @@ from bulltask.app import App
 from bulltask.config.config import Config
 from bulltask.config.process import exit_child
 from bulltask.jobs import clock as loop_timers
-from bulltask.jobs.clock import ServerClock, mono_ms, mono_s, to_ms
-from bulltask.jobs.errors import RECOVERABLE, BrokerError, JobError
+from bulltask.jobs.clock import mono_ms, mono_s, to_ms
+from bulltask.jobs.errors import RECOVERABLE, BrokerError, BulltaskError, JobError
 from bulltask.jobs.job import RunningJob
 from bulltask.observe.hooks import Lifespan
-from bulltask.queue.schedulers import add_next_iteration, scheduling_retry_delay_ms
 from bulltask.registry.request import current_job, job_in
 from bulltask.transport.call import AnyAsyncClient, Call, Fetched
-from bulltask.transport.operation import arun_generator, run_sync
 from bulltask.transport.scripts.move import find_by_token, release_unstarted, renew_lock
 from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
 from bulltask.worker.broker_backoff import ReconnectBackoff, max_concurrent
 from bulltask.worker.cancellation import OWN_TASK, Cancellation, JobTask, OwnTask, made_task, origin_of, place_of
 from bulltask.worker.fetch import JobFetcher
-from bulltask.worker.finish import BackoffStep, Finisher, OutcomeWriteSteps, WriteStep
+from bulltask.worker.finish import Finisher
 from bulltask.worker.outcomes import (
     AcquiredJob,
-    IncompatibleOutcome,
     Outcome,
     RateLimitedOutcome,
-    RescheduledByWorkerOutcome,
     RetriedOutcome,
     released_last,
 )
 from bulltask.worker.run_hooks import LoopHooks
-from bulltask.worker.slots import ChildBlock, ChildLimits, ExitCode, Slot, WakeupPipe
+from bulltask.worker.slots import ChildLimits, ExitCode, Slot, SlotPool, WakeupPipe
 
 __all__ = [
     "AsyncLoop",
     "AsyncOutcomeWriter",
-    "IterationAdder",
-    "JobStarter",
     "LoopWatch",
     "NextJobs",
     "batches_of",
@@ -73,13 +70,6 @@ class LoopWatch:
 
     It needs the GIL, so it does not notice C code that holds it; for that case, the supervisor reads when the loop has
     last turned.
-
-    Args:
-        loop: The event loop.
-        thread_id: The loop's thread.
-        cancellation: Knows when the loop has last turned, and receives the execution that blocks it.
-        blocked: Called every 0.1 s while the loop is blocked.
-        report: Called once for each block that lasts for a second, with the job and the place.
     """
 
     def __init__(
@@ -136,9 +126,6 @@ class LoopWatch:
         return job_in(running.f_locals["self"]._context), None  # noqa: SLF001 - Handle has no public name for it
 
 
-# How many jobs a child may have at the same time.
-
-
 def concurrency_of(app: App) -> int:
     """Return how many jobs a child may run concurrently. It acquires no more jobs while it runs that many."""
     has_async = any(task._is_async for task in app.tasks.values())
@@ -193,13 +180,6 @@ class NextJobs:
 
     Every other job is released, so that the main thread, or another worker, acquires it. All methods are called on the
     event loop, except :meth:`pause`.
-
-    Args:
-        fetcher: The main thread's fetcher. Only its thread-safe methods and attributes are used.
-        runner: Checks the jobs.
-        child_limits: Counts the jobs.
-        tasks: The tasks whose jobs the event loop may start (:func:`bulltask.worker.async_loop.loop_tasks`).
-        config: Lock duration, and the number of crashes after which a job runs alone.
     """
 
     def __init__(
@@ -270,13 +250,7 @@ time. Short jobs gain more from sharing a round trip."""
 
 
 class AsyncOutcomeWriter:
-    """Writes outcomes; while Redis is unavailable, it repeats the call, and the supervisor renews the job's lock.
-
-    Args:
-        finisher: Builds the calls, and emits the events.
-        client: Returns the loop's client.
-        backoff: The backoff of the event loop.
-    """
+    """Writes outcomes; while Redis is unavailable, it repeats the call, and the supervisor renews the job's lock."""
 
     def __init__(self, finisher: Finisher, client: Callable[[], AnyAsyncClient], backoff: ReconnectBackoff) -> None:
         self._finisher = finisher
@@ -300,7 +274,7 @@ class AsyncOutcomeWriter:
                 async with self._calls:
                     fetched = await self._write(acquired, outcome, fetch_next=fetch_next)
         except (BrokerError, JobError) as exc:
-            written = await self._execute(self._finisher.failed_writes.steps(acquired, outcome, exc), acquired)
+            written = await self._write_again(acquired, outcome, exc)
             if fetch_next and isinstance(exc, BrokerError):
                 await self._release_unknown(acquired)
         self._backoff.reset()
@@ -334,19 +308,15 @@ class AsyncOutcomeWriter:
         reply: Any = await client.run(self._finisher.call(acquired, outcome, fetch_next=fetch_next))
         return reply if fetch_next and isinstance(reply, Fetched) and reply.job_id else None
 
-    async def _execute(self, steps: OutcomeWriteSteps, acquired: AcquiredJob) -> Outcome | None:
-        written, _, _ = await arun_generator(steps, lambda step: self._step(step, acquired), (BrokerError, JobError))
-        return written
+    async def _write_again(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
+        async def write(outcome: Outcome, _lost_reply: bool) -> None:
+            await self._write(acquired, outcome, fetch_next=False)
 
-    async def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob) -> Any:
-        match step:
-            case BackoffStep():
-                await self._back_off(step.error)
-            case WriteStep():
-                await self._write(acquired, step.outcome, fetch_next=False)
-            case _:
-                return await self._run_until_reply(step)
-        return None
+        write_again = self._finisher.failed_writes.write_again
+        ended = await write_again(
+            acquired, outcome, exc, write=write, run=self._run_until_reply, back_off=self._back_off
+        )
+        return ended[0]
 
     async def _run_until_reply(self, call: Call[Any]) -> Any:
         """Retry a call until there is a reply; return ``False`` after an error reply."""
@@ -360,109 +330,6 @@ class AsyncOutcomeWriter:
 
     async def _back_off(self, exc: BrokerError) -> None:
         await loop_timers.sleep(self._backoff.record_shared_failure(exc) / 1000)
-
-
-# Starts acquired jobs: adds the next iteration of a job scheduler, finds the task, and applies its rate limit.
-
-
-_ITERATION_LOCK_LOST_MS: Final = 1_000
-"""Delay of a job whose lock was lost while its next iteration was being added."""
-
-
-class IterationAdder:
-    """Adds the next iteration of a job scheduler when a child acquires the current one.
-
-    The next iteration is added before the current job runs, so the scheduler continues even if that job fails.
-
-    Args:
-        fetcher: The fetcher, whose client makes the calls.
-        clock: The server's time.
-        zone: The time zone of cron patterns without one.
-    """
-
-    def __init__(self, fetcher: JobFetcher, clock: ServerClock, zone: tzinfo) -> None:
-        self._fetcher = fetcher
-        self._clock = clock
-        self._zone = zone
-
-    def add_next(self, acquired: AcquiredJob) -> RescheduledByWorkerOutcome | None:
-        """Add the next iteration; return the current job's outcome if that is not possible.
-
-        While Redis is unavailable, the call is retried, and the supervisor renews the job's lock. After an error
-        reply, or if the schedule is malformed, the job is rescheduled
-        (:func:`~bulltask.queue.schedulers.scheduling_retry_delay_ms`).
-        """
-        interrupted = False
-        while True:
-            try:
-                self._add(acquired)
-                # Redis may have been unavailable for longer than the lock lasts, so another worker may have the job.
-                lost = interrupted and not self._fetcher.renew_lock(acquired)
-            except RECOVERABLE as exc:
-                interrupted = True
-                self._fetcher.back_off(exc)
-            except Exception as exc:  # noqa: BLE001 - a malformed schedule must not stop the child
-                return RescheduledByWorkerOutcome(
-                    scheduling_retry_delay_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__
-                )
-            else:
-                self._fetcher.backoff.reset()
-                return RescheduledByWorkerOutcome(_ITERATION_LOCK_LOST_MS, "its lock was lost") if lost else None
-
-    def _add(self, acquired: AcquiredJob) -> None:
-        run_sync(
-            self._fetcher.client, add_next_iteration(acquired.keys, acquired.job, self._clock.now_ms(), self._zone)
-        )
-
-
-class JobStarter:
-    """Starts acquired jobs.
-
-    Args:
-        fetcher: Throttles the jobs of tasks that have reached their rate limit.
-        runner: Finds the tasks, and checks the jobs.
-        iteration_adder: Adds the next iterations of job schedulers.
-        async_loop: Counts the running jobs, for a job in crash quarantine.
-        child_limits: Counts the jobs, and lets the supervisor replace this child when it has reached a limit.
-    """
-
-    def __init__(
-        self,
-        fetcher: JobFetcher,
-        runner: AttemptRunner,
-        iteration_adder: IterationAdder,
-        async_loop: AsyncLoop,
-        child_limits: ChildLimits,
-    ) -> None:
-        self._fetcher = fetcher
-        self._runner = runner
-        self._iteration_adder = iteration_adder
-        self._async = async_loop
-        self._child_limits = child_limits
-
-    def begin(self, acquired: AcquiredJob) -> Attempt | Outcome | None:
-        """Return the attempt or its outcome; ``None`` if the job is throttled because of its task's rate limit."""
-        attempt = self._prepare(acquired)
-        if (
-            isinstance(attempt, Attempt)
-            and attempt.rate is not None
-            and self._fetcher.throttle_if_limited(acquired, attempt.rate)
-        ):
-            return None
-        self._fetcher.emit_started(acquired.job)
-        if self._child_limits.count_job():
-            self._fetcher.closing = True  # this is the last job
-        return attempt
-
-    def _prepare(self, acquired: AcquiredJob) -> Attempt | Outcome:
-        if acquired.max_concurrent:
-            # Before the job's data is decoded, because decoding may crash the child.
-            self._async.wait_until_running(at_most=acquired.max_concurrent)
-        attempt = self._runner.begin(acquired.job)
-        # If no worker can run the job, it waits, and its schedule with it: otherwise, one job a period would wait.
-        if acquired.job.is_repeated and not isinstance(attempt, IncompatibleOutcome):
-            return self._iteration_adder.add_next(acquired) or attempt
-        return attempt
 
 
 # A child's event loop: runs async tasks on a separate thread, and finishes the jobs that run in threads.
@@ -481,26 +348,15 @@ _Work = tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]
 
 
 class AsyncLoop:
-    """Runs async tasks, and manages the child's free slots.
+    """Runs async tasks.
 
     The thread starts with the first async job, so a child without async jobs has no such thread. The main thread
     acquires jobs while a slot is free; a sync task that it runs shares the GIL with this loop.
-
-    Args:
-        block: The child's slots.
-        runner: Runs attempts.
-        finisher: Builds the calls that write their outcomes.
-        client: Creates the loop's client.
-        backoff: The backoff of this loop while Redis is unavailable; the main thread has its own.
-        wakeup_pipe: Wakes the main thread when a slot is free again.
-        concurrency: How many jobs may run concurrently; further slots are for batches. Default: the number of slots.
-        next_jobs: The jobs that the loop fetches and starts itself; ``None`` for none.
-        run: Makes a call on any thread, to release jobs while the loop is blocked; ``None`` if it never is.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
-        block: ChildBlock,
+        pool: SlotPool,
         runner: AttemptRunner,
         finisher: Finisher,
         client: Callable[[], AnyAsyncClient],
@@ -510,9 +366,8 @@ class AsyncLoop:
         next_jobs: NextJobs | None = None,
         run: Callable[[Call[Any]], Any] | None = None,
     ) -> None:
-        self._free = deque(block.slots())
-        self._count = len(self._free)
-        self._concurrency = concurrency or self._count
+        self._pool = pool
+        self._concurrency = concurrency or pool.count
         self._runner = runner
         self._finisher = finisher
         self._make_client = client
@@ -534,7 +389,7 @@ class AsyncLoop:
         self._handed: deque[tuple[AcquiredJob, int]] = deque()  # by the main thread, with the time
         self._offering = threading.Lock()
         self._is_stuck = False
-        self._handed_off = self._closing = False
+        self._closing = False
         self._max_concurrent: dict[Slot, int] = {}
         self._writer = AsyncOutcomeWriter(finisher, self.client, backoff)
         self._next_jobs = next_jobs
@@ -569,7 +424,7 @@ class AsyncLoop:
             elif not self.keeps_up(wait=False):
                 continue
             elif self.room:
-                return self._free.popleft()
+                return self._pool.take()
             else:
                 self._wakeup_pipe.wait(_WAIT_MS)
         return None
@@ -611,7 +466,7 @@ class AsyncLoop:
                     self._runner.free_thread(acquired.slot)
                     with suppress(BrokerError, JobError):  # its lock expires
                         run(release_unstarted(acquired.keys, acquired.job.id, acquired.slot.token))
-                    self._free_slots([acquired])
+                    self._give_back([acquired])
             for key, acquired in tuple(self._fetching.items()):
                 if self._fetching.pop(key, None) is not None:
                     with suppress(BrokerError, JobError):
@@ -619,34 +474,14 @@ class AsyncLoop:
                             if job_id != acquired.job.id:
                                 run(release_unstarted(acquired.keys, job_id, acquired.slot.token))
 
-    def take_slot(self) -> Slot | None:
-        """Return another free slot for the main thread's jobs, or ``None``."""
-        if self._free:
-            return self._free.popleft()
-        if self._next_jobs is not None:
-            self._next_jobs.pause()
-        return None
-
-    def return_slot(self, slot: Slot) -> None:
-        """Take back a slot of the main thread's batch."""
-        self._free.append(slot)
-
-    def free_slot(self, slot: Slot) -> None:
-        """Free a slot of the main thread, unless its job was handed off to the event loop, which will free the slot."""
-        if not self._handed_off:
-            self._free.append(slot)
-        self._handed_off = False
-
     def start(self, acquired: AcquiredJob, attempt: Attempt) -> None:
-        """Start an async attempt; its slot is free again when the job is finished."""
+        """Start an async attempt; the loop gives its slot back when the job has finished."""
         self._hand_off((acquired,), self._work(acquired, attempt), f"job {acquired.job.id}")
-        self._handed_off = True  # only the main thread reads and writes it
 
-    def start_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]], slot: Slot) -> None:
-        """Start an async batch; ``slot`` is the slot that the main thread used to acquire its first job."""
+    def start_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]]) -> None:
+        """Start an async batch; as :meth:`start`."""
         batch = [acquired for acquired, _ in members]
         self._hand_off(batch, self._work_batch(members), f"batch of {len(batch)} jobs, first job {batch[0].job.id}")
-        self._handed_off = any(acquired.slot is slot for acquired in batch)
 
     def _hand_off(self, jobs: Sequence[AcquiredJob], work: Coroutine[Any, Any, None], name: str) -> None:
         for acquired in jobs:
@@ -675,7 +510,7 @@ class AsyncLoop:
 
     def running(self) -> int:
         """Return how many jobs are running, including the main thread's."""
-        return self._count - len(self._free)
+        return self._pool.taken
 
     def client(self) -> AnyAsyncClient:
         """Return the loop's client; call it only on the loop."""
@@ -819,7 +654,7 @@ class AsyncLoop:
             await asyncio.to_thread(self._offering.acquire)
             self._offering.release()
         if fetched is None:
-            self._free_slots([acquired])
+            self._give_back([acquired])
         else:
             await self._start_next(acquired, fetched, finishing_ms, was_offered=was_offered)
 
@@ -840,7 +675,7 @@ class AsyncLoop:
         acquired = next_jobs.acquired(previous, fetched)
         is_late = mono_ms() - fetching_since_ms > next_jobs.lock_ms // 2  # as after a fetch of the main thread
         if (is_late or was_offered) and not await self._writer.renew_lock(acquired, next_jobs.lock_ms):
-            self._free_slots([acquired])
+            self._give_back([acquired])
         elif self._is_blocked or not next_jobs.may_start(acquired):
             next_jobs.pause()
             self._release(acquired)
@@ -862,7 +697,7 @@ class AsyncLoop:
         jobs = self._unstarted
         self._unstarted = []
         await self._writer.release(jobs)
-        self._free_slots(jobs)
+        self._give_back(jobs)
 
     async def _work_batch(self, members: Sequence[tuple[AcquiredJob, Attempt]]) -> None:
         slot = members[0][0].slot
@@ -883,13 +718,12 @@ class AsyncLoop:
         ended = released_last(list(zip(batch, outcomes, strict=True)))
         # The client sends concurrent calls without waiting for the replies to earlier ones.
         await asyncio.gather(*(self._writer.write(acquired, outcome, duration_ms) for acquired, outcome in ended))
-        self._free_slots(batch)
+        self._give_back(batch)
 
-    def _free_slots(self, jobs: Sequence[AcquiredJob]) -> None:
+    def _give_back(self, jobs: Sequence[AcquiredJob]) -> None:
         for acquired in jobs:
-            acquired.slot.free(mono_ms())
             self._max_concurrent.pop(acquired.slot, None)
-        self._free.extend(acquired.slot for acquired in jobs)
+        self._pool.give_back(*(acquired.slot for acquired in jobs))
         self._wakeup_pipe.wake()
 
     async def _end_loop(self) -> None:

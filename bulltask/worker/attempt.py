@@ -1,4 +1,8 @@
-"""Runs batch tasks: one call of a function, and an outcome for each of its jobs."""
+"""Runs attempts: finds a job's task, checks the job, calls the function, and returns the outcome.
+
+Begin with :class:`JobStarter` and :class:`AttemptRunner`. :class:`JobPayloads` reads the arguments and writes the
+result; :class:`RedisJobClient` is what a bound task's context calls; :class:`BatchRunner` runs batches.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,18 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, tzinfo
+from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
 from bulltask.app import App
 from bulltask.config.parsers import TaskRate
 from bulltask.config.process import exit_if_forked
 from bulltask.jobs import codec
-from bulltask.jobs.clock import mono_ms, to_ms, value_class
+from bulltask.jobs.clock import ServerClock, mono_ms, to_ms, value_class
 from bulltask.jobs.errors import (
+    RECOVERABLE,
     BrokerError,
     BulltaskError,
     EncodeError,
@@ -45,9 +51,11 @@ from bulltask.jobs.fields import (
 )
 from bulltask.jobs.job import JobRef, PlannedJob, RunningJob, check_together
 from bulltask.jobs.names import FAN_OUT, REVOKED, STARMAP
-from bulltask.jobs.payloads import CLOUDPICKLE, PLAIN, PayloadCodec, PayloadFormat
+from bulltask.jobs.payloads import CLOUDPICKLE, ENVELOPE_START, PLAIN, PayloadCodec, PayloadFormat
 from bulltask.jobs.stored_job import FailedJob
+from bulltask.observe.signals import TASK_SIGNALS
 from bulltask.queue.aio.flow import AsyncFlowProducer
+from bulltask.queue.schedulers import add_next_iteration, scheduling_retry_delay_ms
 from bulltask.queue.sync.flow import FlowProducer
 from bulltask.registry.batches import BatchJob, ErrorOrResult, split_outcome
 from bulltask.registry.canvas import Canvas, Signature
@@ -59,6 +67,7 @@ from bulltask.registry.results import AsyncResult, GroupResult
 from bulltask.registry.task import AnyTask
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import AnyAsyncClient, Call, command
+from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.flow import child_failure, children_values
 from bulltask.transport.scripts.job import add_log, update_data, update_progress
 from bulltask.transport.scripts.move import MAX_DELAY_MS, incompatible_since, store_checkpoint
@@ -70,12 +79,15 @@ from bulltask.worker.cancellation import (
     call_task,
     end_code,
 )
+from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.outcomes import (
+    AcquiredJob,
     CompletedOutcome,
     FailedOutcome,
     IncompatibleOutcome,
     Outcome,
     ReleasedOutcome,
+    RescheduledByWorkerOutcome,
     RetriedOutcome,
     WaitingForChildrenOutcome,
     as_permanent,
@@ -90,13 +102,18 @@ from bulltask.worker.slots import CancelReason, ChildLimits, Deadlines, Slot
 from bulltask.worker.spark_tasks import SparkTaskRunner
 
 __all__ = [
+    "THROTTLED",
     "Attempt",
     "AttemptRunner",
     "Batch",
     "BatchRunner",
+    "IterationAdder",
     "JobArguments",
     "JobPayloads",
+    "JobStarter",
     "RedisJobClient",
+    "TaskPlan",
+    "Throttled",
     "outcome_of_ignored",
 ]
 
@@ -170,9 +187,6 @@ class JobArguments:
 class JobPayloads:
     """Reads and writes the payloads of jobs.
 
-    Args:
-        app: The app, with its settings and tasks.
-
     Attributes:
         codec: The app's codec.
     """
@@ -186,28 +200,34 @@ class JobPayloads:
         self._result_forms: dict[str, PayloadFormat] = {}
 
     def arguments(
-        self, job: RunningJob, task: AnyTask[..., Any], children_values: Callable[[], Mapping[str, Any]]
+        self, job: RunningJob, task: AnyTask[..., Any], job_client: Callable[[RunningJob], JobClient]
     ) -> JobArguments:
         """Return a job's arguments, converted to the types of their hints unless they were pickled.
 
         Args:
             job: The job.
             task: Its task.
-            children_values: Reads the results of its child jobs.
+            job_client: Creates its client, which reads the results of its child jobs.
 
         Raises:
             DecodeError: The data, or a result that the job receives, is malformed or not accepted.
             InvalidJobError: The data does not match the task.
         """
+        canvas = job.opts.canvas
+        if not (canvas or self._config.encryption_keys or job.data.startswith(ENVELOPE_START)):  # nearly every job
+            data = codec.decode(job.data, what=f"data of job {job.id}")
+            if task._codec.conversion is not None or task._is_batch:
+                return JobArguments(*task._codec.decode(data))
+            return JobArguments(*task._codec.arguments.unbind(data))
         loaded = self.codec.load_arguments(job)
         data, is_pickled = loaded.value, loaded.is_pickled
         pickled = task._codec.pickled_parameters(data) if is_pickled else set()
-        canvas, result_is_pickled = job.opts.canvas, False
+        result_is_pickled = False
         received = ChildResults.from_wire(canvas) if canvas else None
         if canvas and "request" in canvas:
             self._give_attributes(data, canvas["request"])
         if received is not None:
-            results, result_is_pickled = self.codec.load_results(children_values())
+            results, result_is_pickled = self.codec.load_results(job_client(job).send("children_values"))
             add = functools.partial(received.add_to, data, results, job.id)
             data = self._without_values(job, InvalidJobError, "the job's data", add)
             pickled |= {received.parameter} if result_is_pickled else set()
@@ -226,6 +246,15 @@ class JobPayloads:
                 data, place = data[place], 0
             if isinstance(data[place], dict):
                 data[place] = FailedRequest(data[place], self._app)
+
+    def plain_encoder(self, task: AnyTask[..., Any]) -> Callable[[object], bytes] | None:
+        """Return the function that writes the task's return values as JSON; ``None`` if :meth:`result` must do more."""
+        config = self._config
+        is_json = task._options.result_form(config) == PLAIN and not config.encryption_keys
+        if not is_json or task._codec.conversion is not None or task.name in {STARMAP, FAN_OUT}:
+            return None
+        what = f"the return value of task {task.name}"
+        return functools.partial(codec.encode, what=what, limit=config.max_payload, convert=self._convert)
 
     def result(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments, value: Any) -> bytes:
         """Return the stored form of a return value.
@@ -303,18 +332,8 @@ class JobPayloads:
         return form._replace(serializer=CLOUDPICKLE) if passes_on else form
 
 
-# Sends the progress, log lines and data that a bound task reports to Redis.
-
-
 class RedisJobClient:
-    """Executes commands for one running job; implements ``registry.job_client.JobClient``.
-
-    Args:
-        job: The job.
-        broker: Sends canvases. Its pool provides the sync clients, because a task may call its context's methods in
-            threads that it starts.
-        aclient: Returns the async client of the child's event loop.
-    """
+    """Executes commands for one running job; implements ``registry.job_client.JobClient``."""
 
     def __init__(self, job: RunningJob, broker: Broker, aclient: Callable[[], AnyAsyncClient]) -> None:
         self._job = job
@@ -405,12 +424,34 @@ class _FailedChildJobError(Exception):
         self.original = original
 
 
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """What a child decides about a task once, before the first job of the task.
+
+    Attributes:
+        task: The task.
+        limits: Its time limits, else the app's.
+        rate: Its rate limit, else the app's, which decides whether a job may start; ``None`` for most tasks.
+        off_main_thread: Whether its function runs on the event loop, or in a thread.
+        needs_context: Whether its function is called with a context, or with a job of a batch.
+        encode_result: Writes a return value, if that takes no more than JSON; ``None`` if it does.
+    """
+
+    task: AnyTask[..., Any]
+    limits: TimeLimits
+    rate: TaskRate | None
+    off_main_thread: bool
+    needs_context: bool
+    encode_result: Callable[[object], bytes] | None
+
+
 @value_class
 class Attempt:
     """A job with its task and valid arguments.
 
     Attributes:
         rate: The task's rate limit, which decides whether the job may start; ``None`` for most tasks.
+        plan: What is the same for all jobs of the task.
     """
 
     job: RunningJob
@@ -419,25 +460,18 @@ class Attempt:
     limits: TimeLimits = NO_LIMITS
     context: Context | None = None
     rate: TaskRate | None = None
+    plan: TaskPlan | None = None
 
 
 class AttemptRunner:
     """Runs attempts.
-
-    Args:
-        app: Tasks, settings and error categories.
-        job_client: Creates a job's client, which stores a bound task's progress and log lines.
-        spark: Runs tasks with ``spark=True``.
-        cancellation: Passes the supervisor's cancel requests to running tasks.
-        child_limits: Checks the child's memory after each task.
-        threads: The threads in which sync tasks run, if any.
-        worker_id: The worker's id, for ``request.hostname``.
 
     Attributes:
         hooks: The hooks around attempts.
         is_stopping: Returns whether tasks should end soon, checkpointed ones between two items.
         is_eager: Whether jobs run in the process that has sent them, for ``request.is_eager``.
         waits_for_other_workers: Whether a job that this worker cannot run is delayed, so that another one can take it.
+        keeps_plans: Whether the tasks do not change any more, so that each has one :class:`TaskPlan`.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a child, which main.py connects
@@ -464,23 +498,31 @@ class AttemptRunner:
         self.is_stopping: Callable[[], bool] = lambda: False
         self.is_eager = False
         self.waits_for_other_workers = True
-        self._task_limits: dict[str, TimeLimits] = {}
-        self._task_rates: dict[str, TaskRate | None] = {}
+        self.keeps_plans = True
+        self._plans: dict[str, TaskPlan] = {}
+        self._limits_starts = app._config.max_started_attempts is not None
         self._main_context: contextvars.Context | None = None
+        self._middleware = app._middleware
         self.hooks = RunHooks(app)
 
-    def begin(self, job: RunningJob) -> Attempt | Outcome:
+    def begin(self, job: RunningJob) -> Attempt | Outcome:  # noqa: C901 - what a job may need before it starts
         """Return the attempt, or an outcome if the task must not or cannot be called."""
         if job.malformed:
             return FailedOutcome(job.deferred_failure, "", "permanent", malformed=True)
-        task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
+        plan = self._plans.get(job.name)
+        task: AnyTask[..., Any] | None = self._app.tasks.get(job.name) if plan is None else plan.task
+        context = None
         try:
-            self._check(job)
+            if job.deferred_failure or job.releases or self._limits_starts or job.expires_ms is not None:
+                self._check(job)
             if job.replacement:
                 return self._outcome_of_replacement(job)
             if task is None:
                 raise self._not_registered(job.name)  # noqa: TRY301 - handled like a problem with the arguments
-            arguments, context = self._arguments(job, task)
+            plan = plan or self._new_plan(task)
+            arguments = self._payloads.arguments(job, task, self._job_client)
+            if plan.needs_context:
+                arguments, context = self._with_context(job, task, arguments)
         except BrokerError:
             return ReleasedOutcome()  # the results of its child jobs could not be read; the job is next in its queue
         except _FailedChildJobError as exc:
@@ -490,7 +532,25 @@ class AttemptRunner:
             return FailedOutcome(exc.reason, exc.trace, "permanent", original, failed_job=failed_job, error=error)
         except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
             return self._outcome_before_start(as_permanent(exc), job, task)
-        return Attempt(job, task, arguments, self._limits(job, task), context, self._rate(task))
+        own = job.opts.time_limits
+        limits = plan.limits if own is NO_LIMITS else own.with_defaults(plan.limits)
+        return Attempt(job, task, arguments, limits, context, plan.rate, plan)
+
+    def _new_plan(self, task: AnyTask[..., Any]) -> TaskPlan:
+        """Return the plan of a task; a hint that cannot be evaluated is an error of its jobs."""
+        limits = task._options.time_limits.with_defaults(self._config.time_limits)
+        plan = TaskPlan(
+            task=task,
+            limits=NO_LIMITS if limits == NO_LIMITS else limits,
+            rate=task._options.rate(self._config),
+            # Spark's session is bound to the thread that has created it.
+            off_main_thread=task._is_async or (self._threads.enabled and not task._options.spark),
+            needs_context=task._is_batch or task._bind or task._has_base,
+            encode_result=self._payloads.plain_encoder(task),
+        )
+        if self.keeps_plans:
+            self._plans[task.name] = plan
+        return plan
 
     @property
     def may_start(self) -> bool:
@@ -504,16 +564,15 @@ class AttemptRunner:
 
     def only_context(self) -> contextvars.Context | None:
         """Return the context of the sync task on the main thread; ``None`` if there is none, or other tasks, too."""
-        return None if self._cancellation.runs_async else self._main_context
+        return None if self._main_context is None or self._cancellation.runs_async else self._main_context
 
     def runs_off_main_thread(self, attempt: Attempt, slot: Slot) -> bool:
         """Return whether :meth:`acall` must run the attempt, not :meth:`call`; reserve a thread if it needs one."""
-        if attempt.task._is_async:
-            return True
-        # Spark's session is bound to the thread that has created it.
-        if not self._threads.enabled or attempt.task._options.spark:
+        plan = attempt.plan
+        if plan is None or not plan.off_main_thread:
             return False
-        self._threads.reserve(slot)
+        if not attempt.task._is_async:
+            self._threads.reserve(slot)
         return True
 
     def free_thread(self, slot: Slot) -> None:
@@ -525,23 +584,30 @@ class AttemptRunner:
 
         Any exception ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
         """
+        job, task, arguments = attempt.job, attempt.task, attempt.arguments
         # A copy, so that one task's context variables are not visible to the next one.
         variables = contextvars.copy_context()
-        context = self._lazy_context(attempt)
-        variables.run(enter_attempt, attempt.job, context)
-        target = self._hooked(attempt, variables).call if self.hooks.has_hooks(attempt.task) else attempt.task._target
+        context = LazyContext(functools.partial(self._context, job, task, arguments), attempt.context)
+        variables.run(enter_attempt, job, context)
+        has_hooks = task._has_handlers or TASK_SIGNALS.active or self._middleware.running  # as RunHooks.has_hooks
+        target = self._hooked(attempt, variables).call if has_hooks else task._target
         function: Callable[..., Any] = functools.partial(call_task, self._cancellation.raise_if_cancelled, target)
-        if attempt.task._options.spark:
-            function = self._spark.wrap(attempt.job, slot.token, function, attempt.context)
-        execution = self._start_execution(attempt, slot, alone=True)
-        function = functools.partial(variables.run, function, *attempt.arguments.args, **attempt.arguments.kwargs)
+        if task._options.spark:
+            function = self._spark.wrap(job, slot.token, function, attempt.context)
+        if attempt.limits is NO_LIMITS and attempt.context is None:
+            execution = TaskExecution(slot, job.name, NO_LIMITS)
+        else:
+            execution = self._start_execution(attempt, slot, alone=True)
+        function = functools.partial(variables.run, function, *arguments.args, **arguments.kwargs)
         self._main_context = variables
-        ended = self.execute(execution, function)
+        raised, result = self.execute(execution, function)
         self._main_context = None
-        outcome = self.outcome(attempt, *ended, context)
+        if raised is None and context.created is None:
+            return self._encode_result(attempt, result)
+        outcome = self.outcome(attempt, raised, result, context)
         if type(outcome) is RetriedOutcome and (moved := _in_other_queue(attempt, outcome)) is not None:
             with suppress(BulltaskError):  # otherwise, the job is retried in its own queue
-                self._job_client(attempt.job).replace(moved, retries=attempt.job.attempts_made + 1)
+                self._job_client(job).replace(moved, retries=job.attempts_made + 1)
                 return WaitingForChildrenOutcome(replaced=True)
         return outcome
 
@@ -552,7 +618,8 @@ class AttemptRunner:
         because the task's code may have cancelled it. :meth:`amove` follows.
         """
         execution = self._start_execution(attempt, slot, alone=False)
-        enter_attempt(attempt.job, context := self._lazy_context(attempt))
+        create = functools.partial(self._context, attempt.job, attempt.task, attempt.arguments)
+        enter_attempt(attempt.job, context := LazyContext(create, attempt.context))
         ending = await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
         return self.outcome(attempt, *ending, context)
 
@@ -576,15 +643,16 @@ class AttemptRunner:
 
     def execute(self, execution: TaskExecution, function: Callable[[], Any]) -> ErrorOrResult:
         """Call a function on the main thread."""
-        self._cancellation.enter(execution)
+        self._cancellation.execution = execution
         try:
             result = function()
         except BaseException as exc:  # noqa: BLE001 - any exception ends the attempt
             return execution.resolve(exc) or exc, None
         else:
-            return execution.resolve(None), result
+            return execution.resolve(None) if execution.acknowledged else None, result
         finally:
-            self._child_limits.check_memory()
+            if self._child_limits.limits_memory:
+                self._child_limits.check_memory()
 
     async def aexecute(
         self, execution: TaskExecution, task: AnyTask[..., Any], bound: Callable[[], Callable[[], Any]]
@@ -605,7 +673,8 @@ class AttemptRunner:
             return execution.resolve(raised), result
         finally:
             self._cancellation.leave_async(entered)
-            self._child_limits.check_memory()
+            if self._child_limits.limits_memory:
+                self._child_limits.check_memory()
 
     async def _call_in_thread(
         self, execution: TaskExecution, function: Callable[[], Any]
@@ -636,13 +705,12 @@ class AttemptRunner:
         if job.expires_ms is not None and (late_ms := self._app._now_ms() - job.expires_ms) > 0:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
 
-    def _arguments(self, job: RunningJob, task: AnyTask[..., Any]) -> tuple[JobArguments, Context | None]:
-        arguments = self._payloads.arguments(job, task, lambda: self._job_client(job).send("children_values"))
+    def _with_context(
+        self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments
+    ) -> tuple[JobArguments, Context | None]:
         if task._is_batch:
             request = self._request(job, task, arguments.args, arguments.kwargs)
             return replace(arguments, args=(BatchJob(arguments.args[0], request),), kwargs={}), None
-        if not (task._bind or task._has_base):
-            return arguments, None
         context = self._context(job, task, arguments)
         if not task._bind or task._target is not task.function:  # __call__ of a task class passes the task itself
             return arguments, context
@@ -664,20 +732,6 @@ class AttemptRunner:
             return PermanentError(job.deferred_failure)
         reason, trace, failed_job, error = failure
         return _FailedChildJobError(reason, trace, failed_job, self._payloads.error_of_child(child["key"], error))
-
-    def _limits(self, job: RunningJob, task: AnyTask[..., Any]) -> TimeLimits:
-        """Return the job's limits, else its task's, else the app's."""
-        defaults = self._task_limits.get(task.name)
-        if defaults is None:
-            limits = task._options.time_limits.with_defaults(self._config.time_limits)
-            defaults = self._task_limits[task.name] = NO_LIMITS if limits == NO_LIMITS else limits
-        return job.opts.time_limits.with_defaults(defaults)
-
-    def _rate(self, task: AnyTask[..., Any]) -> TaskRate | None:
-        """Return the task's rate limit, else the app's."""
-        if task.name not in self._task_rates:
-            self._task_rates[task.name] = task._options.rate(self._config)
-        return self._task_rates[task.name]
 
     def _not_registered(self, task: str) -> InvalidJobError:
         return incompatible(InvalidJobError(f"task {task!r} is not registered in app {self._app.name!r}"))
@@ -724,14 +778,13 @@ class AttemptRunner:
             is_stopping=self.is_stopping,
         )
 
-    def _lazy_context(self, attempt: Attempt) -> LazyContext:
-        create = functools.partial(self._context, attempt.job, attempt.task, attempt.arguments)
-        return LazyContext(create, attempt.context)
-
     def _request(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
-        request = Request.of(job, args, kwargs, self._limits(job, task), self._app.name, self._worker_id)
+        plan, own = self._plans.get(task.name), task._options.time_limits
+        defaults = own.with_defaults(self._config.time_limits) if plan is None else plan.limits
+        limits = job.opts.time_limits.with_defaults(defaults)
+        request = Request.of(job, args, kwargs, limits, self._app.name, self._worker_id)
         return replace(request, is_eager=True) if self.is_eager else request
 
     def _hooked(self, attempt: Attempt, variables: contextvars.Context | None) -> HookedRun:
@@ -807,10 +860,12 @@ class AttemptRunner:
         return outcome
 
     def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
-        job, task = attempt.job, attempt.task
+        job, task, plan = attempt.job, attempt.task, attempt.plan
         if not job.parent_key and job.opts.bulltask.get("ignore_result", task._options.ignore_result) is True:
             return CompletedOutcome(b"null", result)
         try:
+            if plan is not None and plan.encode_result is not None:
+                return CompletedOutcome(plan.encode_result(result), result)
             return CompletedOutcome(self._payloads.result(job, task, attempt.arguments, result), result)
         except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left
             if isinstance(result, AsyncResult | GroupResult):  # return other.delay(): Celery stores the ids
@@ -844,7 +899,100 @@ def _in_other_queue(attempt: Attempt, outcome: RetriedOutcome) -> Signature[Any,
     return Signature(attempt.task, args, kwargs, options)
 
 
-# A batch: the jobs for which a batch task's function is called once.
+# Starts acquired jobs: adds the next iteration of a job scheduler, finds the task, and applies its rate limit.
+
+
+_ITERATION_LOCK_LOST_MS: Final = 1_000
+"""Delay of a job whose lock was lost while its next iteration was being added."""
+
+
+class IterationAdder:
+    """Adds the next iteration of a job scheduler when a child acquires the current one.
+
+    The next iteration is added before the current job runs, so the scheduler continues even if that job fails.
+    """
+
+    def __init__(self, fetcher: JobFetcher, clock: ServerClock, zone: tzinfo) -> None:
+        self._fetcher = fetcher
+        self._clock = clock
+        self._zone = zone
+
+    def add_next(self, acquired: AcquiredJob) -> RescheduledByWorkerOutcome | None:
+        """Add the next iteration; return the current job's outcome if that is not possible.
+
+        While Redis is unavailable, the call is retried, and the supervisor renews the job's lock. After an error
+        reply, or if the schedule is malformed, the job is rescheduled
+        (:func:`~bulltask.queue.schedulers.scheduling_retry_delay_ms`).
+        """
+        interrupted = False
+        while True:
+            try:
+                self._add(acquired)
+                # Redis may have been unavailable for longer than the lock lasts, so another worker may have the job.
+                lost = interrupted and not self._fetcher.renew_lock(acquired)
+            except RECOVERABLE as exc:
+                interrupted = True
+                self._fetcher.back_off(exc)
+            except Exception as exc:  # noqa: BLE001 - a malformed schedule must not stop the child
+                return RescheduledByWorkerOutcome(
+                    scheduling_retry_delay_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__
+                )
+            else:
+                self._fetcher.backoff.reset()
+                return RescheduledByWorkerOutcome(_ITERATION_LOCK_LOST_MS, "its lock was lost") if lost else None
+
+    def _add(self, acquired: AcquiredJob) -> None:
+        run_sync(
+            self._fetcher.client, add_next_iteration(acquired.keys, acquired.job, self._clock.now_ms(), self._zone)
+        )
+
+
+class Throttled(Enum):
+    """The answer for a job whose task has reached its rate limit: it is delayed, and its slot has been given back."""
+
+    THROTTLED = auto()
+
+
+THROTTLED: Final = Throttled.THROTTLED
+
+
+class JobStarter:
+    """Starts acquired jobs."""
+
+    def __init__(
+        self,
+        fetcher: JobFetcher,
+        runner: AttemptRunner,
+        iteration_adder: IterationAdder,
+        wait_until_running: Callable[[int], None],
+        child_limits: ChildLimits,
+    ) -> None:
+        self._fetcher = fetcher
+        self._runner = runner
+        self._iteration_adder = iteration_adder
+        self._wait_until_running = wait_until_running
+        self._child_limits = child_limits
+
+    def begin(self, acquired: AcquiredJob) -> Attempt | Outcome | Throttled:
+        """Return the attempt, its outcome if the task is not called, or :data:`THROTTLED`."""
+        job = acquired.job
+        if acquired.max_concurrent:
+            # Before the job's data is decoded, because decoding may crash the child.
+            self._wait_until_running(acquired.max_concurrent)
+        attempt = self._runner.begin(job)
+        # If no worker can run the job, it waits, and its schedule with it: otherwise, one job a period would wait.
+        if job.is_repeated and not isinstance(attempt, IncompatibleOutcome):
+            attempt = self._iteration_adder.add_next(acquired) or attempt
+        if (
+            isinstance(attempt, Attempt)
+            and attempt.rate is not None
+            and self._fetcher.throttle_if_limited(acquired, attempt.rate)
+        ):
+            return THROTTLED
+        self._fetcher.emit_started(job)
+        if self._child_limits.exist and self._child_limits.count_job():
+            self._fetcher.closing = True  # this is the last job
+        return attempt
 
 
 class Batch:
@@ -936,11 +1084,7 @@ BatchAttempts = Sequence[tuple[Attempt, Slot]]
 
 
 class BatchRunner:
-    """Runs batches.
-
-    Args:
-        runner: Runs attempts.
-    """
+    """Runs batches."""
 
     def __init__(self, runner: AttemptRunner) -> None:
         self._runner = runner

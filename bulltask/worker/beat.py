@@ -1,4 +1,7 @@
-"""Keeps the job schedulers in Redis: stores ``beat_schedule``, and adds next iterations that are missing."""
+"""Keeps the job schedulers in Redis: stores ``beat_schedule``, and adds next iterations that are missing.
+
+Begin with :class:`Beat`, a service of the supervisor. :func:`read_entries` checks the schedule's entries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The jobs of error callbacks, which are added when a job of a canvas fails."""
+"""What a worker does about errors that are not its task's: of Redis, of malformed jobs, and of jobs that crash it.
+
+:class:`ReconnectBackoff` and :class:`QueueBackoff` delay the next attempt, :class:`MalformedJobHandler` fails jobs that
+cannot be read, and :func:`max_concurrent` separates a job that crashes children from others. :func:`errback_jobs` are
+the error callbacks of a job that fails.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +51,7 @@ from bulltask.transport.scripts.move import CRASHES, FetchOptions, fail_malforme
 
 __all__ = [
     "ALONE",
+    "CRASHES_FIELD",
     "EXTRA_CRASHES",
     "SMALL_GROUP",
     "MalformedJobHandler",
@@ -72,15 +78,15 @@ _SERVER_ERRORS = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemory
 class ReconnectBackoff:
     """The backoff of one process while Redis is unreachable, or replies to every command with an error.
 
-    Args:
-        bus: Receives events for the start and the end of an outage, and for each attempt to reconnect.
-        config: The delays between attempts.
+    Attributes:
+        is_active: True from a failure until the next :meth:`reset`.
     """
 
     def __init__(self, bus: Bus, config: Config) -> None:
         self._bus = bus
         self._config = config
         self._attempt = 0
+        self.is_active = False
         self._attempts_by_kind: Counter[tuple[bool, bool]] = Counter()
         self._reported: set[str] = set()
         self._since_ms = self._until_ms = 0
@@ -104,6 +110,7 @@ class ReconnectBackoff:
             self._since_ms = mono_ms()
         self._report(exc)
         self._attempt += 1
+        self.is_active = True
         if self._lost:
             self._bus.emit(RedisReconnecting(self._attempt))
         quick = isinstance(exc, BrokerNotReadyError) or (isinstance(exc, BrokerUnavailableError) and exc.refused)
@@ -135,11 +142,6 @@ class ReconnectBackoff:
         self._reported.add(message)
 
     @property
-    def is_active(self) -> bool:
-        """True from a failure until the next :meth:`reset`."""
-        return self._attempt > 0
-
-    @property
     def is_exhausted(self) -> bool:
         """True after more attempts than ``broker_connection_max_retries``."""
         max_retries = self._config.connection_retries
@@ -154,6 +156,7 @@ class ReconnectBackoff:
             else:
                 self._bus.emit(RedisRecovered("", self._attempt, duration_ms))
             self._attempt = 0
+            self.is_active = False
             self._until_ms = 0
             self._lost = False
             self._attempts_by_kind.clear()
@@ -168,13 +171,7 @@ class _QueueState:
 
 
 class QueueBackoff:
-    """The backoff of individual queues whose commands fail with error replies; the worker's other queues continue.
-
-    Args:
-        queues: The worker's queues, in order.
-        bus: Receives an event for each new error, and when the queue has recovered.
-        config: The maximum delay, ``run_retry_delay``.
-    """
+    """The backoff of individual queues whose commands fail with error replies; the worker's other queues continue."""
 
     def __init__(self, queues: Sequence[QueueKeys], bus: Bus, config: Config) -> None:
         self._queues = queues
@@ -225,9 +222,6 @@ class QueueBackoff:
             self._bus.emit(RedisRecovered(self._queues[index].queue, state.attempt, duration_ms))
 
 
-# Fails jobs whose hash is malformed, so that they do not block other jobs.
-
-
 def parent_waits(job: RunningJob, exc: BulltaskError) -> str:
     """Return the part of a job's reason that says that its parent is not informed, because of ``exc``."""
     return f"its parent {job.parent_key} still waits for it: {exc}; then retry this job"
@@ -244,14 +238,7 @@ def with_parent_waits(reason: str, trace: str, waits: str) -> tuple[str, str]:
 
 
 class MalformedJobHandler:
-    """Fails jobs that cannot be acquired or recovered because their hash is malformed.
-
-    Args:
-        client: The process's client.
-        clock: The server's time.
-        config: The settings for retention and metrics.
-        bus: Receives an event for every such job.
-    """
+    """Fails jobs that cannot be acquired or recovered because their hash is malformed."""
 
     def __init__(self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus) -> None:
         self._client = client
@@ -311,7 +298,7 @@ child can wait for its other jobs. It would then never run alone and never fail,
 crashes, which are unlikely to have another cause.
 """
 
-_FIELD: Final = CRASHES.encode()
+CRASHES_FIELD: Final = CRASHES.encode()
 
 
 def max_concurrent(fields: Sequence[bytes], max_crashes: int) -> int:
@@ -321,9 +308,9 @@ def max_concurrent(fields: Sequence[bytes], max_crashes: int) -> int:
         fields: The fields of the job's hash as Redis returns them: name, value, name, value …
         max_crashes: The setting.
     """
-    if _FIELD not in fields:  # almost every job
+    if CRASHES_FIELD not in fields:  # almost every job
         return 0
-    crashes = dict(zip(fields[::2], fields[1::2], strict=False)).get(_FIELD)
+    crashes = dict(zip(fields[::2], fields[1::2], strict=False)).get(CRASHES_FIELD)
     if crashes is None:  # the name was found as a value
         return 0
     try:
@@ -344,9 +331,6 @@ def should_fail(crashes: int, max_crashes: int, *, concurrent: int, running: boo
     if concurrent == ALONE:
         return crashes >= max_crashes
     return not running and crashes >= max_crashes + EXTRA_CRASHES
-
-
-# The jobs of error callbacks, which are added when a job of a canvas fails.
 
 
 def called_errbacks(job: RunningJob, failed_job: FailedJob | None) -> Sequence[tuple[Errback, FailedJob]]:

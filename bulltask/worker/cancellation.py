@@ -1,4 +1,8 @@
-"""Cancels a running task: a cancel request from the supervisor interrupts only the task's code."""
+"""Cancels a running task: a request of the supervisor interrupts only the task's code.
+
+Begin with :class:`Cancellation` and :func:`call_task`. :class:`JobTask` protects the asyncio tasks of jobs from each
+other, and :class:`TaskThreads` runs sync tasks in threads.
+"""
 
 from __future__ import annotations
 
@@ -325,7 +329,8 @@ def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args:
     except BaseException as exc:
         exit_if_forked(pid, exc)
         raise
-    exit_if_forked(pid)
+    if os.getpid() != pid:
+        exit_if_forked(pid)
     return result
 
 
@@ -414,12 +419,8 @@ class TaskExecution:
 class Cancellation:
     """Passes the supervisor's cancel requests to running tasks.
 
-    Args:
-        block: The child's block, in which the supervisor reads whether attempts have deadlines.
-        cancel_spark: Cancels the Spark jobs that the sync task is waiting for.
-        loop: Returns the child's event loop, ``None`` while there is none.
-
     Attributes:
+        execution: What the main thread runs; a request cancels it within :func:`call_task`.
         polling: Set while async jobs are running, so that the event loop polls for requests.
     """
 
@@ -432,7 +433,7 @@ class Cancellation:
         self._block = block
         self._cancel_spark = cancel_spark
         self._running_loop = loop
-        self._sync: TaskExecution | None = None
+        self.execution: TaskExecution | None = None
         self._async: dict[asyncio.Task[Any], TaskExecution] = {}
         self.polling = threading.Event()
         self._turned_ms = 0
@@ -455,10 +456,6 @@ class Cancellation:
 
     # ---- sync tasks: the main thread ----
 
-    def enter(self, execution: TaskExecution) -> None:
-        """Make ``execution`` the one that a request cancels within :func:`call_task`."""
-        self._sync = execution
-
     def raise_if_cancelled(self) -> None:
         """Raise the exception for a pending cancel request, if there is one.
 
@@ -467,9 +464,11 @@ class Cancellation:
             TaskCancelled: The job was revoked.
             WorkerShutdown: The worker is about to kill this child.
         """
-        execution = self._sync
+        execution = self.execution
         if execution is None:
             return
+        if not execution.other_slots and execution.slot.cancel_reason is CancelReason.NONE:
+            return  # nearly every job
         requested = execution.requested
         if requested is CancelReason.HARD_LIMIT:  # the supervisor kills this child
             return
@@ -495,7 +494,7 @@ class Cancellation:
         """Apply a request again if its exception was lost: Python drops exceptions in finalizers and C callbacks."""
 
         def hook(unraisable: sys.UnraisableHookArgs) -> None:
-            execution = self._sync
+            execution = self.execution
             if execution is not None and isinstance(unraisable.exc_value, _RAISED):
                 execution.acknowledged = CancelReason.NONE
                 execution.slot.acknowledge(False)

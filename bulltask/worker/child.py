@@ -1,4 +1,7 @@
-"""A child process, from the fork to its exit."""
+"""A child process, from the fork to its exit. Begin with :func:`run_child`.
+
+The first part removes what a fork inherits and must not use; :class:`StackDumper` answers ``USR1``.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +39,13 @@ from bulltask.registry.request import current_job, share_with_threads
 from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.async_loop import (
     AsyncLoop,
-    IterationAdder,
-    JobStarter,
     NextJobs,
     batches_of,
     concurrency_of,
     loop_tasks,
     unprefetched_tasks,
 )
-from bulltask.worker.attempt import AttemptRunner, RedisJobClient
+from bulltask.worker.attempt import AttemptRunner, IterationAdder, JobStarter, RedisJobClient
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.cancellation import Cancellation, TaskThreads, uninterrupted
 from bulltask.worker.child_pool import lead_group, mark_programs
@@ -52,7 +53,16 @@ from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.finish import Finisher, OutcomeWriter
 from bulltask.worker.prefetch import PrefetchLoop
 from bulltask.worker.run_hooks import LoopHooks, attach_process_signals, redirect_output
-from bulltask.worker.slots import STACKS_NAME, ChildBlock, ChildLimits, ControlPage, ExitCode, ProcessState, WakeupPipe
+from bulltask.worker.slots import (
+    STACKS_NAME,
+    ChildBlock,
+    ChildLimits,
+    ControlPage,
+    ExitCode,
+    ProcessState,
+    SlotPool,
+    WakeupPipe,
+)
 from bulltask.worker.spark_tasks import SparkTaskRunner
 from bulltask.worker.sync_loop import AsyncBulkFetcher, BatchCollector, SyncLoop
 
@@ -275,9 +285,6 @@ def _frames(awaited: Any) -> Iterator[FrameType]:
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
 
 
-# A child process, from the fork to its exit.
-
-
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
     """The objects that a child receives from the supervisor.
@@ -384,8 +391,9 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     def renew(job: RunningJob, token: str) -> bool:
         return broker.pool.run(renew_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
+    pool = SlotPool(plan.block.slots())
     child_limits = ChildLimits(config, plan.block, plan.index, bus, parent_pid)
-    fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
+    fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control, pool)
     spark = SparkTaskRunner(app, job_client, renew, fetcher.close)
     threads = TaskThreads(config.threads)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
@@ -396,18 +404,19 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     backoff, concurrency = ReconnectBackoff(bus, config), concurrency_of(app)
     next_jobs = NextJobs(fetcher, runner, child_limits, loop_tasks(app), config)
     async_loop = AsyncLoop(
-        plan.block, runner, finisher, broker.async_client, backoff, wakeup_pipe, concurrency, next_jobs, broker.pool.run
+        pool, runner, finisher, broker.async_client, backoff, wakeup_pipe, concurrency, next_jobs, broker.pool.run
     )
     _handle_stop_signals(fetcher)
     cancellation.install()
     StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
     iteration_adder = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
-    collector = BatchCollector(fetcher, plan.control, broker.clock, async_loop, batches_of(app))
-    starter = JobStarter(fetcher, runner, iteration_adder, async_loop, child_limits)
+    pool.ran_out = next_jobs.pause
+    collector = BatchCollector(fetcher, plan.control, broker.clock, batches_of(app))
+    starter = JobStarter(fetcher, runner, iteration_adder, async_loop.wait_until_running, child_limits)
     writer = OutcomeWriter(fetcher, finisher)
     shared, tasks = (plan.block, plan.control), unprefetched_tasks(app)
-    prefetch = PrefetchLoop(fetcher, starter, runner, writer, async_loop, *shared, config.prefetch, tasks)
+    prefetch = PrefetchLoop(fetcher, starter, runner, writer, *shared, config.prefetch, tasks)
     bulk_fetcher = AsyncBulkFetcher(fetcher, starter, writer, async_loop, next_jobs)
     return SyncLoop(fetcher, starter, runner, writer, async_loop, child_limits, collector, prefetch, bulk_fetcher)
 

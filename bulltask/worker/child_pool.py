@@ -1,4 +1,8 @@
-"""Kills children that exceed the hard memory limit."""
+"""The child processes of a worker: starts them, replaces dead ones, and stops them.
+
+Begin with :class:`ChildPool`. The launchers fork or spawn, :class:`Descendants` ends what a child has started, and
+:class:`StackCollector` and :class:`MemoryCheck` look at the running children.
+"""
 
 from __future__ import annotations
 
@@ -237,9 +241,6 @@ class StackCollector:
 
     A child writes into an anonymous file. The supervisor reads it and logs one line, so the stacks of several children
     are never mixed, and the supervisor does not block on a child that hangs.
-
-    Args:
-        bus: Receives an event for every process.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -860,9 +861,6 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-# Kills children that exceed the hard memory limit.
-
-
 class MemoryCheck:
     """Kills a child whose memory exceeds the hard limit while it runs a job.
 
@@ -873,10 +871,6 @@ class MemoryCheck:
 
     A child without a job is not killed. It checked its memory itself after its last job
     (:class:`~bulltask.worker.slots.ChildLimits`).
-
-    Args:
-        pool: The children.
-        limit_kib: The maximum resident memory of a child in KiB.
     """
 
     interval_ms = 200

@@ -1,4 +1,8 @@
-"""Acquires jobs from the queues in turn; waits for a marker when all queues are empty."""
+"""Acquires jobs: chooses the queue, reserves a slot, calls Redis, and adopts the job in the reply.
+
+Begin with :class:`JobFetcher`. :class:`RoundRobin` is the order of the queues; :class:`QueueWait` waits for a marker
+while they are empty, and fetches the job in the same wake-up.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,19 @@ from bulltask.transport.scripts.move import (
     renew_lock,
     start_or_throttle,
 )
-from bulltask.worker.broker_backoff import MalformedJobHandler, QueueBackoff, ReconnectBackoff, max_concurrent
+from bulltask.worker.broker_backoff import (
+    CRASHES_FIELD,
+    MalformedJobHandler,
+    QueueBackoff,
+    ReconnectBackoff,
+    max_concurrent,
+)
 from bulltask.worker.outcomes import AcquiredJob
-from bulltask.worker.slots import ControlPage, Slot, SlotState, WakeupPipe
+from bulltask.worker.slots import ControlPage, Slot, SlotPool, SlotState, WakeupPipe
 
 __all__ = [
     "POLLED_BY_WORKER",
     "FetchOptionsCache",
-    "FetchesWithoutReply",
     "JobFetcher",
     "QueueWait",
     "RoundRobin",
@@ -46,11 +55,8 @@ __all__ = [
 ]
 
 
-# The options of a child's fetches.
-
-
-class FetchOptionsCache:
-    """Caches the fetch options for each slot and queue, because they are the same in every call.
+class FetchOptionsCache(dict[tuple[QueueKeys, str], FetchOptions]):
+    """The fetch options of each queue and slot, by the queue's keys and the slot's token: they are always the same.
 
     Args:
         config: The worker's settings.
@@ -58,17 +64,14 @@ class FetchOptionsCache:
     """
 
     def __init__(self, config: Config, worker_id: str) -> None:
+        super().__init__()
         self._config = config
         self._worker_id = worker_id
-        self._cache: dict[tuple[str, str], FetchOptions] = {}
 
-    def get(self, keys: QueueKeys, token: str) -> FetchOptions:
-        """Return the options for a queue, with a slot's token."""
-        options = self._cache.get((keys.base, token))
-        if options is None:
-            options = FetchOptions.from_config(self._config, keys, token, self._worker_id)
-            self._cache[keys.base, token] = options
-        return options
+    def __missing__(self, key: tuple[QueueKeys, str]) -> FetchOptions:
+        keys, token = key
+        self[key] = FetchOptions.from_config(self._config, keys, token, self._worker_id)
+        return self[key]
 
 
 # The order in which a worker fetches from its queues: in turn, so that a busy queue does not starve the others.
@@ -248,74 +251,6 @@ class RoundRobin:
             self._reopen(index)  # when the pause has ended
 
 
-# Slots whose token may lock a job that the child does not know, because a reply was lost.
-
-
-class FetchesWithoutReply:
-    """The slots whose token may lock an unknown job, and the queues that may have the job.
-
-    Args:
-        client: Finds and releases the jobs.
-        round_robin: The queues.
-        skip_queue: Records an error of a queue, given by its index, and does not poll it for a while.
-    """
-
-    def __init__(
-        self, client: SyncClient, round_robin: RoundRobin, skip_queue: Callable[[int, BrokerError], None]
-    ) -> None:
-        self._client = client
-        self._round_robin = round_robin
-        self._skip_queue = skip_queue
-        self._queues: dict[Slot, set[int]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._queues)
-
-    def __contains__(self, slot: Slot) -> bool:
-        return slot in self._queues
-
-    def may_lock(self, slot: Slot, index: int) -> bool:
-        """Whether the slot's token may lock a job of queue ``index``."""
-        return index in self._queues.get(slot, ())
-
-    def add(self, slot: Slot, index: int | None = None) -> None:
-        """Record that the slot's token may lock a job.
-
-        Args:
-            slot: The slot.
-            index: The queue that may have the job; ``None`` if any of them may have it.
-        """
-        queues = range(len(self._round_robin.queues)) if index is None else (index,)
-        self._queues.setdefault(slot, set()).update(queues)
-
-    def release_jobs(self) -> None:
-        """Release the jobs. Queues that are unavailable at the moment are searched the next time.
-
-        Raises:
-            BrokerError: Redis is unavailable.
-        """
-        for index in range(len(self._round_robin.queues) if self._queues else 0):
-            slots = [slot for slot, queues in self._queues.items() if index in queues]
-            if slots and not self._round_robin.is_skipped(index) and self._release_jobs_of(index, slots):
-                for slot in slots:
-                    self._queues[slot].discard(index)
-        self._queues = {slot: queues for slot, queues in self._queues.items() if queues}
-
-    def _release_jobs_of(self, index: int, slots: list[Slot]) -> bool:
-        """Release the jobs of one queue; return False if its node of a cluster is unavailable."""
-        keys = self._round_robin.queues[index]
-        try:
-            for token, job_id in self._client.run(find_by_token(keys, [slot.token for slot in slots])):
-                with suppress(JobError):  # the job has since been finished, or acquired by another worker
-                    self._client.run(move_from_active_to_wait(keys, job_id, token))
-        except BrokerError as exc:
-            if not QueueBackoff.affects_queue(exc):
-                raise
-            self._skip_queue(index, exc)
-            return exc.node is None  # the stalled check recovers the jobs of a broken queue
-        return True
-
-
 # Waits for the marker of an empty queue, and fetches the job in the same wake-up.
 
 
@@ -333,16 +268,7 @@ class WaitInterrupted(Interrupt):
 
 
 class QueueWait:
-    """Waits until one of the queues may have a job.
-
-    Args:
-        broker: Creates the connection for blocking calls.
-        client: The child's client for short calls.
-        round_robin: The queues, and when to poll them again.
-        wakeup_pipe: Ends the wait early if there is no queue whose marker can be waited for.
-        may_acquire: Returns whether the child may acquire jobs; if not, a wait ends immediately.
-        record_error: Records that a queue, given by its index, cannot be waited for at the moment; for a cluster.
-    """
+    """Waits until one of the queues may have a job."""
 
     def __init__(
         self,
@@ -494,12 +420,14 @@ class JobFetcher:
         worker_id: Stored in each job as the worker that processes it.
         wakeup_pipe: Ends a wait early.
         control: The control page, which shows whether the worker is paused.
+        pool: The child's slots.
 
     Attributes:
+        has_several_queues: Whether the next job may come from another queue.
         may_wait: Returns whether a job that the wait fetches could start.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of a child that it connects
         self,
         broker: Broker,
         queues: Sequence[str],
@@ -507,7 +435,9 @@ class JobFetcher:
         worker_id: str,
         wakeup_pipe: WakeupPipe,
         control: ControlPage,
+        pool: SlotPool,
     ) -> None:
+        self.pool = pool
         self._clock = broker.clock
         self._config = broker.config
         self._control = control
@@ -521,9 +451,9 @@ class JobFetcher:
         at_once = max(1, POLLED_BY_WORKER // children)
         keys = [broker.keys(queue) for queue in queues]
         self.round_robin = RoundRobin(keys, self._clock, at_once)
+        self.has_several_queues = len(keys) > 1
         self._queue_backoff = QueueBackoff(self.round_robin.queues, bus, self._config)
         self._malformed = MalformedJobHandler(self.client, self._clock, self._config, bus)
-        self._without_reply = FetchesWithoutReply(self.client, self.round_robin, self._skip_queue)
         self._queue_wait = QueueWait(
             broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire, self._skip_queue
         )
@@ -551,7 +481,7 @@ class JobFetcher:
     @property
     def may_collect(self) -> bool:
         """Whether several jobs may be acquired: not if those of a call without a reply must be released first."""
-        return self.may_acquire and not self._without_reply
+        return self.may_acquire and not self.pool.without_reply
 
     def close(self) -> None:
         """Acquire no more jobs, and end a wait; called by a signal handler."""
@@ -563,7 +493,11 @@ class JobFetcher:
         self._queue_wait.interrupt()
 
     def acquire(self, slot: Slot) -> AcquiredJob | None:
-        """Wait for a job and acquire it into ``slot``; return ``None`` when the child is closing, or must not wait."""
+        """Wait for a job and acquire it into ``slot``.
+
+        Returns:
+            ``None`` when the child is closing, or must not wait; the slot has then been given back.
+        """
         while not self.closing:
             if not self.may_acquire:
                 self._pause(slot)
@@ -571,15 +505,15 @@ class JobFetcher:
             slot.reserve(mono_ms())
             try:
                 self.client.connect()  # also sets the clock, which decides when delayed jobs are due
-                self._without_reply.release_jobs()
+                self._release_jobs_without_reply()
                 # Checked again, because the worker may have been paused while this child connected.
                 acquired = self._poll(slot) if self.may_acquire else None
                 self.backoff.reset()
                 if acquired is not None:
                     return acquired
-                self.free_slot(slot)
+                self.pool.clear(slot)
                 if not self.may_wait():
-                    return None
+                    break
                 if (acquired := self._wait(slot)) is not None:
                     return acquired
             except WaitInterrupted:
@@ -587,23 +521,16 @@ class JobFetcher:
             except BrokerError as exc:
                 self.record_lost_call(exc, slot, 0)  # it affects all queues, so the index is not used
                 self.back_off(exc)
-        self.free_slot(slot)
+        self.pool.give_back(slot)
         return None
 
     def _pause(self, slot: Slot) -> None:
         """Wait until jobs may be acquired, or close if the worker is stopping."""
-        self.free_slot(slot)
+        self.pool.clear(slot)
         if self._control.stopping:
             self.close()
         else:
             self._wakeup_pipe.wait(_PERMIT_MS if self._control.exhausted else _PAUSE_MS)  # a signal ends it
-
-    def free_slot(self, slot: Slot) -> None:
-        """Free the slot; keep it reserved if a call without a reply may have locked a job with its token."""
-        if slot in self._without_reply:
-            slot.reserve(mono_ms())
-        else:
-            slot.free(mono_ms())
 
     def record_lost_call(self, exc: BrokerError, slot: Slot, index: int) -> None:
         """Record that the reply to a call for queue ``index`` was lost.
@@ -628,7 +555,37 @@ class JobFetcher:
             slot: The slot.
             index: The queue that may have the job; ``None`` if any of them may have it.
         """
-        self._without_reply.add(slot, index)
+        queues = range(len(self.round_robin.queues)) if index is None else (index,)
+        self.pool.without_reply.setdefault(slot, set()).update(queues)
+
+    def _release_jobs_without_reply(self) -> None:
+        """Release the jobs that a fetch without a reply may have locked, except those of skipped queues.
+
+        Raises:
+            BrokerError: Redis is unavailable.
+        """
+        without_reply = self.pool.without_reply
+        for index in sorted(set[int]().union(*without_reply.values())):
+            slots = [slot for slot, queues in without_reply.items() if index in queues]
+            if not self.round_robin.is_skipped(index) and self._release_jobs_of(index, slots):
+                for slot in slots:
+                    without_reply[slot].discard(index)
+                    if not without_reply[slot]:
+                        del without_reply[slot]
+
+    def _release_jobs_of(self, index: int, slots: list[Slot]) -> bool:
+        """Release the jobs of one queue; return False if its node of a cluster is unavailable."""
+        keys = self.round_robin.queues[index]
+        try:
+            for token, job_id in self.client.run(find_by_token(keys, [slot.token for slot in slots])):
+                with suppress(JobError):  # the job has since finished, or was acquired by another worker
+                    self.client.run(move_from_active_to_wait(keys, job_id, token))
+        except BrokerError as exc:
+            if not QueueBackoff.affects_queue(exc):
+                raise
+            self._skip_queue(index, exc)
+            return exc.node is None  # the stalled check recovers the jobs of a broken queue
+        return True
 
     def disconnect(self) -> None:
         """Close the connections; they are opened again when needed."""
@@ -676,7 +633,7 @@ class JobFetcher:
     def fetch_call(self, index: int, slot: Slot) -> Call[Fetched]:
         """Return the call that fetches the next job from queue ``index``."""
         keys = self.round_robin.queues[index]
-        return move_to_active(keys, self._fetch_options.get(keys, slot.token), self._clock.now_ms())
+        return move_to_active(keys, self._fetch_options[keys, slot.token], self._clock.now_ms())
 
     def fetch_many(self, index: int, slots: Sequence[Slot], task: str | None = None) -> list[Fetched]:
         """Fetch up to one job for each slot.
@@ -691,7 +648,7 @@ class JobFetcher:
             BrokerError: Jobs that the call may have acquired are released later, or failed if they are malformed.
         """
         keys, now_ms = self.round_robin.queues[index], self._clock.now_ms()
-        options = [self._fetch_options.get(keys, slot.token) for slot in slots]
+        options = [self._fetch_options[keys, slot.token] for slot in slots]
         try:
             if task is not None:
                 return self.client.run(collect_batch(keys, options, task, now_ms))
@@ -706,7 +663,7 @@ class JobFetcher:
             raise
 
     def release_unstarted(self, jobs: Sequence[AcquiredJob]) -> None:
-        """Release jobs that have not started, the last one first, so that they keep their order; free their slots."""
+        """Release jobs that have not started, the last one first, so that they keep their order."""
         jobs = jobs[::-1]
         errors: Sequence[object] = ()
         try:
@@ -717,7 +674,6 @@ class JobFetcher:
         for job, error in zip(jobs, errors, strict=True):
             if isinstance(error, BrokerError):
                 self.record_failed_release(error, job.slot, job.queue_index)
-            self.free_slot(job.slot)
 
     def wait_for_queue(self, index: int, wait_ms: int) -> bool:
         """Wait for the marker of one queue; return whether this child has taken it."""
@@ -726,22 +682,23 @@ class JobFetcher:
         except WaitInterrupted:
             return True  # the interrupted call may have taken it
 
-    def acquired(
+    def adopt(
         self, index: int, slot: Slot, fetched: Fetched, state: SlotState = SlotState.ACTIVE
     ) -> AcquiredJob | None:
         """Return the job in a fetch's reply, and set its slot to ``state``; ``None`` if the queue had no job."""
         if not fetched.job_id:
             self.round_robin.record_empty(index, fetched)
             return None
-        self.round_robin.acquired_from(index)
-        keys, reserved_ms = self.round_robin.queues[index], slot.since_ms
-        now_ms = mono_ms()
-        slot.activate(index, fetched.job_id, now_ms, state)
+        keys, now_ms = self.round_robin.queues[index], mono_ms()
+        if self.has_several_queues:
+            self.round_robin.acquired_from(index)
+        reserved_ms = slot.activate(index, fetched.job_id, now_ms, state)
         is_late = now_ms - reserved_ms > self._config.lock_ms // 2
         if is_late and not self._renew_late_lock(keys, slot, fetched.job_id):
             return None
         job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
-        return AcquiredJob(slot, index, keys, job, max_concurrent(fetched.fields, self._config.max_crashes))
+        limit = max_concurrent(fetched.fields, self._config.max_crashes) if CRASHES_FIELD in fetched.fields else 0
+        return AcquiredJob(slot, index, keys, job, limit)
 
     def emit_started(self, job: RunningJob) -> None:
         """Emit ``JobStarted`` for an acquired job."""
@@ -749,7 +706,7 @@ class JobFetcher:
             self._bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
 
     def throttle_if_limited(self, acquired: AcquiredJob, rate: TaskRate) -> bool:
-        """Delay an acquired job and free its slot if its task has reached its rate limit; False if the job may start.
+        """Delay an acquired job if its task has reached its rate limit, and give its slot back; False if it may start.
 
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.
         """
@@ -774,7 +731,7 @@ class JobFetcher:
         if delay_ms == 0:
             acquired.slot.start(mono_ms())
         else:
-            self.free_slot(acquired.slot)
+            self.pool.give_back(acquired.slot)
         return delay_ms != 0
 
     def _renew_late_lock(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
@@ -802,10 +759,10 @@ class JobFetcher:
 
     def _poll_queues(self, slot: Slot) -> AcquiredJob | None:
         for index in self.round_robin.candidates():
-            if self._without_reply.may_lock(slot, index):
+            if index in self.pool.without_reply.get(slot, ()):
                 continue  # its token may already lock a job of this queue
             fetched = self._fetch(index, slot)
-            if fetched is not None and (acquired := self.acquired(index, slot, fetched)) is not None:
+            if fetched is not None and (acquired := self.adopt(index, slot, fetched)) is not None:
                 return acquired
         return None
 
@@ -845,25 +802,25 @@ class JobFetcher:
 
     def _wait_and_fetch(self, slot: Slot) -> AcquiredJob | None:
         # With several queues, it is not known in advance from which one to fetch.
-        if len(self.round_robin.queues) > 1 or self._control.has_permits:
+        if self.has_several_queues or self._control.has_permits:
             self._queue_wait.wait()
             return None
         slot.reserve(mono_ms())
         keys = self.round_robin.queues[0]
         try:
-            fetched = self._queue_wait.wait(fetch_now(keys, self._fetch_options.get(keys, slot.token)))
+            fetched = self._queue_wait.wait(fetch_now(keys, self._fetch_options[keys, slot.token]))
         except BaseException:
             self.record_lost_reply(slot)  # Redis may have run the fetch
             raise
         if isinstance(fetched, BrokerError):
             self.fail_malformed(0, slot, fetched)
-        return self.acquired(0, slot, fetched) if isinstance(fetched, Fetched) else None
+        return self.adopt(0, slot, fetched) if isinstance(fetched, Fetched) else None
 
     def _end_wait(self) -> None:
         """Undo what an interrupted wait may have done: it may have popped a marker, and acquired a job."""
         self.restore_markers()
         with suppress(BrokerError):  # released later, or by the supervisor when this child has exited
-            self._without_reply.release_jobs()
+            self._release_jobs_without_reply()
 
     def restore_markers(self) -> None:
         """Add the markers again, because an interrupted wait may have popped one that another worker needs."""

@@ -1,4 +1,8 @@
-"""Writes the outcomes of the main thread's jobs, and fetches the next job in the same round trip."""
+"""Finishes jobs: builds the call that writes an attempt's outcome and fetches the next job, and emits the event.
+
+Begin with :class:`Finisher`, which both loops of a child use. :class:`OutcomeWriter` makes the calls of the main
+thread; :class:`FailedWriteHandler` repeats a write that has failed, or writes another outcome.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,10 @@ import asyncio
 import json
 import os
 import traceback
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 from bulltask.config.config import Config
 from bulltask.config.process import exit_if_forked
@@ -43,7 +47,6 @@ from bulltask.observe.events import (
     SchedulingFailed,
 )
 from bulltask.transport.call import Call, command
-from bulltask.transport.operation import run_generator
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
@@ -86,12 +89,10 @@ from bulltask.worker.outcomes import (
 from bulltask.worker.run_hooks import RunHooks
 
 __all__ = [
-    "BackoffStep",
     "FailedWriteHandler",
     "Finisher",
-    "OutcomeWriteSteps",
     "OutcomeWriter",
-    "WriteStep",
+    "fetches_next",
     "options_after_retry",
 ]
 
@@ -101,6 +102,9 @@ __all__ = [
 
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 """Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`FailedWriteHandler.fallback`."""
+
+_FETCHING_SCRIPT: Final = "moveToFinished"
+"""The script that can also fetch the next job; a call that does not fetch one is wrapped in another script."""
 
 _FAST_RETRIES: Final = 10
 _SLOW_RETRY_MS: Final = 1_000
@@ -113,29 +117,22 @@ _MAX_FINISHED: Final = 100_000
 """Fewer other jobs of the queue than this are assumed to finish in the same way meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackoffStep:
-    """A step after a failed write: wait before the next one, because of ``error``."""
-
-    error: BrokerError
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class WriteStep:
-    """A step after a failed write: write the outcome again. Its result is the next job, if the reply contains one.
-
-    Attributes:
-        lost_reply: The reply to an earlier write was lost, so Redis may have executed that write.
-    """
-
-    outcome: Outcome
-    lost_reply: bool
+def run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing on the event loop, and return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError(f"{coroutine!r} waits")
 
 
-OutcomeWriteSteps = Generator[
-    BackoffStep | WriteStep | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
-]
-"""Sans-I/O steps for the loops of a child. A loop repeats a :class:`Call` until it receives a reply."""
+def fetches_next(call: Call[Any]) -> bool:
+    """Return whether a call that writes an outcome also fetches the next job."""
+    return call.script is not None and call.script.name == _FETCHING_SCRIPT
 
 
 def _reason(job_id: str, outcome: Outcome, exc: BulltaskError) -> str:
@@ -157,55 +154,58 @@ def _is_parent_forbidden(acquired: AcquiredJob, exc: BulltaskError) -> bool:
 
 
 class FailedWriteHandler:
-    """Decides what to do after a failed write of an outcome. It does no I/O, so both loops of a child can use it.
-
-    Args:
-        config: Lock duration, and the settings for retention.
-    """
+    """Decides what to do after a failed write of an outcome. Both loops of a child use it; it makes no calls itself."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
-    def steps(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> OutcomeWriteSteps:
-        """Return the steps to take after writing ``outcome`` has failed with ``exc``.
+    async def write_again(  # noqa: C901 - a branch for each kind of error
+        self,
+        acquired: AcquiredJob,
+        outcome: Outcome,
+        exc: BulltaskError,
+        *,
+        write: Callable[[Outcome, bool], Awaitable[AcquiredJob | None]],
+        run: Callable[[Call[bool]], Awaitable[bool]],
+        back_off: Callable[[BrokerError], Awaitable[None]],
+    ) -> tuple[Outcome | None, AcquiredJob | None, BrokerError | None]:
+        """Write an outcome, or another one, until Redis has stored it or the lock is lost.
 
         While Redis is unavailable, the outcome is kept and written again; the supervisor renews the job's lock.
 
+        Args:
+            acquired: The job.
+            outcome: Its outcome.
+            exc: The error of the first write.
+            write: Writes an outcome, and returns the next job if the reply contains one. It is also told whether the
+                reply to an earlier write was lost, so that Redis may have executed that write.
+            run: Makes a call until there is a reply; returns False after an error reply.
+            back_off: Waits after an error.
+
         Returns:
-            A generator. It returns the outcome that Redis has stored (``None`` if the lock was lost), the next job,
-            and the error of the fetch after the write, if the script failed with an error during that fetch.
+            The outcome that Redis has stored (``None`` if the lock was lost), the next job, and the error of the fetch
+            after the write, if the script failed with an error during that fetch.
         """
         lost_reply = False
         while True:
             if isinstance(exc, RECOVERABLE) and not _is_parent_forbidden(acquired, exc):
                 lost_reply = lost_reply or isinstance(exc, BrokerUnavailableError)
-                yield BackoffStep(exc)
-            else:
-                next_outcome, stored = yield from self._handle_error(acquired, outcome, exc, lost_reply)
-                if next_outcome is None:
-                    fetch_error = exc if stored and isinstance(exc, BrokerError) else None
-                    return (outcome if stored else None), None, fetch_error
-                outcome = next_outcome
+                await back_off(exc)
+            # A script that has stored the outcome may still fail with an error afterwards, usually on the next job.
+            elif isinstance(exc, BrokerError) and await run(self.already_applied(acquired)):
+                return outcome, None, exc
+            elif isinstance(exc, _NEED_FALLBACK):
+                if (fallback := self.fallback(acquired, outcome, exc)) is None:
+                    return None, None, None
+                outcome = fallback
+            elif lost_reply and await run(self.already_applied(acquired)):
+                return outcome, None, None
+            elif not (isinstance(exc, LockMissingError) and await run(self.reacquire_lock(acquired))):
+                return None, None, None
             try:
-                next_job = yield WriteStep(outcome, lost_reply)
+                return outcome, await write(outcome, lost_reply), None
             except (BrokerError, JobError) as error:
                 exc = error
-            else:
-                return outcome, next_job, None
-
-    def _handle_error(
-        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, lost_reply: bool
-    ) -> Generator[Call[bool], bool, tuple[Outcome | None, bool]]:
-        """Return the outcome to write next, or ``None`` and whether Redis has stored ``outcome`` already."""
-        # A script that has stored the outcome may still fail with an error afterwards, usually on the next job.
-        if isinstance(exc, BrokerError) and (yield self.already_applied(acquired)):
-            return None, True
-        if isinstance(exc, _NEED_FALLBACK):
-            return self.fallback(acquired, outcome, exc), False
-        if lost_reply and (yield self.already_applied(acquired)):
-            return None, True
-        reacquired = isinstance(exc, LockMissingError) and (yield self.reacquire_lock(acquired))
-        return (outcome if reacquired else None), False
 
     def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         """Return the outcome to write instead of ``outcome`` after an error that waiting cannot fix.
@@ -293,14 +293,6 @@ class Finisher:
 
     It does no I/O: the sync loop and the async loop make the calls with separate clients.
 
-    Args:
-        config: Lock duration, and the settings for retention and metrics.
-        clock: The server's time.
-        bus: Receives the event of each outcome.
-        worker_id: Stored in the next job as the worker that runs it.
-        rate_limited: Called with a queue's index and a time in milliseconds when a task rate-limits its queue.
-        hooks: The hooks of the app.
-
     Attributes:
         failed_writes: Decides what to do after a failed write of an outcome.
     """
@@ -326,22 +318,32 @@ class Finisher:
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """Return the call that writes ``outcome``; only ``moveToFinished`` can fetch the next job in the same step."""
-        exit_if_forked(self._pid)  # a process that user code has forked must not finish its parent's job
+        if os.getpid() != self._pid:
+            exit_if_forked(self._pid)  # a process that user code has forked must not finish its parent's job
         call = self._call(acquired, outcome, fetch_next)
-        fetches = fetch_next and call.script is not None and call.script.name == "moveToFinished"
-        return call if fetches else wake_next(acquired.keys, call)
+        return call if fetch_next and fetches_next(call) else wake_next(acquired.keys, call)
 
-    def _call(self, acquired: AcquiredJob, outcome: Outcome, fetch_next: bool) -> Call[Any]:
+    def _call(  # noqa: C901 - one case for each outcome
+        self, acquired: AcquiredJob, outcome: Outcome, fetch_next: bool
+    ) -> Call[Any]:
         keys, job, token = acquired.keys, acquired.job, acquired.slot.token
         # The server's time may be milliseconds ahead of this estimate; a job must not finish before it was acquired.
         now_ms = max(self._clock.now_ms(), job.processed_on_ms)
         match outcome:
             case CompletedOutcome():
-                keep = self._keep_completed(job, now_ms)
-                finish = FinishOptions(True, outcome.value, keep, job.opts.attempts, checkpoint_fields(outcome))
-                options, fetch = self._fetch_options.get(keys, token), fetch_next and job.name != FAN_OUT
+                keep = job.keep("removeOnComplete", self._config.keep_completed)
+                if "age" in keep and "count" not in keep:
+                    # Otherwise, BullMQ's script would look for old jobs once per job, which takes a tenth of its time.
+                    if now_ms < self._next_removals_ms.get(job.queue, 0):
+                        keep = KEEP_ALL
+                    else:
+                        self._next_removals_ms[job.queue] = now_ms + _REMOVAL_INTERVAL_MS
+                fields = [] if outcome.checkpoint is None else checkpoint_fields(outcome)
+                finish = FinishOptions(True, outcome.value, keep, job.opts.attempts, fields)
+                options, fans_out = self._fetch_options[keys, token], job.name == FAN_OUT
+                fetch = fetch_next and not fans_out
                 call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
-                return with_dependents(keys, job, call, outcome.value, now_ms)
+                return with_dependents(keys, job, call, outcome.value, now_ms) if fans_out else call
             case FailedOutcome():
                 return self._failed_call(acquired, outcome, fetch_next, now_ms)
             case RetriedOutcome(delay_ms=0):
@@ -357,19 +359,6 @@ class Finisher:
                 return move
             case _:
                 return _requested_call(acquired, outcome, now_ms)
-
-    def _keep_completed(self, job: RunningJob, now_ms: int) -> Mapping[str, int]:
-        """Return which completed jobs are kept; an age is applied only every few milliseconds.
-
-        Otherwise, BullMQ's script would look for old jobs once per job, which takes a tenth of its time.
-        """
-        keep = job.keep("removeOnComplete", self._config.keep_completed)
-        if "age" not in keep or "count" in keep:
-            return keep
-        if now_ms < self._next_removals_ms.get(job.queue, 0):
-            return KEEP_ALL
-        self._next_removals_ms[job.queue] = now_ms + _REMOVAL_INTERVAL_MS
-        return keep
 
     def _failed_call(self, acquired: AcquiredJob, outcome: FailedOutcome, fetch_next: bool, now_ms: int) -> Call[Any]:
         keys, job, token, revoked = acquired.keys, acquired.job, acquired.slot.token, outcome.category == REVOKED
@@ -387,7 +376,7 @@ class Finisher:
         if not revoked:
             errbacks = errback_jobs(job, outcome.reason, outcome.trace, self._config, now_ms, outcome.failed_job)
         fetch = fetch_next and not (revoked or outcome.malformed or errbacks or job.name == FAN_OUT)
-        options = self._fetch_options.get(keys, token)
+        options = self._fetch_options[keys, token]
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
         call = with_dependents(keys, job, call, None, now_ms)
         failure: Call[Any] = fail_malformed(keys, call, token) if outcome.malformed else call
@@ -435,16 +424,19 @@ class Finisher:
         Returns:
             A coroutine that calls the hooks, if some of them are coroutine functions, or need a thread.
         """
-        self._emit(acquired.job, outcome, duration_ms)
-        if self._hooks is not None and self._hooks.follow(outcome):
-            return self._hooks.finished(acquired.job, outcome)
+        job = acquired.job
+        if type(outcome) is not CompletedOutcome:
+            self._emit_other(job, outcome, duration_ms)
+        elif self._bus.wants(JobCompleted):
+            self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
+        hooks = self._hooks
+        if hooks is not None and (hooks.runs or type(outcome) is not CompletedOutcome) and hooks.follow(outcome):
+            return hooks.finished(job, outcome)
         return None
 
-    def _emit(self, job: RunningJob, outcome: Outcome | None, duration_ms: float) -> None:
+    def _emit_other(self, job: RunningJob, outcome: Outcome | None, duration_ms: float) -> None:
+        assert not isinstance(outcome, CompletedOutcome)
         match outcome:
-            case CompletedOutcome():
-                if self._bus.wants(JobCompleted):
-                    self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
             case FailedOutcome():
                 self._bus.emit(failed_event(job, outcome, duration_ms))
             case RetriedOutcome():
@@ -513,40 +505,35 @@ def _move_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) ->
             return move_to_waiting_children(keys, job_id, token, now_ms)
 
 
-# Writes the outcomes of the main thread's jobs, and fetches the next job in the same round trip.
-
-
 class OutcomeWriter:
-    """Writes outcomes; while Redis is unavailable, it repeats the call, and the supervisor renews the job's lock.
-
-    Args:
-        fetcher: Its client makes the calls; it also acquires the next job.
-        finisher: Builds the calls, and emits the events.
-    """
+    """Writes outcomes; while Redis is unavailable, it repeats the call, and the supervisor renews the job's lock."""
 
     def __init__(self, fetcher: JobFetcher, finisher: Finisher) -> None:
         self._fetcher = fetcher
         self._finisher = finisher
 
     def write(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:
-        """Write the outcome of one job; return the next job if the call has fetched it."""
-        fetcher, written, fetch_error = self._fetcher, outcome, None
+        """Write the outcome of one job; return the next job, in the same slot, if the call has fetched it.
+
+        Otherwise, the slot is given back.
+        """
+        fetcher, fetch_error = self._fetcher, None
+        written: Outcome | None = outcome
         acquired.slot.finish(mono_ms())
         try:
             next_job = self._exchange(acquired, outcome, fetch=fetcher.may_fetch_next)
         except (BrokerError, JobError) as exc:
-            steps = self._finisher.failed_writes.steps(acquired, outcome, exc)
-            written, next_job, fetch_error = self._execute(steps, acquired, fetch=True)
+            written, next_job, fetch_error = self._write_again(acquired, outcome, exc, fetch=True)
         if fetch_error is not None:
             fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)
         if next_job is None:
-            fetcher.free_slot(acquired.slot)
+            fetcher.pool.give_back(acquired.slot)
         self.after_write(acquired, written, duration_ms)
         return next_job
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """Return the call that writes an outcome, and fetches the next job if that would be in the same queue."""
-        fetch_next = fetch_next and len(self._fetcher.round_robin.queues) == 1
+        fetch_next = fetch_next and not self._fetcher.has_several_queues
         return self._finisher.call(acquired, outcome, fetch_next=fetch_next)
 
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
@@ -554,7 +541,10 @@ class OutcomeWriter:
         return self._finisher.limit_call(acquired, outcome)
 
     def write_many(self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float) -> None:
-        """Write the outcomes in one round trip. Each job has its own call, so an error affects only one job."""
+        """Write the outcomes in one round trip, and give the slots back.
+
+        Each job has its own call, so an error affects only one job.
+        """
         for acquired, _ in ended:
             acquired.slot.finish(mono_ms())
         for (acquired, outcome), error in zip(ended, self._write_batch(ended), strict=True):
@@ -562,24 +552,24 @@ class OutcomeWriter:
             if isinstance(error, BrokerError | JobError):
                 written = self.recover(acquired, outcome, error)
             self.after_write(acquired, written, duration_ms)
-            self._fetcher.free_slot(acquired.slot)
+            self._fetcher.pool.give_back(acquired.slot)
 
     def recover(self, acquired: AcquiredJob, outcome: Outcome, error: BulltaskError) -> Outcome | None:
         """Write an outcome whose first write has failed; return the outcome that Redis has stored, if any.
 
         If the script stored the outcome and then failed on the next job, that job is failed.
         """
-        steps = self._finisher.failed_writes.steps(acquired, outcome, error)
-        written: Outcome | None
-        written, _, fetch_error = self._execute(steps, acquired, fetch=False)
+        written, _, fetch_error = self._write_again(acquired, outcome, error, fetch=False)
         if fetch_error is not None:
             self._fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)
         return written
 
     def after_write(self, acquired: AcquiredJob, written: Outcome | None, duration_ms: float) -> None:
         """Make the call that follows an outcome, emit its event, and call the hooks."""
-        self._fetcher.backoff.reset()
-        if (call := self._finisher.after_finish(acquired, written)) is not None:
+        if self._fetcher.backoff.is_active:
+            self._fetcher.backoff.reset()
+        has_call = acquired.job.opts.deduplication_id or type(written) is IncompatibleOutcome
+        if has_call and (call := self._finisher.after_finish(acquired, written)) is not None:
             self._run_until_reply(call)
         if (hooks := self._finisher.emit(acquired, written, duration_ms)) is not None:
             asyncio.run(hooks)  # those of an async task whose function was not called
@@ -597,19 +587,23 @@ class OutcomeWriter:
         except BrokerError as exc:
             return [exc] * len(ended)
 
-    def _exchange(self, acquired: AcquiredJob, outcome: Outcome, *, fetch: bool) -> AcquiredJob | None:
+    def _exchange(  # noqa: C901 - the outcome, and the job, each with its errors
+        self, acquired: AcquiredJob, outcome: Outcome, *, fetch: bool
+    ) -> AcquiredJob | None:
         """Write the outcome and fetch the next job, from the same or another queue, in one round trip."""
         fetcher, slot = self._fetcher, acquired.slot
         if isinstance(outcome, RateLimitedOutcome):
             fetcher.client.run(self._finisher.limit_call(acquired, outcome))
-        index = fetcher.round_robin.after(acquired.queue_index)
+        index = acquired.queue_index
+        if fetcher.has_several_queues:
+            index = fetcher.round_robin.after(index)
         same = index == acquired.queue_index
         call = self._finisher.call(acquired, outcome, fetch_next=fetch and same)
-        if not fetch or (same and call.script is not None and call.script.name != "moveToFinished"):
+        if not fetch or (same and not fetches_next(call)):
             fetcher.client.run(call)
             return None
         if same:
-            return fetcher.acquired(index, slot, fetcher.client.run(call))
+            return fetcher.adopt(index, slot, fetcher.client.run(call))
         finished, fetched = fetcher.client.try_many([call, fetcher.fetch_call(index, slot)])
         if isinstance(finished, BulltaskError):
             fetcher.release_fetched(index, slot, fetched)
@@ -621,22 +615,23 @@ class OutcomeWriter:
             elif isinstance(fetched, BrokerError):
                 fetcher.fail_malformed(index, slot, fetched)
             return None
-        return fetcher.acquired(index, slot, fetched)
+        return fetcher.adopt(index, slot, fetched)
 
-    def _execute(self, steps: OutcomeWriteSteps, acquired: AcquiredJob, *, fetch: bool) -> Any:
-        return run_generator(steps, lambda step: self._step(step, acquired, fetch=fetch), (BrokerError, JobError))
+    def _write_again(
+        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, *, fetch: bool
+    ) -> tuple[Outcome | None, AcquiredJob | None, BrokerError | None]:
+        async def write(outcome: Outcome, lost_reply: bool) -> AcquiredJob | None:
+            return self._exchange(acquired, outcome, fetch=fetch and self._fetcher.may_fetch_next and not lost_reply)
 
-    def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob, *, fetch: bool) -> Any:
-        match step:
-            case BackoffStep():
-                self._fetcher.record_lost_call(step.error, acquired.slot, acquired.queue_index)
-                self._fetcher.back_off(step.error)
-            case WriteStep():
-                fetch = fetch and self._fetcher.may_fetch_next and not step.lost_reply
-                return self._exchange(acquired, step.outcome, fetch=fetch)
-            case _:
-                return self._run_until_reply(step)
-        return None
+        async def run(call: Call[bool]) -> bool:
+            return bool(self._run_until_reply(call))
+
+        async def back_off(exc: BrokerError) -> None:
+            self._fetcher.record_lost_call(exc, acquired.slot, acquired.queue_index)
+            self._fetcher.back_off(exc)
+
+        write_again = self._finisher.failed_writes.write_again
+        return run_at_once(write_again(acquired, outcome, exc, write=write, run=run, back_off=back_off))
 
     def _run_until_reply(self, call: Call[Any]) -> Any:
         """Retry a call until there is a reply; return ``False`` after an error reply."""

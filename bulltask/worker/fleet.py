@@ -1,4 +1,7 @@
-"""Warns at start if another worker has another rate limit for one of this worker's tasks."""
+"""Services of the supervisor that concern all workers of an app.
+
+They make incompatible jobs due again, report queues that no worker consumes, and compare the workers' rate limits.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,6 @@ class IncompatibleJobs:
 
     Other workers, such as those with an older version of the app, could not run them, and have delayed them by up to a
     minute.
-
-    Args:
-        queues: The worker's queues.
-        tasks: The names of its tasks.
-        client: The supervisor's client.
-        clock: The server's time.
-        backoff: The supervisor's backoff.
-        logger: Receives a line for each queue that had such jobs.
     """
 
     interval_ms = 1_000
@@ -94,16 +89,7 @@ _KEPT_MS: Final = 30 * 86_400_000
 
 
 class QueueCheck:
-    """A service that records which queues this worker consumes, and looks for those that no worker consumes any more.
-
-    Args:
-        app: The app.
-        queues: The worker's queues.
-        worker_id: The worker's id.
-        client: The supervisor's client.
-        backoff: The supervisor's backoff.
-        logger: Logs a warning for each such queue that contains jobs.
-    """
+    """Records which queues this worker consumes, and looks for those that no worker consumes any more."""
 
     interval_ms = 60_000
 
@@ -186,14 +172,6 @@ class RateLimitCheck:
     """Stores the rate limits of this worker's tasks, once when it starts, and compares them with the stored ones.
 
     The limits are stored in the queue of a task, because all workers of a queue share the times at which jobs start.
-
-    Args:
-        app: The app, with its tasks.
-        queues: The worker's queues.
-        worker_id: The worker.
-        client: The supervisor's client.
-        backoff: The supervisor's backoff.
-        logger: Receives a warning for each task with another limit.
     """
 
     interval_ms = 1_000

@@ -1,4 +1,7 @@
-"""The process that sends the rows of the app's outboxes."""
+"""Processes that the supervisor forks in addition to its children: guard, hooks, metrics and outboxes.
+
+Begin with :class:`HelperProcess`; each of the others overrides what its process runs.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,6 @@ __all__ = [
     "WorkerInfo",
     "ignore_stop_signals",
 ]
-
-
-# Signal handling in the hook process and the outbox process, which stop only when the supervisor tells them to.
 
 
 def ignore_stop_signals(parent_pid: int) -> None:
@@ -373,9 +373,6 @@ class HookProcess(PipedProcess):
                     return
                 sig, how = _CAUSES[message]
                 send_signal(worker_shutting_down, self._worker.hostname, sig=sig, how=how, exitcode=0)
-
-
-# The process that serves ``/metrics``: a fork, so that the supervisor stays single-threaded.
 
 
 class MetricsProcess(HelperProcess):

@@ -1,4 +1,7 @@
-"""Eager mode: jobs run in the process that sends them, when they are sent, without Redis."""
+"""Runs jobs in the calling process, with the code of a child: for :mod:`bulltask.testing` and for eager mode.
+
+Begin with :class:`InProcessRunner`. :class:`EagerBroker` runs jobs when they are sent, without Redis.
+"""
 
 from __future__ import annotations
 
@@ -94,6 +97,7 @@ class InProcessRunner:
         threads = TaskThreads(0)
         self._runner = AttemptRunner(app, job_client, spark, cancellation, child_limits, threads, worker_id=_WORKER_ID)
         self._runner.is_eager = is_eager
+        self._runner.keeps_plans = False  # a task may be defined again
         self._runner.waits_for_other_workers = False
         self.finisher = Finisher(app._config, app._broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
 
@@ -198,9 +202,6 @@ def _outside_of_loops(function: Callable[[], T]) -> T:
 
 def _warn(listener: str, event: Event, exc: Exception) -> None:
     warnings.warn(f"listener {listener} raised {exc!r} for {type(event).__name__}", RuntimeWarning, stacklevel=2)
-
-
-# The results of jobs that ran in this process.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Ends jobs that have a revocation request in Redis."""
+"""Services of the supervisor that end attempts: after a time limit, or because their job was revoked.
+
+Begin with :class:`Canceller`, which the other two call.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +65,6 @@ class Canceller:
 
     An async attempt cannot end while another one blocks the event loop. If the loop has not turned since the request,
     the attempt that blocks it fails, and the one that was to be cancelled is released, unless its job was revoked.
-
-    Args:
-        pool: The children.
-        bus: Receives an event for every request.
     """
 
     interval_ms = 100
@@ -156,16 +155,8 @@ class Canceller:
             request.pause_ms = min(2 * request.pause_ms, _MAX_INTERVAL_MS)
 
 
-# Cancels attempts that exceed their time limits.
-
-
 class TimeLimitCheck:
-    """Checks the deadlines that children have written into their slots.
-
-    Args:
-        overdue: Returns the slots whose attempt may have passed a deadline.
-        cancel: Cancels an attempt (:meth:`~bulltask.worker.limits.Canceller.cancel`).
-    """
+    """Checks the deadlines that children have written into their slots."""
 
     interval_ms = 100
 
@@ -203,15 +194,6 @@ class RevocationCheck:
     running is left to that worker.
 
     While Redis is unavailable, nothing is checked. The requests are stored in Redis, so no request is lost.
-
-    Args:
-        broker: Clock and settings.
-        queues: The worker's queues, in the order of the slots' queue index.
-        cancel_jobs: Cancels the attempts of jobs, given the index of their queue and their ids; returns the ids of
-            those that this worker is running.
-        client: The supervisor's client.
-        bus: Receives an event for every job that this service fails.
-        backoff: The supervisor's backoff.
     """
 
     interval_ms = 1_000

@@ -1,4 +1,4 @@
-"""Finds and recovers stalled jobs: active jobs whose lock has expired."""
+"""Services of the supervisor for the locks of jobs: renews those of its children, and finds those that have expired."""
 
 from __future__ import annotations
 
@@ -43,14 +43,6 @@ class Heartbeat:
     lock of a job that Redis has sent in a reply that the child has not read yet. A failed renewal is logged and
     counted, and never stops the job; the next tick retries it. After an outage the next tick follows soon, so that
     expired locks are reacquired before any worker checks for stalled jobs.
-
-    Args:
-        queues: The worker's queues, in the order of the slots' queue index.
-        views: Returns the slots of all children.
-        client: The supervisor's client.
-        config: Lock duration and renewal interval.
-        bus: Receives an event for every renewal.
-        backoff: The supervisor's backoff.
     """
 
     def __init__(
@@ -191,14 +183,6 @@ class StalledCheck:
 
     If thousands of jobs are active, a check consists of many calls. A tick makes them for a limited time, because the
     supervisor has other work, and the next tick continues after a short time.
-
-    Args:
-        broker: Clock and settings.
-        queues: The worker's queues, in the order of the slots' queue index.
-        has_renewed: Whether this worker has renewed its locks in a queue, by the queue's index.
-        client: The supervisor's client.
-        bus: Receives an event for every stalled job.
-        backoff: The supervisor's backoff.
     """
 
     def __init__(

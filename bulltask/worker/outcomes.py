@@ -1,4 +1,7 @@
-"""The events of outcomes that have been written."""
+"""How an attempt can end: the outcomes, the decision whether to retry, and the events.
+
+Begin with :data:`Outcome` and :func:`decide_retry`.
+"""
 
 from __future__ import annotations
 
@@ -494,9 +497,6 @@ def _delay_ms(
     if custom is not None:
         return to_ms(custom(attempts_made, cause), f"the retry_backoff of task {job.name}")
     return max(job.retry_delay_ms(attempts_made), retry_after_ms(cause, now=app._now_ms()) or 0)
-
-
-# The events of outcomes that have been written.
 
 
 def requested_event(job: RunningJob, outcome: RequestedOutcome) -> JobReleased | JobRescheduled | JobWaitsForChildren:

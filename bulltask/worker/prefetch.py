@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple
 from bulltask.jobs.clock import mono_ms, mono_s
 from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, JobError
 from bulltask.transport.call import Call, Fetched
-from bulltask.worker.async_loop import AsyncLoop, JobStarter
-from bulltask.worker.attempt import Attempt, AttemptRunner
+from bulltask.worker.attempt import THROTTLED, Attempt, AttemptRunner, JobStarter
 from bulltask.worker.fetch import JobFetcher
-from bulltask.worker.finish import OutcomeWriter
+from bulltask.worker.finish import OutcomeWriter, fetches_next
 from bulltask.worker.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.slots import LONG_MS, ChildBlock, ControlPage, Slot, SlotState
 
@@ -95,7 +94,7 @@ class _EndedJob(NamedTuple):
     @property
     def fetches(self) -> bool:
         """Whether the call also fetches a job."""
-        return self.call.script is not None and self.call.script.name == "moveToFinished"
+        return fetches_next(self.call)
 
 
 class PrefetchLoop:
@@ -107,18 +106,6 @@ class PrefetchLoop:
     too long, the supervisor releases the jobs that have not started and writes the outcomes that are still here, so no
     job waits for a long one.
 
-    Args:
-        fetcher: Acquires jobs.
-        starter: Starts them.
-        runner: Runs attempts.
-        writer: Writes outcomes.
-        slots: Manages the child's slots.
-        block: The child's block, whose lock the child shares with the supervisor.
-        control: The control page, in which the supervisor confirms that it watches the child's jobs.
-        maximum: The largest number of jobs in one round trip (``worker_prefetch``).
-        unprefetched_tasks: The tasks whose jobs never run between others; see
-            :func:`bulltask.worker.async_loop.unprefetched_tasks`.
-
     Attributes:
         count: How many jobs to prefetch; also records the jobs that this loop does not run.
     """
@@ -129,7 +116,6 @@ class PrefetchLoop:
         starter: JobStarter,
         runner: AttemptRunner,
         writer: OutcomeWriter,
-        slots: AsyncLoop,
         block: ChildBlock,
         control: ControlPage,
         maximum: int,
@@ -139,11 +125,12 @@ class PrefetchLoop:
         self._starter = starter
         self._runner = runner
         self._writer = writer
-        self._slots = slots
+        self._pool = fetcher.pool
         self._block = block
         self._control = control
         self.count = PrefetchCount(maximum)
         self._unprefetched_tasks = unprefetched_tasks
+        self._prefetches = False
         self._recheck_at_ms = 0
         self._ready: deque[AcquiredJob] = deque()
         self._sent: Sequence[_EndedJob] = ()
@@ -153,20 +140,20 @@ class PrefetchLoop:
     def is_useful(self) -> bool:
         """Whether to run the next jobs with :meth:`run`."""
         prefetches = self.count.jobs > 1
-        if prefetches != self._block.prefetches:
-            self._block.prefetches = prefetches
+        if prefetches != self._prefetches:
+            self._block.prefetches = self._prefetches = prefetches
         return prefetches and self._control.watches and self._fetcher.may_fetch_next and self._block.can_lock
 
     def record_idle(self) -> None:
         """Record that there is no job, so the supervisor need not watch this child."""
-        self._block.prefetches = False
+        if self._prefetches:
+            self._block.prefetches = self._prefetches = False
 
     def run(self, first: AcquiredJob) -> AcquiredJob | None:
         """Run a job and those that follow it.
 
         Returns:
-            A job that needs the child for itself. The slots of all other jobs are free again, except that of ``first``
-            if ``None`` is returned.
+            A job that needs the child for itself, if any. The slots of all other jobs have been given back.
         """
         self._block.lock()
         try:
@@ -178,36 +165,36 @@ class PrefetchLoop:
             self._block.unlock()
 
     def _run(self, first: AcquiredJob) -> AcquiredJob | None:
-        ready, used = self._ready, {first.slot}
+        """Repeat three phases: run the jobs that are ready, write their outcomes, and make further jobs ready."""
+        ready = self._ready
         first.slot.activate(first.queue_index, first.job.id, mono_ms(), SlotState.PREFETCHED)
         ready.append(first)
         alone: AcquiredJob | None = None
         while (ready or self._sent) and alone is None:
             ended = self._run_ready()
-            self._read_replies()
+            self._read_replies()  # of the round before
             if (acquired := self._next_ready()) is not None and self._runs_alone(acquired):
                 alone = ready.popleft()
-            self._write(ended, used, fetch=alone is None)
-            if _limits_queue(ended) or not self._fetcher.may_collect:
+            # No other job ends in the same round after one whose task has rate-limited the queue.
+            limits_queue = bool(ended) and isinstance(ended[-1].outcome, RateLimitedOutcome)
+            fetch = alone is None and not limits_queue
+            if ended:
+                fetching = self._write(ended, fetch=fetch)
+                self._refill(ended[-1].acquired.queue_index, fetching, fetch=fetch)
+            if limits_queue or not self._fetcher.may_collect:
                 break
         self._read_replies()
-        self._release_ready()
+        if self._next_ready() is not None:
+            self._fetcher.release_unstarted(list(ready))
+            self._pool.give_back(*(acquired.slot for acquired in ready))
+            ready.clear()
         if alone is not None:
             alone.slot.start(mono_ms())
-        kept = first.slot if alone is None else alone.slot
-        for slot in used - {kept}:
-            self._slots.return_slot(slot)
         return alone
 
     def _wanted(self) -> int:
-        """Return how many jobs to have after the next round trip."""
-        if not self._fetcher.may_collect:
-            return 0
-        now_ms = mono_ms()
-        if now_ms >= self._recheck_at_ms:
-            self._recheck_at_ms = now_ms + _RECHECK_MS
-            return 1  # only fetchAhead, which acquires the others, checks the queue's limits
-        return self.count.jobs
+        """Return how many jobs should be ready at the start of the next round."""
+        return self.count.jobs if self._fetcher.may_collect else 0
 
     # ---- running ----
 
@@ -218,6 +205,9 @@ class PrefetchLoop:
         """Run the jobs that are ready until their outcomes should be written."""
         ended: list[_EndedJob] = []
         wanted, began_ms = self._wanted(), mono_ms()
+        if wanted and began_ms >= self._recheck_at_ms:
+            self._recheck_at_ms = began_ms + _RECHECK_MS
+            wanted = 1  # fetchAhead, which checks the queue's limits, acquires the others
         fetching = sum(item.fetches for item in self._sent)
         while (acquired := self._next_ready()) is not None:
             next_end_ms = mono_ms() - began_ms + self.count.expected_ms
@@ -226,8 +216,8 @@ class PrefetchLoop:
             self._ready.popleft()
             acquired.slot.start(mono_ms())
             attempt = self._starter.begin(acquired)
-            if attempt is None:
-                continue  # its task's rate limit
+            if attempt is THROTTLED:
+                continue
             outcome, duration_ms = self._outcome(attempt, acquired.slot)
             call = self._writer.call(acquired, outcome, fetch_next=fetching < wanted)
             item = _EndedJob(acquired, outcome, duration_ms, call, self._fetcher.client.pack(call))
@@ -243,7 +233,7 @@ class PrefetchLoop:
     def _next_ready(self) -> AcquiredJob | None:
         """Return the next job; forget those that the supervisor has released, which may run elsewhere by now."""
         while self._ready and self._ready[0].slot.state != SlotState.PREFETCHED:
-            self._free_slot(self._ready.popleft().slot)
+            self._give_back(self._ready.popleft().slot)
         return self._ready[0] if self._ready else None
 
     def _outcome(self, attempt: Attempt | Outcome, slot: Slot) -> tuple[Outcome, float]:
@@ -263,33 +253,22 @@ class PrefetchLoop:
 
     # ---- writing ----
 
-    def _write(self, ended: Sequence[_EndedJob], used: set[Slot], *, fetch: bool) -> None:
-        """Write outcomes, and make the jobs in the replies ready."""
+    def _write(self, ended: Sequence[_EndedJob], *, fetch: bool) -> int:
+        """Send the calls that write the outcomes; return how many of them fetch a job."""
         unwritten = [item for item in ended if item.acquired.slot.state not in _WRITTEN]
         for item in ended:
             if item.acquired.slot.state in _WRITTEN:
                 self._handle_reply(item, None)
-        fetch = fetch and not _limits_queue(ended)
         if not (fetch and self._fetcher.may_fetch_next):
             unwritten = [self._without_fetch(item) for item in unwritten]
-        fetching = sum(item.fetches for item in unwritten)
-        missing = self._wanted() - len(self._ready) - fetching if fetch and ended else 0
         self._send(unwritten)
-        # The supervisor can only take over a call that was sent if the slot contains it.
-        if self._ready and fetch and missing <= 0 and all(item.acquired.slot.is_sent for item in self._sent):
-            return
-        expected = len(self._ready) + fetching
-        self._read_replies()
-        if missing > 0 and len(self._ready) >= expected:  # otherwise, the queue is empty
-            free = [slot for slot in used if slot.is_free]
-            index = self._fetcher.round_robin.after(ended[-1].acquired.queue_index)
-            self._prefetch(index, self._wanted() - len(self._ready), used, free)
+        return sum(item.fetches for item in unwritten)
 
-    def _free_slot(self, slot: Slot) -> None:
-        """Free a slot that the supervisor has taken over."""
+    def _give_back(self, slot: Slot) -> None:
+        """Give back a slot that the supervisor has taken over."""
         if slot.state == SlotState.RELEASING:
             self._fetcher.record_lost_reply(slot, slot.read().queue_index)
-        self._fetcher.free_slot(slot)
+        self._pool.give_back(slot)
 
     def _without_fetch(self, item: _EndedJob) -> _EndedJob:
         call = self._writer.call(item.acquired, item.outcome, fetch_next=False)
@@ -337,48 +316,47 @@ class PrefetchLoop:
         acquired, next_job, state = item.acquired, None, item.acquired.slot.state
         written: Outcome | None = item.outcome
         if state in _WRITTEN:
-            self._free_slot(acquired.slot)
+            self._give_back(acquired.slot)
             self._writer.after_write(acquired, written, item.duration_ms)
             return
         if isinstance(reply, BrokerError | JobError):
             written = self._writer.recover(acquired, item.outcome, _NO_REPLY if state == SlotState.NO_REPLY else reply)
         elif item.fetches and state != SlotState.RELEASED:
-            next_job = self._fetcher.acquired(acquired.queue_index, acquired.slot, reply, SlotState.PREFETCHED)
+            next_job = self._fetcher.adopt(acquired.queue_index, acquired.slot, reply, SlotState.PREFETCHED)
         if next_job is None:
-            self._fetcher.free_slot(acquired.slot)
+            self._pool.give_back(acquired.slot)
         else:
             self._ready.append(next_job)
         self._writer.after_write(acquired, written, item.duration_ms)
 
-    # ---- acquiring and releasing ----
+    # ---- acquiring ----
 
-    def _prefetch(self, index: int, count: int, used: set[Slot], free: Sequence[Slot] = ()) -> None:
-        """Acquire up to ``count`` more jobs of a queue."""
-        slots = list(free[: max(0, count)])
-        while len(slots) < count and (slot := self._slots.take_slot()) is not None:
-            slots.append(slot)
-            used.add(slot)
-        if not slots:
+    def _refill(self, index: int, fetching: int, *, fetch: bool) -> None:
+        """Read the replies, unless enough jobs are ready or on their way, and acquire those that are missing.
+
+        Args:
+            index: The queue of the last job.
+            fetching: How many of the calls that were sent fetch a job.
+            fetch: Whether further jobs may be acquired.
+        """
+        missing = self._wanted() - len(self._ready) - fetching if fetch else 0
+        # The supervisor can only take over a call that was sent if the slot contains it.
+        if self._ready and fetch and missing <= 0 and all(item.acquired.slot.is_sent for item in self._sent):
             return
-        for slot in slots:
-            slot.reserve(mono_ms())
+        expected = len(self._ready) + fetching
+        self._read_replies()
+        if missing <= 0 or len(self._ready) < expected:  # the queue is empty
+            return
+        index = self._fetcher.round_robin.after(index)
+        slots = self._pool.take_reserved(self._wanted() - len(self._ready))
         replies: Sequence[Fetched] = ()
-        with suppress(BrokerError):  # the next fetch handles the error
-            replies = self._fetcher.fetch_many(index, slots)
+        if slots:
+            with suppress(BrokerError):  # the next fetch handles the error
+                replies = self._fetcher.fetch_many(index, slots)
         for slot, fetched in zip(slots, replies, strict=False):
-            acquired = self._fetcher.acquired(index, slot, fetched, SlotState.PREFETCHED)
-            if acquired is not None:
+            acquired = self._fetcher.adopt(index, slot, fetched, SlotState.PREFETCHED)
+            if acquired is None:
+                self._pool.give_back(slot)
+            else:
                 self._ready.append(acquired)
-        for slot in slots[len(replies) :]:
-            self._fetcher.free_slot(slot)
-
-    def _release_ready(self) -> None:
-        """Release the jobs that have not started."""
-        if self._next_ready() is not None:
-            self._fetcher.release_unstarted(list(self._ready))
-            self._ready.clear()
-
-
-def _limits_queue(ended: Sequence[_EndedJob]) -> bool:
-    """Return whether a task has rate-limited its queue; no other job ends after it in the same round."""
-    return bool(ended) and isinstance(ended[-1].outcome, RateLimitedOutcome)
+        self._pool.give_back(*slots[len(replies) :])

@@ -1,4 +1,7 @@
-"""Takes jobs over from a child whose current job takes too long (docs/adr/0038-prefetching-short-jobs.md)."""
+"""Services of the supervisor for jobs that a child cannot finish: it died, was killed, or its current job takes long.
+
+Begin with :class:`Recovery` (dead children) and :class:`Takeover` (prefetched jobs).
+"""
 
 from __future__ import annotations
 
@@ -68,9 +71,6 @@ from bulltask.worker.slots import (
 __all__ = ["FailureRecorder", "JobsOfDeadChild", "KilledAttempt", "Recovery", "Takeover", "next_job"]
 
 
-# Attempts that were cancelled by killing their child, and how they fail.
-
-
 @dataclass(frozen=True, slots=True)
 class KilledAttempt:
     """An attempt that was cancelled by killing its child.
@@ -115,9 +115,6 @@ class FailureRecorder:
 
     The job is retried according to the attempts and backoff in its options. A custom backoff function is not called,
     because the supervisor runs no user code; the job's options contain an exponential backoff for this case.
-
-    Args:
-        client, clock, config, bus: As in :class:`~bulltask.worker.recovery.Recovery`.
     """
 
     def __init__(self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus) -> None:
@@ -298,9 +295,6 @@ class Recovery:
     exception is the lock of a job whose id is unknown because the child had not read it: the stalled check of any
     worker recovers that job. Error replies for one queue do not block the other queues; when that queue's locks have
     expired, its jobs are left to the stalled check.
-
-    Args:
-        queues, client, clock, config, bus, backoff: As in :class:`Heartbeat`.
     """
 
     interval_ms = 500
@@ -512,11 +506,6 @@ class Takeover:
 
     It runs in the supervisor, so it also works while the job holds the GIL. Children prefetch only while this service
     watches them, which it does while their jobs are short.
-
-    Args:
-        children: Returns the block and the slots of each child.
-        control: The control page, in which the children read that they are watched.
-        queues, client, backoff: As in :class:`~bulltask.worker.locks.Heartbeat`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Assembles a worker, after it has checked the server."""
+"""Starts a worker: checks the server, then builds the supervisor's objects. Begin with :func:`run_worker`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from bulltask.worker.helpers import GuardProcess, HelperProcess, HookProcess, Me
 from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
 from bulltask.worker.locks import Heartbeat, StalledCheck
 from bulltask.worker.recovery import Recovery, Takeover
-from bulltask.worker.slots import ExitCode, ProcessState, RetireReason, Slots, WakeupPipe
+from bulltask.worker.slots import ChildLimit, ExitCode, ProcessState, Slots, WakeupPipe
 from bulltask.worker.spark_tasks import missing_dependencies
 from bulltask.worker.spawned import SpawnSpec
 from bulltask.worker.supervisor import (
@@ -95,14 +95,6 @@ NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG
 
 class StartupCheck:
     """Connects to Redis and checks it before the first child starts.
-
-    Args:
-        client: The supervisor's client.
-        keys: The worker's queues.
-        config: The settings.
-        logger: Logs warnings about settings that an operator should change.
-        backoff: The delays between attempts to connect.
-        connections: How many connections the worker needs at least.
 
     Attributes:
         max_clients: How many clients the server allows, after :meth:`run`; ``None`` if it does not say.
@@ -637,7 +629,7 @@ class _Assembly:
         """Return the counters of all processes; ``None`` when metrics are off."""
         if self.config.metrics_port is None:
             return None
-        memory = MetricsMemory(self.queues, self.max_children + 1, RetireReason, self.metrics_fd)
+        memory = MetricsMemory(self.queues, self.max_children + 1, ChildLimit, self.metrics_fd)
         MetricsListener(memory.block(0), self.queues).attach(self.bus)
         return memory
 

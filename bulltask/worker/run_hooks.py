@@ -1,4 +1,7 @@
-"""Redirects what tasks print to the log (``worker_redirect_stdouts``), so that each line names its job."""
+"""Calls what an app has hooked into a child: middleware, signals, handlers of task classes, lifespan, output.
+
+Begin with :class:`RunHooks`, for the hooks around an attempt, and :class:`LoopHooks`, for those of a child.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +61,6 @@ __all__ = [
 ]
 
 
-# Sends ``worker_process_init`` and ``worker_process_shutdown`` in a child, and enters the app's lifespan.
-
-
 def attach_process_signals(bus: Bus) -> None:
     """Send the signals when the child is ready, and when it has finished its last job."""
     bus.subscribe(ChildReady, lambda _: send_signal(worker_process_init, None))
@@ -68,11 +68,7 @@ def attach_process_signals(bus: Bus) -> None:
 
 
 class LoopHooks:
-    """What runs on the event loop of a child before its first job and after the last one.
-
-    Args:
-        lifespan: The app's lifespan.
-    """
+    """What runs on the event loop of a child before its first job and after the last one."""
 
     def __init__(self, lifespan: Lifespan) -> None:
         self._lifespan = lifespan
@@ -152,12 +148,6 @@ _RUNS_AGAIN: Final = "RETRY"
 
 class HookedRun:
     """A call of a task with its hooks.
-
-    Args:
-        task: The task.
-        request: What the hooks receive.
-        middleware: The middleware that overrides a method for runs.
-        variables: The context of a sync task; ``None`` for the context of the asyncio task.
 
     Attributes:
         in_thread: Whether a sync task runs in a thread; the hooks after its outcome then do, too.
@@ -306,14 +296,14 @@ class RunHooks:
     ``Interrupt`` that is raised by a hook before the function ends the attempt. Signals about outcomes are sent after
     Redis has stored the outcome, in the task's context.
 
-    Args:
-        app: The app, with its tasks and middleware.
+    Attributes:
+        runs: The calls with hooks whose outcome is not stored yet, by the identity of the job.
     """
 
     def __init__(self, app: App) -> None:
         self._tasks = app.tasks
         self._middleware = app._middleware
-        self._runs: dict[int, HookedRun] = {}
+        self.runs: dict[int, HookedRun] = {}
 
     def has_hooks(self, task: AnyTask[..., Any]) -> bool:
         """Return whether there is any hook for a task; nothing else is called if there is none."""
@@ -321,7 +311,7 @@ class RunHooks:
 
     def follow(self, outcome: Outcome | None) -> bool:
         """Return whether hooks may follow an outcome: the run had hooks, or the task was not called."""
-        if self._runs:
+        if self.runs:
             return True
         if not isinstance(outcome, FailedOutcome | RetriedOutcome):
             return False
@@ -339,7 +329,7 @@ class RunHooks:
             variables: The context of a sync task; ``None`` for the context of the asyncio task.
         """
         # By identity: the same job may run twice here, if its lock was lost.
-        run = self._runs[id(job)] = HookedRun(task, request, self._middleware.running, variables)
+        run = self.runs[id(job)] = HookedRun(task, request, self._middleware.running, variables)
         return run
 
     def finished(self, job: RunningJob, outcome: Outcome | None) -> Coroutine[Any, Any, None] | None:
@@ -348,7 +338,7 @@ class RunHooks:
         Returns:
             A coroutine that calls them, if the task has async handlers or has run in a thread; otherwise ``None``.
         """
-        run = self._runs.pop(id(job), None) or self._not_started(job, outcome)
+        run = self.runs.pop(id(job), None) or self._not_started(job, outcome)
         if run is None:
             return None
         variables = run.variables

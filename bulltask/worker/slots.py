@@ -1,4 +1,8 @@
-"""Decides when a child has reached a limit, and asks the supervisor to replace it."""
+"""Shared memory of the supervisor and its children: slots, child blocks, and the control page.
+
+Begin with :class:`Slot` and :class:`SlotState`. :class:`SlotPool` owns a child's free slots, and :class:`ChildLimits`
+ends a child that has run enough jobs, or needs too much memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,6 +22,7 @@ from uuid import uuid4
 
 from bulltask.config.config import Config
 from bulltask.config.process import memory_kib
+from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.errors import ConfigError
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import ChildLimitReached
@@ -41,14 +46,12 @@ __all__ = [
     "ExitCode",
     "ProcessState",
     "Slot",
+    "SlotPool",
     "SlotState",
     "SlotView",
     "Slots",
     "WakeupPipe",
 ]
-
-
-# States of slots and of a worker's processes.
 
 
 class SlotState(IntEnum):
@@ -245,10 +248,15 @@ class Slot:
         """Record that a fetch is starting: from now on, the token may lock a job."""
         self._set(SlotState.RESERVED, now_ms)
 
-    def activate(self, queue_index: int, job_id: str, now_ms: int, state: SlotState = SlotState.ACTIVE) -> None:
-        """Record that a job was acquired and is running; in state ``PREFETCHED``, it starts with :meth:`start`."""
+    def activate(self, queue_index: int, job_id: str, now_ms: int, state: SlotState = SlotState.ACTIVE) -> int:
+        """Record that a job was acquired and is running; in state ``PREFETCHED``, it starts with :meth:`start`.
+
+        Returns:
+            When the slot entered the state before.
+        """
         encoded = job_id.encode("utf-8", "surrogateescape")
         words = self._words
+        before_ms = words[_SINCE]
         words[_SEQ] += 1
         words[_STATE], words[_QUEUE], words[_SINCE] = state, queue_index, now_ms
         words[_ORDER] = _next_order()
@@ -259,6 +267,7 @@ class Slot:
         if fits:
             self._bytes[_ID_AT : _ID_AT + len(encoded)] = encoded
         words[_SEQ] += 1
+        return before_ms
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
         """Record the deadlines of the job's attempt, which is about to start."""
@@ -745,7 +754,59 @@ class Slots:
         self.children = [ChildBlock(self._memory[start : start + size], per_child, fd, start) for start in starts]
 
 
-# A pipe that signals and threads write to in order to end a wait immediately (self-pipe).
+class SlotPool:
+    """Owns a child's free slots.
+
+    Who takes a slot owns it until its job has ended, and then gives it back: what has fetched no job, or has written
+    the job's outcome. The main thread takes slots; the event loop's thread gives back those of its jobs.
+
+    Args:
+        slots: The slots. The one that was given back last is the next one, so that unused slots need no memory.
+
+    Attributes:
+        without_reply: The slots with whose token a fetch without a reply may have locked a job, and the indexes of the
+            queues that may have the job. They stay reserved, so that the supervisor looks for the job.
+        ran_out: Called when there is no free slot.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._free = list(reversed(slots))
+        self.count = len(slots)
+        self.without_reply: dict[Slot, set[int]] = {}
+        self.ran_out: Callable[[], None] = lambda: None
+
+    @property
+    def taken(self) -> int:
+        """The number of slots that are not free."""
+        return self.count - len(self._free)
+
+    def take(self) -> Slot | None:
+        """Take a free slot; ``None`` if there is none."""
+        if self._free:
+            return self._free.pop()
+        self.ran_out()
+        return None
+
+    def take_reserved(self, count: int) -> list[Slot]:
+        """Take up to ``count`` slots for a fetch."""
+        slots: list[Slot] = []
+        while len(slots) < count and (slot := self.take()) is not None:
+            slot.reserve(mono_ms())
+            slots.append(slot)
+        return slots
+
+    def clear(self, slot: Slot) -> None:
+        """Record that a slot has no job, before its owner uses it again."""
+        if slot in self.without_reply:
+            slot.reserve(mono_ms())
+        else:
+            slot.free(mono_ms())
+
+    def give_back(self, *slots: Slot) -> None:
+        """Give slots back that have no job any more; any thread may call it."""
+        for slot in slots:
+            self.clear(slot)
+            self._free.append(slot)
 
 
 class WakeupPipe:
@@ -779,9 +840,6 @@ class WakeupPipe:
         os.close(self._write)
 
 
-# Exit codes of the worker and its children; docs/reference/signals.md lists them.
-
-
 class ExitCode(IntEnum):
     """Why a process exited."""
 
@@ -793,9 +851,6 @@ class ExitCode(IntEnum):
     # database that does not exist.
     BROKER_UNUSABLE = 4
     BROKER_UNREACHABLE = 5  # Redis was unavailable for more than broker_connection_max_retries attempts
-
-
-# Decides when a child has reached a limit, and asks the supervisor to replace it.
 
 
 class ChildLimits:
@@ -812,6 +867,10 @@ class ChildLimits:
         index: The child's index in the pool.
         bus: Receives an event when the child has reached a limit.
         supervisor_pid: Process id of the supervisor.
+
+    Attributes:
+        limits_memory: Whether the child's memory is limited.
+        exist: Whether there is any limit, so that the child's jobs must be counted.
     """
 
     def __init__(self, config: Config, block: ChildBlock, index: int, bus: Bus, supervisor_pid: int) -> None:
@@ -823,6 +882,8 @@ class ChildLimits:
         self._max_memory_kib = config.max_memory_kib or config.hard_memory_kib
         self._memory_kib: int | None = None
         self._jobs = 0
+        self.limits_memory = self._max_memory_kib is not None
+        self.exist = self.limits_memory or self._max_tasks is not None
         self._lock = threading.Lock()
         self._reason = ChildLimit.NONE
 

@@ -62,14 +62,7 @@ class SparkChild(Protocol):
 
 
 class SparkTaskRunner:
-    """Runs tasks with ``spark=True``. Create it in the child, before the first task.
-
-    Args:
-        app: The app, whose name and settings the session uses.
-        job_client: Creates the client that stores a job's progress.
-        renew_lock: Renews a job's lock; returns False if the lock is lost. It is called from another thread.
-        close_child: Lets the child finish its jobs and exit, if its JVM has died: a process can start only one JVM.
-    """
+    """Runs tasks with ``spark=True``. Create it in the child, before the first task."""
 
     def __init__(
         self,

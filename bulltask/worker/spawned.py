@@ -15,7 +15,7 @@ from bulltask.observe.counters import MetricsMemory
 from bulltask.observe.log import configure_logging
 from bulltask.registry.tasks import find_app
 from bulltask.worker.child import ChildPlan, child_bus, run_child
-from bulltask.worker.slots import RetireReason, Slots
+from bulltask.worker.slots import ChildLimit, Slots
 
 __all__ = ["SpawnSpec", "main"]
 
@@ -71,7 +71,7 @@ def main(spec_fd: int) -> None:
     slots = Slots(spec.children, spec.per_child, spec.slots_fd)
     memory = None
     if spec.metrics_fd is not None:
-        memory = MetricsMemory(spec.queues, spec.children + 1, RetireReason, spec.metrics_fd)
+        memory = MetricsMemory(spec.queues, spec.children + 1, ChildLimit, spec.metrics_fd)
 
     def bus() -> Any:
         return child_bus(logger, memory, spec.index, spec.queues, app)

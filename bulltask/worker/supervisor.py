@@ -1,4 +1,8 @@
-"""The supervisor's loop: one thread, no user code."""
+"""The supervisor: one thread that calls its services at their intervals, and runs no user code.
+
+Begin with :class:`Supervisor` and :class:`Ticker`. Services that concern more than timing are in ``recovery``,
+``locks``, ``limits``, ``fleet`` and ``child_pool``.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +55,6 @@ __all__ = [
     "Supervisor",
     "Ticker",
 ]
-
-
-# The supervisor's services, and the ticker that runs them at their intervals.
 
 
 class Service(Protocol):
@@ -198,9 +199,6 @@ class SignalQueue:
         return names
 
 
-# A worker process's command line, directory and environment, which it needs to restart itself.
-
-
 class ProcessSpec:
     """The command, directory and environment of a worker, recorded before any of the app's code runs.
 
@@ -259,20 +257,11 @@ def _directory() -> str:
         return ""
 
 
-# Stops a worker that has nothing more to do: ``--burst`` and ``--max-jobs``.
-
-
 class BurstCheck:
     """Stops a worker when its queues have no job that it could run, and its children have none.
 
     The children are checked before and after the queues, because a child may take the last job in between, and that
     job may send others.
-
-    Args:
-        pool: The children.
-        count_jobs: Reads from Redis how many jobs could run now.
-        backoff: The supervisor's backoff.
-        finish: Stops the worker.
     """
 
     interval_ms = 100
@@ -298,13 +287,7 @@ class BurstCheck:
 
 
 class MaxJobsCheck:
-    """Stops a worker whose children have started the maximum number of jobs.
-
-    Args:
-        control: Counts the started jobs.
-        max_jobs: The maximum.
-        finish: Stops the worker.
-    """
+    """Stops a worker whose children have started the maximum number of jobs."""
 
     interval_ms = 50
 
@@ -319,9 +302,6 @@ class MaxJobsCheck:
             self._finish("max_jobs")
 
 
-# Scales the number of children with the number of jobs.
-
-
 class Autoscaler:
     """Scales the number of children between the minimum and the maximum of ``worker_autoscale``.
 
@@ -329,15 +309,6 @@ class Autoscaler:
     short backlog does not start all children. If jobs wait because of a rate limit or global concurrency, children are
     waiting, so no more are started. The number shrinks by the number of children that were not needed during the
     keepalive (30 s by default, as in Celery). Children with the fewest jobs are stopped first; they finish their jobs.
-
-    Args:
-        pool: The children.
-        limits: The minimum and maximum number of children.
-        keepalive_ms: How long the worker must have had more children than it needed before the surplus is stopped.
-        per_child: How many jobs a child can run at a time.
-        count_jobs: Reads from Redis how many jobs could run now.
-        bus: Receives an event for each change.
-        backoff: The supervisor's backoff.
     """
 
     interval_ms = 1_000
@@ -540,13 +511,6 @@ class NamedConnections:
     Of a worker with many queues, only the first ones have a connection, because the server's other clients need theirs.
 
     During an outage ``PING`` does not suffice, because a Redis that is read-only or out of memory still replies to it.
-
-    Args:
-        connect: Creates a client whose connection has the given name.
-        broker: The keys of the queues.
-        queues: The names of the worker's queues in the app.
-        worker_id: Shown by dashboards as the worker's name.
-        backoff: The supervisor's backoff.
     """
 
     interval_ms = 1_000
@@ -624,12 +588,6 @@ class PrimaryCheck:
     During a planned failover and in a network partition, the old primary executes calls, but its writes will be lost.
     Every client of the supervisor and of the children compares what it knew when it connected with what this service
     passes to it, after each reply.
-
-    Args:
-        endpoint: The endpoint of the sentinels.
-        primary: The endpoint's state, which the supervisor's clients share.
-        control: Passes the state to the children.
-        limits: Ends the wait for sentinels that hang when the worker must stop.
     """
 
     interval_ms = 50
@@ -667,15 +625,6 @@ _STOPPING = "the worker is stopping"
 
 class Supervisor:
     """Runs a worker: handles signals, dead children, services, and missing children.
-
-    Args:
-        pool: The children.
-        ticker: The services, most urgent first.
-        recovery: Recovers the jobs of dead children.
-        process_spec: The signals, and whether the terminal is still open.
-        config: The settings, for the timeout of a warm shutdown.
-        bus: Receives an event for every command.
-        limits: The limits of all clients of the services.
 
     Attributes:
         restarting: After :meth:`run`, whether the worker should start again.

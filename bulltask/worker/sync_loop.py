@@ -1,4 +1,7 @@
-"""A child's main thread: acquires jobs, runs sync tasks one at a time, and passes async ones to the event loop."""
+"""A child's main thread: acquires jobs, runs sync tasks one at a time, and passes async ones to the event loop.
+
+Begin with :class:`SyncLoop`. :class:`BatchCollector` and :class:`AsyncBulkFetcher` acquire several jobs at once.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from bulltask.jobs.clock import ServerClock, mono_ms, mono_s
 from bulltask.jobs.errors import BrokerError, JobError
 from bulltask.transport.call import Fetched
 from bulltask.transport.scripts.move import move_from_active_to_wait
-from bulltask.worker.async_loop import AsyncLoop, JobStarter, NextJobs
-from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
+from bulltask.worker.async_loop import AsyncLoop, NextJobs
+from bulltask.worker.attempt import THROTTLED, Attempt, AttemptRunner, BatchRunner, JobStarter
 from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.finish import OutcomeWriter
 from bulltask.worker.outcomes import AcquiredJob, Outcome, released_last
@@ -38,13 +41,6 @@ class BatchCollector:
     Collecting ends when the batch is full, when its time is up, or when the next job in the queue belongs to another
     task, so no job waits for a batch of another task. While collecting, the child acquires no other jobs.
 
-    Args:
-        fetcher: Acquires the jobs.
-        control: The control page, which counts the permits of a worker with ``--max-jobs``.
-        clock: The server's time.
-        slots: Manages the child's slots.
-        batches: For each batch task, the maximum number of jobs, and how many milliseconds to wait for further jobs.
-
     Attributes:
         batches: As given.
     """
@@ -54,13 +50,12 @@ class BatchCollector:
         fetcher: JobFetcher,
         control: ControlPage,
         clock: ServerClock,
-        slots: AsyncLoop,
         batches: Mapping[str, tuple[int, int]],
     ) -> None:
         self._fetcher = fetcher
         self._control = control
         self._clock = clock
-        self._slots = slots
+        self._pool = fetcher.pool
         self.batches = batches
 
     def collect(self, first: AcquiredJob) -> list[AcquiredJob]:
@@ -97,9 +92,9 @@ class BatchCollector:
         replies = self._collect(first, slots)
         has_released = False
         for slot, fetched in zip(slots, replies, strict=False):
-            acquired = self._fetcher.acquired(first.queue_index, slot, fetched)
+            acquired = self._fetcher.adopt(first.queue_index, slot, fetched)
             if acquired is None:
-                self._return_slot(slot)
+                self._give_back(slot)
             elif self._fits(acquired, batch, limit):
                 limit = min(limit, acquired.max_concurrent or limit)
                 batch.append(acquired)
@@ -107,8 +102,7 @@ class BatchCollector:
             else:
                 self._release(acquired)
                 has_released = True
-        for slot in slots[len(replies) :]:
-            self._return_slot(slot)
+        self._give_back(*slots[len(replies) :])
         return limit, -1 if has_released else self._pause_ms(replies, len(slots))
 
     @staticmethod
@@ -119,8 +113,7 @@ class BatchCollector:
         try:
             return self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
         except BrokerError:
-            for slot in slots:
-                self._return_slot(slot)
+            self._give_back(*slots)
             raise
 
     def _pause_ms(self, replies: Sequence[Fetched], wanted: int) -> int:
@@ -136,12 +129,11 @@ class BatchCollector:
     def _take_slots(self, count: int) -> list[Slot]:
         slots: list[Slot] = []
         while len(slots) < count and (not self._control.has_permits or self._control.take_permit()):
-            slot = self._slots.take_slot()
-            if slot is None:
+            taken = self._pool.take_reserved(1)
+            if not taken:
                 self._record_permit(used=False)
                 break
-            slot.reserve(mono_ms())
-            slots.append(slot)
+            slots += taken
         return slots
 
     def _release(self, acquired: AcquiredJob) -> None:
@@ -150,12 +142,12 @@ class BatchCollector:
                 self._fetcher.client.run(move_from_active_to_wait(acquired.keys, acquired.job.id, acquired.slot.token))
         except BrokerError as exc:
             self._fetcher.record_failed_release(exc, acquired.slot, acquired.queue_index)
-        self._return_slot(acquired.slot)
+        self._give_back(acquired.slot)
 
-    def _return_slot(self, slot: Slot) -> None:
-        self._record_permit(used=False)
-        self._fetcher.free_slot(slot)
-        self._slots.return_slot(slot)
+    def _give_back(self, *slots: Slot) -> None:
+        for _ in slots:
+            self._record_permit(used=False)
+        self._pool.give_back(*slots)
 
     def _record_permit(self, *, used: bool) -> None:
         if self._control.has_permits:
@@ -174,12 +166,8 @@ class AsyncBulkFetcher:
     The script ``collectBatch`` acquires them: it stops as soon as the next job belongs to another task. The first round
     trip acquires one job, and each further one twice as many, so that few jobs are spread over all idle children.
 
-    Args:
-        fetcher: Acquires the jobs.
-        starter: Starts them.
-        writer: Writes the outcomes of jobs whose task must not be called.
-        async_loop: Runs them.
-        next_jobs: Decides whether jobs of a task may be acquired in this way; the event loop uses it, too.
+    Attributes:
+        previous: The task of the previous job, ``""`` if the main thread has run it.
     """
 
     def __init__(
@@ -195,7 +183,7 @@ class AsyncBulkFetcher:
         self._writer = writer
         self._async = async_loop
         self._next_jobs = next_jobs
-        self._previous = ""
+        self.previous = ""
 
     def start(self, first: AcquiredJob) -> None:
         """Start the jobs that follow ``first``, as long as the child has room for them.
@@ -203,20 +191,16 @@ class AsyncBulkFetcher:
         This does nothing if the previous job belonged to another task: in a queue in which tasks alternate, it would be
         a wasted round trip for each job.
         """
-        previous = self._previous
-        self._previous = first.job.name
+        previous = self.previous
+        self.previous = first.job.name
         if previous != first.job.name:
             return
         count = 1
         while self._may_follow(first):
-            slots = self._take_slots(min(count, self._async.room))
+            slots = self._fetcher.pool.take_reserved(min(count, self._async.room))
             if not slots or self._start(first, slots) < len(slots):
                 break
             count = min(count * 2, _MAX_ASYNC_PER_CALL)
-
-    def record_sync_job(self) -> None:
-        """Record that the main thread runs a sync job itself."""
-        self._previous = ""
 
     def _may_follow(self, first: AcquiredJob) -> bool:
         if not self._async.keeps_up(wait=False):
@@ -230,20 +214,18 @@ class AsyncBulkFetcher:
         with suppress(BrokerError):  # the next fetch handles the error
             replies = self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
         for slot, fetched in zip(slots, replies, strict=False):
-            acquired = self._fetcher.acquired(first.queue_index, slot, fetched)
+            acquired = self._fetcher.adopt(first.queue_index, slot, fetched)
             if acquired is None:
-                self._return_slot(slot)
+                self._fetcher.pool.give_back(slot)
             else:
                 jobs.append(acquired)
-        for slot in slots[len(replies) :]:
-            self._return_slot(slot)
+        self._fetcher.pool.give_back(*slots[len(replies) :])
         for position, acquired in enumerate(jobs):
             # In crash quarantine, only the main thread waits for other jobs. A job of another task is acquired if it
             # has just become due.
             if acquired.max_concurrent or acquired.job.name != first.job.name:
                 self._fetcher.release_unstarted(jobs[position:])
-                for each in jobs[position:]:
-                    self._async.return_slot(each.slot)
+                self._fetcher.pool.give_back(*(each.slot for each in jobs[position:]))
                 return position
             self._start_job(acquired)
         return len(jobs)
@@ -252,24 +234,8 @@ class AsyncBulkFetcher:
         attempt = self._starter.begin(acquired)
         if isinstance(attempt, Attempt):
             self._async.start(acquired, attempt)
-            return
-        if attempt is not None:
+        elif attempt is not THROTTLED:
             self._writer.write_many([(acquired, attempt)], 0.0)
-        self._async.return_slot(acquired.slot)
-
-    def _take_slots(self, count: int) -> list[Slot]:
-        slots: list[Slot] = []
-        while len(slots) < count and (slot := self._async.take_slot()) is not None:
-            slot.reserve(mono_ms())
-            slots.append(slot)
-        return slots
-
-    def _return_slot(self, slot: Slot) -> None:
-        self._fetcher.free_slot(slot)
-        self._async.return_slot(slot)
-
-
-# A child's main thread: acquires jobs, runs sync tasks one at a time, and passes async ones to the event loop.
 
 
 class SyncLoop:
@@ -277,17 +243,6 @@ class SyncLoop:
 
     Sync tasks run only on it (except with ``-P threads``), because Python runs signal handlers (time limits, stack
     dumps) on the main thread.
-
-    Args:
-        fetcher: Acquires jobs.
-        starter: Starts them.
-        runner: Runs attempts.
-        writer: Writes their outcomes.
-        async_loop: Runs async tasks on another thread, and manages the free slots.
-        child_limits: Announces that this child has reached a limit.
-        collector: Collects the jobs of batches.
-        prefetch: Runs jobs while they are short.
-        bulk_fetcher: Starts the async jobs that follow another one.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
@@ -325,31 +280,33 @@ class SyncLoop:
             while acquired is not None:
                 if self._prefetch.is_useful and (acquired := self._prefetch.run(acquired)) is None:
                     break
-                slot = acquired.slot
                 acquired = self._work(acquired)
             self._prefetch.record_idle()
-            self._async.free_slot(slot)
         self._child_limits.announce(self._async.running)
         self._async.drain()
         self._runner.close()
 
     def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
-        """Run one job; return the next job if the call that finished this one has fetched it."""
+        """Run one job; return the next job if the call that finished this one has fetched it.
+
+        Otherwise, the job's slot has been given back, or belongs to the event loop.
+        """
         if acquired.job.name in self._batches:
             self._prefetch.count.record_long_job()
             self._work_batch(acquired)
             return None
         attempt = self._starter.begin(acquired)
-        if attempt is None:
+        if attempt is THROTTLED:
             return None
         if not isinstance(attempt, Attempt):
             return self._writer.write(acquired, attempt, 0.0)
-        if self._runner.runs_off_main_thread(attempt, acquired.slot):
+        off_main_thread = attempt.plan is not None and attempt.plan.off_main_thread
+        if off_main_thread and self._runner.runs_off_main_thread(attempt, acquired.slot):
             self._prefetch.count.record_long_job()
             self._async.start(acquired, attempt)
             self._bulk_fetcher.start(acquired)
             return None
-        self._bulk_fetcher.record_sync_job()
+        self._bulk_fetcher.previous = ""
         started = mono_s()
         outcome = self._runner.call(attempt, acquired.slot)
         duration_ms = (mono_s() - started) * 1000
@@ -362,32 +319,18 @@ class SyncLoop:
         not_started: list[tuple[AcquiredJob, Outcome]] = []
         for acquired in self._collector.collect(first):
             attempt = self._starter.begin(acquired)
-            if attempt is None:
-                self._return_slot(acquired, first)
-            elif isinstance(attempt, Attempt):
+            if isinstance(attempt, Attempt):
                 members.append((acquired, attempt))
-            else:
+            elif attempt is not THROTTLED:
                 not_started.append((acquired, attempt))
-        self._write_batch(not_started, 0.0, first)
+        self._writer.write_many(not_started, 0.0)
         if not members:
             return
         acquired, attempt = members[0]
         if self._runner.runs_off_main_thread(attempt, acquired.slot):
-            self._async.start_batch(members, first.slot)
+            self._async.start_batch(members)
             return
         started = mono_s()
         outcomes = BatchRunner(self._runner).call([(attempt, acquired.slot) for acquired, attempt in members])
         ended = [(acquired, outcome) for (acquired, _), outcome in zip(members, outcomes, strict=True)]
-        self._write_batch(ended, (mono_s() - started) * 1000, first)
-
-    def _write_batch(
-        self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float, first: AcquiredJob
-    ) -> None:
-        self._writer.write_many(released_last(ended), duration_ms)
-        for acquired, _ in ended:
-            self._return_slot(acquired, first)
-
-    def _return_slot(self, acquired: AcquiredJob, first: AcquiredJob) -> None:
-        """Return the slot of a batch's job to the async loop, except for the first job's: the main thread uses that."""
-        if acquired is not first:
-            self._async.return_slot(acquired.slot)
+        self._writer.write_many(released_last(ended), (mono_s() - started) * 1000)

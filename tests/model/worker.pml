@@ -110,8 +110,8 @@ byte outcome[ALL_SLOTS];
 /* What only the child knows. */
 byte reply[ALL_SLOTS] = NONE;     /* the job in a reply that the child has not read yet */
 byte seen_attempts[ALL_SLOTS];    /* attempts_made when the job was acquired */
-bool without_reply[ALL_SLOTS];        /* JobFetcher._without_reply: a call without a reply may have locked a job */
-bool write_lost[ALL_SLOTS];       /* WriteStep.lost_reply: a write of the outcome got no reply */
+bool without_reply[ALL_SLOTS];        /* SlotPool.without_reply: a call without a reply may have locked a job */
+bool write_lost[ALL_SLOTS];       /* write_again: a write of the outcome got no reply */
 byte written[ALL_SLOTS];          /* the call that writes the outcome: SENT, or its reply (OK, REJECTED, LOST) */
 
 byte holds[ALL_SLOTS] = NONE;     /* fact: the job that Redis gave this token, until the token gives it back */
@@ -358,7 +358,7 @@ inline forget(slot) {
     seen_attempts[slot] = 0; without_reply[slot] = false; write_lost[slot] = false; written[slot] = 0
 }
 
-/* JobFetcher.free_slot */
+/* SlotPool.clear */
 inline free_slot(slot) {
     state[slot] = (without_reply[slot] -> RESERVED : FREE);
     job[slot] = NONE; outcome[slot] = 0; reply[slot] = NONE; seen_attempts[slot] = 0; write_lost[slot] = false;
@@ -486,7 +486,7 @@ proctype Child(byte w) {
        }
 
     /* PrefetchLoop._run_ready. The child has the block's lock. */
-    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, RELEASING) > 0 && !HAS_SENT(w) ->  /* _free_slot */
+    :: atomic { !killed[w] && phase[w] == CHOOSING && COUNT_IN(w, RELEASING) > 0 && !HAS_SENT(w) ->  /* PrefetchLoop._give_back */
         for (s : FIRST(w) .. END(w) - 1) {
             if :: state[s] == RELEASING -> without_reply[s] = true; free_slot(s) :: else fi
         };

@@ -30,11 +30,11 @@ from bulltask.events import Bus
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.metrics import bind, run_exporter
 from bulltask.observe.metrics import MetricsCollector
-from bulltask.worker.slots import RetireReason
+from bulltask.worker.slots import ChildLimit
 from bulltask.config.process import die_with_parent
 
 QUEUES = ("mail", "sms")
-memory = MetricsMemory(QUEUES, 4, RetireReason)
+memory = MetricsMemory(QUEUES, 4, ChildLimit)
 parent = os.getpid()
 children = {}
 

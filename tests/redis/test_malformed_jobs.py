@@ -165,7 +165,8 @@ def test_malformed_jobs_fail_and_the_job_after_them_is_acquired(
     ]
     put("text", value="not a hash")
     put("sound")
-    acquired = child.fetcher.acquire(child.slot)
+    (slot,) = child.pool.take_reserved(1)
+    acquired = child.fetcher.acquire(slot)
     assert acquired is not None
     assert acquired.job.id == "sound"
     assert [event.job_id for event in events_of(emitted, MalformedJobFailed)] == [*malformed, "text"]

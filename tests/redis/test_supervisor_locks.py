@@ -28,7 +28,7 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.locks import Heartbeat, StalledCheck
 from bulltask.worker.recovery import JobsOfDeadChild, KilledAttempt, Recovery
-from bulltask.worker.slots import CancelReason, Slot, Slots, SlotState, WakeupPipe
+from bulltask.worker.slots import CancelReason, Slot, SlotPool, Slots, SlotState, WakeupPipe
 from bulltask.worker.supervisor import NamedConnections
 from tests.support.server_clients import client_of
 
@@ -351,7 +351,8 @@ def test_a_job_that_a_dead_childs_call_acquires_late_is_released(worker: Supervi
 
 def test_a_child_keeps_a_slowly_fetched_job_unless_another_worker_has_it(worker: Supervised) -> None:
     wakeup_pipe = WakeupPipe()
-    fetcher = JobFetcher(worker.app._broker, worker.queues, worker.bus, "worker", wakeup_pipe, worker.slots.control)
+    pool, control = SlotPool(worker.slots.children[0].slots()), worker.slots.control
+    fetcher = JobFetcher(worker.app._broker, worker.queues, worker.bus, "worker", wakeup_pipe, control, pool)
     try:
         for owned in (True, False):
             job_id = worker.app.queue("mail").add("held").id
@@ -360,7 +361,7 @@ def test_a_child_keeps_a_slowly_fetched_job_unless_another_worker_has_it(worker:
             if not owned:
                 worker.redis.set(worker.keys[0].lock(job_id), "another worker's")
             worker.slot.reserve(mono_ms() - LONG_AGO_MS - 1_000)
-            acquired = fetcher.acquired(0, worker.slot, fetched)
+            acquired = fetcher.adopt(0, worker.slot, fetched)
             assert (acquired is not None) == owned
             if acquired is not None:
                 assert worker.lock_ttl_ms(job_id) > 20_000

@@ -29,7 +29,7 @@ from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.limits import RevocationCheck
 from bulltask.worker.locks import Heartbeat, StalledCheck
 from bulltask.worker.recovery import JobsOfDeadChild, Recovery
-from bulltask.worker.slots import Slots, SlotState, SlotView, WakeupPipe
+from bulltask.worker.slots import SlotPool, Slots, SlotState, SlotView, WakeupPipe
 
 pytestmark = pytest.mark.redis
 
@@ -146,7 +146,8 @@ def test_a_child_releases_the_jobs_of_a_lost_reply_while_a_queue_is_broken(
     job = app.queue("sound").add("held", {})
     client.run(move_to_active(keys[1], FetchOptions(slot.token, 30_000, "worker"), app._now_ms()))
     redis_client.set(keys[0].active, "not a list")
-    fetcher = JobFetcher(app._broker, QUEUES, bus, "worker", wakeup_pipe, slots.control)
+    pool = SlotPool(slots.children[0].slots())
+    fetcher = JobFetcher(app._broker, QUEUES, bus, "worker", wakeup_pipe, slots.control, pool)
     try:
         fetcher.record_lost_call(BrokerUnavailableError("the reply was lost"), slot, 1)
         acquired = fetcher.acquire(slot)

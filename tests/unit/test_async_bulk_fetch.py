@@ -25,15 +25,14 @@ def test_a_delayed_job_of_another_task_that_has_just_become_due_is_released() ->
     fetcher: Any = SimpleNamespace(
         may_collect=True,
         fetch_many=lambda _i, slots, _t: slots,
-        acquired=lambda _i, slot, _f: job(next(names), slot),
+        pool=SimpleNamespace(take_reserved=lambda _: [slots.pop()], give_back=lambda *_: None),
+        adopt=lambda _i, slot, _f: job(next(names), slot),
         release_unstarted=lambda jobs: released.extend(each.job.name for each in jobs),
     )
     starter: Any = SimpleNamespace(begin=lambda _: attempt)
     loop: Any = SimpleNamespace(
         room=1,
-        take_slot=slots.pop,
         start=lambda acquired, _: started.append(acquired.job.name),
-        return_slot=lambda _: None,
         keeps_up=lambda **_: True,
     )
     next_jobs: Any = SimpleNamespace(may_follow=lambda _: True)

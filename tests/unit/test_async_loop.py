@@ -20,7 +20,7 @@ from bulltask.worker.async_loop import AsyncLoop
 from bulltask.worker.cancellation import Cancellation
 from bulltask.worker.finish import Finisher
 from bulltask.worker.outcomes import AcquiredJob, CompletedOutcome, Outcome
-from bulltask.worker.slots import Slot, Slots, SlotState
+from bulltask.worker.slots import Slot, SlotPool, Slots, SlotState
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 FIELDS = [b"name", b"send", b"data", b"{}", b"timestamp", b"1", b"ats", b"1"]
@@ -49,7 +49,8 @@ class Child:
         block.reset()
         self.cancellation = Cancellation(block, lambda: None, lambda: None)
         fake: Any = self
-        self.loop = AsyncLoop(block, fake, finisher, lambda: fake, fake, fake)
+        self.pool = SlotPool(block.slots())
+        self.loop = AsyncLoop(self.pool, fake, finisher, lambda: fake, fake, fake)
 
     def start_job(self, max_concurrent: int = 0, opts: bytes = b'{"attempts":1}') -> Slot:
         """Acquire a job and start its attempt."""
@@ -59,14 +60,13 @@ class Child:
         attempt: Any = None
         job = RunningJob.from_hash("mail", "7", [*FIELDS, b"opts", opts])
         self.loop.start(AcquiredJob(slot, 0, KEYS, job, max_concurrent), attempt)
-        self.loop.free_slot(slot)
         return slot
 
     def has_free_slot(self) -> bool:
         stopping = iter([False, True])
         if (slot := self.loop.wait_for_slot(lambda: next(stopping))) is None:
             return False
-        self.loop.free_slot(slot)
+        self.pool.give_back(slot)
         return True
 
     def finish(self) -> None:
@@ -125,7 +125,7 @@ def test_a_slot_is_free_again_when_the_outcome_of_its_job_is_written(child: Chil
     assert set(free) == slots
     for slot in free:
         assert slot is not None
-        child.loop.free_slot(slot)
+        child.pool.give_back(slot)
 
 
 def test_a_job_that_may_have_killed_a_child_runs_alone(child: Child) -> None:

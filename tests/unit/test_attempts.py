@@ -41,22 +41,19 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.deadlines: list[Deadlines] = []
-        self.executions: list[TaskExecution] = []
+        self.execution: TaskExecution | None = None
 
     def set_deadlines(self, _: Slot, deadlines: Deadlines) -> None:
         self.deadlines.append(deadlines)
 
-    def enter(self, execution: TaskExecution) -> None:
-        self.executions.append(execution)
-
     def raise_if_cancelled(self) -> None:
-        for execution in self.executions:
-            execution.take(execution.requested)
+        if self.execution is not None:
+            self.execution.take(self.execution.requested)
 
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
-    monkeypatch.setattr(App, "now_ms", lambda _: NOW_MS)
+    monkeypatch.setattr(App, "_now_ms", lambda _: NOW_MS)
     monkeypatch.setattr(module, "mono_ms", lambda: MONO_MS)
     app = App("tested")
 
@@ -76,7 +73,7 @@ def cancellation() -> Cancellation:
 def attempts(app: App, cancellation: Cancellation, stored: str = "") -> AttemptRunner:
     nothing: Any = None
     client: Any = SimpleNamespace(send=lambda _command: stored)
-    child_limits: Any = SimpleNamespace(check_memory=lambda: None)
+    child_limits: Any = SimpleNamespace(limits_memory=False)
     return AttemptRunner(app, lambda _: client, nothing, cast("Any", cancellation), child_limits, TaskThreads(0))
 
 

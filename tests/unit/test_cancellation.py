@@ -38,7 +38,7 @@ class Child:
     def begin(self) -> TaskExecution:
         self.slot.activate(0, "job-1", 0)
         execution = TaskExecution(self.slot, "mail", LIMITS)
-        self.cancellation.enter(execution)
+        self.cancellation.execution = execution
         return execution
 
     def request(self, cause: CancelReason = CancelReason.SOFT_LIMIT) -> None:

@@ -16,7 +16,7 @@ from bulltask.jobs.clock import mono_ms
 from bulltask.transport.call import Call, Fetched, QueueKeys
 from bulltask.worker import fetch as module
 from bulltask.worker.fetch import JobFetcher
-from bulltask.worker.slots import ControlPage, Slots, SlotState
+from bulltask.worker.slots import ControlPage, SlotPool, Slots, SlotState
 
 CONFIG = Settings({"lock_duration": 30}, {}).freeze()
 FIELDS = {"name": "send", "data": "{}", "opts": json.dumps({"attempts": 1}), "timestamp": "1", "ats": "1"}
@@ -42,11 +42,14 @@ class FakeChild:
         )
         self.control = ControlPage(memoryview(bytearray(4096)), None)
         wakeup_pipe: Any = SimpleNamespace(wait=self.pause)
-        self.fetcher = JobFetcher(broker, ["mail"], Bus(), "worker", wakeup_pipe, self.control)
         slots = Slots(1, 1)
         (block,) = slots.children
         block.reset()
-        (self.slot,) = block.slots()
+        self.pool = SlotPool(block.slots())
+        self.fetcher = JobFetcher(broker, ["mail"], Bus(), "worker", wakeup_pipe, self.control, self.pool)
+        slot = self.pool.take()
+        assert slot is not None
+        self.slot = slot
 
     def pause(self, ms: float) -> None:
         self.pauses.append(ms)
@@ -124,6 +127,7 @@ def test_a_job_that_could_not_be_released_is_released_later_whatever_the_error_w
 
     child.try_many = fail  # type: ignore[method-assign, assignment]
     child.fetcher.release_unstarted([acquired])
+    child.pool.clear(child.slot)
     assert child.slot.read().state is SlotState.RESERVED
     assert child.fetcher.acquire(child.slot) is not None
     assert child.scripts == ["moveToActive", "findByToken", "moveToActive"]
@@ -162,10 +166,10 @@ def test_a_fetch_longer_than_half_the_lock_duration_renews_the_lock(
     child = FakeChild(*replies)
     child.slot.reserve(time.ms)
     time.ms += lasted_ms
-    acquired = child.fetcher.acquired(0, child.slot, JOB)
+    acquired = child.fetcher.adopt(0, child.slot, JOB)
     assert (acquired is not None) == (state == "acquired")
     assert len(child.scripts) == len(replies)
-    child.fetcher.free_slot(child.slot)
+    child.pool.clear(child.slot)
     assert (child.slot.read().state is SlotState.RESERVED) == (state == "without reply")
 
 
@@ -181,7 +185,7 @@ def test_a_throttled_job_is_not_running_while_the_script_removes_its_lock(
 ) -> None:
     child, states = FakeChild(), list[int]()
     child.slot.reserve(mono_ms())
-    acquired = child.fetcher.acquired(0, child.slot, JOB)
+    acquired = child.fetcher.adopt(0, child.slot, JOB)
     assert acquired is not None
 
     def run(_: Call[Any]) -> int:

@@ -24,7 +24,7 @@ from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.events import EVENTS as EVENTS_BY_CLASS
 from bulltask.observe.log import LineWriter, LogListener, configure, listener_errors
 from bulltask.registry.request import enter_job
-from bulltask.worker.slots import RetireReason
+from bulltask.worker.slots import ChildLimit
 
 WORKER = "node-1-12345-a1b2c3"
 TRACEBACK = 'Traceback (most recent call last):\n  File "mail.py", line 3, in send\nValueError: no such user\n'
@@ -132,7 +132,7 @@ def test_every_event_can_be_logged_and_counted_as_it_is_declared(event: Event) -
     log = Log()
     bus = Bus(on_error=lambda name, _, exc: pytest.fail(f"{name}: {exc!r}"))
     LogListener(log.logger).attach(bus)
-    MetricsListener(MetricsMemory(["mail"], 1, RetireReason).block(0), ["mail"]).attach(bus)
+    MetricsListener(MetricsMemory(["mail"], 1, ChildLimit).block(0), ["mail"]).attach(bus)
     bus.emit(event)
     (line,) = log.lines()
     assert line["event"] == EVENTS_BY_CLASS[type(event)].text

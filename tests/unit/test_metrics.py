@@ -16,7 +16,7 @@ from bulltask.jobs.names import REVOKED
 from bulltask.observe import events
 from bulltask.observe.counters import BUCKETS, MetricsListener, MetricsMemory
 from bulltask.observe.metrics import MetricsCollector
-from bulltask.worker.slots import RetireReason
+from bulltask.worker.slots import ChildLimit
 
 WORKER = "node-1-12345-a1b2c3"
 Sample = tuple[str, tuple[tuple[str, str], ...]]
@@ -46,7 +46,7 @@ def scrape(memory: MetricsMemory, lengths=no_lengths) -> dict[Sample, float]:
 def test_metrics_have_the_expected_names_types_and_labels() -> None:
     registry = CollectorRegistry()
     lengths = {"mail": {"wait": 1}}
-    registry.register(MetricsCollector(MetricsMemory(["mail"], 1, RetireReason), WORKER, lambda: lengths))
+    registry.register(MetricsCollector(MetricsMemory(["mail"], 1, ChildLimit), WORKER, lambda: lengths))
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
     metrics = {family.name: (family.type, set(family.samples[0].labels) - {"le"}) for family in families}
     assert metrics == {
@@ -70,7 +70,7 @@ def test_metrics_have_the_expected_names_types_and_labels() -> None:
 
 
 def test_every_counter_is_zero_before_the_first_job() -> None:
-    samples = scrape(MetricsMemory(["mail", "sms"], 3, RetireReason))
+    samples = scrape(MetricsMemory(["mail", "sms"], 3, ChildLimit))
     for queue in ("mail", "sms"):
         for status in ("completed", "failed", "retried"):
             assert samples["bullmq_jobs_processed_total", (("queue", queue), ("status", status))] == 0
@@ -81,7 +81,7 @@ def test_every_counter_is_zero_before_the_first_job() -> None:
 
 
 def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
-    memory = MetricsMemory(["mail", "sms"], 2, RetireReason)
+    memory = MetricsMemory(["mail", "sms"], 2, ChildLimit)
     bus = attach_listener(memory, 1)
     for _ in range(3):
         bus.emit(events.JobCompleted("1", "mail", "t", 10.0, None))
@@ -94,7 +94,7 @@ def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
 
 
 def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     bus = attach_listener(memory, 0)
     bus.emit(events.CrashLimitReached("1", "mail", 3, "SIGSEGV"))
     bus.emit(events.JobIncompatible("1", "mail", "t", "no", 5000))
@@ -103,7 +103,7 @@ def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
 
 
 def test_failed_jobs_are_counted_by_their_reason() -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     bus = attach_listener(memory, 1)
     for category in ("transient", "permanent", "permanent", "unknown", "revoked", "of another version"):
         bus.emit(events.JobFailed("1", "mail", "t", 10.0, "e", category, 3, ""))
@@ -121,7 +121,7 @@ def test_failed_jobs_are_counted_by_their_reason() -> None:
 
 
 def test_durations_of_attempts_are_counted_in_buckets() -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     bus = attach_listener(memory, 1)
     for duration_ms in (0.0, 5.0, 5.1, 700.0, 10_000.0, 10_001.0):
         bus.emit(events.JobCompleted("1", "mail", "t", duration_ms, None))
@@ -138,7 +138,7 @@ def test_the_buckets_include_the_documented_bounds() -> None:
 
 
 def test_heartbeats_and_stalled_checks_are_counted() -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     bus = attach_listener(memory, 0)
     bus.emit(events.HeartbeatSucceeded("mail", 10, 1.0))
     bus.emit(events.HeartbeatSucceeded("mail", 5, 12.0))
@@ -163,7 +163,7 @@ def status_of(samples: dict[Sample, float]) -> tuple[float, float]:
 
 
 def test_the_connection_status_is_disconnected_if_any_process_lost_redis() -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     bus, other = attach_listener(memory, 0), attach_listener(memory, 1)
     assert status_of(scrape(memory)) == (1, 0)
     bus.emit(events.RedisDisconnected("refused"))
@@ -184,7 +184,7 @@ def test_the_connection_status_is_disconnected_if_any_process_lost_redis() -> No
 
 
 def test_replaced_children_are_counted_by_reason() -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     bus = Bus()
     MetricsListener(memory.block(0), ["mail"]).attach(bus)
     bus.emit(events.ChildDied(0, 4711, "SIGKILL", 1))
@@ -204,23 +204,23 @@ def test_replaced_children_are_counted_by_reason() -> None:
     }
 
 
-@pytest.mark.parametrize("limit", [limit.name.lower() for limit in RetireReason if limit])
+@pytest.mark.parametrize("limit", [limit.name.lower() for limit in ChildLimit if limit])
 def test_a_child_that_reached_a_limit_is_counted_by_the_name_of_the_limit(limit: str) -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     attach_listener(memory, 0).emit(events.ChildExited(0, 4711, limit))
     assert {reason: count for reason, count in memory.exits().items() if count} == {limit: 1}
 
 
 @pytest.mark.parametrize("category", [*ErrorCategory, REVOKED])
 def test_a_failed_job_is_counted_by_the_category_of_its_error(category: str) -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     attach_listener(memory, 0).emit(events.JobFailed("1", "mail", "t", 1.0, "e", category, 1, ""))
     reason = "transient_exhausted" if category == "transient" else category
     assert {name: count for name, count in memory.totals()["mail"].failed_by.items() if count} == {reason: 1}
 
 
 def test_a_new_process_does_not_inherit_a_lost_connection() -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     attach_listener(memory, 1).emit(events.RedisDisconnected("refused"))
     assert not memory.connected()
     attach_listener(memory, 1)
@@ -230,7 +230,7 @@ def test_a_new_process_does_not_inherit_a_lost_connection() -> None:
 def test_queue_lengths_are_read_at_each_scrape() -> None:
     states = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
     lengths = {"mail": {state: number for number, state in enumerate(states)}}
-    samples = scrape(MetricsMemory(["mail"], 1, RetireReason), lambda: lengths)
+    samples = scrape(MetricsMemory(["mail"], 1, ChildLimit), lambda: lengths)
     for number, state in enumerate(states):
         assert samples["bullmq_queue_length", (("queue", "mail"), ("state", state))] == number
 
@@ -239,7 +239,7 @@ def test_a_scrape_without_redis_contains_the_counters() -> None:
     def unreachable() -> Mapping[str, Mapping[str, int]]:
         raise ConnectionError("refused")
 
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     attach_listener(memory, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
     samples = scrape(memory, unreachable)
     assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "completed"))] == 1
@@ -261,7 +261,7 @@ def test_concurrent_scrapes_read_queue_lengths_one_at_a_time() -> None:
             active -= 1
         return {}
 
-    collector = MetricsCollector(MetricsMemory(["mail"], 1, RetireReason), WORKER, lengths)
+    collector = MetricsCollector(MetricsMemory(["mail"], 1, ChildLimit), WORKER, lengths)
     threads = [threading.Thread(target=collector.collect) for _ in range(5)]
     for thread in threads:
         thread.start()
@@ -271,7 +271,7 @@ def test_concurrent_scrapes_read_queue_lengths_one_at_a_time() -> None:
 
 
 def test_threads_of_one_child_lose_no_counts() -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     bus = attach_listener(memory, 1)
     event = events.JobCompleted("1", "mail", "t", 1.0, None)
 
@@ -293,7 +293,7 @@ def test_threads_of_one_child_lose_no_counts() -> None:
 
 
 def test_metrics_subscribe_only_to_events_that_have_a_metric() -> None:
-    bus = attach_listener(MetricsMemory(["mail"], 2, RetireReason), 1)
+    bus = attach_listener(MetricsMemory(["mail"], 2, ChildLimit), 1)
     assert not bus.wants(events.JobStarted)
     assert bus.wants(events.JobCompleted)
 
@@ -301,17 +301,17 @@ def test_metrics_subscribe_only_to_events_that_have_a_metric() -> None:
 def test_the_metrics_can_be_opened_again_from_a_file_descriptor() -> None:
     fd = os.memfd_create("metrics")
     try:
-        first, second = MetricsMemory(["mail"], 2, RetireReason, fd), MetricsMemory(["mail"], 2, RetireReason, fd)
+        first, second = MetricsMemory(["mail"], 2, ChildLimit, fd), MetricsMemory(["mail"], 2, ChildLimit, fd)
         attach_listener(first, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
         assert second.totals()["mail"].completed == 1
         with pytest.raises(ValueError, match="must be"):
-            MetricsMemory(["mail", "sms"], 2, RetireReason, fd)
+            MetricsMemory(["mail", "sms"], 2, ChildLimit, fd)
     finally:
         os.close(fd)
 
 
 def test_an_unknown_block_of_metrics_is_rejected() -> None:
-    memory = MetricsMemory(["mail"], 2, RetireReason)
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
     for number in (-1, 2):
         with pytest.raises(IndexError, match=f"2 blocks, so there is no block {number}"):
             memory.block(number)
@@ -319,14 +319,14 @@ def test_an_unknown_block_of_metrics_is_rejected() -> None:
 
 def test_memory_without_blocks_or_with_a_duplicate_queue_is_rejected() -> None:
     with pytest.raises(ValueError, match="each queue once"):
-        MetricsMemory(["mail"], 0, RetireReason)
+        MetricsMemory(["mail"], 0, ChildLimit)
     with pytest.raises(ValueError, match="each queue once"):
-        MetricsMemory(["mail", "mail"], 1, RetireReason)
+        MetricsMemory(["mail", "mail"], 1, ChildLimit)
 
 
 def test_a_queue_without_memory_is_rejected_by_name() -> None:
     with pytest.raises(ValueError, match="without these queues: sms"):
-        MetricsListener(MetricsMemory(["mail"], 1, RetireReason).block(0), ["mail", "sms"])
+        MetricsListener(MetricsMemory(["mail"], 1, ChildLimit).block(0), ["mail", "sms"])
 
 
 @pytest.mark.parametrize("module", ["bulltask.events", "bulltask.observe.log", "bulltask.observe.counters"])
@@ -337,7 +337,7 @@ def test_a_worker_without_metrics_does_not_load_prometheus(module: str) -> None:
 
 def test_no_queue_name_can_forge_a_metric() -> None:
     evil = 'a"} 1\\\nforged_total{x="\u2028\u202e'
-    memory = MetricsMemory([evil], 1, RetireReason)
+    memory = MetricsMemory([evil], 1, ChildLimit)
     attach_listener(memory, 0).emit(events.JobCompleted("1", evil, "t", 1.0, None))
     samples = scrape(memory, lambda: {evil: {"wait": 3}})
     assert {dict(labels)["queue"] for _, labels in samples if "queue" in dict(labels)} == {evil}

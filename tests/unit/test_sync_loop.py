@@ -10,7 +10,7 @@ from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.events import Bus, JobCompleted
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.call import Call, QueueKeys
-from bulltask.worker.async_loop import IterationAdder, JobStarter
+from bulltask.worker.attempt import IterationAdder, JobStarter
 from bulltask.worker.finish import Finisher, OutcomeWriter
 from bulltask.worker.outcomes import AcquiredJob, CompletedOutcome
 from bulltask.worker.slots import Slots
@@ -25,13 +25,14 @@ CONNECTION_LOST = BrokerUnavailableError("gone")
 class Child:
     """A main thread that finishes one job. Its connection returns the replies that a test sets, then ``None``."""
 
-    may_fetch_next = False
+    may_fetch_next = has_several_queues = False
+    is_active = True
 
     def __init__(self, *replies: Any) -> None:
         self.replies = list(replies)
         self.log: list[str] = []
         self.completed: list[JobCompleted] = []
-        self.client = self.backoff = self
+        self.client = self.backoff = self.pool = self
         self.round_robin = SimpleNamespace(after=lambda index: index)
         bus, clock = Bus(), SimpleNamespace(now_ms=lambda: 1_000)
         bus.subscribe(JobCompleted, self.completed.append)
@@ -60,7 +61,7 @@ class Child:
     def back_off(self, _exc: BrokerError) -> None:
         self.log.append("wait")
 
-    def free_slot(self, _slot: object) -> None:
+    def give_back(self, _slot: object) -> None:
         pass
 
     def reset(self) -> None:
@@ -111,7 +112,7 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
         def write(self, _acquired: AcquiredJob, _outcome: object, duration_ms: float) -> None:
             durations.append(duration_ms)
 
-    child_limits: Any = SimpleNamespace(count_job=lambda: False)
+    child_limits: Any = SimpleNamespace(exist=False)
     fetcher: Any = SimpleNamespace(emit_started=lambda _: None)
     collector: Any = SimpleNamespace(batches={})
     starter = JobStarter(fetcher, runner, nothing, nothing, child_limits)
