@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.lake.history import History
 from bulltask.lake.records import to_json
-from bulltask.observe.metrics import LOCAL_HOSTS, RequestDeadline, host_of
+from bulltask.observe.http_requests import LOCAL_HOSTS, RequestDeadline, host_of
 
 __all__ = ["HOST", "HistoryServer"]
 

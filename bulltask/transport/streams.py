@@ -432,7 +432,11 @@ class SharedStream:
                 await self._client.close()
 
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """Make calls that do not block, as :meth:`AnyAsyncClient.run_many` does; not after the last reader has left."""
+        """Make calls that do not block, as :meth:`AnyAsyncClient.run_many` does.
+
+        Raises:
+            BrokerUnavailableError: The last reader has left; and as for ``AnyAsyncClient.run_many``.
+        """
         if not self._readers:
             raise BrokerUnavailableError(_CLOSED)
         client = self._client if self._reading is None else self._short_client()

@@ -23,7 +23,7 @@ from bulltask.cli.main import main
 from bulltask.errors import ConfigError
 from bulltask.lake import History
 from bulltask.lake.serving import HistoryServer
-from bulltask.observe.metrics import RequestDeadline
+from bulltask.observe.http_requests import RequestDeadline
 from tests.support.lake import LakeBuilder, at
 
 END = at("2026-11-20 10:00")

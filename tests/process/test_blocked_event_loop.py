@@ -15,7 +15,7 @@ TASKS = """
 import asyncio
 import time
 
-from bulltask.worker.supervisor import canceller
+from bulltask.worker import limits as canceller
 
 canceller.GRACE_MS = 1_000
 

@@ -96,7 +96,7 @@ import threading
 import weakref
 from concurrent.futures import ProcessPoolExecutor
 
-from bulltask.worker.child import inherited
+from bulltask.worker import child as inherited
 
 atexit.register(record, "atexit", registered="by the module")
 temporary = tempfile.TemporaryDirectory()

@@ -18,7 +18,7 @@ TASKS = """
 import asyncio
 import time
 
-from bulltask.worker.supervisor import canceller, child_pool
+from bulltask.worker import child_pool, limits as canceller
 from bulltask.worker.limits import TimeLimitCheck
 
 TimeLimitCheck.interval_ms = canceller.Canceller.interval_ms = 1

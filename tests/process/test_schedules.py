@@ -39,7 +39,7 @@ def defined_below(self, text):
 
 
 CHECKS_OFTEN = """
-from bulltask.transport.scripts import schedule
+from bulltask.transport.scripts import queue as schedule
 from bulltask.worker import beat
 
 beat.CHECK_MS, schedule._TOLERANCE_MS = 200, schedule.CHECK_MS - 100

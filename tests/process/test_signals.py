@@ -404,7 +404,7 @@ def test_usr1_logs_the_stacks_of_threads_and_asyncio_tasks_of_all_processes(
 
     stacks = {line["pid"]: line["traceback"] for line in worker.logged("Stacks")}
     assert stacks.keys() == {worker.pid, *worker.children}
-    assert "loop.py" in stacks[worker.pid]
+    assert "supervisor.py" in stacks[worker.pid]
     assert "in wait_at" in stacks[held_by]
     assert f"Task 'job {deep.id}'" in stacks[awaited_by]
     outermost, innermost = stacks[awaited_by].index("in wait_deep"), stacks[awaited_by].index("in innermost")

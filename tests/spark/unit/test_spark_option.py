@@ -143,6 +143,6 @@ def test_spark_reports_progress_only_until_the_task_itself_does(
         return nullcontext()
 
     monkeypatch.setattr(runner, "_spark_child", lambda _: SimpleNamespace(run=run))
-    reporter: Any = None if context is None else SimpleNamespace(has_reported=context)
+    reporter: Any = None if context is None else SimpleNamespace(_has_reported=context)
     assert runner.wrap(NO_JOB, "token", len, reporter)("abc") == 3
     assert attempts[0].has_reported() is has_reported
