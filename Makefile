@@ -23,8 +23,8 @@ RELEASE := $(VENV)/release/installed.stamp
 ARGS ?=
 comma := ,
 TESTS ?= tests
-# Half of the tests wait for processes to exit and locks to expire, so five processes keep two cores busy.
-WORKERS ?= 5
+# Half of the tests wait for processes to exit and locks to expire, so six processes keep two cores busy.
+WORKERS ?= 6
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
