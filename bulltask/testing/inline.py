@@ -333,9 +333,9 @@ class _Run:
             zone = zone_of(self._app._config.timezone)
             run_sync(self._client, add_next_iteration(acquired.keys, job, self._clock.now_ms(), zone))
         attempt = self._runner.begin(job)
-        if isinstance(attempt, Attempt) and attempt.rate is not None:
+        if isinstance(attempt, Attempt) and (rate := attempt.plan.rate) is not None:
             token, now_ms = acquired.slot.token, self._clock.now_ms()
-            if delay_ms := self._client.run(start_or_throttle(acquired.keys, job, token, attempt.rate, now_ms)):
+            if delay_ms := self._client.run(start_or_throttle(acquired.keys, job, token, rate, now_ms)):
                 self._runner.bus.emit(JobThrottled(job.id, job.queue, job.name, delay_ms))
                 return None
         self._runner.bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))

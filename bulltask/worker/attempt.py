@@ -450,17 +450,16 @@ class Attempt:
     """A job with its task and valid arguments.
 
     Attributes:
-        rate: The task's rate limit, which decides whether the job may start; ``None`` for most tasks.
         plan: What is the same for all jobs of the task.
+        limits: The job's time limits, else the task's.
     """
 
     job: RunningJob
     task: AnyTask[..., Any]
     arguments: JobArguments
+    plan: TaskPlan
     limits: TimeLimits = NO_LIMITS
     context: Context | None = None
-    rate: TaskRate | None = None
-    plan: TaskPlan | None = None
 
 
 class AttemptRunner:
@@ -521,8 +520,10 @@ class AttemptRunner:
                 raise self._not_registered(job.name)  # noqa: TRY301 - handled like a problem with the arguments
             plan = plan or self._new_plan(task)
             arguments = self._payloads.arguments(job, task, self._job_client)
+            own = job.opts.time_limits
+            limits = plan.limits if own is NO_LIMITS else own.with_defaults(plan.limits)
             if plan.needs_context:
-                arguments, context = self._with_context(job, task, arguments)
+                arguments, context = self._with_context(job, task, arguments, limits)
         except BrokerError:
             return ReleasedOutcome()  # the results of its child jobs could not be read; the job is next in its queue
         except _FailedChildJobError as exc:
@@ -532,9 +533,7 @@ class AttemptRunner:
             return FailedOutcome(exc.reason, exc.trace, "permanent", original, failed_job=failed_job, error=error)
         except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
             return self._outcome_before_start(as_permanent(exc), job, task)
-        own = job.opts.time_limits
-        limits = plan.limits if own is NO_LIMITS else own.with_defaults(plan.limits)
-        return Attempt(job, task, arguments, limits, context, plan.rate, plan)
+        return Attempt(job, task, arguments, plan, limits, context)
 
     def _new_plan(self, task: AnyTask[..., Any]) -> TaskPlan:
         """Return the plan of a task; a hint that cannot be evaluated is an error of its jobs."""
@@ -566,14 +565,10 @@ class AttemptRunner:
         """Return the context of the sync task on the main thread; ``None`` if there is none, or other tasks, too."""
         return None if self._main_context is None or self._cancellation.runs_async else self._main_context
 
-    def runs_off_main_thread(self, attempt: Attempt, slot: Slot) -> bool:
-        """Return whether :meth:`acall` must run the attempt, not :meth:`call`; reserve a thread if it needs one."""
-        plan = attempt.plan
-        if plan is None or not plan.off_main_thread:
-            return False
+    def reserve_thread(self, attempt: Attempt, slot: Slot) -> None:
+        """Reserve a thread, if a task that :meth:`acall` runs needs one."""
         if not attempt.task._is_async:
             self._threads.reserve(slot)
-        return True
 
     def free_thread(self, slot: Slot) -> None:
         """Free the thread that was reserved for a job that does not start."""
@@ -587,7 +582,7 @@ class AttemptRunner:
         job, task, arguments = attempt.job, attempt.task, attempt.arguments
         # A copy, so that one task's context variables are not visible to the next one.
         variables = contextvars.copy_context()
-        context = LazyContext(functools.partial(self._context, job, task, arguments), attempt.context)
+        context = LazyContext(functools.partial(self._context, job, task, arguments, attempt.limits), attempt.context)
         variables.run(enter_attempt, job, context)
         has_hooks = task._has_handlers or TASK_SIGNALS.active or self._middleware.running  # as RunHooks.has_hooks
         target = self._hooked(attempt, variables).call if has_hooks else task._target
@@ -618,7 +613,7 @@ class AttemptRunner:
         because the task's code may have cancelled it. :meth:`amove` follows.
         """
         execution = self._start_execution(attempt, slot, alone=False)
-        create = functools.partial(self._context, attempt.job, attempt.task, attempt.arguments)
+        create = functools.partial(self._context, attempt.job, attempt.task, attempt.arguments, attempt.limits)
         enter_attempt(attempt.job, context := LazyContext(create, attempt.context))
         ending = await self.aexecute(execution, attempt.task, functools.partial(self._bound, attempt))
         return self.outcome(attempt, *ending, context)
@@ -706,12 +701,12 @@ class AttemptRunner:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
 
     def _with_context(
-        self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments
+        self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments, limits: TimeLimits
     ) -> tuple[JobArguments, Context | None]:
         if task._is_batch:
-            request = self._request(job, task, arguments.args, arguments.kwargs)
+            request = self._request(job, arguments, limits)
             return replace(arguments, args=(BatchJob(arguments.args[0], request),), kwargs={}), None
-        context = self._context(job, task, arguments)
+        context = self._context(job, task, arguments, limits)
         if not task._bind or task._target is not task.function:  # __call__ of a task class passes the task itself
             return arguments, context
         return replace(arguments, args=(task if task._has_base else context, *arguments.args)), context
@@ -761,12 +756,14 @@ class AttemptRunner:
         delay_ms = min(waited_ms + _MIN_DELAY_MS, MAX_DELAY_MS)
         return IncompatibleOutcome(delay_ms, str(error), f"{job.attempts_made}:{since_ms}", is_first)
 
-    def _context(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments) -> Context:
+    def _context(
+        self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments, limits: TimeLimits
+    ) -> Context:
         client, checkpoints = self._job_client(job), None
         if task._options.checkpoint:
             interval_ms = to_ms(task._options.checkpoint_interval)
             checkpoints = Checkpoints(job.checkpoint, job.id, job.attempts_started, interval_ms, client)
-        request, payloads = self._request(job, task, arguments.args, arguments.kwargs), self._payloads.codec
+        request, payloads = self._request(job, arguments, limits), self._payloads.codec
         return Context(
             request,
             client,
@@ -778,18 +775,13 @@ class AttemptRunner:
             is_stopping=self.is_stopping,
         )
 
-    def _request(
-        self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Request:
-        plan, own = self._plans.get(task.name), task._options.time_limits
-        defaults = own.with_defaults(self._config.time_limits) if plan is None else plan.limits
-        limits = job.opts.time_limits.with_defaults(defaults)
-        request = Request.of(job, args, kwargs, limits, self._app.name, self._worker_id)
+    def _request(self, job: RunningJob, arguments: JobArguments, limits: TimeLimits) -> Request:
+        request = Request.of(job, arguments.args, arguments.kwargs, limits, self._app.name, self._worker_id)
         return replace(request, is_eager=True) if self.is_eager else request
 
     def _hooked(self, attempt: Attempt, variables: contextvars.Context | None) -> HookedRun:
         job, task, arguments, context = attempt.job, attempt.task, attempt.arguments, attempt.context
-        request = self._request(job, task, arguments.args, arguments.kwargs) if context is None else context.request
+        request = self._request(job, arguments, attempt.limits) if context is None else context.request
         return self.hooks.start(job, task, request, variables)
 
     def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:
@@ -860,12 +852,12 @@ class AttemptRunner:
         return outcome
 
     def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
-        job, task, plan = attempt.job, attempt.task, attempt.plan
+        job, task, encode = attempt.job, attempt.task, attempt.plan.encode_result
         if not job.parent_key and job.opts.bulltask.get("ignore_result", task._options.ignore_result) is True:
             return CompletedOutcome(b"null", result)
         try:
-            if plan is not None and plan.encode_result is not None:
-                return CompletedOutcome(plan.encode_result(result), result)
+            if encode is not None:
+                return CompletedOutcome(encode(result), result)
             return CompletedOutcome(self._payloads.result(job, task, attempt.arguments, result), result)
         except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left
             if isinstance(result, AsyncResult | GroupResult):  # return other.delay(): Celery stores the ids
@@ -985,8 +977,8 @@ class JobStarter:
             attempt = self._iteration_adder.add_next(acquired) or attempt
         if (
             isinstance(attempt, Attempt)
-            and attempt.rate is not None
-            and self._fetcher.throttle_if_limited(acquired, attempt.rate)
+            and attempt.plan.rate is not None
+            and self._fetcher.throttle_if_limited(acquired, attempt.plan.rate)
         ):
             return THROTTLED
         self._fetcher.emit_started(job)

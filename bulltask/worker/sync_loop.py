@@ -300,8 +300,8 @@ class SyncLoop:
             return None
         if not isinstance(attempt, Attempt):
             return self._writer.write(acquired, attempt, 0.0)
-        off_main_thread = attempt.plan is not None and attempt.plan.off_main_thread
-        if off_main_thread and self._runner.runs_off_main_thread(attempt, acquired.slot):
+        if attempt.plan.off_main_thread:
+            self._runner.reserve_thread(attempt, acquired.slot)
             self._prefetch.count.record_long_job()
             self._async.start(acquired, attempt)
             self._bulk_fetcher.start(acquired)
@@ -327,7 +327,8 @@ class SyncLoop:
         if not members:
             return
         acquired, attempt = members[0]
-        if self._runner.runs_off_main_thread(attempt, acquired.slot):
+        if attempt.plan.off_main_thread:
+            self._runner.reserve_thread(attempt, acquired.slot)
             self._async.start_batch(members)
             return
         started = mono_s()

@@ -21,7 +21,7 @@ def test_a_delayed_job_of_another_task_that_has_just_become_due_is_released() ->
     released: list[str] = []
     names = iter(["fetch", "resize"])
 
-    attempt = Attempt(*[None] * 3)  # type: ignore[arg-type]
+    attempt = Attempt(*[None] * 4)  # type: ignore[arg-type]
     fetcher: Any = SimpleNamespace(
         may_collect=True,
         fetch_many=lambda _i, slots, _t: slots,

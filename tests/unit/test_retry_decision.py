@@ -348,7 +348,9 @@ def test_the_traceback_begins_with_the_users_code() -> None:
     cancellation = Cancellation(block, spark.interrupt, lambda: None)
     child_limits = ChildLimits(app._config, block, 0, Bus(), os.getpid())
     runner = AttemptRunner(app, fail_on_report, spark, cancellation, child_limits, TaskThreads(0))
-    outcome = runner.call(Attempt(job(BULLTASK_OPTS), task_of(deep), JobArguments((1,), {})), block.slots()[0])
+    task = task_of(deep)
+    attempt = Attempt(job(BULLTASK_OPTS), task, JobArguments((1,), {}), runner._new_plan(task))
+    outcome = runner.call(attempt, block.slots()[0])
     assert isinstance(outcome, FailedOutcome)
     head, first, *_ = outcome.trace.splitlines()
     assert head == "Traceback (most recent call last):"
