@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import bulltask
+from tools.house import FORWARDING_LINES, imported
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,7 +80,6 @@ ROOMS = {
     "registry", "spark", "testing", "transport", "worker",
 }  # fmt: skip
 MAX_LAYERS = 12
-MAX_FORWARDING_LINES = 15
 
 BY_NAME = {
     ("app", "bulltask.cli.main"),  # App.start() runs the command line, which imports the app
@@ -116,18 +116,6 @@ def forwarded_rooms(module: str) -> set[str]:
     """Return the rooms from which a forwarding module imports."""
     tree = ast.parse((ROOT / f"bulltask/{module}.py").read_text())
     return {room for name in imported(tree) for room in rooms_of(name)}
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Iterate over what code imports, anywhere: also in functions and under ``TYPE_CHECKING``."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=str(module), names=names):
-                yield from (f"{module}.{alias.name}" for alias in names)
-            case _:
-                pass
 
 
 def rooms_of(name: str) -> set[str]:
@@ -171,7 +159,7 @@ def test_the_package_has_seventeen_rooms_in_at_most_twelve_layers() -> None:
 def test_a_forwarding_module_has_at_most_fifteen_lines_and_defines_nothing() -> None:
     for name in forwarding_modules():
         text = (ROOT / f"bulltask/{name}.py").read_text()
-        assert len(text.splitlines()) <= MAX_FORWARDING_LINES, name
+        assert len(text.splitlines()) <= FORWARDING_LINES, name
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         assert [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)] == [], name
 

@@ -236,6 +236,11 @@ TOOLS: Final = {
         (("BULLTASK_FUZZ_EXAMPLES", "10000"),),
         nice=10,
     ),
+    "house": Tool(
+        "measure files, lines, rooms, layers, imports and docs; --runtime adds memory and time to the first result",
+        (DEV,),
+        (PYTHON, "-m", "tools.house"),
+    ),
     "job-path": Tool(
         "print the files and functions that one job passes through; --functions names the functions",
         (DEV,),
@@ -256,6 +261,11 @@ TOOLS: Final = {
         (DEV,),
         (PYTHON, "-m", "tests.mutants"),
         nice=10,
+    ),
+    "public-surface": Tool(
+        "print the signatures, texts and help that users see, for a diff of two checkouts",
+        (DEV,),
+        (PYTHON, "-m", "tools.public_surface"),
     ),
     "release": Tool(
         "run lint, sbom, audit and extras, then build the packages in dist/", (DEV, RELEASE_TOOLS), release

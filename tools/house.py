@@ -1,6 +1,6 @@
 """Measure the house: files, lines, rooms, layers, circles, what an app loads, the words of the docs.
 
-``python tools/house.py [CHECKOUT]`` prints one figure per line; run it in two checkouts to compare them. ``--runtime``
+``python -m tools house [CHECKOUT]`` prints one figure per line; give it two checkouts to compare them. ``--runtime``
 adds the memory of an idle worker and the time from its start to its first job, which need a Redis server.
 """
 
@@ -49,19 +49,23 @@ def rooms(root: Path) -> dict[str, set[str]]:
     for name, file in product(root):
         is_forwarding = "/" not in name and len(file.read_text().splitlines()) <= FORWARDING_LINES
         if not name.startswith("__") and not is_forwarding:
-            found.setdefault(room_of(name), set()).update(_imported(file))
+            names = imported(ast.parse(file.read_text()))
+            found.setdefault(room_of(name), set()).update(
+                path.split(".")[1] for path in names if path.startswith("bulltask.")
+            )
     return {room: {other for other in others if other in found and other != room} for room, others in found.items()}
 
 
-def _imported(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            paths = [f"{node.module}.{name.name}" for name in node.names]
-        elif isinstance(node, ast.Import):
-            paths = [name.name for name in node.names]
-        else:
-            continue
-        yield from (path.split(".")[1] for path in paths if path.startswith("bulltask."))
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield what code imports, anywhere: also in functions and under ``TYPE_CHECKING``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case _:
+                pass
 
 
 def layers(graph: Mapping[str, set[str]]) -> list[list[str]]:

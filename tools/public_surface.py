@@ -1,6 +1,6 @@
 """Print what users see of a checkout, one fact per line, so that two checkouts can be compared with ``diff``.
 
-``python tools/public_surface.py [CHECKOUT]`` prints the signatures of all public names, the texts of errors and
+``python -m tools public-surface [CHECKOUT]`` prints the signatures of all public names, the texts of errors and
 warnings, the help of every command, the fields of events, and the names of metrics and log lines. The texts are read
 from the source, so that an error which no test raises is compared, too.
 """

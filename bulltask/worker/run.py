@@ -245,7 +245,7 @@ class StartupCheck:
             )
 
 
-# Assembles a worker. This module, ``app.py``, ``child/main.py`` and ``in_process.py`` are the composition roots: only
+# Assembles a worker. This module, ``app.py``, ``child.py`` and ``in_process.py`` are the composition roots: only
 # they create the long-lived objects and connect them.
 
 

@@ -85,7 +85,7 @@ byte child_kills = CHILD_KILLS, worker_kills = WORKER_KILLS, expiries = EXPIRIES
 #define END(w) (SLOTS + w)
 #define WORKER(s) (s / SLOTS)
 
-/* SlotState in worker/states.py */
+/* SlotState in worker/slots.py */
 #define FREE 0
 #define RESERVED 1
 #define ACTIVE 2
@@ -102,7 +102,7 @@ byte child_kills = CHILD_KILLS, worker_kills = WORKER_KILLS, expiries = EXPIRIES
 #define RETRY 2
 #define FAIL 3
 
-/* The slots, in memory that the child and its supervisor share (worker/slot.py). */
+/* The slots, in memory that the child and its supervisor share (worker/slots.py). */
 byte state[ALL_SLOTS];
 byte job[ALL_SLOTS] = NONE;
 byte outcome[ALL_SLOTS];
@@ -421,7 +421,7 @@ inline die(w) {
 #define MAY_START_FETCHED(slot) (reply[slot] != NONE && state[slot] != RELEASED)
 #endif
 
-/* A quarantined job runs alone (worker/quarantine.py). */
+/* A quarantined job runs alone (worker/broker_backoff.py). */
 #define MAY_START(w, slot) (state[slot] == PREFETCHED \
     && (crashes[job[slot]] == 0 || (COUNT_IN(w, PREFETCHED) + COUNT_IN(w, ENDED) == 1 && !HAS_SENT(w))))
 
