@@ -67,7 +67,9 @@ class CallTypes:
         parameters = list(inspect.signature(function).parameters.values())[1 if skip_first else 0 :]
         self._parameters = {parameter.name: parameter for parameter in parameters}
         self._names = (*self._parameters, "return")
-        self._hints, self._problems = hints_of(function)
+        hints, problems = hints_of(function)
+        self._hints = hints
+        self._problems = problems
         self._types: dict[str, Type] = {}
 
     @property
@@ -175,9 +177,14 @@ class CallConversion:
         rules = self._rules = _rules(task)
         named = {name: types.get(name, rules.ANYTHING) for name in self._names}
         stored = {name: rules.stored(types[name], kind) for name, kind in kinds.items() if name in types}
-        self._decode, _ = rules.compiled(rules.object_type(named, types.get(self._var_kwargs, rules.ANYTHING)))
-        self._decode_stored, self._encode = rules.compiled(rules.object_type(stored))
-        self._decode_result, self._encode_result = rules.compiled(types.get("return", rules.ANYTHING))
+        decode, _ = rules.compiled(rules.object_type(named, types.get(self._var_kwargs, rules.ANYTHING)))
+        decode_stored, encode = rules.compiled(rules.object_type(stored))
+        decode_result, encode_result = rules.compiled(types.get("return", rules.ANYTHING))
+        self._decode = decode
+        self._decode_stored = decode_stored
+        self._encode = encode
+        self._decode_result = decode_result
+        self._encode_result = encode_result
 
     def encode_arguments(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments by parameter name, some or all of them, in their JSON form.
