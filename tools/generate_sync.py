@@ -23,7 +23,7 @@ CODE: Final = {
     r"\bAsync(?!Result\b)(?=[A-Z])": "",  # AsyncResult is the same class for sync and async code
     r"\bStopAsyncIteration\b": "StopIteration",
     r"\b__a(enter|exit|iter|next)__\b": r"__\1__",
-    # Methods of objects with sync and async methods: ADR 12.
+    # Methods of objects with sync and async methods: ADR 26.
     r"\ba(close|connect|flows|get|queue|run|run_blocking|send|sleep)\(": r"\1(",
     r"\bbulltask\.queue\.aio\b": "bulltask.queue.sync",
 }
