@@ -21,11 +21,10 @@ def table(results: dict[str, Any]) -> str:
     """Return the table as Markdown, with a sentence on the run."""
     head = (
         f"Measured with {results['server']}: {results['faults']:,} faults at {results['points']:,} points, and "
-        f"{results['jobs']:,} jobs. {results['lost'] or 'No'} jobs were lost. {results['repeated']:,} ran more than "
+        f"{results['jobs']:,} jobs. {results['lost'] or 'No'} jobs were lost; {results['repeated']:,} ran more than "
         "once, because a fault had interrupted their first attempt. Locks expired after "
-        f"{results['lock_s']} s, and the interval of stalled checks was {results['stalled_s']} s. With the default "
-        "settings, both are 30 s, so the times after the death of a supervisor are longer. "
-        f"{results['note']}"
+        f"{results['lock_s']} s, with a stalled check every {results['stalled_s']} s. By default, both are 30 s, so "
+        f"recovery from the death of a supervisor takes longer. {results['note']}"
     ).strip()
     columns = ["fault", "process", "faults", "jobs", "lost", "run more than once", "longest recovery"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
