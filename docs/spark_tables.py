@@ -40,7 +40,8 @@ def tables() -> str:
 
 
 def _option(row: Option) -> str:
-    operations = ", ".join(word for operation, word in OPERATIONS.items() if operation in row.operations)
+    words = [word for operation, word in OPERATIONS.items() if operation in row.operations]
+    operations = "all" if len(words) == len(OPERATIONS) else ", ".join(words)
     meaning, _, computed = row.doc.partition("; default: ")
     if computed:
         default = computed

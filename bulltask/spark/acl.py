@@ -1,7 +1,7 @@
 """The minimum permissions (ACL) that Redis users need for Spark's reads and writes.
 
-The documentation prints these lists, and a test runs with users that have exactly these permissions. Reads need Redis
-7.0 for ``%R~`` and for scripts that run read-only.
+docs/how-to/spark.md has the command that prints these lists, and a test runs with users that have exactly these
+permissions. Reads need Redis 7.0 for ``%R~`` and for scripts that run read-only.
 """
 
 from __future__ import annotations

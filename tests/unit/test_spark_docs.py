@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-
-from bulltask.spark.acl import READER, WRITER, Grants
+from bulltask.spark.acl import READER, WRITER
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -18,8 +19,8 @@ def test_the_tables_of_options_and_of_the_lake_are_up_to_date() -> None:
         assert page.read_text() == text, "run: .venv/bin/python docs/spark_tables.py"
 
 
-@pytest.mark.parametrize(("user", "grants"), [("spark-reader", READER), ("spark-writer", WRITER)])
-def test_the_documented_acl_grants_match_the_code(user: str, grants: Grants) -> None:
-    match = re.search(rf"^ACL SETUSER {user} on >password (.*)$", (DOCS / "how-to/spark.md").read_text(), re.MULTILINE)
-    assert match is not None
-    assert match[1].split() == grants.rules()
+def test_the_documented_command_prints_the_permissions_of_both_users() -> None:
+    [command] = re.findall(r"^(python -c .*spark\.acl.*)$", (DOCS / "how-to/spark.md").read_text(), re.MULTILINE)
+    _, option, program = shlex.split(command)
+    printed = subprocess.run([sys.executable, option, program], capture_output=True, text=True, check=True).stdout
+    assert [line.split() for line in printed.splitlines()] == [READER.rules(), WRITER.rules()]
