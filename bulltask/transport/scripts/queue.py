@@ -829,7 +829,24 @@ def has_schedule_workers(prefix: str, app: str, now_ms: int) -> Call[bool]:
 
 # Calls that read Bull queues (Bull is BullMQ's predecessor), and bulltask's two scripts that migrate a job.
 #
-# docs/how-to/migrating-from-bull.md describes Bull's layout.
+# Bull 3.29 and 4.16 write these keys under prefix:name: (jobs are acquired from the right of a list):
+#
+#   wait, paused               lists; a job without a priority is added at the left (lifo: at the right), one with a
+#                              priority between jobs of higher and lower priority, right of all jobs without one
+#   priority                   sorted set: the priorities of waiting jobs, to find that position
+#   active                     list: running jobs
+#   delayed                    sorted set: epoch ms * 4096 + the lowest 12 bits of the counter (for a retry: of the id)
+#   completed, failed          sorted sets: when the job finished (epoch ms); in Bull 1, sets
+#   repeat                     sorted set: name:id:end:zone:pattern or name:id:end:interval, by the next time
+#   repeat:{md5}:{ms}          hash: the next iteration of a repeatable job, an ordinary job
+#   id                         counter: ids of jobs without a custom id
+#   meta-paused                string: exists while the queue is paused (and "paused" in the hash meta, for BullMQ)
+#   {id}                       hash: name data opts timestamp delay priority; later processedOn attemptsMade stacktrace
+#                              failedReason returnvalue finishedOn progress stalledCounter retriedOn, and deid
+#   {id}:lock, {id}:logs       string, list
+#
+# and keys of the stalled check, rate limit, metrics and deduplication. Events are pub/sub messages, not a stream. In
+# Bull 1, a job has no name, and its hash has attempts and attemptsMade as soon as it is added.
 
 
 ScoredIds = list[tuple[str, str]]
