@@ -276,7 +276,7 @@ class AsyncOutcomeWriter:
         except (BrokerError, JobError) as exc:
             written = await self._write_again(acquired, outcome, exc)
             if fetch_next and isinstance(exc, BrokerError):
-                await self._release_unknown(acquired)
+                await self._release_unknown(acquired, exc)
         self._backoff.reset()
         if (call := self._finisher.after_finish(acquired, written)) is not None:
             await self._run_until_reply(call)
@@ -295,11 +295,15 @@ class AsyncOutcomeWriter:
         call = renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, lock_ms)
         return await self._run_until_reply(call) is True
 
-    async def _release_unknown(self, acquired: AcquiredJob) -> None:
-        """Release the job that a call may have fetched, although its reply was lost or was an error."""
+    async def _release_unknown(self, acquired: AcquiredJob, exc: BrokerError) -> None:
+        """Release the job that a call may have fetched, although its reply was lost or was an error.
+
+        A malformed job cannot be released. It fails, because the supervisor would renew its lock forever.
+        """
         keys, token = acquired.keys, acquired.slot.token
         for _, job_id in await self._run_until_reply(find_by_token(keys, [token])) or ():
-            await self._run_until_reply(release_unstarted(keys, job_id, token))
+            if not await self._run_until_reply(self._finisher.malformed.call(keys, token, job_id, exc)):
+                await self._run_until_reply(release_unstarted(keys, job_id, token))
 
     async def _write(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Fetched | None:
         client = self._client()
@@ -472,7 +476,15 @@ class AsyncLoop:
                     with suppress(BrokerError, JobError):
                         for _, job_id in run(find_by_token(acquired.keys, [acquired.slot.token])):
                             if job_id != acquired.job.id:
-                                run(release_unstarted(acquired.keys, job_id, acquired.slot.token))
+                                self._release_or_fail(run, acquired, job_id)
+
+    def _release_or_fail(self, run: Callable[[Call[Any]], Any], acquired: AcquiredJob, job_id: str) -> None:
+        """Release the job that ``acquired``'s last call has fetched, or fail it if it is malformed."""
+        keys, token = acquired.keys, acquired.slot.token
+        try:
+            run(release_unstarted(keys, job_id, token))
+        except BrokerError as exc:
+            run(self._finisher.malformed.call(keys, token, job_id, exc))
 
     def start(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         """Start an async attempt; the loop gives its slot back when the job has finished."""

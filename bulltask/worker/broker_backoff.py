@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import uuid_utils
@@ -45,7 +45,7 @@ from bulltask.observe.events import (
     RedisRecovered,
 )
 from bulltask.registry.request import ancestry
-from bulltask.transport.call import QueueKeys, SyncClient
+from bulltask.transport.call import Call, QueueKeys, SyncClient
 from bulltask.transport.scripts.add import AddedJob, added_job
 from bulltask.transport.scripts.move import CRASHES, FetchOptions, fail_malformed, malformed_finish, move_to_finished
 
@@ -240,17 +240,32 @@ def with_parent_waits(reason: str, trace: str, waits: str) -> tuple[str, str]:
 class MalformedJobHandler:
     """Fails jobs that cannot be acquired or recovered because their hash is malformed."""
 
-    def __init__(self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus) -> None:
-        self._client = client
+    def __init__(self, clock: ServerClock, config: Config, bus: Bus) -> None:
         self._clock = clock
         self._config = config
         self._bus = bus
         self._keep = config.keep_failed or KEEP_ALL
 
-    def fail_if_malformed(self, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> bool:
-        """Fail the job that is locked with ``token`` if its hash caused ``exc``.
+    def call(self, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> Call[bool]:
+        """Return the call that fails the job locked with ``token`` if its hash caused ``exc``, and emits the event.
 
-        If the queue caused the error reply instead, nothing is changed.
+        It returns False, and changes nothing, if the hash is well-formed: the queue has caused the error reply.
+        """
+        is_reply = isinstance(exc, BrokerError)
+        finish_options = malformed_finish(str(exc) if is_reply else f"{type(exc).__name__}: {exc}", self._keep)
+        options, now_ms = FetchOptions.from_config(self._config, keys, token, ""), self._clock.now_ms()
+        finish = move_to_finished(keys, job_id, options, finish_options, fetch_next=False, now_ms=now_ms)
+        call = fail_malformed(keys, finish, token, only_malformed=is_reply)
+
+        def parse_reply(reply: Any) -> bool:
+            if failed := call.parse_reply(reply):
+                self._bus.emit(MalformedJobFailed(job_id, keys.queue, finish_options.value.decode("utf-8", "replace")))
+            return failed
+
+        return replace(call, parse_reply=parse_reply)
+
+    def fail_if_malformed(self, client: SyncClient, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> bool:
+        """Make that call.
 
         Returns:
             False if the job's hash is well-formed.
@@ -258,17 +273,10 @@ class MalformedJobHandler:
         Raises:
             BrokerError: Redis is unavailable, or returns an error reply to this call, too.
         """
-        is_reply = isinstance(exc, BrokerError)
-        finish_options = malformed_finish(str(exc) if is_reply else f"{type(exc).__name__}: {exc}", self._keep)
-        options, now_ms = FetchOptions.from_config(self._config, keys, token, ""), self._clock.now_ms()
-        finish = move_to_finished(keys, job_id, options, finish_options, fetch_next=False, now_ms=now_ms)
         try:
-            failed = self._client.run(fail_malformed(keys, finish, token, only_malformed=is_reply))
+            return client.run(self.call(keys, token, job_id, exc))
         except JobError:  # the job has finished, or another worker has it: it no longer blocks this worker
             return True
-        if failed:
-            self._bus.emit(MalformedJobFailed(job_id, keys.queue, finish_options.value.decode("utf-8", "replace")))
-        return failed
 
 
 # Crash quarantine: separates a job that crashes children (a poison pill) from the other jobs of those children.

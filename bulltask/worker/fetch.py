@@ -453,7 +453,7 @@ class JobFetcher:
         self.round_robin = RoundRobin(keys, self._clock, at_once)
         self.has_several_queues = len(keys) > 1
         self._queue_backoff = QueueBackoff(self.round_robin.queues, bus, self._config)
-        self._malformed = MalformedJobHandler(self.client, self._clock, self._config, bus)
+        self._malformed = MalformedJobHandler(self._clock, self._config, bus)
         self._queue_wait = QueueWait(
             broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire, self._skip_queue
         )
@@ -579,13 +579,22 @@ class JobFetcher:
         try:
             for token, job_id in self.client.run(find_by_token(keys, [slot.token for slot in slots])):
                 with suppress(JobError):  # the job has since finished, or was acquired by another worker
-                    self.client.run(move_from_active_to_wait(keys, job_id, token))
+                    self._release_or_fail(keys, token, job_id)
         except BrokerError as exc:
             if not QueueBackoff.affects_queue(exc):
                 raise
             self._skip_queue(index, exc)
             return exc.node is None  # the stalled check recovers the jobs of a broken queue
         return True
+
+    def _release_or_fail(self, keys: QueueKeys, token: str, job_id: str) -> None:
+        """Release a job, or fail it if it is malformed. Otherwise, the supervisor would renew its lock forever."""
+        try:
+            self.client.run(move_from_active_to_wait(keys, job_id, token))
+        except BrokerError as exc:
+            is_reply = QueueBackoff.affects_queue(exc) and exc.node is None
+            if not (is_reply and self._malformed.fail_if_malformed(self.client, keys, token, job_id, exc)):
+                raise
 
     def disconnect(self) -> None:
         """Close the connections; they are opened again when needed."""
@@ -596,6 +605,8 @@ class JobFetcher:
         """Release the job that was fetched in the same round trip as an outcome that could not be written."""
         if isinstance(fetched, BrokerUnavailableError):
             self.record_lost_call(fetched, slot, index)
+        elif isinstance(fetched, BrokerError):
+            self.fail_malformed(index, slot, fetched)
         elif isinstance(fetched, Fetched) and fetched.job_id:
             try:
                 self.client.run(move_from_active_to_wait(self.round_robin.queues[index], fetched.job_id, slot.token))
@@ -617,7 +628,7 @@ class JobFetcher:
         keys, was_malformed = self.round_robin.queues[index], False
         try:
             for token, job_id in self.client.run(find_by_token(keys, [slot.token])):
-                if self._malformed.fail_if_malformed(keys, token, job_id, exc):
+                if self._malformed.fail_if_malformed(self.client, keys, token, job_id, exc):
                     was_malformed = True
                 else:
                     with suppress(JobError):

@@ -65,7 +65,7 @@ from bulltask.transport.scripts.move import (
     with_dependents,
 )
 from bulltask.transport.scripts.queue import limit_now
-from bulltask.worker.broker_backoff import errback_jobs, parent_waits, with_parent_waits
+from bulltask.worker.broker_backoff import MalformedJobHandler, errback_jobs, parent_waits, with_parent_waits
 from bulltask.worker.fetch import FetchOptionsCache, JobFetcher
 from bulltask.worker.outcomes import (
     AcquiredJob,
@@ -295,6 +295,7 @@ class Finisher:
 
     Attributes:
         failed_writes: Decides what to do after a failed write of an outcome.
+        malformed: Fails the job that a call has fetched although its hash is malformed.
     """
 
     def __init__(
@@ -312,6 +313,7 @@ class Finisher:
         self._rate_limited = rate_limited
         self._hooks = hooks
         self.failed_writes = FailedWriteHandler(config)
+        self.malformed = MalformedJobHandler(clock, config, bus)
         self._next_removals_ms: dict[str, int] = {}
         self._fetch_options = FetchOptionsCache(config, worker_id)
         self._pid = os.getpid()

@@ -316,7 +316,7 @@ class Recovery:
         self._backoff = backoff
         self._queue_backoff = QueueBackoff(queues, bus, config)
         self._failures = FailureRecorder(client, clock, config, bus)
-        self._malformed = MalformedJobHandler(client, clock, config, bus)
+        self._malformed = MalformedJobHandler(clock, config, bus)
         self._pending: list[_PendingRecovery] = []
         self._finished: list[tuple[int, tuple[str, ...]]] = []
 
@@ -433,7 +433,7 @@ class Recovery:
             except (JobError, *RECOVERABLE):
                 raise
             except Exception as exc:
-                if not self._malformed.fail_if_malformed(keys, token, job_id, exc):
+                if not self._malformed.fail_if_malformed(self._client, keys, token, job_id, exc):
                     raise
             # Wake waiting workers: BullMQ's scripts add no marker for a prioritized job, nor in a queue that has
             # reached its global concurrency. Not in the same round trip, because a script that is not loaded yet would
