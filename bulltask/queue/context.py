@@ -228,19 +228,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], config: Config) -> NewJob:
-    """Check a job's name, data and options and return the job as it will be sent, without sending it.
-
-    Args:
-        queue: The queue's name in the app.
-        name: The job's name; a bulltask worker runs the task with that name.
-        data: Plain JSON.
-        options: See :class:`AddOptions`.
-        config: Supplies the defaults.
-
-    Raises:
-        TypeError: An option is unknown.
-        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: Data, name or an option is invalid.
-    """
+    """Check a job's name, data (plain JSON) and options (:class:`AddOptions`), and return the job that will be sent."""
     check_options(options)
     stored = stored_options(options, config.backoff_strategies)
     parent = link_to_parent(options.get("parent"), stored, prefix=config.prefix, hash_tag=config.queue_hash_tag)
@@ -325,10 +313,6 @@ class QueueContext:
             connection. It is not called before the first use, so that an app's settings can still be changed.
         defaults: Default options of jobs that are added through this queue.
         owned: The connection belongs to this context and is closed with it.
-
-    Raises:
-        InvalidNameError: The queue's name is invalid.
-        TypeError: A default option is unknown.
     """
 
     def __init__(
@@ -348,11 +332,7 @@ class QueueContext:
         settings: Mapping[str, object],
         defaults: Mapping[str, Any] | None,
     ) -> QueueContext:
-        """Create a context with a separate connection; for ``settings``, see ``bulltask.config.config``.
-
-        Raises:
-            ConfigError: A setting is unknown or has an invalid value.
-        """
+        """Create a context with a separate connection; for ``settings``, see ``bulltask.config.config``."""
         config = Settings(settings if url is None else {**settings, "broker_url": url}).freeze()
         directory = embedded.calling_directory()
         connect = cache(lambda: Broker(config, embedded.resolve_url(config.broker_url, directory)))

@@ -74,9 +74,7 @@ __all__ = [
 class QueueEvent:
     """A queue's event; a callback for this class receives all events.
 
-    Attributes:
-        id: The entry's id in the stream, ``"<milliseconds>-<number>"``; ids increase.
-        queue: The queue's name in the app.
+    ``id`` is the entry's id in the stream, ``"<milliseconds>-<number>"``; ids increase.
     """
 
     event: ClassVar[str] = ""
@@ -130,10 +128,7 @@ class Active(JobEvent):
 class Completed(JobEvent):
     """A job completed.
 
-    Attributes:
-        returnvalue: The return value; also ``None`` if its JSON is malformed.
-        text: The return value as it is stored, JSON.
-        error: Why the JSON cannot be decoded, ``None`` if it can.
+    ``returnvalue`` is ``None`` if its JSON, which is stored as ``text``, is malformed; ``error`` says why.
     """
 
     event: ClassVar[str] = "completed"
@@ -187,10 +182,7 @@ class Delayed(JobEvent):
 class Progress(JobEvent):
     """A job reported progress.
 
-    Attributes:
-        data: The progress; also ``None`` if its JSON is malformed.
-        text: The progress as it is stored, JSON.
-        error: Why the JSON cannot be decoded, ``None`` if it can.
+    ``data`` is ``None`` if its JSON, which is stored as ``text``, is malformed; ``error`` says why.
     """
 
     event: ClassVar[str] = "progress"
@@ -216,12 +208,9 @@ class Duplicated(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated(JobEvent):
-    """Two jobs had the same deduplication id.
+    """Two jobs had the same deduplication id; ``job_id`` is kept.
 
-    Attributes:
-        job_id: The job that is kept.
-        deduplication_id: Their common id.
-        deduplicated_job_id: The job that was not added, or (if debounced) was replaced.
+    ``deduplicated_job_id`` was not added, or (if debounced) was replaced.
     """
 
     event: ClassVar[str] = "deduplicated"
@@ -273,10 +262,7 @@ class Resumed(QueueEvent):
 class Custom(QueueEvent):
     """An event that is not one of BullMQ 5.62's, or that lacks one of its fields.
 
-    Attributes:
-        name: Its name.
-        fields: Its fields, as strings.
-        job_id: Its field ``jobId``, ``""`` for none; callbacks for that job receive the event, too.
+    Callbacks for the job ``job_id``, from its field ``jobId``, receive it, too; ``""`` for none.
     """
 
     event: ClassVar[str] = "custom"
@@ -421,19 +407,17 @@ class Callbacks:
     def on(
         self, event: str | type[QueueEvent], callback: Callback | None = None, *, job_id: str | None = None
     ) -> Callback:
-        """Call ``callback`` for every matching event; without a callback, return a decorator.
+        """Call ``callback`` for every matching event and return it, for :meth:`off`; without a callback, return a
+        decorator.
 
         Callbacks run where events are read: in the loop that iterates, in ``run()``, or in the background after
         ``listen()``.
 
         Args:
-            event: BullMQ's name (``"completed"``), the name of a custom event, or a class of
-                ``bulltask.queue.events``; ``QueueEvent`` means all events.
+            event: BullMQ's name (``"completed"``), the name of a custom event, or a class of ``bulltask.queue.events``;
+                ``QueueEvent`` means all events.
             callback: Called with the event.
             job_id: Only events for this job.
-
-        Returns:
-            The callback itself, for :meth:`off`.
         """
 
         def add(target: Callback) -> Callback:
@@ -485,10 +469,6 @@ class EventReaderBase(Callbacks):
             :attr:`position`).
         broker: Returns the connection of an app's reader.
         settings: Any other setting of ``bulltask.config.config``: ``prefix``, ``queue_hash_tag`` …
-
-    Raises:
-        InvalidNameError: The queue's name is invalid.
-        ConfigError: A setting or ``start`` is invalid.
     """
 
     def __init__(

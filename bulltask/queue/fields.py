@@ -68,8 +68,7 @@ class QueueSummary:
     Attributes:
         waiting: Ready to run: ``waiting``, ``paused`` or ``prioritized``.
         active: Acquired by a worker.
-        completed: Completed and still kept.
-        failed: Failed and still kept.
+        completed, failed: Finished and still kept.
         delayed: Due later.
     """
 
@@ -155,11 +154,9 @@ class Dependencies:
 
 @dataclass(frozen=True, slots=True)
 class DependencyPage:
-    """Some of a job's children.
+    """Some of a job's children, by full key, each with its return value or failure reason, or ``None``.
 
-    Attributes:
-        items: Full keys of the children, each with its return value or failure reason, or ``None``.
-        total: How many children of this kind there are.
+    ``total`` is the number of children of this kind.
     """
 
     items: Mapping[str, Any]
@@ -168,11 +165,8 @@ class DependencyPage:
 
 @dataclass(frozen=True, slots=True)
 class ChildFailures:
-    """A job's failed child jobs, by full key.
-
-    Attributes:
-        ignored: Children whose failure is ignored, with the reasons.
-        failed: Children whose failure fails the job.
+    """A job's failed child jobs, by full key: those whose failure is ignored, with the reasons, and those that fail the
+    job.
     """
 
     ignored: Mapping[str, str]
@@ -579,16 +573,9 @@ _REMEMBERED: Final = 10
 
 
 class JobPages:
-    """A position among the jobs in some states; each :meth:`next` reads a page.
+    """A position among the jobs in some states (default: all); each :meth:`next` reads a page of ``size`` jobs.
 
-    Args:
-        context: The queue.
-        states: The states to iterate over (default: all).
-        size: Jobs per page.
-        asc: In each state, begin with the job that runs next (or finished first); otherwise, end with it.
-
-    Raises:
-        ConfigError: A state is unknown, or ``size`` is below 1.
+    With ``asc``, it begins in each state with the job that runs next (or finished first); otherwise, it ends with it.
     """
 
     def __init__(self, context: QueueContext, states: Iterable[str], size: int, *, asc: bool) -> None:

@@ -151,15 +151,11 @@ def plan(
 ) -> list[PlannedJob]:
     """Check flows and return the jobs that will be sent, without sending them.
 
-    Args:
-        flows: The trees.
-        parent: A job that waits for the roots of the trees.
-        defaults: Options by queue, for jobs that do not set them.
-        config: The app's settings.
+    The roots of the trees may have a ``parent``; ``defaults`` are options by queue, for jobs that do not set them.
 
     Raises:
         TypeError: A node is neither a ``FlowJob`` nor a call, or an option is unknown.
-        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: A job's data, name or an option is invalid.
+        ConfigError: A job in a flow has two parents, or another option is invalid.
     """
     roots: list[PlannedJob] = []
     todo: list[tuple[FlowJob | Signature[Any, Any], PlannedJob | None]] = [(flow, None) for flow in flows]
@@ -227,27 +223,17 @@ _CLOCK_MARGIN_MS: Final = 2_000
 
 @dataclass(slots=True)
 class ServerFacts:
-    """What a producer remembers about the server.
-
-    Attributes:
-        queues_with_meta: Queues whose ``meta`` was written.
-    """
+    """What a producer remembers about the server: the queues whose ``meta`` was written."""
 
     queues_with_meta: set[str] = field(default_factory=set)
 
 
 class FlowSender:
-    """Adds flows in one transaction.
+    """Adds flows, and makes further calls (``also``), in one transaction.
 
     An attempt whose reply was lost may have succeeded. Redis executes a transaction as a whole or not at all, so a
     single job that did not exist before (the probe) shows whether the attempt succeeded. If it did, the flow must not
     be added again, because a parent would count its children twice.
-
-    Args:
-        roots: The flows.
-        broker: Keys, clock and settings.
-        facts: The producer's cache.
-        also: Further calls for the same transaction.
     """
 
     def __init__(
@@ -266,11 +252,8 @@ class FlowSender:
     def try_once(self) -> Operation[None]:
         """Add the flows and set each job's ``result``. May be retried after ``BrokerUnavailableError``.
 
-        Raises:
-            ConfigError: The queues are in several slots of a Redis Cluster. Nothing was sent.
-            ParentNotFoundError, ParentConflictError: A root's parent does not exist, or an existing job belongs to
-                another parent.
-            BrokerError: The server returned an error.
+        An error before the transaction means that nothing was sent: the queues are in several slots of a Redis Cluster,
+        a root's parent does not exist, or an existing job belongs to another parent.
         """
         if self._broker.topology is not None:
             check_one_slot((self._keys(planned.job.queue), planned.job) for planned in self._all)
@@ -405,15 +388,7 @@ def _has_other_parent(planned: PlannedJob, existing: ExistingJob) -> bool:
 
 @dataclass(slots=True, eq=False)
 class ReadNode:
-    """A job in a stored flow.
-
-    Attributes:
-        context: The context of its queue.
-        job_id: Its id.
-        stored: The job; ``None`` if it has been removed.
-        keys: Full keys of its child jobs, by outcome.
-        children: The children that were read.
-    """
+    """A job in a stored flow, ``None`` if it has been removed; ``keys`` are those of its child jobs, by outcome."""
 
     context: QueueContext
     job_id: str
@@ -436,19 +411,7 @@ class _OtherNamingContext(QueueContext):
 
 
 class FlowReader:
-    """Reads a flow.
-
-    Args:
-        broker: Returns the connection to Redis.
-        queue: The root's queue.
-        job_id: The root's id.
-        depth: Maximum number of levels.
-        max_children: How many children of each kind are read per job.
-
-    Raises:
-        InvalidNameError: The queue's name is invalid.
-        ConfigError: A number is below 1.
-    """
+    """Reads a flow: up to ``depth`` levels, and ``max_children`` of each kind per job."""
 
     def __init__(self, broker: Callable[[], Broker], queue: str, job_id: str, depth: int, max_children: int) -> None:
         for name, number in (("depth", depth), ("max_children", max_children)):
@@ -524,9 +487,6 @@ class FlowBase:
         broker_url: The server's URL, for a producer without an app; ``BULLTASK_BROKER_URL`` takes precedence.
         broker: Returns the connection of an app's producer.
         settings: Any other setting of ``bulltask.config.config``: ``prefix``, ``queue_hash_tag`` …
-
-    Raises:
-        ConfigError: A setting is unknown or has an invalid value.
     """
 
     def __init__(
@@ -594,21 +554,12 @@ class FlowBase:
 
 
 def add_flow_once(roots: Sequence[PlannedJob], broker: Broker, write_id: str, ttl_ms: int) -> Operation[bool]:
-    """Return the operation that adds a flow unless the same write has already added it.
+    """Return the operation that adds a flow unless the same write has already added it; its result is whether it added
+    it.
 
-    The operation returns whether it added the flow. A key in Redis marks the write. The connection watches this key,
-    and the transaction that adds the jobs sets it, so only one of two senders can add them. After any error, the
-    operation can be run again.
-
-    Args:
-        roots: The trees of jobs.
-        broker: Keys, clock and settings.
-        write_id: Identifies the write; never used for another flow.
-        ttl_ms: How long the key is kept, in milliseconds.
-
-    Raises:
-        BrokerNotReadyError: Another sender has changed the key.
-        BulltaskError: As for ``FlowProducer.add``.
+    A key in Redis, which is kept for ``ttl_ms``, marks the write. The connection watches this key, and the transaction
+    that adds the jobs sets it, so only one of two senders can add them; the other gets a ``BrokerNotReadyError``. After
+    any error, the operation can be run again.
     """
     marker = broker.keys(roots[0].job.queue).added_ids(write_id)
     _, was_added = yield [command("WATCH", marker), key_exists(marker)]

@@ -32,18 +32,7 @@ _MAX_BLOCK_MS: Final = 5_000  # then check again, in case a marker was lost
 
 
 class Acquisition:
-    """Acquires a queue's next job, with a timeout.
-
-    Args:
-        context: The queue.
-        token: Locks the job.
-        timeout: How long to wait; 0: do not wait, ``None``: wait forever.
-        lock: How long the lock lasts; ``None``: the setting ``lock_duration``.
-        worker: Stored in the job as the worker that runs it, ``""`` for none.
-
-    Raises:
-        ConfigError: The token is empty, or a duration is invalid.
-    """
+    """Acquires a queue's next job, with a timeout; the arguments are those of ``get_next_job``."""
 
     def __init__(
         self, context: QueueContext, token: str, timeout: Duration | None, lock: Duration | None, worker: str

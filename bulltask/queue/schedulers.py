@@ -80,13 +80,8 @@ def put(
 ) -> Operation[str | None]:
     """Create or update a scheduler and return its next job's id, ``None`` if its rule allows no further iteration.
 
-    Args:
-        keys: The queue.
-        scheduler_id: The scheduler.
-        rule: When its jobs run; a pattern needs a time zone.
-        job: The template: name, data and options of its jobs.
-        bulltask_options: Further options for the template that only bulltask reads.
-        now_ms: The server's time.
+    A pattern needs a time zone. ``job`` is the template: name, data and options of its jobs; ``bulltask_options`` are
+    further options for it that only bulltask reads.
     """
     rule = _from_first_time(rule, now_ms)
     first_ms = _first_ms(rule, now_ms)
@@ -156,11 +151,7 @@ def _from_first_time(rule: Repeat, now_ms: int) -> Repeat:
 
 
 class SchedulersBase:
-    """Base class of ``JobSchedulers`` and ``AsyncJobSchedulers``.
-
-    Args:
-        context: The queue's context.
-    """
+    """Base class of ``JobSchedulers`` and ``AsyncJobSchedulers``."""
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
@@ -317,9 +308,7 @@ class NextRepeat:
 def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
     """Add the iteration after ``job``, unless that was the last one or the repeatable job was removed.
 
-    Raises:
-        BrokerError: Redis cannot be reached or returns an error. It is safe to retry: the id depends only on the time.
-        DecodeError, ConfigError: The rule is malformed.
+    It is safe to retry: the id depends only on the time.
     """
     following = next_repeat(job, now_ms, zone)
     if following is None:
@@ -333,7 +322,7 @@ def next_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> NextRepeat | None
     """Return the iteration after ``job``, ``None`` if that was the last one.
 
     Raises:
-        DecodeError, ConfigError: The rule is malformed.
+        DecodeError: The rule is malformed; it may also be a ``ConfigError``.
     """
     stored = job.opts.get("repeat")
     if not isinstance(stored, Mapping):
@@ -415,17 +404,10 @@ def scheduling_retry_delay_ms(attempts_started: int) -> int:
 
 
 def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
-    """Add the iteration after ``job``, unless that was the last one or its scheduler was removed.
+    """Add the iteration after ``job``, unless that was the last one or its scheduler was removed; safe to retry.
 
-    Args:
-        keys: The queue.
-        job: Added by a job scheduler, or a repeatable job of BullMQ before 5.10.
-        now_ms: The server's time.
-        zone: For a pattern without a time zone.
-
-    Raises:
-        BrokerError: Redis cannot be reached or returns an error; it is safe to retry.
-        DecodeError, ConfigError: Its rule is malformed.
+    The job was added by a job scheduler, or is a repeatable job of BullMQ before 5.10. ``zone`` is for a pattern
+    without a time zone.
     """
     key = job.scheduler_id
     if not key or (may_be_old_repeat_key(key) and not (yield from execute(has_job_scheduler(keys, key)))):
@@ -437,16 +419,7 @@ def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzin
 
 
 def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | None:
-    """Return the iteration after ``job``, ``None`` if that was the last one.
-
-    Args:
-        job: Added by a job scheduler.
-        now_ms: The server's time.
-        zone: For a pattern without a time zone.
-
-    Raises:
-        DecodeError, ConfigError: Its rule is malformed.
-    """
+    """Return the iteration after ``job``, ``None`` if that was the last one; an error if its rule is malformed."""
     stored = job.opts.get("repeat")
     repeat = Repeat.from_wire(stored)
     if repeat.is_over(now_ms):
@@ -465,14 +438,8 @@ def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | No
 def restore_iterations(keys: QueueKeys, cursor: str, now_ms: int, zone: tzinfo) -> Operation[tuple[str, list[str]]]:
     """Add the next iterations that are missing, so that their schedules continue; check about a thousand schedulers.
 
-    Args:
-        keys: The queue.
-        cursor: ``0``, or what the last call returned.
-        now_ms: The server's time.
-        zone: For a pattern without a time zone.
-
-    Returns:
-        The cursor of the next call, ``0`` at the end, and the ids of the schedulers whose iteration was missing.
+    ``cursor`` is ``0``, or what the last call returned. The result is the cursor of the next call, ``0`` at the end,
+    and the ids of the schedulers whose iteration was missing.
     """
     cursor, rows = yield from execute(scan_schedulers(keys, cursor))
     states: list[str] = (yield [call for row in rows for call in read_iteration(keys, *row)]) if rows else []

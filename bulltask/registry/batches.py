@@ -69,21 +69,13 @@ class BatchJob(Generic[A]):
         return self._outcome
 
     def complete(self, result: object = None) -> None:
-        """Complete this job, even if the function raises an exception later.
-
-        Args:
-            result: The job's result.
-        """
+        """Complete this job, with this result, even if the function raises an exception later."""
         self._outcome = None, result
 
     def fail(self, error: BaseException) -> None:
         """End this job as if its task had raised ``error``: it is retried, or fails, by the rules for that exception.
 
-        Args:
-            error: The exception. ``PermanentError`` fails the job without a retry.
-
-        Raises:
-            TypeError: ``error`` is not an exception.
+        ``PermanentError`` fails the job without a retry. Raises ``TypeError`` if ``error`` is not an exception.
         """
         if not isinstance(error, BaseException):
             raise TypeError(
@@ -124,14 +116,7 @@ class BatchJob(Generic[A]):
 def split_outcome(
     task: str, jobs: Sequence[BatchJob[Any]], raised: BaseException | None, returned: object
 ) -> list[ErrorOrResult]:
-    """Return the outcome of each of ``jobs``, from the outcome of the call and those that were set for individual jobs.
-
-    Args:
-        task: The task's name, for messages.
-        jobs: The jobs for which the function was called.
-        raised: The exception that ended the call; ``None`` if the function returned.
-        returned: What the function returned.
-    """
+    """Return the outcome of each job, from that of the call and those that were set for individual jobs."""
     results: Sequence[object] = [None] * len(jobs)
     if raised is None and returned is not None:
         if isinstance(returned, Sequence) and not isinstance(returned, str | bytes) and len(returned) == len(jobs):
@@ -150,8 +135,7 @@ def call_for_one(
 ) -> Any:
     """Call a batch task's function in this process, for one job; return its result, or a coroutine that returns it.
 
-    Raises:
-        BaseException: The exception that the function raises or passes to ``fail()``, or ``Retry``.
+    It raises what the function raises or passes to ``fail()``, or ``Retry``.
     """
     job = BatchJob[Any](arguments[PARAMETER], request)
     if not is_async:
@@ -171,10 +155,8 @@ def _result_of_one(job: BatchJob[Any], returned: object) -> Any:
 
 
 def check_batch_function(function: Callable[..., Any], task: str, *, bind: bool, spark: bool) -> None:
-    """Check that a function can be the function of a batch task.
-
-    Raises:
-        ConfigError: It cannot be called with one argument, or an option of the task does not work for several jobs.
+    """Raise ``ConfigError`` if a function cannot be called with a list of jobs, or an option does not work for several
+    jobs.
     """
     if bind or spark:
         option, reason = (
@@ -193,11 +175,7 @@ def check_batch_function(function: Callable[..., Any], task: str, *, bind: bool,
 
 
 class BatchArguments(Arguments):
-    """The signature of one call of a batch task: one argument, or the fields of that argument as keywords.
-
-    Args:
-        task: The task's name, for messages.
-    """
+    """The signature of one call of a batch task: one argument, or the fields of that argument as keywords."""
 
     def __init__(self, task: str) -> None:
         super().__init__(_one_call, task, skip_first=False)
@@ -220,11 +198,7 @@ def to_wire(data: Mapping[str, Any]) -> Any:
 
 
 def from_wire(data: Any, task: str) -> tuple[Any]:
-    """Return the argument in a job's data.
-
-    Raises:
-        InvalidJobError: The data is a list without exactly one item.
-    """
+    """Return the argument in a job's data; raises ``InvalidJobError`` for a list without exactly one item."""
     if not isinstance(data, list):
         return (data,)
     if len(data) != 1:
@@ -234,11 +208,7 @@ def from_wire(data: Any, task: str) -> tuple[Any]:
 
 
 def batch_types(function: Callable[..., Any], task: str) -> CallTypes:
-    """Return the types of one call of a batch task, from the hints of its function.
-
-    Raises:
-        ConfigError: A hint does not have the required form.
-    """
+    """Return the types of one call of a batch task, from its function's hints, which must have the required form."""
     hints, problems = hints_of(function)
     parameter = next(iter(inspect.signature(function).parameters))
     given = getattr(function, "__annotations__", {})

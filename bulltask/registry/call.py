@@ -56,10 +56,9 @@ _LATER: Final = object()
 
 
 def check_args(args: Any, task: str) -> Sequence[Any]:
-    """Return a call's positional arguments; a string, bytes or a dictionary would be taken for several.
+    """Return a call's positional arguments; raises ``TypeError`` unless they are a list or tuple.
 
-    Raises:
-        TypeError: They are not a list or tuple.
+    A string, bytes or a dictionary would be taken for several arguments.
     """
     if args is None:
         return ()
@@ -69,11 +68,7 @@ def check_args(args: Any, task: str) -> Sequence[Any]:
 
 
 def check_kwargs(kwargs: Any, task: str) -> Mapping[str, Any]:
-    """Return a call's keyword arguments.
-
-    Raises:
-        TypeError: They are not a dictionary.
-    """
+    """Return a call's keyword arguments; raises ``TypeError`` if they are not a dictionary."""
     if kwargs is None:
         return {}
     if not isinstance(kwargs, Mapping):
@@ -82,26 +77,15 @@ def check_kwargs(kwargs: Any, task: str) -> Mapping[str, Any]:
 
 
 def check_items(items: Any, what: str) -> Iterable[Any]:
-    """Return the items of several calls.
-
-    Raises:
-        TypeError: They are a string, bytes or a dictionary, or cannot be iterated over.
-    """
+    """Return the items of several calls; raises ``TypeError`` for a string, bytes or a dictionary."""
     if not isinstance(items, Iterable) or isinstance(items, str | bytes | bytearray | memoryview | Mapping):
         raise TypeError(f"{what} takes a list or another iterable of items, not {items!r:.200}")
     return items
 
 
 class Arguments:
-    """A task function's signature.
-
-    Args:
-        function: The function.
-        task: The task's name, for messages.
-        skip_first: The first parameter is the context (``bind=True``), not an argument.
-
-    Attributes:
-        signature: The signature of a call.
+    """A task function's signature; with ``skip_first``, its first parameter is the context (``bind=True``), not an
+    argument.
     """
 
     def __init__(self, function: Callable[..., Any], task: str, *, skip_first: bool) -> None:
@@ -122,11 +106,7 @@ class Arguments:
         self._by_name = not self._positional_only and self._var_args is None and self._var_kwargs is None
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the call's arguments by parameter name, without omitted arguments.
-
-        Raises:
-            TypeError: The arguments do not match the signature; the message is Python's.
-        """
+        """Return the call's arguments by parameter name, without omitted arguments, or raise Python's ``TypeError``."""
         if type(args) is not tuple:
             args = check_args(args, self._task)
         if self._by_name and not kwargs and len(args) <= len(self._positional_or_keyword):
@@ -146,8 +126,7 @@ class Arguments:
     def bind_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Like :meth:`bind`, but any arguments may be missing, because they are not known yet or may have any value.
 
-        Raises:
-            TypeError: There are too many arguments, or no parameter has such a name.
+        Raises ``TypeError`` if there are too many arguments, or no parameter has such a name.
         """
         try:
             data = dict(self._signature.bind_partial(*args, **kwargs).arguments)
@@ -158,19 +137,11 @@ class Arguments:
     def bind_after(
         self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[str]]:
-        """Bind a call whose first positional arguments are not known yet, such as the result of another call.
+        """Bind a call whose first ``count`` arguments are not known yet, such as the result of another call.
 
-        Args:
-            count: The number of arguments that come before ``args``.
-            args, kwargs: The other arguments.
-
-        Returns:
-            The other arguments by parameter name, and the names of the parameters that will receive the first ones.
-            One of them may be ``*args``, for which the arguments already contain a list; the value is inserted before
-            the items of that list.
-
-        Raises:
-            TypeError: The arguments, with those that are not known yet, do not match the signature.
+        Return the other arguments by parameter name, and the names of the parameters that will receive the first ones.
+        One of them may be ``*args``, for which the arguments already contain a list; the value is inserted before the
+        items of that list.
         """
         data = self.bind((*[_LATER] * count, *args), kwargs)
         names = [name for name, value in data.items() if value is _LATER]
@@ -182,8 +153,7 @@ class Arguments:
     def unbind(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return stored data as positional and keyword arguments that match the signature.
 
-        Raises:
-            InvalidJobError: The data does not match; the message names the task and the argument.
+        The message of ``InvalidJobError`` names the task and the argument that does not match.
         """
         if self._by_name and type(data) is dict and self._required <= data.keys() <= self._names:
             return (), data  # nearly every job; the full check takes several times as long
@@ -267,15 +237,9 @@ class JobPlan:
     convert: Callable[[Any], Any] | None = None
 
     def job(self, data: Any, job_id: str | None = None) -> NewJob:
-        """Return the job to send.
+        """Return the job to send; its id is a new UUIDv7 by default.
 
-        Args:
-            data: The arguments.
-            job_id: The job's id, default: a new UUIDv7.
-
-        Raises:
-            EncodeError, PayloadTooLargeError, InvalidNameError: The serializer does not support the arguments; they are
-                too large; or the id is invalid.
+        Raises an error if the serializer does not support the arguments, they are too large, or the id is invalid.
         """
         if self.payloads is None:
             encoded = codec.encode(data, what=self.what, limit=self.max_payload, convert=self.convert)
@@ -297,15 +261,9 @@ class JobPlan:
 
 
 def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, data: Any = None) -> JobPlan:
-    """Merge the options of a call, its task and the app.
+    """Merge the options of a call, its task and the app, in this order; ``data`` is for functions in ``task_routes``.
 
-    Args:
-        name: The task's name.
-        task, call, config: The options, those of the call first.
-        data: The arguments, for functions in ``task_routes``.
-
-    Raises:
-        EncodeError, InvalidNameError, ConfigError: An option is invalid; the message names the task.
+    The message of the error for an invalid option names the task.
     """
     if name.startswith(_IN_NO_MODULE) and not config.always_eager:
         warn_user(
@@ -393,11 +351,7 @@ FAN_OUT_PARAMETER: Final = "result"
 class NamedTask:
     """A task whose function is not known here, so its arguments cannot be checked.
 
-    Args:
-        name: The task's name.
-        sender: Returns the app that sends its calls.
-        options: The options of its calls.
-        result_decoder: Converts a JSON result to the task's return type, if that is known.
+    ``result_decoder`` converts a JSON result to the task's return type, if that is known.
     """
 
     def __init__(
@@ -427,11 +381,7 @@ class NamedTask:
         return build_job(self.name, data, self._options, call, self._sender()._config)
 
     def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Check arguments that may be completed later.
-
-        Raises:
-            TypeError: Both positional and keyword arguments are given.
-        """
+        """Raise ``TypeError`` if both positional and keyword arguments are given: they may be completed later."""
         if args and kwargs:
             raise TypeError(
                 f"task {self.name!r:.200} is not registered in this app, so positional and keyword arguments cannot be "
@@ -439,11 +389,7 @@ class NamedTask:
             )
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:  # noqa: ARG002 - as CallCodec
-        """Return a call's data: a list of positional arguments, or keyword arguments by name.
-
-        Raises:
-            TypeError: As for :meth:`check_partial`, or they are not a list or tuple, and a dictionary.
-        """
+        """Return a call's data: a list of positional arguments, or keyword arguments by name."""
         args, kwargs = check_args(args, self.name), check_kwargs(kwargs, self.name)
         self.check_partial(args, kwargs)
         return list(args) if args else dict(kwargs)
@@ -457,8 +403,7 @@ class NamedTask:
     ) -> tuple[Any, list[str]]:
         """Return a call's data without its first argument, which is not known yet, and that parameter's name, ``""``.
 
-        Raises:
-            TypeError: As for :meth:`check_partial`, or more than one argument is not known.
+        Raises ``TypeError`` if more than one argument is not known, and the error of :meth:`check_partial`.
         """
         if count > 1:
             raise TypeError(f"task {self.name!r:.200} is not registered in this app; its parameters are not known")

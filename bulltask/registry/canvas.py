@@ -112,9 +112,8 @@ class Canvas(Generic[A_contra, R_co]):
     Its type parameters are what it accepts from the previous step, and what it returns. ``Never`` means that it accepts
     nothing, because all of its arguments are given, and ``object`` that it ignores the previous step's result.
 
-    Attributes:
-        planned_id: The id of the job whose result is this canvas's, or of its group, from :meth:`freeze`, or because
-            the call has passed a replaced method (:mod:`bulltask.registry.canvas`); ``""`` for none.
+    ``planned_id`` is the id of the job whose result is this canvas's, or of its group, from :meth:`freeze`, or because
+    the call has passed a replaced method.
     """
 
     planned_id = ""
@@ -341,9 +340,8 @@ class Chain(Canvas[A_contra, R_co]):
     def clone(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> Any:
-        """Return a copy.
-
-        The arguments and options are those of the first step, except ``link``, ``link_error`` and ``job_id``.
+        """Return a copy. Arguments and options are those of the first step, except ``link``, ``link_error`` and
+        ``job_id``.
         """
         given: dict[str, Any] = {**options}
         links, errbacks, job_id = pop_callbacks(given, "link"), pop_callbacks(given, "link_error"), pop_id(given)
@@ -397,10 +395,8 @@ class Chain(Canvas[A_contra, R_co]):
         return _to_dict("chain", self.steps, self.errbacks)
 
     def link(self, callback: Canvas[R_co, Any]) -> Any:
-        """Run ``callback`` with the result of the last step; return ``callback``.
-
-        Raises:
-            TypeError: The chain is empty.
+        """Run ``callback`` with the result of the last step; return ``callback``. Raises ``TypeError`` if the chain is
+        empty.
         """
         if not self.steps:
             raise TypeError(EMPTY_CHAIN)
@@ -670,11 +666,7 @@ def _to_dict(
 
 
 def pop_callbacks(options: dict[str, Any], name: str) -> list[Any]:
-    """Remove and return the callbacks in an option, ``link`` or ``link_error``: one, or a list.
-
-    Raises:
-        TypeError: One of them is something else.
-    """
+    """Remove and return the callbacks in an option, ``link`` or ``link_error``: one, or a list."""
     given = options.pop(name, None) or []
     return [_as_canvas(callback) for callback in (given if isinstance(given, list | tuple) else [given])]
 
@@ -701,11 +693,7 @@ def _as_member(value: Any) -> Canvas[Any, Any]:
 
 
 def check_canvas(value: object) -> None:
-    """Check that a value can be part of a canvas.
-
-    Raises:
-        TypeError: It is neither a signature nor a canvas.
-    """
+    """Raise ``TypeError`` if a value cannot be part of a canvas, because it is neither a signature nor a canvas."""
     if not isinstance(value, Canvas):
         raise TypeError(f"a canvas consists of signatures such as task.s(…), chains and groups, not {value!r:.200}")
 
@@ -729,9 +717,6 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
         args, kwargs: The arguments; the result of the previous step comes before them.
         options: Options of ``apply_async``.
         immutable: Ignore the result of the previous step (Celery's ``si``).
-
-    Attributes:
-        has_passed_overrides: Whether the call has passed the replaced methods: :mod:`bulltask.registry.canvas`.
 
     Raises:
         TypeError: The task has no such parameters.
@@ -922,8 +907,8 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
     def job(self) -> NewJob:
         """Return this call's job, with a new id each time unless ``job_id`` is set.
 
-        Raises:
-            TypeError: The arguments do not match the task, or the signature has callbacks, which are other jobs.
+        Raises ``TypeError`` if the arguments do not match the task, or the signature has callbacks, which are other
+        jobs.
         """
         if self.links or self.errbacks:
             raise TypeError(f"{self!r:.200} has callbacks; send it with its method apply_async")
@@ -1306,11 +1291,7 @@ def is_single(canvas: object) -> TypeGuard[Signature[Any, Any]]:
 
 
 def job_of(call: _Call) -> NewJob:
-    """Return the job of a single call.
-
-    Raises:
-        TypeError: It is a chain, a group, or something else.
-    """
+    """Return the job of a single call; raises ``TypeError`` for a chain, a group, or something else."""
     if is_call(call):
         return call.job()
     if not isinstance(call, NewJob):
@@ -1330,13 +1311,9 @@ def handle(task: Callee, sender: Sender, job: NewJob, job_id: str) -> AsyncResul
 def handles(
     sender: Sender, tasks: Tasks, jobs: Sequence[tuple[_Call, NewJob]], ids: Iterable[str]
 ) -> list[AsyncResult[Any]]:
-    """Return the handles of jobs that were sent.
+    """Return the handles of jobs that were sent, with the ids under which they are stored.
 
-    Args:
-        sender: The app.
-        tasks: Its tasks, whose hints determine the types of the results of jobs without a signature.
-        jobs: The calls, and their jobs.
-        ids: The ids under which they are stored.
+    The hints of ``tasks`` determine the types of the results of jobs without a signature.
     """
     results, now_ms = sender._results, sender._now_ms()
     sent: list[AsyncResult[Any]] = []
@@ -1360,11 +1337,7 @@ def handles(
 
 
 class _Recorder:
-    """Records a call of a task that reaches the original method.
-
-    Attributes:
-        call: The recorded call, ``None`` before.
-    """
+    """Records a call of a task that reaches the original method."""
 
     def __init__(self, task: Callee) -> None:
         self._task = task
@@ -1440,8 +1413,7 @@ def is_overridden(canvas: Canvas[Any, Any]) -> bool:
 def pass_overrides(canvas: Canvas[Any, Any]) -> bool:
     """Pass the calls of a canvas through the replaced methods, which may change them.
 
-    Returns:
-        Whether all calls have reached the original method; if not, nothing may be sent.
+    Return whether all calls have reached the original method; if not, nothing may be sent.
     """
     complete = True
     for call in _every_call(canvas):
@@ -1458,8 +1430,7 @@ def pass_overrides(canvas: Canvas[Any, Any]) -> bool:
 def check_overrides_passed(canvas: Canvas[Any, Any]) -> Canvas[Any, Any]:
     """Return a copy of a canvas whose calls have passed the replaced methods.
 
-    Raises:
-        ConfigError: A replaced method has not called the original one.
+    Raises ``ConfigError`` if a replaced method has not called the original one.
     """
     if not is_overridden(canvas):
         return canvas

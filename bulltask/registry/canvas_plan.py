@@ -87,14 +87,10 @@ def leaves(node: Node) -> list[Step]:
 
 
 def step_origins(steps: Iterable[Step], sent_by: Mapping[str, str]) -> dict[Step, Mapping[str, str]]:
-    """Return the ids of the parent and the root of each call, as they are stored; ``sent_by`` for the first calls.
+    """Return the ids of the parent and the root of each call, as they are stored.
 
     As in Celery, the parent is the previous step; for the body of a chord, one of the members. The root is the first of
-    the preceding steps, unless a task sends the canvas.
-
-    Args:
-        steps: The steps of a canvas.
-        sent_by: The parent and the root of the first calls: those of jobs that the current task sends; empty for none.
+    the preceding steps. ``sent_by`` are those of the first calls, if a task sends the canvas; empty for none.
     """
     found: dict[Step, Mapping[str, str]] = {}
     for step in steps:
@@ -124,12 +120,9 @@ _FAILS_PARENT: Final = FAILURE_FLAGS["fail_parent_on_failure"]
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where the result of a canvas goes.
+    """Where the result of a canvas goes: to the job ``parent``, if any.
 
-    Attributes:
-        parent: The job that receives it, if any.
-        id: The id of the job whose result this is.
-        list_id: The id from which the ids of the members are derived, if the canvas is a group.
+    It is the result of the job ``id``; if the canvas is a group, its members' ids are derived from ``list_id``.
     """
 
     parent: Step | None
@@ -157,23 +150,14 @@ class _Expanded:
 
 @dataclass(frozen=True, slots=True)
 class CanvasPlan:
-    """A canvas that is ready to be sent.
-
-    Attributes:
-        roots: The trees of jobs, for one transaction.
-    """
+    """A canvas that is ready to be sent: trees of jobs, for one transaction."""
 
     roots: list[PlannedJob]
     _result: Node
     _before: list[Node]
 
     def result(self, reader: ResultReader, sent_ms: int) -> AsyncResult[Any] | GroupResult[Any]:
-        """Return the handle of the canvas, after it was sent.
-
-        Args:
-            reader: Reads the results.
-            sent_ms: The server's time before it was sent.
-        """
+        """Return the handle of the canvas, after it was sent; ``sent_ms`` is the server's time before that."""
         queues = {planned.job.id: planned.job.queue for planned in in_order(self.roots)}
         parent: AsyncResult[Any] | GroupResult[Any] | None = None
         for node in self._before:
@@ -184,15 +168,11 @@ class CanvasPlan:
 def plan_replacement(
     canvas: Canvas[Any, Any], config: Config, job: JobRef, sent_by: Mapping[str, str], *, retries: int = 0
 ) -> tuple[list[PlannedJob], Replacement]:
-    """Return the jobs of a canvas that are child jobs of ``job``, and how to read their results.
+    """Return the jobs of a canvas that are child jobs of ``job``, whose task replaces itself, and how to read their
+    results.
 
-    Args:
-        canvas, config, sent_by: As for :func:`plan_canvas`.
-        job: The job whose task replaces itself.
-        retries: If the canvas is the next attempt of the job in another queue, the number of retries before it.
-
-    Raises:
-        TypeError, EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: As for :func:`plan_canvas`.
+    If the canvas is the next attempt of the job in another queue, ``retries`` is the number of retries before it.
+    Raises ``ConfigError`` for an empty chain, and the errors of :func:`plan_canvas`.
     """
     if isinstance(canvas, Chain) and not canvas.steps:
         raise ConfigError("Cannot replace with an empty chain: pass a chain with at least one step")
@@ -210,14 +190,8 @@ def plan_replacement(
 def plan_canvas(canvas: Canvas[Any, Any], config: Config, sent_by: Mapping[str, str]) -> CanvasPlan:
     """Return the jobs of a canvas, without sending them.
 
-    Args:
-        canvas: The canvas.
-        config: The settings of the sending app.
-        sent_by: The ids of the job whose task sends it, and of that job's root; empty for none.
-
-    Raises:
-        TypeError: The arguments of a call do not match its task.
-        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: A call cannot be stored.
+    ``sent_by`` are the ids of the job whose task sends it, and of that job's root; empty for none. Raises ``TypeError``
+    if the arguments of a call do not match its task, or the error for a call that cannot be stored.
     """
     expansion = _Expansion(errbacks_in_headers=config.errbacks_in_chord_headers)
     expanded = expansion.expand(canvas, _root_target())
@@ -229,8 +203,7 @@ def plan_canvas(canvas: Canvas[Any, Any], config: Config, sent_by: Mapping[str, 
 class _Expansion:
     """Turns a canvas into steps, from its end to its beginning, because a job must know its parent.
 
-    Args:
-        errbacks_in_headers: Whether the members of a chord's header have the error callbacks of the chord.
+    With ``errbacks_in_headers``, the members of a chord's header have the error callbacks of the chord.
     """
 
     def __init__(self, *, errbacks_in_headers: bool) -> None:
@@ -358,12 +331,7 @@ def _new_id() -> str:
 
 
 class _JobBuilder:
-    """Turns steps into jobs.
-
-    Args:
-        config: The settings of the sending app.
-        sent_by: The parent and the root of the first calls.
-    """
+    """Turns steps into jobs; ``sent_by`` are the parent and the root of the first calls."""
 
     def __init__(self, config: Config, sent_by: Mapping[str, str]) -> None:
         self._config = config

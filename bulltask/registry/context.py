@@ -111,9 +111,6 @@ class Checkpoints:
         total: The number of items, from which the job's progress is computed; ``None`` for no progress.
         in_loop: Whether :meth:`Context.iterate` has been called.
         is_async: Whether the task runs on an event loop, which a write must not block.
-
-    Raises:
-        DecodeError: The stored checkpoint is malformed.
     """
 
     def __init__(
@@ -158,11 +155,7 @@ class Checkpoints:
         self.is_async = is_async
 
     def release_if_stopping(self) -> None:
-        """End the attempt between two items if the worker is stopping.
-
-        Raises:
-            WorkerShutdown: It is stopping.
-        """
+        """End the attempt between two items if the worker is stopping: raises ``WorkerShutdown``."""
         if self._is_stopping():
             raise WorkerShutdown(_STOPPING)
 
@@ -184,9 +177,8 @@ class Checkpoints:
     def save(self) -> None:
         """Store the checkpoint. While Redis is unavailable, it stays in memory and is stored later.
 
-        Raises:
-            EncodeError: The cursor is not plain JSON.
-            LockMismatchError, JobNotFoundError: Another worker has the job, or it was removed.
+        Raises ``EncodeError`` if the cursor is not plain JSON, and an error if another worker has the job, or it was
+        removed.
         """
         checkpoint, progress = self._to_store()
         if self._store is not None:
@@ -203,8 +195,7 @@ class Checkpoints:
     def last(self, *, completed: bool) -> str | None:
         """Return the checkpoint to store with the attempt's outcome; ``None`` if Redis has it already.
 
-        Args:
-            completed: Whether the job has completed; its checkpoint is then removed.
+        When the job has completed, its checkpoint is removed.
         """
         if completed:
             return NO_CHECKPOINT if self._exists else None
@@ -295,12 +286,7 @@ class CheckpointedItems(Generic[T]):
         self._cursor = cursor
 
     def __iter__(self) -> Iterator[T]:
-        """Return an iterator over the items that are left.
-
-        Raises:
-            TypeError: The items need ``async for``.
-            WorkerShutdown: The worker is stopping.
-        """
+        """Return an iterator over the items that are left."""
         checkpoints = self._checkpoints
         if checkpoints.is_async:
             raise TypeError("self.iterate() is used with 'for' in an async task: use 'async for'")
@@ -317,11 +303,7 @@ class CheckpointedItems(Generic[T]):
             checkpoints.save()
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        """Return an asynchronous iterator over the items that are left.
-
-        Raises:
-            WorkerShutdown: The worker is stopping.
-        """
+        """Return an asynchronous iterator over the items that are left."""
         checkpoints = self._checkpoints
         for page in self._pages():
             async for item in _with_await(page.items, page.skipped):
@@ -355,11 +337,7 @@ class CheckpointedItems(Generic[T]):
 
 
 class _Counted(Generic[T]):
-    """Items whose cursor is the number of finished items.
-
-    Attributes:
-        skipped: How many items earlier attempts have finished.
-    """
+    """Items whose cursor is the number of finished items; the first ``skipped`` were finished in earlier attempts."""
 
     is_last = False
 
@@ -379,12 +357,7 @@ class _Counted(Generic[T]):
 
 
 class _AfterCursor(Generic[T]):
-    """The items that a function has returned for a cursor.
-
-    Attributes:
-        is_empty: The function has returned no item.
-        is_last: The cursor after the current item is ``None``: nothing follows it.
-    """
+    """The items that a function has returned for a cursor; ``is_last``: the cursor after this item is ``None``."""
 
     skipped = 0
 
@@ -406,12 +379,7 @@ class _AfterCursor(Generic[T]):
         return position
 
     def check_moved(self, position: Any) -> bytes:
-        """Return a position as JSON.
-
-        Raises:
-            EncodeError: It is not plain JSON.
-            PermanentError: It is the position where the items begin, so the loop would never end.
-        """
+        """Return a position as JSON; an error if it is where the items begin, so the loop would never end."""
         encoded = codec.encode(position, what=f"the cursor of job {self._job_id}")
         if self._start is not None and encoded == codec.encode(self._start):
             raise PermanentError(
@@ -718,8 +686,7 @@ class JobMethods:
     def cursor(self) -> Any:
         """The job's cursor: the position after the last finished item; ``None`` if no item has finished.
 
-        Raises:
-            ConfigError: The task has no ``checkpoint=True``.
+        Raises ``ConfigError`` if the task has no ``checkpoint=True``.
         """
         return self._own_checkpoints().cursor
 
@@ -775,8 +742,7 @@ class JobMethods:
     def move_to_wait(self) -> Never:
         """End this attempt and release the job, which is then the next in its queue; the attempt does not count.
 
-        Raises:
-            ReleaseJob: Always.
+        Always raises ``ReleaseJob``.
         """
         raise ReleaseJob
 
@@ -816,22 +782,17 @@ class JobMethods:
         self.on_replace(self._with_own_stamps(canvas))
 
     def on_replace(self, sig: Canvas[Any, Any]) -> Never:
-        """Called by :meth:`replace`: stores the canvas (Celery's ``on_replace``). A task class may change it first.
+        """Called by :meth:`replace`, with the stamps of the running job on the canvas; stores it (Celery's
+        ``on_replace``).
 
-        Args:
-            sig: The canvas, with the stamps of the running job.
-
-        Raises:
-            WaitForChildren: Always. Also raises the errors of :meth:`replace`.
+        A task class may change the canvas first. Always raises ``WaitForChildren``, or the errors of :meth:`replace`.
         """
         self._client_for_replace().replace(check_overrides_passed(sig))
         raise WaitForChildren(replaced=True)
 
     async def areplace(self, canvas: Canvas[Any, Any]) -> Never:
-        """:meth:`replace` for async tasks; it does not call :meth:`on_replace`.
-
-        Raises:
-            WaitForChildren: Always. Also raises the errors of :meth:`replace`.
+        """:meth:`replace` for async tasks; it does not call :meth:`on_replace`. Always raises ``WaitForChildren``, or
+        an error.
         """
         await self._client_for_replace().areplace(check_overrides_passed(self._with_own_stamps(canvas)))
         raise WaitForChildren(replaced=True)
@@ -846,11 +807,7 @@ class JobMethods:
         return canvas
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> Never:  # noqa: ARG002 - Celery's signature
-        """Always raise an error. (Celery would add a member to the chord of the running member.)
-
-        Raises:
-            TypeError: Always.
-        """
+        """Always raise ``TypeError``. (Celery would add a member to the chord of the running member.)"""
         raise TypeError(
             f"task {self.request.task} cannot add a member to its chord, because the number of a chord's members is "
             "fixed when it is sent; replace this member with a group: self.replace(group(…))"
@@ -860,10 +817,7 @@ class JobMethods:
         """End this attempt and run the job again when its pending child jobs have finished; the attempt does not count.
 
         Without pending child jobs it runs again immediately. If a child job with ``fail_parent_on_failure`` has failed,
-        this job fails. Use :meth:`update_data` first to record the task's state.
-
-        Raises:
-            WaitForChildren: Always.
+        this job fails. Use :meth:`update_data` first to record the task's state. Always raises ``WaitForChildren``.
         """
         raise WaitForChildren
 
@@ -903,12 +857,8 @@ class JobMethods:
 class Context(JobMethods):
     """First argument of a task with ``bind=True``.
 
-    Each attempt has a separate context, even if async tasks run concurrently.
-
-    Attributes:
-        request: The running job.
-        task: The task.
-        state: What the app's lifespan has yielded, unless the task has an attribute of this name.
+    Each attempt has a separate context, even if async tasks run concurrently. ``state`` is what the app's lifespan has
+    yielded, unless the task has an attribute of this name.
     """
 
     task: Any

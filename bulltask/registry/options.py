@@ -222,11 +222,7 @@ class SingleCallKeywords(TypedDict, total=False):
 
 
 class CallKeywords(SingleCallKeywords, Generic[R], total=False):
-    """Options of calls that return ``R``, and their callbacks.
-
-    Attributes:
-        link, link_error: One or several calls that run after this one has completed, or failed.
-    """
+    """Options of calls that return ``R``, and of one or several calls that run after it has completed, or failed."""
 
     link: Canvas[R, Any] | Sequence[Canvas[R, Any]] | None
     link_error: Signature[Any, Any] | Sequence[Signature[Any, Any]] | None
@@ -468,12 +464,7 @@ class TaskOptions:
         stored_options(self.stored)
 
     def check_function(self, name: str, *, is_async: bool, bind: bool) -> None:
-        """Check that a function can be a task with these options.
-
-        Args:
-            name: The task's name.
-            is_async: Whether it is an ``async def``.
-            bind: Whether it receives a context.
+        """Check that a function, which receives a context if ``bind`` is true, can be a task with these options.
 
         Raises:
             ConfigError: The options do not fit the function.
@@ -701,9 +692,6 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return task options in bulltask's form: without options that have no effect, and with ``retry_kwargs`` expanded.
 
     An ignored option causes a warning, unless its value matches bulltask's behavior.
-
-    Raises:
-        ConfigError: ``retry_kwargs`` is invalid.
     """
     options = _without_ignored("task", given, _REFUSED_TASK_OPTIONS, IGNORED_TASK_OPTIONS)
     for name in ("autoretry_for", "dont_autoretry_for", "throws"):
@@ -719,9 +707,8 @@ def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def translate_call_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return call options in bulltask's form: without options that have no effect; ``task_id`` becomes ``job_id``.
 
-    The stamps that ``stamped_headers`` names become one option, ``stamps``.
-
-    An ignored option causes a warning, unless its value matches bulltask's behavior.
+    The stamps that ``stamped_headers`` names become one option, ``stamps``. An ignored option causes a warning, unless
+    its value matches bulltask's behavior.
     """
     options = with_stamps(_without_ignored("call", given, _REFUSED_CALL_OPTIONS, IGNORED_CALL_OPTIONS))
     if "task_id" in options and "job_id" not in options:

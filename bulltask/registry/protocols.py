@@ -44,11 +44,9 @@ _warned: set[str] = set()
 class WaitOptions(TypedDict, total=False):
     """Options of Celery's ``get`` that have no effect here.
 
-    Attributes:
-        interval: bulltask waits for an event instead of polling.
-        no_ack: Results are not messages, so there is nothing to acknowledge.
-        follow_parents: A step of a canvas always fails if a step before it has failed.
-        on_message: Results are not messages. This option causes a warning that says what to use instead.
+    bulltask waits for an event instead of polling (``interval``), results are no messages that are acknowledged
+    (``no_ack``), and a step of a canvas always fails if a step before it has failed (``follow_parents``).
+    ``on_message`` causes a warning that says what to use instead.
     """
 
     interval: float
@@ -58,11 +56,7 @@ class WaitOptions(TypedDict, total=False):
 
 
 def check_wait_options(given: WaitOptions) -> None:
-    """Warn about an option whose effect the caller may miss.
-
-    Raises:
-        TypeError: An option is unknown.
-    """
+    """Raise ``TypeError`` for an unknown option, and warn about one whose effect the caller may miss."""
     if unknown := given.keys() - WaitOptions.__annotations__.keys():
         raise TypeError(f"get() got an unexpected keyword argument {min(unknown)!r}")
     if given.get("on_message") is not None:
@@ -88,8 +82,7 @@ def allow_join_result() -> Iterator[None]:
 def warn_in_tasks(running_task: Callable[[], str]) -> None:
     """Turn on the warning in this process, a child of a worker.
 
-    Args:
-        running_task: Returns the name of the task that the caller runs in, ``""`` for none.
+    ``running_task`` returns the name of the task that the caller runs in, ``""`` for none.
     """
     global _running_task  # noqa: PLW0603 - it belongs to the process
     _running_task = running_task
@@ -158,11 +151,7 @@ class ResultReader(Protocol):
         ...
 
     def forget(self, ref: JobRef) -> None:
-        """Remove the job.
-
-        Raises:
-            LockMismatchError: It is running.
-        """
+        """Remove the job; ``LockMismatchError`` if it is running."""
         ...
 
     async def aforget(self, ref: JobRef) -> None:
@@ -170,14 +159,7 @@ class ResultReader(Protocol):
         ...
 
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
-        """Store the references (queue and id) of a group's members.
-
-        Args:
-            queue: Any queue of the app; the group is stored under the same prefix.
-            group_id: The group's id.
-            members: The references, as JSON.
-            keep_ms: How long they are kept, ``None`` for no limit.
-        """
+        """Store the references (queue and id, as JSON) of a group's members under the prefix of a queue of the app."""
         ...
 
     def load_group(self, queue: str, group_id: str) -> str | None:
@@ -189,17 +171,10 @@ class ResultReader(Protocol):
         ...
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """Wait until the job has finished.
+        """Wait until the job has finished, or raise ``ResultTimeoutError``.
 
-        Args:
-            ref: The job.
-            timeout_ms: Maximum wait; ``None`` waits forever.
-            sent_ms: When it was sent (server time in epoch milliseconds), ``None`` if unknown. With this time, the
-                outcome of a job that was removed as soon as it finished is read from the event stream.
-
-        Raises:
-            ResultTimeoutError: It did not finish in time.
-            JobNotFoundError: The job does not exist, and no event contains its outcome.
+        If it was sent at ``sent_ms`` (server time), the outcome of a job that was removed as soon as it finished is
+        read from the event stream. Otherwise, ``JobNotFoundError`` is raised.
         """
         ...
 
@@ -293,12 +268,7 @@ class OutboxRelay(Protocol):
     """Sends the rows of a transactional outbox; :class:`bulltask.outbox.outbox.OutboxBase` implements it."""
 
     def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
-        """Send rows until ``wait`` returns true.
-
-        Args:
-            wait: Waits for a number of seconds between two reads of the table; returns whether to stop.
-            logger: Logs errors.
-        """
+        """Send rows until ``wait``, which waits for some seconds between two reads of the table, returns true."""
         ...
 
     def backlog(self) -> Any:

@@ -528,10 +528,7 @@ def _attempt(schema: CoreSchema) -> CoreSchema:
 class Field(NamedTuple):
     """A field of a dataclass, a key of a ``TypedDict``, or a parameter of a function.
 
-    Attributes:
-        type: Its type.
-        required: It has no default.
-        default: The default, if it is a value that can be shown in a schema.
+    ``default`` is set if it is a value that can be shown in a schema.
     """
 
     type: Type
@@ -802,11 +799,7 @@ _SINGLE_VALUES: Final = frozenset(
 
 
 class _Model:
-    """Any type that pydantic converts, according to its own rules and the model's configuration.
-
-    Args:
-        hint: The type.
-    """
+    """Any type that pydantic converts, according to its own rules and the model's configuration."""
 
     def __init__(self, hint: Any) -> None:
         from pydantic import TypeAdapter  # noqa: PLC0415 - as above
@@ -911,11 +904,7 @@ def _without_computed_fields(schema: Any) -> Any:
 
 
 class _OldModel:
-    """A model of pydantic 1, which pydantic 2 contains as ``pydantic.v1``, converted by its own rules.
-
-    Args:
-        kind: The class.
-    """
+    """A model of pydantic 1, which pydantic 2 contains as ``pydantic.v1``, converted by its own rules."""
 
     def __init__(self, kind: Any) -> None:
         self._class = kind

@@ -55,14 +55,11 @@ __all__ = [
 
 
 def task_name(function: Callable[..., Any]) -> str:
-    """Return the automatic name of a task.
+    """Return the automatic name of a task; raises ``ConfigError`` for a lambda, for example.
 
     A module that runs as a script is called ``__main__`` in its process, but has another name in the worker, which
     imports it. The task's name therefore contains the name that an import would use. (Celery names such a task
     ``__main__.f``, which no worker has registered.)
-
-    Raises:
-        ConfigError: The function has no usable name (a lambda, for example).
     """
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<lambda>" in qualname:
@@ -178,11 +175,7 @@ def set_current(sender: Sender) -> None:
 
 
 def current_sender() -> Sender:
-    """Return the current app.
-
-    Raises:
-        ConfigError: This process has no app.
-    """
+    """Return the current app; raises ``ConfigError`` if this process has none."""
     sender: Sender | None = None if _current_app is None else _current_app()
     if sender is None:
         raise ConfigError(
@@ -212,16 +205,7 @@ current_app: Any = _CurrentApp()
 
 
 def registered_task(name: str, module: str) -> Any:
-    """Return a task of the current app. A task is pickled as a call of this function.
-
-    Args:
-        name: The task's name.
-        module: The module that defines it; imported first.
-
-    Raises:
-        ConfigError: This process has no app.
-        TaskNotRegisteredError: The current app has no such task.
-    """
+    """Return a task of the current app, after its module was imported. A task is pickled as a call of this function."""
     with suppress(ImportError):
         import_module(module)
     sender: Any = current_sender()
@@ -288,9 +272,6 @@ def get_task_logger(name: str) -> logging.Logger:
 
     It is ``logging.getLogger(name)``. In a worker, each line that a task logs, through any logger, contains the job's
     id and the task's name.
-
-    Args:
-        name: The logger's name, usually ``__name__``.
     """
     return logging.getLogger(name)
 
@@ -450,11 +431,7 @@ class Request:
         app_id: str = "",
         hostname: str = "",
     ) -> Request:
-        """Return the request of a job, with its arguments decoded.
-
-        Raises:
-            DecodeError: Its options are malformed.
-        """
+        """Return the request of a job, with its arguments decoded."""
         delay_ms = number(job.opts.get("delay"))
         return cls(
             id=job.id,
@@ -481,12 +458,8 @@ class Request:
 class FailedRequest(dict[str, Any]):
     """The job that failed, as an error callback with three parameters receives it: a dictionary with attributes.
 
-    Its keys are ``id``, ``task`` and ``queue``. Celery's other attributes, except ``args`` and ``kwargs``, have the
-    values of a request without them.
-
-    Args:
-        stored: The keys.
-        app: The app, which reads the job's arguments.
+    Its keys are ``id``, ``task`` and ``queue``. ``args`` and ``kwargs`` are read from Redis, by the app; Celery's other
+    attributes have the values of a request without them.
     """
 
     def __init__(self, stored: Mapping[str, Any], app: Any) -> None:
@@ -525,12 +498,7 @@ def _iso(epoch_ms: int | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionInfo:
-    """An exception and its traceback, with the attribute names of Celery's ``einfo``.
-
-    Attributes:
-        exception: The exception.
-        traceback: The traceback as text, as it is stored in the job.
-    """
+    """An exception and its traceback, as it is stored in the job, with the attribute names of Celery's ``einfo``."""
 
     exception: BaseException
     traceback: str

@@ -88,7 +88,6 @@ class AsyncResult(Generic[R]):
         app: The app; default: the current app, which is the app created last.
 
     Attributes:
-        parent: The argument.
         children: The handles of the callbacks and steps after this one, if this process sent them with the job.
     """
 
@@ -452,13 +451,11 @@ def _pickled(stored: object, snapshot: StoredSnapshot) -> Exception | None:
 
 
 def _rebuild(reason: str, trace: str, stored: tuple[object, ...] = ()) -> Exception | None:
-    """Rebuild the task's exception from its traceback, message and stored arguments.
-
-    Return ``None`` if that is not safe.
+    """Rebuild the task's exception from its traceback, message and stored arguments; ``None`` if that is not safe.
 
     Any client with access to Redis may have written them. Therefore, nothing is imported: the class must already be
-    loaded, be an ``Exception``, and have exactly that name. None of its code runs except ``__str__``.
-    (CVE-2021-23727: Celery called any name that it found.)
+    loaded, be an ``Exception``, and have exactly that name. None of its code runs except ``__str__``. (CVE-2021-23727:
+    Celery called any name that it found.)
     """
     return _instance(_loaded_class(_class_name(reason, trace)), reason, stored)
 
@@ -554,11 +551,9 @@ class ResultSet(Generic[R]):
     The jobs may belong to different queues and apps.
 
     Args:
-        results: The handles. Each may also be a result set, such as a group's; its result is then a list.
+        results: The handles, in their order. Each may also be a result set, such as a group's; its result is then a
+            list.
         app: Has no effect; for code written for Celery.
-
-    Attributes:
-        results: The handles, in the order in which they were added.
 
     Raises:
         TypeError: A member is a coroutine, such as ``task.adelay(1)`` without ``await``.
@@ -581,8 +576,7 @@ class ResultSet(Generic[R]):
     def remove(self, result: AsyncResult[R] | ResultSet[Any] | str) -> None:
         """Remove a handle, or the handle of the job with this id; the job itself is not affected.
 
-        Raises:
-            KeyError: It is not a member.
+        Raises ``KeyError`` if it is not a member.
         """
         for index, member in enumerate(self.results):
             if member == result or (isinstance(result, str) and getattr(member, "id", None) == result):
@@ -744,11 +738,7 @@ class ResultSet(Generic[R]):
 
 
 def _checked(member: T) -> T:
-    """Return a member of a set.
-
-    Raises:
-        TypeError: It is not a handle yet, as in ``ResultSet([task.adelay(1)])``.
-    """
+    """Return a member of a set; an error if it is no handle yet, as in ``ResultSet([task.adelay(1)])``."""
     if inspect.iscoroutine(member) or asyncio.isfuture(member):
         raise TypeError(f"a result set consists of results such as `await task.adelay(…)`: await {member!r:.200} first")
     return member
@@ -795,7 +785,6 @@ class GroupResult(ResultSet[R]):
         parent: The handle of the previous step, if the group is a step of a chain.
 
     Attributes:
-        id, results, parent: The arguments.
         children: The handles of the steps after the group, if this process sent it as a step of a chain.
     """
 

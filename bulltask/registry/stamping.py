@@ -71,9 +71,7 @@ class StampingVisitor(ABC):
 class Stamper:
     """One call of :meth:`Canvas.stamp`.
 
-    Args:
-        visitor: Chooses further stamps.
-        append: Whether a stamp that exists already becomes a list of the old and the new values.
+    With ``append``, a stamp that exists already becomes a list of the old and the new values.
     """
 
     def __init__(self, visitor: StampingVisitor | None = None, *, append: bool = False) -> None:

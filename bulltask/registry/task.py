@@ -126,10 +126,6 @@ class AnyTask(JobMethods, Generic[P, R]):
         sender: Returns the app that sends; called for every send, because a shared task's app may be created later.
         bind: Pass a :class:`Context` as the first argument; the task itself if ``has_base``.
         has_base: It is an instance of a user's class.
-
-    Attributes:
-        name: The task's name.
-        function: The function, for example to register it under another name as well.
     """
 
     _is_builtin = True  # in the class itself; the classes of users do not have it
@@ -445,12 +441,8 @@ class AnyTask(JobMethods, Generic[P, R]):
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[Any, R]:
         """Return a call that is sent later, alone or as part of a canvas (Celery's ``s``).
 
-        Args:
-            args, kwargs: The arguments. In a chain, such as ``a.s() | b.s()``, the result of the previous call comes
-                first, before these arguments.
-
-        Raises:
-            TypeError: The task has no such parameters.
+        In a chain, such as ``a.s() | b.s()``, the result of the previous call comes before these arguments. Raises
+        ``TypeError`` if the task has no such parameters.
         """
         return Signature(self, args, kwargs)
 
@@ -463,12 +455,7 @@ class AnyTask(JobMethods, Generic[P, R]):
     ) -> Signature[Any, Any]:
         """Return a call that is sent later. Type checkers check only the arguments of ``task.s(…).set(…)``.
 
-        Args:
-            args, kwargs: The arguments; the result of the previous call comes before them.
-            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`; and ``immutable=True``.
-
-        Raises:
-            TypeError: The task has no such parameters.
+        ``options`` are those of :meth:`apply_async`, and ``immutable=True``. Arguments and errors are as for :meth:`s`.
         """
         immutable = bool(options.pop("immutable", False))
         task: Any = self
@@ -539,8 +526,7 @@ class AnyTask(JobMethods, Generic[P, R]):
     def chunks(self, items: Iterable[Any], size: int) -> Group[Never, list[R]]:
         """Return a group of :meth:`starmap` calls with up to ``size`` items each (Celery's ``chunks``).
 
-        Raises:
-            ConfigError: ``size`` is not an integer of 1 or more.
+        Raises ``ConfigError`` if ``size`` is not an integer of 1 or more.
         """
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ConfigError(f"the size of chunks must be an integer of 1 or more, not {size!r:.200}")
@@ -664,9 +650,7 @@ class AnyTask(JobMethods, Generic[P, R]):
     def _plan(self, sender: Sender, data: Mapping[str, Any]) -> JobPlan:
         """Return the plan for a call without options, cached because building it is half the work of a send.
 
-        Args:
-            sender: The app that sends it.
-            data: The arguments. The plan depends on them only if ``task_routes`` has a function.
+        It depends on ``data`` only if ``task_routes`` has a function.
         """
         config = sender._config
         if self._default_plan is None or self._default_plan[0] is not config:  # a shared task may have another app now
@@ -707,11 +691,7 @@ class AnyTask(JobMethods, Generic[P, R]):
         return Context(request, checkpoints=checkpoints, task=self)
 
     def _set_attribute(self, name: str, value: object) -> None:
-        """Set an attribute for ``self`` of a bound task, as in Celery, where ``self`` is the task.
-
-        Raises:
-            AttributeError: bulltask uses the name.
-        """
+        """Set an attribute for ``self`` of a bound task, as in Celery, where ``self`` is the task."""
         if name in _RESERVED or hasattr(type(self), name):
             raise AttributeError(f"self.{name} would replace an attribute that bulltask uses; give it another name")
         setattr(self, name, value)
@@ -722,9 +702,8 @@ class AnyTask(JobMethods, Generic[P, R]):
     def _prepare(self) -> None:
         """Check the user's class, and look up which methods it overrides.
 
-        Raises:
-            ConfigError: A method is an ``async def``, but the function is not; ``__call__`` is a plain method, but the
-                function is an ``async def``; or the class of a batch task overrides a method.
+        An ``async def`` method needs an ``async def`` function, which needs an ``async def __call__``; and the class of
+        a batch task overrides no method.
         """
         kind = type(self)
         overridden = [name for name in HANDLERS if getattr(kind, name) is not getattr(AnyTask, name)]
@@ -831,10 +810,7 @@ def _transaction() -> ModuleType:
 class CallCodec:
     """Encodes a task's calls as the data of jobs, and decodes the data as arguments: :attr:`AnyTask._codec`.
 
-    Attributes:
-        options: The task's options.
-        is_batch: Whether the function is called for several jobs; a call then has one argument.
-        arguments: The signature of a call.
+    A batch task's function is called for several jobs; a call then has one argument.
     """
 
     def __init__(
@@ -872,8 +848,7 @@ class CallCodec:
     def conversion(self) -> CallConversion | None:
         """The conversion of arguments and results according to their hints, ``None`` if nothing is converted.
 
-        Raises:
-            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
+        Raises ``ConfigError`` if the task has ``typed=True``, and a hint cannot be enforced.
         """
         typed = self.options.enforced_hints
         typed = self._sender()._typed if typed is None else typed
@@ -904,11 +879,7 @@ class CallCodec:
         return {"type": "array", "prefixItems": [schema], "minItems": 1, "maxItems": 1}
 
     def check_types(self) -> None:
-        """Evaluate the type hints now, so that a worker's children inherit them and errors are raised at startup.
-
-        Raises:
-            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
-        """
+        """Evaluate the type hints now, so that a worker's children inherit them and errors are raised at startup."""
         _ = self.conversion
 
     def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -918,15 +889,9 @@ class CallCodec:
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None) -> Any:
         """Return a call's data: the arguments by parameter name; for a batch task, its one argument.
 
-        They are in their JSON form unless they will be pickled.
-
-        Args:
-            args, kwargs: The arguments.
-            serializer: The serializer of the call, ``None`` for the task's.
-
-        Raises:
-            TypeError: The arguments do not match the signature.
-            EncodeError: An argument does not match its type hint.
+        They are in their JSON form unless they will be pickled, by this serializer or, if it is ``None``, the task's.
+        Raises ``TypeError`` if they do not match the signature, and ``EncodeError`` if one does not match its type
+        hint.
         """
         data = self._encoded(self.arguments.bind(args, kwargs), serializer)
         return to_wire(data) if self.is_batch else data
@@ -934,23 +899,15 @@ class CallCodec:
     def encode_after(
         self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
     ) -> tuple[Any, list[str]]:
-        """Bind a call whose first arguments are not known yet; see :meth:`Arguments.bind_after`.
-
-        Raises:
-            TypeError, EncodeError: As for :meth:`encode`.
-        """
+        """Encode a call whose first arguments are not known yet; see :meth:`Arguments.bind_after`."""
         data, names = self.arguments.bind_after(count, args, kwargs)
         return ([], [""]) if self.is_batch else (self._encoded(data, serializer), names)
 
     def decode(self, data: Any, pickled: Collection[str] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a job's data as positional and keyword arguments, converted to the types of their hints.
 
-        Args:
-            data: The data.
-            pickled: Names of parameters that are not converted, because their values were pickled.
-
-        Raises:
-            InvalidJobError: The data does not match the signature or a type hint.
+        Parameters whose values were pickled are not converted. Raises ``InvalidJobError`` if the data does not match
+        the signature or a type hint.
         """
         args, kwargs = (from_wire(data, self._name), {}) if self.is_batch else self.arguments.unbind(data)
         conversion = self.conversion
@@ -1001,10 +958,7 @@ _VARIABLE = "DJANGO_SETTINGS_MODULE"
 def set_up_django() -> bool:
     """Call ``django.setup()`` if the environment names Django's settings, as Celery does before it imports tasks.
 
-    Without it, a task module that imports a model would raise ``AppRegistryNotReady``.
-
-    Returns:
-        Whether Django is ready.
+    Without it, a task module that imports a model would raise ``AppRegistryNotReady``. Return whether Django is ready.
     """
     if not os.environ.get(_VARIABLE) or importlib.util.find_spec("django") is None:
         return False
@@ -1031,8 +985,7 @@ def close_connections() -> None:
 def installed_packages() -> list[str]:
     """Return the packages in ``INSTALLED_APPS``, for ``autodiscover_tasks()`` without arguments.
 
-    Raises:
-        ConfigError: This process does not use Django.
+    Raises ``ConfigError`` if this process does not use Django.
     """
     if not set_up_django():
         raise ConfigError(

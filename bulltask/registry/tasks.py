@@ -90,11 +90,9 @@ def _found(task: AnyTask[Any, Any], annotations: Annotations) -> Iterable[tuple[
 
 
 class Tasks(Mapping[str, AnyTask[Any, Any]]):
-    """An app's tasks by name.
+    """An app's tasks by name; and those of bulltask's own jobs, ``builtin``, which are found by name, but not listed.
 
-    Args:
-        shared: The tasks of ``shared_task``, which every app includes.
-        builtin: The tasks of bulltask's own jobs; they are found by name, but not listed.
+    ``shared`` are the tasks of ``shared_task``, which every app includes.
     """
 
     def __init__(
@@ -148,9 +146,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def configure(self, config: Config) -> None:
         """Apply ``task_annotations`` to all tasks, including those added later, and check their serializers.
 
-        Raises:
-            ConfigError: An option is unknown or invalid, or the app cannot use a serializer; the message names the
-                task.
+        The message of the error for an invalid option names the task.
         """
         annotations = config.annotations or ()
         for task in self.values():
@@ -345,10 +341,6 @@ def decorate(  # noqa: PLR0913 - those of the decorators
 
     ``sender`` returns the app that sends the task's calls, ``add`` registers the task, and ``is_default`` means that
     ``base`` is that of the app, and may change: :func:`use_class`. The other arguments are those of :meth:`App.task`.
-
-    Raises:
-        DuplicateTaskError: Another function has this name.
-        ConfigError, TypeError: An option has an invalid value or an unknown name.
     """
     kind = Task if base is None else base
     _options_of(kind, options)  # errors are raised before there is a function
@@ -383,11 +375,7 @@ class _Definition:
 
 
 def use_class(tasks: Iterable[AnyTask[Any, Any]], kind: type[AnyTask[Any, Any]]) -> list[AnyTask[Any, Any]]:
-    """Change the class of those tasks that have no ``base``, because their app has another one; return these tasks.
-
-    Raises:
-        ConfigError: The class does not match the function of a task; the message names both.
-    """
+    """Change the class of those tasks that have no ``base``, because their app has another one; return these tasks."""
     changed = []
     for task in tasks:
         present, definition = vars(task).get("_definition", (kind, None))
@@ -420,11 +408,7 @@ def _new_task(
     *,
     bind: bool,
 ) -> AnyTask[Any, Any]:
-    """Return a task that is an instance of ``kind``: of ``Task``, or of a user's class.
-
-    Raises:
-        ConfigError: ``kind`` is not a task class, or its methods do not match the function.
-    """
+    """Return a task that is an instance of ``kind``: of ``Task``, or of a user's class."""
     if not (isinstance(kind, type) and issubclass(kind, AnyTask)):
         raise ConfigError(f"the base of task {name!r} must be a subclass of bulltask.Task, not {kind!r}")
     has_base = kind not in (Task, AsyncTask)
@@ -461,14 +445,9 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 def schema_of(tasks: Iterable[AnyTask[..., Any]], config: Config) -> Schema:
     """Return a document with the JSON Schema of each task, derived from its type hints.
 
-    Args:
-        tasks: The tasks.
-        config: The configuration of their app, which determines the queues.
-
-    Returns:
-        ``tasks``: for each name, the ``description``, BullMQ's name of the ``queue``, and the schemas of the job's
-        ``data`` and ``returnvalue``; ``$defs``: the types to which these schemas refer. A parameter without a hint may
-        be anything.
+    ``tasks`` has, for each name, the ``description``, BullMQ's name of the ``queue``, and the schemas of the job's
+    ``data`` and ``returnvalue``; ``$defs`` are the types to which these schemas refer. A parameter without a hint may
+    be anything.
     """
     tasks = sorted(tasks, key=lambda task: task.name)
     data, results = Definitions(), Definitions(of_results=True)
@@ -526,17 +505,13 @@ def add_to_import_path(directory: str | None = None) -> None:
 
 
 def find_app(spec: str, kind: type[A]) -> A:
-    """Return the app that ``-A`` names.
+    """Return the app of class ``kind`` that ``spec``, the value of ``-A``, names.
 
     * ``pkg.mod:name``: the object ``name`` in that module; ``pkg.mod:name()`` calls a factory.
     * ``pkg.mod``: the app named ``app``, ``bulltask``, ``celery`` or ``application`` in that module, or its only app.
     * ``pkg``: if a package contains no app, its submodules ``app``, ``bulltask``, ``celery``, ``tasks``, ``main`` and
       ``worker`` are searched.
     * ``pkg.mod.name``: the same as ``pkg.mod:name``, as in Celery.
-
-    Args:
-        spec: The value of ``-A``.
-        kind: The class of apps.
 
     Raises:
         AppNotFoundError: No app was found (the message lists what was tried), or more than one. Errors raised by the
@@ -561,9 +536,7 @@ def find_app(spec: str, kind: type[A]) -> A:
 def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], related_name: str | None) -> list[str]:
     """Import ``package.related_name`` of each package that has it; return the imported names (Celery's autodiscover).
 
-    Args:
-        packages: Package names, including Django's ``shop.apps.ShopConfig``, or a function that returns them.
-        related_name: The submodule; ``None`` imports the packages themselves.
+    A package may be Django's ``shop.apps.ShopConfig``. Without ``related_name``, the packages themselves are imported.
     """
     imported = []
     for package in packages() if callable(packages) else packages:

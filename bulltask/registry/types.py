@@ -54,13 +54,7 @@ _VARIADIC: Final = (_Kind.VAR_POSITIONAL, _Kind.VAR_KEYWORD)
 
 
 class CallTypes:
-    """The types of a task's parameters and return value.
-
-    Args:
-        function: The task's function.
-        task: The task's name, for messages.
-        skip_first: The first parameter is the context (``bind=True``), not an argument.
-    """
+    """The types of a task's parameters and return value; with ``skip_first``, the first parameter is the context."""
 
     def __init__(self, function: Callable[..., Any], task: str, *, skip_first: bool) -> None:
         self._task = task
@@ -81,11 +75,7 @@ class CallTypes:
         return self._problems
 
     def type_of(self, name: str) -> Type:
-        """Return the type of a parameter, or of the items of ``*args`` and ``**kwargs``, or of ``"return"``.
-
-        Raises:
-            ConfigError: pydantic is missing.
-        """
+        """Return the type of a parameter, or of the items of ``*args`` and ``**kwargs``, or of ``"return"``."""
         if name not in self._types:
             rules = _rules(self._task)
             try:
@@ -143,17 +133,10 @@ class CallTypes:
 
 
 class CallConversion:
-    """Converts the arguments and results of one task.
+    """Converts the arguments and results of one task, as far as they are in ``types``.
 
-    Args:
-        task: The task's name, for messages.
-        parameters: The parameters of its function.
-        types: The types of the converted parameters, of the items of ``*args`` and ``**kwargs``, and of ``"return"``.
-        hides_values: As for :meth:`CallTypes.conversion`.
-
-    Attributes:
-        parameters: The names of the converted parameters.
-        converts_result: Whether the return value is converted.
+    These are the types of the converted parameters, of the items of ``*args`` and ``**kwargs``, and of ``"return"``. An
+    error's message has the path to the bad value, unless the app encrypts payloads.
     """
 
     def __init__(
@@ -190,7 +173,7 @@ class CallConversion:
         """Return arguments by parameter name, some or all of them, in their JSON form.
 
         Raises:
-            EncodeError: An argument does not match its type hint; the message has the path to the bad value.
+            EncodeError: An argument does not match its type hint.
         """
         encoded: dict[str, Any]
         encoded, problems = self._converted(self._encode, data)
@@ -201,14 +184,10 @@ class CallConversion:
     def decode_arguments(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], pickled: Collection[str] = ()
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert a job's arguments, which match the signature, to the types of their hints.
-
-        Args:
-            args, kwargs: The arguments.
-            pickled: Parameters that are not converted, because their values were pickled.
+        """Convert a job's arguments, which match the signature, to the types of their hints, unless they were pickled.
 
         Raises:
-            InvalidJobError: An argument does not match its type hint; the message has the path to the bad value.
+            InvalidJobError: An argument does not match its type hint.
         """
         decoded, problems = self._decoded(kwargs, pickled)
         decoded_args: tuple[Any, ...] = ()
@@ -226,7 +205,7 @@ class CallConversion:
         """Return the JSON form of a return value.
 
         Raises:
-            EncodeError: The value does not match the type hint; the message has the path to the bad value.
+            EncodeError: The value does not match the type hint.
         """
         encoded, problems = self._converted(self._encode_result, value)
         if problems:
@@ -237,7 +216,7 @@ class CallConversion:
         """Convert a job's return value to the type of the hint.
 
         Raises:
-            DecodeError: The value does not match the type hint; the message has the path to the bad value.
+            DecodeError: The value does not match the type hint.
         """
         decoded, problems = self._converted(self._decode_result, value)
         if problems:
@@ -332,9 +311,7 @@ _QUALIFIERS: Final = (typing.Required, typing.NotRequired, typing.Final, getattr
 def is_plain(hint: Any, within: tuple[Any, ...] = ()) -> bool:  # noqa: PLR0911 - a return for each kind
     """Return whether JSON has the type, so that nothing is converted: it is enforced only with ``typed=True``.
 
-    Args:
-        hint: The hint.
-        within: The classes whose fields are being looked at.
+    ``within`` are the classes whose fields are being looked at.
     """
     try:
         hint = underlying(hint)
@@ -499,12 +476,8 @@ _PREFIX: Final = "#/$defs/"
 class Definitions:
     """Named types by their names in ``$defs``; types that share a name get distinct ones.
 
-    Args:
-        of_results: The schemas describe what a worker writes, not what it accepts: all fields are present, and each
-            type has only one form.
-
-    Attributes:
-        schemas: The schemas by name.
+    ``of_results``: the schemas describe what a worker writes, not what it accepts: all fields are present, and each
+    type has only one form.
     """
 
     def __init__(self, *, of_results: bool = False) -> None:

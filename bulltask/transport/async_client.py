@@ -31,10 +31,7 @@ class AsyncClient:
     make in the same iteration of the event loop are sent together. The reply to a cancelled task's call is read and
     dropped. It is never passed to another task, as it was in redis-py (CVE-2023-28858).
 
-    Args:
-        endpoint: The server.
-        clock: Set from the server's ``TIME`` on every connect and every few seconds; ``None`` for no clock.
-        name: The connection's name in ``CLIENT LIST``.
+    The arguments are those of :class:`~bulltask.transport.client.Client`.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None = None, name: str | None = None) -> None:
@@ -61,9 +58,7 @@ class AsyncClient:
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
         """Make several calls in one round trip; raises the same errors as ``Client.run_many``.
 
-        Args:
-            calls: The calls.
-            deadline_ms: Deadline (``mono_ms``), in addition to the endpoint's timeouts.
+        ``deadline_ms`` (``mono_ms``) limits them, in addition to the endpoint's timeouts.
         """
         replies = await self._exchange([call.packed() for call in calls], deadline_ms)
         if any(map(redis_errors.is_noscript, replies)):
@@ -71,10 +66,8 @@ class AsyncClient:
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     async def try_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """:meth:`run_many` for independent calls; the result of a failed call is its error.
-
-        Raises:
-            BrokerUnavailableError: The connection broke; it is unknown which calls were executed.
+        """:meth:`run_many` for independent calls; the result of a failed call is its error, unless the connection
+        broke.
         """
         replies = await self._exchange([call.packed() for call in calls], deadline_ms)
         if any(map(redis_errors.is_noscript, replies)):

@@ -75,14 +75,11 @@ class _PerLoop(Generic[T]):
 class Broker:
     """An app's connections to Redis: its clients, which connect on first use, and the objects that use them.
 
-    Redis is one server, or a cluster, in which every call goes to the node that has its keys.
-
-    Args:
-        config: The app's settings.
-        url: The server; ``config.broker_url`` unless that is ``embedded://``.
-        clock: The clock that gives the time of all calls; default: the server's.
+    Redis is one server, or a cluster, in which every call goes to the node that has its keys. The server's URL is
+    ``config.broker_url`` unless that is ``embedded://``.
 
     Attributes:
+        clock: The clock that gives the time of all calls; default: the server's.
         topology: The nodes of the cluster; ``None`` for a single server.
         eager: Runs jobs when they are sent, in eager mode.
         payloads: Writes and reads arguments and results.
@@ -123,11 +120,9 @@ class Broker:
         self.results = results
 
     def keys(self, queue: str) -> QueueKeys:
-        """Return the keys of a queue by its name in the app.
+        """Return the keys of a queue by its name in the app, if that is valid.
 
-        Raises:
-            InvalidNameError: The name is not a valid queue name.
-            BrokerConfigError: In a cluster, the queue's keys would be on several nodes.
+        Raises ``BrokerConfigError`` if, in a cluster, the keys would be on several nodes.
         """
         keys = self._keys.get(queue)
         if keys is None:
@@ -239,19 +234,12 @@ def scan_all(client: SyncClient, step: ScanStep) -> set[str]:
 
     If slots of a cluster have moved in the meantime, the scan starts again. Keys that are being moved to another node
     may be missed.
-
-    Raises:
-        BrokerError: As in :meth:`SyncClient.run`.
     """
     return scan_up_to(client, step, sys.maxsize)[0]
 
 
 def scan_up_to(client: SyncClient, step: ScanStep, max_steps: int) -> tuple[set[str], bool]:
-    """Like :func:`scan_all`, but with at most ``max_steps`` calls to each node; also return whether all were scanned.
-
-    Raises:
-        BrokerError: As in :meth:`SyncClient.run`.
-    """
+    """Like :func:`scan_all`, but with at most ``max_steps`` calls to each node; also return whether all was read."""
     if not isinstance(client, ClusterClient):
         return _scan(step, client.run, max_steps)
     names, is_complete, nodes = set[str](), True, None
@@ -319,15 +307,10 @@ def queue_lengths(client: SyncClient, queues: Sequence[QueueKeys]) -> Mapping[st
 
 
 def count_runnable_jobs(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) -> int:
-    """Count the jobs that a worker of these queues could run now, in one round trip.
+    """Count the jobs that a worker of these queues could run at ``now_ms`` (server time), in one round trip.
 
     These are the waiting and prioritized jobs, and the delayed jobs that are due (at most 100 of each queue), except
     those of paused queues.
-
-    Args:
-        client: Makes the calls.
-        queues: The queues.
-        now_ms: The server's time.
     """
     calls: list[Call[Any]] = []
     for keys in queues:

@@ -148,9 +148,7 @@ class Call(Generic[R_co]):
 class AllNodesCall(Call[R]):
     """A call without keys that a cluster makes on every node that has slots. On a single server, it is a normal call.
 
-    Args:
-        call: The call.
-        merge: Returns the result, given the results of all nodes.
+    ``merge`` returns the result, given the results of all nodes.
     """
 
     __slots__ = ("merge",)
@@ -161,13 +159,9 @@ class AllNodesCall(Call[R]):
 
 
 class PackedCall(Call[Any]):
-    """A call that another process has packed. Its result is the raw reply.
+    """A call that another process has packed: of a script, or of a command whose first argument is its key.
 
-    Args:
-        packed: The bytes of a script call, or of a command whose first argument is its key.
-
-    Attributes:
-        args: The command and its arguments up to the first key, by which the call is routed in a cluster.
+    Its result is the raw reply. ``args`` are those up to the first key, by which the call is routed in a cluster.
     """
 
     __slots__ = ("_packed", "_parts")
@@ -217,10 +211,8 @@ _pack_cached = lru_cache(maxsize=500)(_pack_without_count)
 def packed_with_sources(calls: Sequence[Call[Any]]) -> list[bytes]:
     """Return the bytes to send when the server does not have the calls' scripts; each script's source is sent once.
 
-    Plain commands are sent unchanged.
-
     Later calls of a script find it loaded by the first one. Another ``SCRIPT FLUSH`` may come in between, but every
-    round trip executes at least the calls that contain the source.
+    round trip executes at least the calls that contain the source. Plain commands are sent unchanged.
     """
     seen: set[str | None] = {None}
     packed = []
@@ -259,11 +251,7 @@ def command(*args: Arg, parse_reply: Callable[[Any], R] = as_is) -> Call[R]:
 def script_call(
     script: Script, keys: tuple[Arg, ...], args: tuple[Arg, ...], parse_reply: Callable[[Any], R] = as_is
 ) -> Call[R]:
-    """Build the call for a script.
-
-    Raises:
-        TypeError: The number of keys differs from the number in the script's file name.
-    """
+    """Build the call for a script; raises ``TypeError`` unless it has as many keys as the script's file name says."""
     if len(keys) != script.key_count:
         raise TypeError(f"script {script.name} takes {script.key_count} keys, not {len(keys)}")
     return Call((script.key_count, *keys, *args), parse_reply, script)
@@ -273,10 +261,7 @@ def to_msgpack(value: object) -> bytes:
     """Return ``value`` as MessagePack for BullMQ's scripts; it may contain any value that another client has stored.
 
     Integers of more than 64 bits become floats, as in Node. Bytes become strings, because Redis cannot read
-    MessagePack's type for bytes.
-
-    Raises:
-        EncodeError: The value cannot be packed, for example because it is nested too deeply.
+    MessagePack's type for bytes. Raises ``EncodeError`` if the value is nested too deeply.
     """
     try:
         packed: bytes = msgpack.packb(value, default=_as_float, unicode_errors=ON_SURROGATE, use_bin_type=False)
@@ -325,68 +310,41 @@ class SyncClient(Protocol):
     def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip (to each node), and return their results in order.
 
-        Args:
-            calls: The calls. If it is an iterator, a single server executes the first calls while it builds the next.
-
-        Raises:
-            BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made, too, unless
-                their node is unreachable.
+        If ``calls`` is an iterator, a single server executes the first calls while it builds the next. The first call
+        that failed raises the errors of :meth:`run`; the others were made, too, unless their node is unreachable.
         """
 
     def run_on_all_nodes(self, call: Call[R]) -> list[R]:
-        """Make a call without keys on every server that has keys, and return all results.
-
-        Raises:
-            BrokerError: As in :meth:`run`, if it failed on any server.
-        """
+        """Make a call without keys on every server that has keys, and return all results; raises the first error."""
 
     def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
-        """Make independent calls; the result of a failed call is its error.
+        """Make independent calls; the result of a failed call is its error. ``packed`` are their bytes, if known
+        (:meth:`pack`).
 
-        Args:
-            calls: The calls.
-            packed: Their bytes, if they are packed already (:meth:`pack`).
-
-        Raises:
-            BrokerUnavailableError: The connection broke; it is unknown which calls were executed. In a cluster, only if
-                no node replies: otherwise, it is the result of the calls for the node, whose name it contains.
+        Raises ``BrokerUnavailableError`` if the connection broke; it is unknown which calls were executed. In a
+        cluster, it is raised only if no node replies: otherwise, it is the result of the calls for the node, whose name
+        it contains.
         """
 
     def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
-        """Send independent calls, without waiting for their replies if possible; arguments as in :meth:`try_many`.
+        """Send independent calls, without waiting for their replies if possible; arguments and errors as in
+        :meth:`try_many`.
 
-        Other calls may be made meanwhile: they read these replies first.
-
-        Returns:
-            A function that waits for the replies and returns the results, or raises, as :meth:`try_many` does.
-
-        Raises:
-            BrokerUnavailableError: As in :meth:`try_many`.
+        Return a function that waits for the replies and returns the results, or raises, as :meth:`try_many` does. Other
+        calls may be made meanwhile: they read these replies first.
         """
 
     def pack(self, call: Call[Any]) -> bytes:
         """Return the bytes that :meth:`send_packed` sends for a call."""
 
     def send_packed(self, packed: Sequence[bytes]) -> list[Any]:
-        """Make calls that another process has packed, in one round trip; return the raw replies, or errors.
-
-        Raises:
-            BrokerUnavailableError: As in :meth:`try_many`.
-        """
+        """Make calls that another process has packed, in one round trip; return the raw replies, or errors."""
 
     def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
-        """Make a call that blocks for up to ``wait_ms``, to the millisecond.
+        """Make a call that blocks for up to ``wait_ms``, which is also its timeout, to the millisecond.
 
-        Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
-
-        Args:
-            call: The blocking command, with the timeout ``wait_ms``.
-            wait_ms: Maximum wait.
-            ping: Sends a command to the same server on another connection, so that Redis checks the timeouts of blocked
-                clients.
-
-        Raises:
-            BrokerError: As in :meth:`run`.
+        Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command:
+        therefore, ``ping`` sends one to the same server on another connection.
         """
 
     def wait_then(
@@ -423,9 +381,7 @@ class AnyAsyncClient(Protocol):
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
         """Make several calls in one round trip (to each node); raises the same errors as :meth:`SyncClient.run_many`.
 
-        Args:
-            calls: The calls.
-            deadline_ms: Deadline (``mono_ms``), in addition to the endpoint's timeouts.
+        ``deadline_ms`` (``mono_ms``) limits them, in addition to the endpoint's timeouts.
         """
 
     async def connect(self, deadline_ms: int | None = None) -> None:
@@ -475,12 +431,8 @@ def guard_key(key: str) -> str | None:
 
 
 class QueueKeys:
-    """The keys of one queue.
-
-    Args:
-        prefix: BullMQ's prefix, ``bull`` by default.
-        name: The queue's name in BullMQ, with the hash tag.
-        queue: The queue's name in the app, for messages, logs and metrics.
+    """The keys of one queue: BullMQ's prefix, the queue's name in BullMQ, with the hash tag, and ``queue``, that in the
+    app.
     """
 
     __slots__ = (
@@ -627,12 +579,7 @@ class QueueKeys:
 
 
 class BullKeys(QueueKeys):
-    """A queue's keys in Bull 1 to 4, BullMQ's predecessor; most names are BullMQ's, but the layout differs.
-
-    Args:
-        prefix: Bull's prefix, ``bull`` by default.
-        name: The queue's name in Bull.
-    """
+    """A queue's keys in Bull 1 to 4, BullMQ's predecessor; most names are BullMQ's, but the layout differs."""
 
     __slots__ = ("limiter_index", "meta_paused", "priority")
 
@@ -684,8 +631,7 @@ NO_JOB: Final = Fetched()
 def parse_fetched(reply: Any) -> Fetched:
     """Parse the four-element reply from ``moveToActive``, or from ``moveToFinished`` when it fetches the next job.
 
-    Raises:
-        ValueError, TypeError: It is not such a reply.
+    Raises ``ValueError`` or ``TypeError`` if it is not such a reply.
     """
     if not isinstance(reply, list):
         return NO_JOB
@@ -704,12 +650,7 @@ def _is_hash(fields: Any) -> bool:
 
 
 def raise_for(reply: Any, job_id: str, queue: str) -> None:
-    """Raise the error for a negative error code; do nothing for any other reply.
-
-    Raises:
-        JobError: The subclass for the code.
-        BrokerError: The code is unknown.
-    """
+    """Raise the error for a negative code, or ``BrokerError`` if it is unknown; raises nothing for other replies."""
     if isinstance(reply, int) and reply < 0:
         kind = JOB_ERRORS.get(reply)
         if kind is None:

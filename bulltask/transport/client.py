@@ -48,8 +48,7 @@ _ARRIVED_MS = 100
 class Client:
     """One connection: makes calls, loads scripts that the server does not have, and sets the clock.
 
-    It is not thread-safe (see :class:`~bulltask.transport.client.ClientPool`), and a forked process must create a
-    new client.
+    It is not thread-safe (see :class:`ClientPool`), and a forked process must create a new client.
 
     Args:
         endpoint: The server.
@@ -79,20 +78,14 @@ class Client:
         return self._result(call, self._replies([call], [call.packed()])[0])
 
     def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
-        """Make a call that blocks for up to ``wait_ms``, to the millisecond; arguments and errors as in ``SyncClient``.
-
-        Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
-        """
+        """Make a call that blocks for up to ``wait_ms``, to the millisecond; errors as in ``SyncClient``."""
         result: R = result_or_raise(self.wait_many([call], wait_ms, ping)[0])
         return result
 
     def wait_then(
         self, call: Call[R], then: Call[T], wait_ms: int, ping: Callable[[], object]
     ) -> tuple[R, T | BulltaskError]:
-        """Make a call that blocks, as :meth:`wait` does, and one after it, which Redis runs as soon as the first ends.
-
-        Both replies arrive together, so this process wakes up once. If the second call fails, its result is the error.
-        """
+        """Make a call that blocks and one after it, as in ``SyncClient``."""
         first, second = self.wait_many([call, then], wait_ms, ping)
         return result_or_raise(first), second
 
@@ -148,18 +141,11 @@ class Client:
         return call.packed()
 
     def send_packed(self, packed: Sequence[bytes]) -> list[Any]:
-        """Make calls that another process has packed, in one round trip; return the raw replies, or errors.
-
-        Raises:
-            BrokerUnavailableError: As in :meth:`try_many`.
-        """
+        """Make calls that another process has packed, in one round trip; return the raw replies, or errors."""
         return self.try_many([PackedCall(item) for item in packed], packed)
 
     def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
-        """Queue calls in a transaction and discard it; the replies show which calls Redis would reject.
-
-        Returns ``None`` if the server rejects transactions. Raises the errors of :meth:`run` if the connection breaks.
-        """
+        """Queue calls in a transaction and discard it, as in ``SyncClient``."""
         connection = self._connected()
         # Both round trips use this connection: on another connection, without MULTI, the calls would be executed.
         if self._round_trip(connection, [_MULTI.packed()]) != [b"OK"]:
@@ -173,9 +159,6 @@ class Client:
         """Send calls without waiting for the replies, which :meth:`receive` reads before any other call.
 
         The timeout of the replies starts now. This does not set the clock.
-
-        Raises:
-            BrokerUnavailableError: As in :meth:`try_many`.
         """
         connection = self._connection or self._connected()
         with self._closed_after_error():
@@ -183,11 +166,7 @@ class Client:
             connection.send(b"".join(packed), self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
 
     def receive(self, count: int) -> list[Any]:
-        """Read the raw replies to the ``count`` calls that :meth:`send` has sent; an error reply is an exception.
-
-        Raises:
-            BrokerUnavailableError: As in :meth:`try_many`.
-        """
+        """Read the raw replies to the ``count`` calls that :meth:`send` has sent; an error reply is an exception."""
         with self._closed_after_error():
             if self._connection is None:
                 raise ConnectionError("it was closed")
@@ -207,9 +186,8 @@ class Client:
         return -1 if sock is None else sock.fileno()
 
     def has_reply(self) -> bool:
-        """Return whether :meth:`receive` would return or raise immediately.
-
-        A readable TLS socket may not have a complete record.
+        """Return whether :meth:`receive` would return or raise immediately; a readable TLS socket may have half a
+        record.
         """
         try:
             return self._connection is None or self._connection.can_read(0)
@@ -442,11 +420,8 @@ class Client:
 class UnreadReplies:
     """The replies to calls that a client has sent without waiting for them.
 
-    The client reads them before it makes another call, and keeps them here until somebody asks for them.
-
-    Args:
-        count: How many replies there are.
-        receive: Reads that many replies from the connection.
+    The client reads them, with ``receive``, before it makes another call, and keeps them here until somebody asks for
+    them.
     """
 
     def __init__(self, count: int, receive: Callable[[int], list[Any]]) -> None:
@@ -470,11 +445,7 @@ class UnreadReplies:
             self._error = BrokerUnavailableError(reason)
 
     def get(self) -> list[Any]:
-        """Return the replies.
-
-        Raises:
-            BrokerUnavailableError: They could not be read; it is unknown which calls were executed.
-        """
+        """Return the replies, or raise ``BrokerUnavailableError``: then it is unknown which calls were executed."""
         self.read()
         if self._replies is None:
             assert self._error is not None
@@ -499,14 +470,10 @@ class _CheckedOutClient:
 
 
 class ClientPool:
-    """Clients for any number of threads. It works after a fork, because a child does not use the parent's clients.
+    """Clients for any number of threads; ``make`` creates them, and at most ``limit`` idle ones are kept.
 
-    It has no lock, because a signal handler that sends may have interrupted a send, and would then wait for the lock
-    forever.
-
-    Args:
-        make: Creates a client.
-        limit: Maximum number of idle clients.
+    It works after a fork, because a child does not use the parent's clients. It has no lock, because a signal handler
+    that sends may have interrupted a send, and would then wait for the lock forever.
     """
 
     def __init__(self, make: Callable[[], SyncClient], *, limit: int = 10) -> None:

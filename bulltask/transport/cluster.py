@@ -66,14 +66,9 @@ _SILENT_MS: Final = 5_000
 class Topology:
     """The slot map that the clients of one cluster share, so that each change is learned once.
 
-    It makes no calls: a client reads the map when :attr:`is_known` is false. Any number of threads may use it without
-    a lock, and so may a forked process, because every method makes a single change.
-
-    Args:
-        seeds: The nodes in the URL, from which the others are discovered.
-
-    Attributes:
-        version: The number of slot maps that were read.
+    It makes no calls: a client reads the map when :attr:`is_known` is false, at first from one of the ``seeds``, the
+    nodes in the URL; :attr:`version` counts these maps. Any number of threads may use it without a lock, and so may a
+    forked process, because every method makes a single change.
     """
 
     def __init__(self, seeds: Sequence[Address]) -> None:
@@ -110,10 +105,8 @@ class Topology:
     def record_failure(self, address: Address, took_ms: int = 0) -> None:
         """Record that a node is unreachable: another node may have its slots, and the map is not read from it.
 
-        Args:
-            address: The node.
-            took_ms: How long it took to notice the failure. A node that hangs is not tried again for a while, because
-                each attempt would take a whole timeout, and delay the calls to other nodes.
+        A node that hangs (``took_ms``) is not tried again for a while, because each attempt would take a whole timeout,
+        and delay the calls to other nodes.
         """
         self._failed = address
         self._is_current = False
@@ -135,8 +128,7 @@ class Topology:
     def address(self, slot: int | None) -> Address:
         """Return the node that serves a slot; for ``None``, a node for calls without keys, preferably a reachable one.
 
-        Raises:
-            BrokerNotReadyError: No node serves the slot.
+        Raises ``BrokerNotReadyError`` if no node serves the slot.
         """
         assert self._map is not None
         if slot is None:
@@ -193,12 +185,8 @@ class Backoff:
 
 @dataclass(slots=True)
 class Batch:
-    """The calls of a round for one node.
-
-    Attributes:
-        address: The node.
-        routed: The routed calls, single ones and transactions, that ``calls`` consists of.
-        calls: The calls to send, in one round trip.
+    """The calls of a round for one node: routed calls, single ones and transactions, and the ``calls`` that they
+    consist of.
     """
 
     address: Address
@@ -238,12 +226,8 @@ class Rounds:
         calls: The calls.
         until_ms: No round begins later (``mono_ms``).
         url: The cluster, without its password, for messages.
-        watched: The node of the last ``WATCH`` (:attr:`watched`).
-        waits: Whether calls that no node can execute at the moment are retried; otherwise, they fail.
-
-    Attributes:
-        results: The result of each call, or its error.
         watched: The node on which a ``WATCH`` is in force; a transaction that another node would execute is an error.
+        waits: Whether calls that no node can execute at the moment are retried; otherwise, they fail.
     """
 
     def __init__(
@@ -326,11 +310,7 @@ class Rounds:
                 self._retry(replace(routed, ask=None), wait=False)
 
     def fail(self, error: BrokerError) -> None:
-        """Make all remaining calls fail with this error.
-
-        Raises:
-            BrokerError: No call has been sent.
-        """
+        """Make all remaining calls fail with this error, or raise it if no call has been sent."""
         if not self._has_sent:
             raise error
         for routed in self._pending:
@@ -481,24 +461,19 @@ _UNREACHABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class ClusterClient:
-    """Makes calls to the nodes of a cluster, as ``Client`` makes them to one server.
-
-    A call to the wrong node is not executed there, so it is redirected. A call that no node can execute at the moment
-    is retried until the command timeout, if the client ``waits``. If a node is unreachable, its calls fail, because it
-    is unknown whether the node executed them; the slot map is read again for the next call.
+    """Makes calls to the nodes of a cluster, as ``Client`` makes them to one server (see :class:`Rounds`).
 
     It is not thread-safe, and a forked process must create a new client (see
     :class:`~bulltask.transport.client.ClientPool`).
 
     Args:
         endpoint: Nodes from which the others are discovered.
-        clock: Set from the first node that has slots, in the order of addresses, when connecting and every few
-            seconds; ``None`` for no clock.
+        clock: Set from the first node that has slots, in the order of addresses, when connecting and every few seconds.
         name: The name of the connections in ``CLIENT LIST``. A client with a name does not set the clock, so that only
             the nodes of its calls show the name.
         topology: The nodes, if other clients share them.
-        waits: Whether a call that no node can execute at the moment is retried. If not, it fails immediately, because
-            the caller has calls to other nodes to make.
+        waits: Whether a call that no node can execute at the moment is retried until the command timeout. If not, it
+            fails immediately, because the caller has calls to other nodes to make.
     """
 
     def __init__(
@@ -546,11 +521,7 @@ class ClusterClient:
         return result
 
     def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
-        """Make several calls, in one round trip per node, and return their results in order.
-
-        Raises:
-            BrokerError, JobError: For the first call that failed; others may have been made.
-        """
+        """Make several calls, in one round trip per node; errors as in ``SyncClient``."""
         results = self.try_many(list(calls))
         for result in results:
             if isinstance(result, BulltaskError):
@@ -558,15 +529,11 @@ class ClusterClient:
         return results
 
     def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:  # noqa: ARG002
-        """Make independent calls; the result of a failed call is its error.
+        """Make independent calls, as in ``SyncClient``; ``packed`` is ignored, because :meth:`pack` returns the same
+        bytes.
 
-        Args:
-            calls: The calls.
-            packed: Ignored: :meth:`pack` returns the same bytes.
-
-        Raises:
-            BrokerUnavailableError: No node replies.
-            BrokerError: Calls that belong together have keys in several slots; no call was sent.
+        Raises ``BrokerUnavailableError`` if no node replies, and ``BrokerError`` if calls that belong together have
+        keys in several slots; then no call was sent.
         """
         self._interrupted.clear()
         rounds = Rounds(self._topology, calls, self._until_ms(), self.safe_url, self._watched, waits=self._waits)
@@ -598,11 +565,7 @@ class ClusterClient:
         return guarded(call).packed()
 
     def send_packed(self, packed: Sequence[bytes]) -> list[Any]:
-        """Make calls that another process has packed (:meth:`pack`); return the raw replies, or errors.
-
-        Raises:
-            BrokerUnavailableError: As in :meth:`try_many`.
-        """
+        """Make calls that another process has packed, as in ``SyncClient``."""
         return self.try_many([PackedCall(item) for item in packed])
 
     def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
@@ -681,11 +644,7 @@ class ClusterClient:
             raise
 
     def _wait(self, calls: Sequence[Call[Any]], wait_ms: int, ping: Callable[[], object]) -> list[Any]:
-        """Make a blocking call and one after it; return the results, or errors.
-
-        Raises:
-            BrokerError: The node is unreachable, or none executes the blocking call within ``wait_ms``.
-        """
+        """Make a blocking call and one after it; return the results, or errors."""
         self._interrupted.clear()
         until_ms, backoff, slot = mono_ms() + wait_ms, Backoff(), slot_of(calls)
         while True:
@@ -804,17 +763,11 @@ def _receive_from(batch: Batch) -> Callable[[Client], list[Any]]:
 
 
 class AsyncClusterClient:
-    """One connection to each node, which the tasks of one event loop share.
+    """One connection to each node, which the tasks of one event loop share; the arguments are those of
+    :class:`ClusterClient`.
 
-    It does for asyncio what :class:`~bulltask.transport.cluster.ClusterClient` does, with the same arguments. The calls
-    of one task for one queue are executed in their order, but a call that a node redirects may be executed after later
-    calls. ``WATCH`` is not supported, because the tasks share the connections.
-
-    Args:
-        endpoint: Nodes from which the others are discovered.
-        clock: Set when connecting and every few seconds, unless there is a name; ``None`` for no clock.
-        name: The name of the connections in ``CLIENT LIST``.
-        topology: The nodes, if other clients share them.
+    The calls of one task for one queue are executed in their order, but a call that a node redirects may be executed
+    after later calls. ``WATCH`` is not supported, because the tasks share the connections.
     """
 
     def __init__(
@@ -838,12 +791,7 @@ class AsyncClusterClient:
         return result
 
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """Make several calls in one round trip to each node; raises the same errors as ``AsyncClient.run_many``.
-
-        Args:
-            calls: The calls.
-            deadline_ms: Deadline (``mono_ms``), in addition to the endpoint's timeouts.
-        """
+        """Make several calls in one round trip to each node; arguments and errors as in ``AsyncClient.run_many``."""
         results = await self.try_many(calls, deadline_ms)
         for result in results:
             if isinstance(result, BulltaskError):
@@ -851,12 +799,7 @@ class AsyncClusterClient:
         return results
 
     async def try_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """Make independent calls; the result of a failed call is its error.
-
-        Raises:
-            BrokerUnavailableError: No node replies.
-            BrokerError: Calls that belong together have keys in several slots; no call was sent.
-        """
+        """Make independent calls; the result of a failed call is its error, unless no node replies."""
         until_ms = mono_ms() + self._endpoint.command_timeout_ms
         if deadline_ms is not None:
             until_ms = min(until_ms, deadline_ms)
@@ -968,12 +911,7 @@ _MAX_REDIRECTS: Final = 3
 
 @dataclass(slots=True)
 class _Waiter:
-    """A connection that waits for the keys of one slot.
-
-    Attributes:
-        address: The node to which it is connected.
-        identity: The connection's id on that node.
-    """
+    """A connection to the node of one slot; ``identity`` is its id there, for ``CLIENT UNBLOCK``."""
 
     address: Address
     client: Client
@@ -983,9 +921,8 @@ class _Waiter:
 class HashSlotWaits:
     """Makes blocking calls in several slots, and ends all of them when the first one returns.
 
-    A node of a cluster rejects a blocking command whose keys are in several slots, even if it has all of them.
-
-    It is not thread-safe, and must not be used after a fork.
+    A node of a cluster rejects a blocking command whose keys are in several slots, even if it has all of them. It is
+    not thread-safe, and must not be used after a fork.
 
     Args:
         endpoint: The cluster, with timeouts for blocking calls.
@@ -1000,20 +937,11 @@ class HashSlotWaits:
         self._waiters: dict[int, _Waiter] = {}
 
     def wait(self, calls: Mapping[int, Call[R]], wait_ms: int) -> dict[int, R | BrokerError]:
-        """Make the calls, and wait until one of them returns, or fails.
+        """Make a blocking call for each slot, with a timeout of at least ``wait_ms``, and wait until one returns, or
+        fails.
 
-        A call that has not returned by then is unblocked with ``CLIENT UNBLOCK``, and returns what it returns after its
-        timeout.
-
-        Args:
-            calls: A blocking call for each slot, with a timeout of at least ``wait_ms``.
-            wait_ms: Maximum wait.
-
-        Returns:
-            The result of each call, or its error. Several may have returned at the same time.
-
-        Raises:
-            BrokerError: No node of the cluster is reachable.
+        The others are unblocked with ``CLIENT UNBLOCK``, and return what they return after their timeout. Return the
+        result of each call, or its error: several may have returned at the same time.
         """
         until_ms = mono_ms() + wait_ms
         results: dict[int, R | BrokerError] = {}
@@ -1120,16 +1048,11 @@ class HashSlotWaits:
 
 
 def check_one_slot(jobs: Iterable[tuple[QueueKeys, NewJob]]) -> None:
-    """Check that a cluster can store jobs in one transaction, and later run them as a flow.
+    """Check that a cluster can store the jobs of a flow in one transaction, and later run them.
 
     A worker finishes a job and updates its parent, or adds its error callbacks, in one script, whose keys must be in
-    one slot, too. If they were not, only that script would fail, after the task has run.
-
-    Args:
-        jobs: The jobs of one flow, each with the keys of its queue, which are in one slot.
-
-    Raises:
-        ConfigError: The queues of the jobs, of their parents and of their error callbacks are in several slots.
+    one slot, too. If they were not, only that script would fail, after the task has run. Therefore this raises
+    ``ConfigError``.
     """
     slots: dict[str, int] = {}
     for keys, job in jobs:

@@ -94,23 +94,15 @@ class RoutedCall:
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """A node's map from slots to nodes.
-
-    Attributes:
-        starts: First slot of each range, in order.
-        ends: Last slot of each range.
-        addresses: The primary of each range.
-    """
+    """A node's map from slots to nodes: each range's first and last slot, in order, and its primary."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     addresses: tuple[Address, ...]
 
     def address(self, slot: int | None) -> Address:
-        """Return the node that serves a slot; any node for calls without keys.
-
-        Raises:
-            BrokerNotReadyError: No node serves the slot.
+        """Return the node that serves a slot, any node for ``None``; raises ``BrokerNotReadyError`` if no node serves
+        it.
         """
         if slot is None:
             return self.addresses[0]
@@ -127,13 +119,10 @@ class SlotMap:
 
 
 def slots(node: Address) -> Call[SlotMap]:
-    """Build the call for ``CLUSTER SLOTS``, which returns a node's slot map.
+    """Build the call for ``CLUSTER SLOTS``, which returns a node's slot map, without the address of a node that has
+    none.
 
-    Args:
-        node: The node; if it does not know its own address, its reply omits it.
-
-    Raises:
-        BrokerNotReadyError: No node has any slots (when the reply is parsed).
+    Its parser raises ``BrokerNotReadyError`` if no node has any slots.
     """
 
     def parse_reply(reply: Any) -> SlotMap:
@@ -156,9 +145,6 @@ def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
 
     ``WATCH`` stays together with the calls after it: what they read must not change until the transaction. ``WAIT``
     stays together with the calls before it (up to another ``WAIT``): it covers only what its connection has written.
-
-    Raises:
-        BrokerError: Calls that belong together have keys in several slots.
     """
     group: list[int] = []
     last = len(calls) - 1
@@ -180,12 +166,10 @@ def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
 
 
 def slot_of(calls: Sequence[Call[Any]]) -> int | None:
-    """Return the slot of the calls' keys; ``None`` if they have no keys.
+    """Return the slot of the calls' keys; ``None`` if they have no keys. Raises ``BrokerError`` if there are several
+    slots.
 
     Only the first key of each call is considered. If others are in another slot, the server rejects the call.
-
-    Raises:
-        BrokerError: The calls' keys are in several slots.
     """
     first: int | None = None
     for call in calls:

@@ -52,13 +52,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Reply to ``HELLO``.
-
-    Attributes:
-        version: The version of Redis or Valkey; ``()`` if unknown.
-        clustered: Whether the server is a node of a cluster.
-        sentinel: Whether it is a Sentinel.
-        role: ``master`` or ``replica``; ``""`` if unknown.
+    """Reply to ``HELLO``; ``version`` is that of Redis or Valkey, ``role`` is ``master`` or ``replica``, if they are
+    known.
     """
 
     version: tuple[int, ...] = ()
@@ -165,9 +160,8 @@ class SentinelEvents:
     """Subscriptions to the events of all sentinels, which are read between the calls to the primary.
 
     Only the sentinel that performs a failover reports its beginning, and the others learn of its end later; therefore,
-    the events of all of them are read. A connection that has died silently is noticed by a ``PING``.
-
-    Any number of threads may use it. After a fork, the child subscribes again.
+    the events of all of them are read. A connection that has died silently is noticed by a ``PING``. Any number of
+    threads may use it. After a fork, the child subscribes again.
 
     Args:
         endpoint: The sentinels.
@@ -348,12 +342,7 @@ _FAILOVER_POLL_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """A primary as a sentinel reported it.
-
-    Attributes:
-        endpoint: The server.
-        epoch: The configuration epoch; 0 if the sentinel's ACL does not permit reading it.
-    """
+    """A primary as a sentinel reported it; ``epoch`` is 0 if the sentinel's ACL does not permit reading it."""
 
     endpoint: Endpoint
     epoch: int
@@ -362,13 +351,8 @@ class Primary:
 class PrimaryLink:
     """A client's link to the primary: finds it, and notices that another server has become the primary.
 
-    Without sentinels, the server in the URL is always the primary.
-
-    Args:
-        endpoint: The client's endpoint.
-
-    Attributes:
-        url: The server, without its password, for errors.
+    Without sentinels, the server in the URL is always the primary. ``url`` is the server, without its password, for
+    errors.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -435,11 +419,7 @@ class PrimaryLink:
         return self._is_outdated() or any(map(redis_errors.is_demoted, replies))
 
     def raise_if_replaced(self) -> None:
-        """Raise the error for replies from a server that has been replaced: they are discarded.
-
-        Raises:
-            BrokerUnavailableError: Another server has become the primary.
-        """
+        """Raise ``BrokerUnavailableError`` for replies from a server that has been replaced: they are discarded."""
         if self.is_replaced():
             raise redis_errors.replaced_primary(self._endpoint.safe_url)
 
@@ -448,11 +428,7 @@ class PrimaryLink:
         return known is not None and (self._epoch < known.epoch or known.is_failing_over)
 
     def _check_wait(self, known: KnownPrimary, deadline_ms: int | None) -> None:
-        """Raise an error if this process must not wait for the end of a failover, because others depend on it.
-
-        Raises:
-            BrokerNotReadyError: A failover is in progress.
-        """
+        """Raise an error if this process must not wait for the end of a failover, because others depend on it."""
         if known.is_published or not known.reads_events or (deadline_ms is not None and mono_ms() >= deadline_ms):
             raise redis_errors.failover_in_progress(self._endpoint.safe_url)
 

@@ -67,12 +67,12 @@ class Events(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PrimaryState:
-    """What a supervisor tells its children.
+    """What a supervisor tells its children; times are ``mono_ms``.
 
     Attributes:
         epoch: The newest configuration epoch; 0 if none is known yet.
-        failover_until_ms: While a failover is in progress: how long it may take (``mono_ms``).
-        known_ms: When the supervisor last read the sentinels' events (``mono_ms``).
+        failover_until_ms: While a failover is in progress: how long it may take.
+        known_ms: When the supervisor last read the sentinels' events.
     """
 
     epoch: int = 0
@@ -84,18 +84,14 @@ class KnownPrimary:
     """The newest configuration epoch that a sentinel has reported, and the sentinel to ask next.
 
     The sentinels increment the epoch at each failover. A connection that was made at an earlier epoch leads to a server
-    that is no longer the primary, even if it does not know this yet, as on the minority side of a network partition.
-    A sentinel whose epoch is older is on that side, too.
+    that is no longer the primary, even if it does not know this yet, as on the minority side of a network partition. A
+    sentinel whose epoch is older is on that side, too.
 
     A failover begins before the epoch changes. What the old primary executes after the replica has been promoted is
     lost, so no call is made until the failover has ended.
 
-    Thread-safe without a lock: each attribute is assigned as a whole, and an outdated value costs at most one more
-    query.
-
-    Attributes:
-        check_ms: How often to ask a sentinel.
-        events: The sentinels' events; ``None`` if they have not been read yet.
+    All clients of a broker share it. Thread-safe without a lock: each attribute is assigned as a whole, and an outdated
+    value costs at most one more query.
     """
 
     def __init__(self) -> None:
@@ -236,11 +232,8 @@ minutes before. ElastiCache closes a connection 12 hours after its last authenti
 
 
 class Authentication(CredentialProvider):
-    """Reads credentials for connections; redis-py calls it whenever it connects.
-
-    Args:
-        credentials: The setting.
-        user: The user in the URL, ``""`` if there is none.
+    """Reads credentials, for redis-py's connections and for ``AUTH`` on open ones; ``user`` is the one in the URL, if
+    any.
     """
 
     def __init__(self, credentials: Credentials, user: str) -> None:
@@ -399,12 +392,7 @@ class Endpoint:
         return options
 
     def _create(self, pool: Any, options: dict[str, Any]) -> Any:
-        """Create a connection with redis-py's URL parser, which is part of its connection pools.
-
-        Raises:
-            ConfigError: The URL has an invalid port or option, or names a Unix socket, which this system does not have.
-            BrokerAuthError: A file in the URL does not exist or cannot be read.
-        """
+        """Create a connection with redis-py's URL parser, which is part of its connection pools."""
         if self.url.scheme == "unix" and not hasattr(socket, "AF_UNIX"):
             raise ConfigError(f"{self.url}: Python has no Unix sockets on this system; use redis://HOST:PORT")
         url = self.url if self.credentials is None else self.url.without_user()
@@ -441,10 +429,8 @@ _NO_DRIVER_INFO: Final = _without_driver_info()
 
 
 def _check_files(url: SecretUrl) -> None:
-    """Check that the TLS files in the URL can be read on this machine.
-
-    Raises:
-        BrokerAuthError: A file cannot be read. The drivers would report that no such server exists.
+    """Check that the TLS files in the URL can be read on this machine; the drivers would report that no such server
+    exists.
     """
     for name, path in tls_options(url).items():
         if name in _TLS_FILES and not os.access(path, os.R_OK):

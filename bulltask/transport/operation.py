@@ -41,11 +41,7 @@ def execute(call: Call[R]) -> Operation[R]:
 
 
 def run_sync(client: _Runner, operation: Operation[R]) -> R:
-    """Run an operation with a sync client or pool.
-
-    Raises:
-        BrokerError, JobError: A call's error that the operation did not handle.
-    """
+    """Run an operation with a sync client or pool; raises a call's error that the operation did not handle."""
     return run_generator(operation, client.run_many)
 
 
@@ -57,10 +53,7 @@ async def run_async(client: _AsyncRunner, operation: Operation[R]) -> R:
 def run_generator(generator: Generator[S, Any, R], handle: Callable[[S], object], errors: _Errors = BulltaskError) -> R:
     """Pass what a generator yields to ``handle``, and send it the result, until it returns; return what it returns.
 
-    Args:
-        generator: Logic that is written once, for sync and asyncio code.
-        handle: Handles a yielded value.
-        errors: The errors of ``handle`` that are raised at the ``yield``; the caller receives the others.
+    ``errors`` of ``handle`` are raised at the ``yield``; the caller receives the others.
     """
     try:
         yielded = next(generator)
@@ -105,13 +98,8 @@ async def arun_generator(
 def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
     """Return the calls that execute ``calls`` in a transaction, in one round trip; only the last call has a result.
 
-    Args:
-        calls: Calls that do not block: Redis replies immediately to a blocking call inside a transaction.
-        where: The server for error messages, without its password (``Endpoint.safe_url``).
-
-    Returns:
-        Calls for one ``run_many``. The result of the last call is a list with the result, or the ``BulltaskError``, of
-        each of ``calls``.
+    It is a list with the result, or the ``BulltaskError``, of each of ``calls``. They must not block: Redis replies
+    immediately to a blocking call inside a transaction. ``where`` is the server for error messages.
 
     If the server rejects one of the calls when it is queued (the ACL forbids it, its keys are in several slots), the
     round trip raises and nothing was executed. A server that cannot write at all (it is at maxmemory, or a replica)
@@ -126,13 +114,7 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
 
 
 def transaction(calls: Sequence[Call[Any]], where: str, then: Sequence[Call[Any]] = ()) -> Operation[list[Any]]:
-    """Return :func:`atomic` as an operation, whose result is the transaction's.
-
-    Args:
-        calls: The calls of the transaction.
-        where: As for :func:`atomic`.
-        then: Calls that are sent after the transaction, in the same round trip.
-    """
+    """Return :func:`atomic` as an operation, whose result is the transaction's; ``then`` are calls after it."""
     requests = atomic(calls, where)
     results: list[Any] = (yield [*requests, *then])[len(requests) - 1]
     return results

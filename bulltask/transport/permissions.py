@@ -93,23 +93,17 @@ _SPACE: Final = re.compile(r"[ \t\n\v\f\r]")
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """The grants of a Redis user.
-
-    Attributes:
-        access: The prefix of key patterns: ``~`` for full access, ``%R~`` for reading.
-        commands: The names of Redis commands, with a subcommand if only that is needed.
+    """The grants of a Redis user: the prefix of key patterns (``~`` for full access, ``%R~`` for reading), and
+    commands.
     """
 
     access: str
     commands: tuple[str, ...]
 
     def rules(self, prefix: str = "bull", *, cluster: bool = False, queues: Sequence[QueueKeys] = ()) -> list[str]:
-        """Return the rules for ``ACL SETUSER name on >password …``.
+        """Return the rules for ``ACL SETUSER name on >password …``; the nodes of a cluster need the user, too.
 
-        Args:
-            prefix: The setting ``prefix``.
-            cluster: Whether the servers are a cluster. Each node needs the user.
-            queues: The only queues to which the user has access; by default, to all with the prefix.
+        By default, the user has access to all ``queues`` with the prefix.
         """
         keys = [f"{self.access}{pattern}" for pattern in key_patterns(prefix, queues)]
         allowed = sorted({*self.commands, *(CLUSTER if cluster else ())})
@@ -185,14 +179,7 @@ def check_permissions(client: SyncClient, keys: QueueKeys, names: Sequence[str])
     the same, but few restricted users may run it.) Each command is queued with zero to four arguments, because Redis
     checks its arity first. If the server rejects transactions, nothing is checked.
 
-    Args:
-        client: Makes the calls.
-        keys: A queue; it is not changed.
-        names: The commands, with a subcommand if only that is needed (``client|id``).
-
-    Raises:
-        BrokerAuthError: Some of the commands are forbidden; the message names them all.
-        BrokerError: As in ``Client.run``.
+    Raises ``BrokerAuthError``, which names the forbidden commands.
     """
     calls = [_test_call(name, count, keys) for name in names for count in range(_MAX_ARGUMENTS + 1)]
     replies = client.dry_run(calls) or []

@@ -49,13 +49,8 @@ class Producer:
     A send whose reply was lost is retried: bulltask creates the job ids, and the add scripts return the id of an
     existing job without adding it again. (With ids from Redis' counter, 10 lost replies in 30 sends led to 40 jobs.)
 
-    Args:
-        pool: Clients for sync sends.
-        async_client: Returns the running loop's client for async sends.
-        keys: Returns a queue's keys by its name in the app.
-        clock: The server's time.
-        config: The app's settings.
-        is_cluster: Whether the servers are a Redis Cluster.
+    The pool is for sync sends, and ``async_client`` returns the running loop's client; ``keys`` returns a queue's keys
+    by its name in the app.
     """
 
     def __init__(
@@ -181,15 +176,10 @@ def wait_for_replicas(config: Config, keys: QueueKeys) -> list[Call[Any]]:
     """Return the calls that wait until replicas have received what the server has written; ``[]`` for none.
 
     ``WAIT`` covers only what its connection has written. A send that is retried on another connection may find all jobs
-    and write nothing, so another write comes first.
+    and write nothing, so another write comes first, to a queue in the same slot.
 
-    Args:
-        config: The number of replicas, and time limits.
-        keys: A queue with which the calls share their slot and their node.
-
-    Raises:
-        BrokerNotReadyError: Too few replicas have received it (raised when the reply is parsed). The jobs are stored on
-            the server itself.
+    The parser raises ``BrokerNotReadyError`` if too few replicas have received it. The jobs are stored on the server
+    itself.
     """
     replicas = config.publish_replicas
     if not replicas:
@@ -225,12 +215,7 @@ def split_jobs(jobs: Sequence[NewJob]) -> list[list[NewJob]]:
 
 
 class RetryBudget:
-    """The remaining attempts, and the remaining time, for a round trip that sends jobs.
-
-    Args:
-        config: Number of retries, time limit, and backoff.
-        jobs: The jobs of the round trip.
-    """
+    """The remaining attempts, and the remaining time, for a round trip that sends jobs."""
 
     def __init__(self, config: Config, jobs: Sequence[NewJob]) -> None:
         self._config = config
@@ -252,10 +237,8 @@ class RetryBudget:
         return self._deadline_ms - remaining_ms // 2
 
     def pause_ms(self, exc: BrokerError) -> int:
-        """Return how long to wait after an attempt that failed with ``exc``.
-
-        Raises:
-            BrokerError: No attempt, or no time, is left.
+        """Return how long to wait after an attempt that failed with ``exc``, or raise it if no attempt, or no time, is
+        left.
         """
         self._never_connected &= isinstance(exc, BrokerUnavailableError) and exc.refused
         self._failed += 1

@@ -33,11 +33,7 @@ class DeadlineParser(_HiredisParser):
     deadline_ms: int | None = None
 
     def read_from_socket(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the next part of a reply.
-
-        Raises:
-            RedisTimeout: The deadline has passed.
-        """
+        """Read the next part of a reply; raises redis-py's ``TimeoutError`` if the deadline has passed."""
         if self.deadline_ms is not None and self._sock is not None:
             remaining_s = (self.deadline_ms - mono_ms()) / 1000
             if remaining_s <= 0:
@@ -50,10 +46,7 @@ class DeadlineParser(_HiredisParser):
 class Connection:
     """A connection of redis-py with a :class:`DeadlineParser`.
 
-    Its methods raise the errors of redis-py; :meth:`read` returns an error reply, as in a pipeline.
-
-    Attributes:
-        read: Reads the next reply.
+    Its methods raise the errors of redis-py; ``read``, which reads the next reply, returns an error reply.
     """
 
     def __init__(self, connection: redis.Connection) -> None:
@@ -120,11 +113,7 @@ class Connection:
 
 
 class AsyncConnection:
-    """An asyncio connection of redis-py, without its timeouts.
-
-    Attributes:
-        read: A coroutine function that reads the next reply; raises an error reply.
-    """
+    """An asyncio connection of redis-py, without its timeouts; ``read`` reads a reply, or raises an error reply."""
 
     def __init__(self, connection: redis.asyncio.Connection) -> None:
         self._connection = connection

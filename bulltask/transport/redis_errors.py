@@ -104,12 +104,7 @@ _TLS_HINTS: Final = tuple(
 
 
 def acl_hint(text: str, url: str) -> str:
-    """Return the hint for a rejected command; ``""`` if the ACL did not reject it.
-
-    Args:
-        text: The server's message.
-        url: The server, without its password.
-    """
+    """Return the hint for a rejected command; ``""`` if the ACL did not reject it."""
     user = user_of(url)
     if match := _COMMAND.search(text):
         return f". Grant it: ACL SETUSER {user} +{match[1]}"
@@ -130,12 +125,7 @@ def acl_hint(text: str, url: str) -> str:
 
 
 def password_hint(text: str, url: str) -> str:
-    """Return the hint for a missing or wrong password; ``""`` for any other error.
-
-    Args:
-        text: The server's message.
-        url: The server, without its password.
-    """
+    """Return the hint for a missing or wrong password; ``""`` for any other error."""
     if _NO_PASSWORD.search(text):
         return f". Add the user and password to {_SOURCES}"
     if _WRONG_PASSWORD.search(text):
@@ -289,12 +279,7 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool, sentinel
 
 
 def handshake_failure(error: BrokerUnavailableError, url: str) -> BrokerError:
-    """Return the error for a connection that was lost before the server's first reply, with advice.
-
-    Args:
-        error: The error for a lost connection, whose cause is the driver's exception.
-        url: The server, without its password.
-    """
+    """Return the error for a connection that was lost before the server's first reply, with advice."""
     return connection_error(error.__cause__ or error, url, connecting=True)
 
 

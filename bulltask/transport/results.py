@@ -75,7 +75,8 @@ _OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class Results:
-    """Reads jobs, waits until they finish, and revokes them; implements ``ports.ResultReader``.
+    """Reads jobs, waits until they finish, and revokes them; implements
+    :class:`~bulltask.registry.protocols.ResultReader`.
 
     Args:
         pool: Clients for short calls.
@@ -87,8 +88,7 @@ class Results:
 
     Attributes:
         payloads: Reads results and exceptions from their stored form; the broker sets it.
-        outage_timeout_ms: How long a waiter tolerates an outage. With ``None``, an outage before the first read is an
-            error, and a later one is tolerated for at least :data:`RECHECK_MS`.
+        outage_timeout_ms: How long a waiter tolerates an outage (:class:`_OutageTolerance`).
         url: The server's URL without its password, for messages.
     """
 
@@ -430,12 +430,7 @@ def revoke(
 ) -> Operation[Revocation]:
     """Fail a job that is not running; with ``terminate``, request that the worker of a running job cancel it.
 
-    Args:
-        keys: The queue.
-        job_id: The job.
-        config: The caller's settings.
-        now_ms: Returns the server's time; called once there is a connection.
-        terminate: Add a revocation request if the job is running.
+    ``now_ms`` returns the server's time; it is called once there is a connection.
     """
     job = yield from _read(keys, job_id)
     try:
@@ -483,10 +478,7 @@ _MAX_QUEUES: Final = 5
 def describe_unfinished(keys: QueueKeys, job_id: str, url: str) -> Operation[str]:
     """Return what the job is waiting for; ``""`` if it has finished in the meantime.
 
-    Args:
-        keys: The keys of the job's queue.
-        job_id: The job's id.
-        url: The server's URL without its password: a worker may be connected to another server.
+    The text names the server: a worker may be connected to another one.
     """
     state, fields, is_paused = yield [
         get_state(keys, job_id),

@@ -161,12 +161,7 @@ def _entries(reply: Any) -> list[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class RangeEnd:
-    """The end of a range in a stream.
-
-    Attributes:
-        last: Id of the last entry, ``""`` if there is none.
-        count: Number of entries.
-    """
+    """The end of a range in a stream: the id of the last entry, ``""`` if there is none, and the number of entries."""
 
     last: str
     count: int
@@ -175,11 +170,8 @@ class RangeEnd:
 def last_id_of_range(keys: QueueKeys, after: str, until: str, max_entries: int) -> Call[RangeEnd]:
     """bulltask's ``lastIdOfRange``: find the last of the next ``max_entries`` (up to :data:`MAX_RANGE`) entries.
 
-    Args:
-        keys: The queue.
-        after: Id before the first entry; ``0-0`` for the beginning.
-        until: Maximum id; ``+`` for none, ``1760010061025`` for the last entry of that millisecond.
-        max_entries: Maximum number of entries.
+    They come after the id ``after`` (``0-0`` for the beginning) and not after ``until``: ``+`` for no limit,
+    ``1760010061025`` for the last entry of that millisecond.
     """
 
     def parse_reply(reply: Any) -> RangeEnd:
@@ -209,12 +201,10 @@ _MAX_SEQUENCE: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class StreamGap:
-    """Entries that were trimmed before they were read.
+    """Entries that were trimmed between two ids; ``first_id_after`` is ``None`` if the stream has no entry after the
+    gap.
 
-    Attributes:
-        last_id_before: Id of the last entry that was read before the gap.
-        first_id_after: Id of the first entry that exists after the gap, ``None`` if there is none.
-        count: Number of trimmed entries; ``None`` if unknown, and possibly 0.
+    The ``count`` is ``None`` if it is unknown, and possibly 0.
     """
 
     last_id_before: str
@@ -238,11 +228,8 @@ class Follower:
     same transaction as further entries, show how many are missing: Redis counts all entries that were ever added (since
     7.0), and the follower counts the entries that it has read.
 
-    Args:
-        keys: The queue.
-        start: :data:`NEWEST`, :data:`~bulltask.transport.streams.BEGINNING` for the oldest entry that exists, or
-            the id of the last entry that was read.
-        where: The server, for error messages.
+    It starts at :data:`NEWEST`, at :data:`BEGINNING` for the oldest entry that exists, or after an entry's id;
+    ``where`` is the server, for error messages.
     """
 
     def __init__(self, keys: QueueKeys, start: str, where: str) -> None:
@@ -305,10 +292,7 @@ class Follower:
     def advance(self, position: str, entries: list[Entry], retained: bool) -> Operation[EventPage]:
         """Move the position behind the entries that were read after it, and look for a gap before them.
 
-        Args:
-            position: The position.
-            entries: The entries after it.
-            retained: Whether an entry at or before it still exists.
+        ``retained`` says whether an entry at or before the position still exists.
         """
         page = EventPage(entries)
         if not retained or (self._count is None and self._counting and not entries):
@@ -391,15 +375,8 @@ class SharedStream:
     """A queue's stream, and its readers in one event loop, which share a connection.
 
     Readers at the end of the stream wait for one blocking read, whoever began it. A reader that is behind the end reads
-    for itself, with the client for short calls, so a slow reader delays no other.
-
-    Args:
-        keys: The queue.
-        client: Its calls may block for :data:`LONGEST_BLOCK_MS`.
-        short_client: Returns the client for calls while that client waits.
-
-    Attributes:
-        failures: How many shared reads have failed. Each reader then checks its position.
+    for itself, with the client for short calls, so a slow reader delays no other. ``failures`` counts the shared reads
+    that have failed; each reader then checks its position.
     """
 
     def __init__(self, keys: QueueKeys, client: AnyAsyncClient, short_client: Callable[[], AnyAsyncClient]) -> None:
@@ -434,8 +411,7 @@ class SharedStream:
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
         """Make calls that do not block, as :meth:`AnyAsyncClient.run_many` does.
 
-        Raises:
-            BrokerUnavailableError: The last reader has left; and as for ``AnyAsyncClient.run_many``.
+        Raises ``BrokerUnavailableError`` if the last reader has left.
         """
         if not self._readers:
             raise BrokerUnavailableError(_CLOSED)
@@ -443,10 +419,8 @@ class SharedStream:
         return await client.run_many(calls, deadline_ms)
 
     async def read(self, reader: StreamSubscription, position: str, block_ms: int) -> _Read:
-        """Read the entries after ``position``; wait up to ``block_ms`` for them.
-
-        Raises:
-            BrokerError: As in :meth:`AnyAsyncClient.run`, or the reader was closed meanwhile.
+        """Read the entries after ``position``; wait up to ``block_ms`` for them. Raises an error if the reader is
+        closed meanwhile.
         """
         while block_ms > 0:
             if not self._end:
@@ -520,15 +494,7 @@ class SharedStream:
 
 
 class StreamSubscription:
-    """One of the readers of a :class:`SharedStream`, with its own position.
-
-    Args:
-        stream: The stream.
-        follower: The position.
-
-    Attributes:
-        closed: Whether :meth:`close` was called.
-    """
+    """One of the readers of a :class:`SharedStream`, with its own position."""
 
     def __init__(self, stream: SharedStream, follower: Follower) -> None:
         self._stream = stream

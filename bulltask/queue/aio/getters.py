@@ -150,10 +150,8 @@ class AsyncQueueGetters(QueueBase):
         )
 
     async def export_prometheus_metrics(self, labels: Mapping[str, str] | None = None) -> str:
-        """Return the counts of all states in Prometheus' text format, as Node exports them.
-
-        Args:
-            labels: Added to each line.
+        """Return the counts of all states in Prometheus' text format, as Node exports them, with ``labels`` in each
+        line.
         """
         counts = await self.get_job_counts()
         more = "".join(f', {name}="{value}"' for name, value in (labels or {}).items())

@@ -104,10 +104,9 @@ class AsyncQueue(AsyncQueueGetters):
         return await self._context.arun(self._context.broker.revocation(self.name, job_id, terminate=terminate))
 
     async def drain(self, *, delayed: bool = False) -> None:
-        """Remove all waiting jobs, with or without a priority; active and finished jobs stay.
+        """Remove all waiting jobs, with or without a priority, and the delayed ones if requested.
 
-        Args:
-            delayed: Remove delayed jobs too. The next jobs of job schedulers always stay.
+        Active and finished jobs stay, and so do the next jobs of job schedulers.
         """
         await self._context.arun(bulk.drain(self._context, delayed=delayed))
 
@@ -191,8 +190,7 @@ class AsyncQueue(AsyncQueueGetters):
     async def get_rate_limit_ttl(self, max_jobs: int = 0) -> float:
         """Return the seconds until the current rate limit ends, 0 if the queue is not limited.
 
-        Args:
-            max_jobs: The number of jobs in the workers' ``limiter``, if the queue has no global rate limit.
+        If the queue has no global rate limit, ``max_jobs`` is the number of jobs in the workers' ``limiter``.
         """
         ttl_ms = await self._context.arun(scripts.get_rate_limit_ttl(self._context.keys, max_jobs))
         return max(0, ttl_ms) / 1000

@@ -18,9 +18,6 @@ class AsyncRepeatables:
 
     Repeatable jobs cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing repeatable
     jobs.
-
-    Args:
-        context: The queue's context.
     """
 
     def __init__(self, context: QueueContext) -> None:

@@ -72,11 +72,8 @@ class AsyncJobSchedulers(SchedulersBase):
     async def run_now(self, scheduler_id: str) -> AsyncJob | None:
         """Add a job with the scheduler's name, data and options that runs now; its iterations run at their times.
 
-        The job does not belong to the scheduler. :meth:`AsyncJob.promote` of the next iteration would move that
-        iteration instead: it would not run at its time.
-
-        Returns:
-            The job; ``None`` if there is no scheduler with this id.
+        Return the job, which does not belong to the scheduler; ``None`` if there is no scheduler with this id.
+        :meth:`AsyncJob.promote` of the next iteration would move that iteration instead: it would not run at its time.
         """
         await self._context.aconnect()
         operation = run_now(self._context.keys, check_reference(scheduler_id), self._context.now_ms())

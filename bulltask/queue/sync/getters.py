@@ -147,10 +147,8 @@ class QueueGetters(QueueBase):
         return self._context.run(read.get_dependency_page(self._context, check_reference(parent_id), kind, start, end))
 
     def export_prometheus_metrics(self, labels: Mapping[str, str] | None = None) -> str:
-        """Return the counts of all states in Prometheus' text format, as Node exports them.
-
-        Args:
-            labels: Added to each line.
+        """Return the counts of all states in Prometheus' text format, as Node exports them, with ``labels`` in each
+        line.
         """
         counts = self.get_job_counts()
         more = "".join(f', {name}="{value}"' for name, value in (labels or {}).items())

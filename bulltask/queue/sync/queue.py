@@ -103,10 +103,9 @@ class Queue(QueueGetters):
         return self._context.run(self._context.broker.revocation(self.name, job_id, terminate=terminate))
 
     def drain(self, *, delayed: bool = False) -> None:
-        """Remove all waiting jobs, with or without a priority; active and finished jobs stay.
+        """Remove all waiting jobs, with or without a priority, and the delayed ones if requested.
 
-        Args:
-            delayed: Remove delayed jobs too. The next jobs of job schedulers always stay.
+        Active and finished jobs stay, and so do the next jobs of job schedulers.
         """
         self._context.run(bulk.drain(self._context, delayed=delayed))
 
@@ -190,8 +189,7 @@ class Queue(QueueGetters):
     def get_rate_limit_ttl(self, max_jobs: int = 0) -> float:
         """Return the seconds until the current rate limit ends, 0 if the queue is not limited.
 
-        Args:
-            max_jobs: The number of jobs in the workers' ``limiter``, if the queue has no global rate limit.
+        If the queue has no global rate limit, ``max_jobs`` is the number of jobs in the workers' ``limiter``.
         """
         ttl_ms = self._context.run(scripts.get_rate_limit_ttl(self._context.keys, max_jobs))
         return max(0, ttl_ms) / 1000

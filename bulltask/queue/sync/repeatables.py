@@ -19,9 +19,6 @@ class Repeatables:
 
     Repeatable jobs cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing repeatable
     jobs.
-
-    Args:
-        context: The queue's context.
     """
 
     def __init__(self, context: QueueContext) -> None:

@@ -46,10 +46,7 @@ SendStatus = Literal["added", "duplicate"]
 class RepeatedJob:
     """A job whose stored options are known: of a repeatable job, which BullMQ had before job schedulers, or of none.
 
-    Attributes:
-        key: The key of the repeatable job, a member of the queue's ``repeat`` set; ``None`` for no repeatable job.
-        data: JSON.
-        options: The options as they are stored.
+    ``key`` is that of the repeatable job, a member of the queue's ``repeat`` set, or ``None``.
     """
 
     key: str | None
@@ -179,11 +176,7 @@ AddedJob = tuple[str, str, bytes, bytes, bytes]
 def added_job(base: str, job_id: str, name: str, data: bytes, opts: Mapping[str, Any], now_ms: int) -> AddedJob:
     """Return a job without a parent that another script adds, with the script that BullMQ would choose.
 
-    Args:
-        base: The prefix of the queue's keys.
-        job_id, name, data: The job.
-        opts: Its options as they are stored.
-        now_ms: The server's time.
+    ``base`` is the prefix of the queue's keys; ``opts`` are the job's options as they are stored.
     """
     script = "delayed" if opts.get("delay") else "prioritized" if opts.get("priority") else "standard"
     head = [base, job_id, name, now_ms, None, None, None, None, None]
@@ -221,11 +214,9 @@ def write_queue_meta(keys: QueueKeys, version: str, max_events: int) -> list[Cal
 
 @value_class
 class IdempotentWrite:
-    """Identifies the write that adds jobs, so that a retried write adds nothing twice.
+    """Identifies the write that adds jobs, so that a retried write, with the same id, adds nothing twice.
 
-    Attributes:
-        write_id: The id of the write; it is the same when the write is retried.
-        ttl_ms: How long Redis keeps the ids of the added jobs after the write's last job.
+    Redis keeps the ids of the added jobs for ``ttl_ms`` after the write's last job.
     """
 
     write_id: str
@@ -234,11 +225,9 @@ class IdempotentWrite:
 
 @value_class
 class SendResult:
-    """The result of sending one job of a write.
+    """The result of sending one job of a write; ``duplicate`` if the job exists, or this write has added it before.
 
-    Attributes:
-        id: The id of the stored job; after deduplication it differs from the id that was sent.
-        status: ``added``; ``duplicate`` if the job already exists or this write has added it before.
+    After deduplication, the id of the stored job differs from the id that was sent.
     """
 
     id: str
@@ -281,9 +270,8 @@ def _add_once(
 
 
 def scan_added_ids(keys: QueueKeys, write_id: str, cursor: str) -> Call[tuple[str, list[str]]]:
-    """Scan the ids of jobs that a write has added. Returns the next cursor, ``0`` at the end, and some ids.
-
-    The same id may come twice.
+    """Scan the ids of jobs that a write has added; the result is the next cursor (``0`` at the end), and some ids, even
+    twice.
     """
 
     def parse_reply(reply: Any) -> tuple[str, list[str]]:

@@ -47,11 +47,8 @@ DEPENDENCY_KINDS: Final = ("processed", "unprocessed", "ignored", "failed")
 
 @dataclass(frozen=True, slots=True)
 class ExistingJob:
-    """The state of a job whose id the caller has chosen.
-
-    Attributes:
-        exists: A job with that id exists.
-        parent_key: Full key of the parent that is waiting for it, ``""`` for none.
+    """Whether a job whose id the caller has chosen exists, and the full key of the parent that is waiting for it, or
+    ``""``.
     """
 
     exists: bool
@@ -162,12 +159,7 @@ def children_values(keys: QueueKeys, job_id: str) -> Call[dict[str, Any]]:
 def child_failure(key: str, prefix: str, *, hash_tag: bool) -> Call[tuple[str, str, FailedJob, str] | None]:
     """Read why a child job failed: the reason, the last traceback, the job that failed first, the stored exception.
 
-    The result is ``None`` if the job was removed.
-
-    Args:
-        key: The full key of the child's hash.
-        prefix: The prefix of all keys.
-        hash_tag: The setting ``queue_hash_tag``: whether queue names have braces in Redis, but not in the app.
+    The result is ``None`` if the job was removed. ``hash_tag`` says whether queue names have braces in Redis only.
     """
 
     def parse_reply(reply: Any) -> tuple[str, str, FailedJob, str] | None:
@@ -222,8 +214,8 @@ def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
 def paginate(key: str, start: int, end: int, cursor: tuple[str, int]) -> Call[tuple[tuple[str, int], list[Any], int]]:
     """``paginate``: read members of a set or hash from ``start`` to ``end``.
 
-    Returns the cursor to continue with (``"0"`` at the end), the members (of a hash: name and value), and their total
-    number.
+    Returns the cursor to continue with (``"0"`` at the end), the members (of a hash: name and value), and how many
+    there are.
     """
 
     def parse_reply(reply: Any) -> tuple[tuple[str, int], list[Any], int]:

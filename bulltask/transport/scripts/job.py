@@ -211,12 +211,8 @@ def update_progress(keys: QueueKeys, job_id: str, progress: bytes) -> Call[None]
 def add_log(keys: QueueKeys, job_id: str, line: str, keep: object, default: int | None) -> Call[int]:
     """``addLog``: append a line to the job's log. Returns the number of lines.
 
-    Args:
-        keys: The job's queue.
-        job_id: The job.
-        line: The line.
-        keep: Maximum number of lines, from the job's ``opts.kl``, which may be any value; 0 keeps all.
-        default: The maximum if ``keep`` is not a valid number; ``None`` keeps all.
+    ``keep`` is the maximum from the job's ``opts.kl``, which may be any value; if it is not a valid number, ``default``
+    applies. 0 and ``None`` keep all lines.
     """
     kept = min(keep, _MAX_LINES) if type(keep) is int and keep >= 0 else default
 
@@ -334,12 +330,9 @@ def job_fields(keys: QueueKeys, job_id: str, names: Sequence[str]) -> Call[list[
 
 @value_class
 class RevocationRequests:
-    """Unfinished jobs that have a revocation request.
+    """Unfinished jobs that have a revocation request, with a lock (a worker is running them) and without.
 
-    Attributes:
-        locked: Ids of the jobs with a lock: a worker is running them.
-        unlocked: Ids of the jobs without a lock.
-        next_skipped: How many requests the next call skips; 0 when all were checked.
+    The next call skips ``next_skipped`` requests; 0 when all were checked.
     """
 
     locked: list[str]
@@ -348,14 +341,10 @@ class RevocationRequests:
 
 
 def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, terminate: bool) -> Call[Revocation]:
-    """bulltask's ``revoke`` with ``moveToFinished``: fail a job that is not running, or request its cancellation.
+    """bulltask's ``revoke`` with ``moveToFinished``: fail a job that is not running.
 
-    Args:
-        keys: The queue.
-        job: The job; only its options are used, and for a fan-out job its name and data.
-        config: The retention of failed jobs, and whether they are counted.
-        now_ms: The server's time.
-        terminate: Add a revocation request if the job is running.
+    With ``terminate``, request the cancellation of a running job. Only the job's options are used, and for a fan-out
+    job its name and data.
     """
     keep = job.keep("removeOnFail", config.keep_failed)
     options = FinishOptions(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
@@ -375,9 +364,7 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
 def finish_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
     """bulltask's ``finishRevoked`` with ``moveToFinished``: finish a job and remove its revocation request in one step.
 
-    Args:
-        keys: The queue.
-        finish: The ``moveToFinished`` call; it must not fetch the next job.
+    ``finish`` must not fetch the next job.
     """
     script = wrappers.with_finish("finishRevoked", fan_out=has_dependents(finish))
     return script_call(script, (keys.revoked, *finish.keys), finish.argv, finish.parse_reply)

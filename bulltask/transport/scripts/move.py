@@ -125,11 +125,7 @@ def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[
 def collect_batch(keys: QueueKeys, options: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
     """bulltask's ``collectBatch`` with ``moveToActive``: acquire jobs of one task until a job of another task is next.
 
-    Args:
-        keys: The queue.
-        options: The options for each job, with different tokens.
-        task: The task's name.
-        now_ms: The server's time.
+    The ``options`` are those for each job, with different tokens.
     """
     first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
     packed = (first.argv[2], *(call.argv[2] for call in others))
@@ -140,10 +136,7 @@ def collect_batch(keys: QueueKeys, options: Sequence[FetchOptions], task: str, n
 def fetch_ahead(keys: QueueKeys, options: Sequence[FetchOptions], now_ms: int) -> Call[list[Fetched]]:
     """bulltask's ``fetchAhead`` with ``moveToActive``: acquire several jobs, unless all workers share a limit.
 
-    Args:
-        keys: The queue.
-        options: The options for each job, with different tokens.
-        now_ms: The server's time.
+    The ``options`` are those for each job, with different tokens.
     """
     first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
     packed = (first.argv[2], *(call.argv[2] for call in others))
@@ -181,9 +174,7 @@ R = TypeVar("R")
 def finish_with_errbacks(finish: Call[R], jobs: Sequence[AddedJob]) -> Call[R]:
     """bulltask's ``finishWithErrbacks``: fail a job and add its error callbacks atomically.
 
-    Args:
-        finish: The call of ``moveToFinished`` or ``failMalformed``; it must not fetch the next job.
-        jobs: The jobs.
+    ``finish`` is a call of ``moveToFinished`` or ``failMalformed`` that does not fetch the next job.
     """
     added = to_msgpack([list(job) for job in jobs])
     assert finish.script is not None
@@ -195,12 +186,8 @@ def with_dependents(
 ) -> Call[Fetched]:
     """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and start its dependents atomically.
 
-    Args:
-        keys: The queue.
-        job: The job; for any job except a fan-out job, ``call`` is returned.
-        call: The call of ``moveToFinished`` for it; it must not fetch the next job.
-        result: The result that the dependents receive, as JSON; ``None`` if the job fails, so that they fail, too.
-        now_ms: The server's time.
+    For any other job, ``call``, which must not fetch the next job, is returned. The dependents receive ``result``, as
+    JSON; with ``None``, the job fails, and so do they.
     """
     if job.name != FAN_OUT or not job.sent_by_bulltask:
         return call
@@ -224,8 +211,7 @@ def has_dependents(finish: Call[Fetched]) -> bool:
 def store_checkpoint(keys: QueueKeys, job_id: str, token: str, checkpoint: str) -> Call[bool]:
     """bulltask's ``storeCheckpoint``: store a job's checkpoint; False if its lock has expired.
 
-    Running the call raises ``LockMismatchError`` if another worker has the job, and ``JobNotFoundError`` if the job was
-    removed.
+    The parser raises ``LockMismatchError`` if another worker has the job, and ``JobNotFoundError`` if it was removed.
     """
 
     def parse_reply(reply: Any) -> bool:
@@ -237,12 +223,8 @@ def store_checkpoint(keys: QueueKeys, job_id: str, token: str, checkpoint: str) 
 
 
 def move_with_fields(keys: QueueKeys, job_id: str, fields: Sequence[str], move: Call[R]) -> Call[R]:
-    """bulltask's ``moveWithFields`` with a script that moves a job out of ``active`` without an outcome.
-
-    Args:
-        keys, job_id: The job.
-        fields: Names and values of the fields that change with the move.
-        move: The call of BullMQ's script.
+    """bulltask's ``moveWithFields``: also write ``fields`` (names and values) with a script that moves a job without an
+    outcome.
     """
     assert move.script is not None
     return script_call(
@@ -259,15 +241,8 @@ def move_with_fields(keys: QueueKeys, job_id: str, fields: Sequence[str], move: 
 def start_or_throttle(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRate, now_ms: int) -> Call[int]:
     """bulltask's ``startOrThrottle`` with ``moveToDelayed``: start a job, or delay it because of its task's rate limit.
 
-    Returns:
-        A call. Its result is 0 if the job may start, else the milliseconds until the job is due again.
-
-    Args:
-        keys: The queue.
-        job: The job. A job that has started before, or has the option ``lifo``, goes before the throttled jobs.
-        token: The token of its lock.
-        rate: The task's rate limit.
-        now_ms: The server's time.
+    The result is 0 if the job may start, else the milliseconds until it is due again. A job that has started before, or
+    has the option ``lifo``, goes before the throttled jobs.
     """
     skips_line = job.lifo or job.attempts_started > 1
     script_keys = (
@@ -312,13 +287,9 @@ def incompatible_since(keys: QueueKeys, job_id: str) -> Call[str]:
 
 
 def delay_incompatible(keys: QueueKeys, job_id: str, move: Call[None], reason: str, since: str) -> Call[None]:
-    """bulltask's ``delayIncompatible``: delay a job that this worker cannot run.
+    """bulltask's ``delayIncompatible`` with ``moveToDelayed``: delay a job that this worker cannot run, for a reason.
 
-    Args:
-        keys, job_id: The job.
-        move: The call of ``moveToDelayed``.
-        reason: Why the worker cannot run it.
-        since: The field that says since when no worker could run it.
+    ``since`` is the field that says since when no worker could run it.
     """
     fields = ("failedReason", reason, INCOMPATIBLE_FIELD, since)
     script_keys = (keys.job(job_id), keys.incompatible, *move.keys)
@@ -332,10 +303,8 @@ def promote_incompatible(
 ) -> Call[tuple[int, int | None]]:
     """bulltask's ``promoteIncompatible``: make jobs of these tasks due that wait for another worker.
 
-    One call checks 500 jobs, after the first ``skipped``.
-
-    Returns:
-        How many jobs are due now, and how many the next call skips; ``None`` if all were checked.
+    One call checks 500 jobs, after the first ``skipped``. The result is how many jobs are due now, and how many the
+    next call skips; ``None`` if all were checked.
     """
 
     def parse_reply(reply: Any) -> tuple[int, int | None]:
@@ -388,13 +357,7 @@ def move_to_finished(
 ) -> Call[Fetched]:
     """``moveToFinished``: complete or fail a job and, if requested, acquire the next one in the same step.
 
-    Args:
-        keys: The queue.
-        job_id: The job, locked with the token of ``options``.
-        options: The options of the worker that had the job, and of the next fetch.
-        finish: How the job finishes.
-        fetch_next: Acquire the next job in this queue.
-        now_ms: The server's time.
+    The job is locked with the token of ``options``, which are those of the worker and of the next fetch.
     """
     completed = finish.completed
     target, prop = ("completed", "returnvalue") if completed else ("failed", "failedReason")
@@ -462,15 +425,9 @@ def pack_finish(  # noqa: PLR0913, PLR0917 - hashable parts of two sets of optio
 def move_to_delayed(
     keys: QueueKeys, job_id: str, token: str, delay_ms: int, *, failure: Fields | None, now_ms: int
 ) -> Call[None]:
-    """``moveToDelayed``: delay an active job by ``delay_ms``.
+    """``moveToDelayed``: delay an active job, which is due ``delay_ms`` after ``now_ms``.
 
-    Args:
-        keys: The queue.
-        job_id: The job.
-        token: The token of its lock.
-        delay_ms: Milliseconds from ``now_ms`` until it is due.
-        failure: Hash fields of the failed attempt; with ``None`` the attempt does not count.
-        now_ms: The server's time.
+    ``failure`` are hash fields of the failed attempt; with ``None`` the attempt does not count.
     """
     script_keys = (
         keys.marker,
@@ -531,8 +488,8 @@ def release_unstarted(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
 def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: int) -> Call[None]:
     """``moveToWaitingChildren``: make an active job wait for its child jobs. The attempt does not count.
 
-    Running the call raises ``NoPendingChildrenError`` when the job has no child job to wait for (it is still active),
-    and ``FailedChildrenError`` when a child job's failure fails the job.
+    The parser raises ``NoPendingChildrenError`` when the job has no child job to wait for (it is still active), and
+    ``FailedChildrenError`` when a child job's failure fails the job.
     """
     script_keys = (
         keys.active,
@@ -558,17 +515,15 @@ def move_stalled_jobs_to_wait(
 ) -> Call[tuple[list[str], int]]:
     """bulltask's ``stalledPage`` with ``moveStalledJobsToWait``: recover the jobs whose lock has expired.
 
-    One call checks 500 active jobs. Call it again, with the same time, until no jobs are left.
+    One call checks 500 active jobs; it returns the ids of the recovered jobs, and how many jobs are left to check. Call
+    it again, with the same time and the number ``left``, until none is; ``None`` begins a check.
 
     Args:
         keys: The queue.
         max_stalled: A job that stalls more times than this fails.
         interval_ms: How long no other check may begin; after a check by a client with a longer interval, from now on.
         now_ms: The server's time.
-        left: The number of jobs that the previous call has left; ``None`` begins a check.
-
-    Returns:
-        The ids of the recovered jobs, and how many jobs are left to check.
+        left: See above.
     """
 
     def parse_reply(reply: Any) -> tuple[list[str], int]:
@@ -667,14 +622,10 @@ def malformed_finish(problem: str, keep: Mapping[str, int]) -> FinishOptions:
 def fail_malformed(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malformed: bool = False) -> Call[bool]:
     """bulltask's ``failMalformed`` with ``moveToFinished``: fail a job that cannot be acquired or finished otherwise.
 
-    Running the call raises ``LockMismatchError``, ``JobStateError`` or ``JobNotFoundError`` when there is nothing to
-    do: another worker has the job, it is waiting or has finished, or it no longer exists.
-
-    Args:
-        keys: The queue.
-        finish: The ``moveToFinished`` call; it must not fetch the next job.
-        token: The token of the lock that the caller has, or had.
-        only_malformed: Do nothing and return False if the job's hash is valid.
+    With ``only_malformed``, do nothing and return False if the job's hash is valid. The caller has, or had, a lock with
+    the token; ``finish`` must not fetch the next job. The parser raises ``LockMismatchError``, ``JobStateError`` or
+    ``JobNotFoundError`` when there is nothing to do: another worker has the job, it is waiting or has finished, or it
+    no longer exists.
     """
 
     def parse_reply(reply: Any) -> bool:

@@ -128,13 +128,11 @@ _GLOB = re.compile(r"([\\*?\[\]^])")
 
 @dataclass(frozen=True, slots=True)
 class MetricsReply:
-    """Reply from ``getMetrics``.
+    """Reply from ``getMetrics``: jobs per minute, newest first, and their number, excluding the current minute.
 
     Attributes:
-        count: Number of jobs, excluding the current minute.
         previous_ms: When a job was last counted.
         previous_count: The count at the last full minute.
-        data: Jobs per minute, newest first.
         points: Number of minutes that are stored.
     """
 
@@ -179,13 +177,7 @@ def set_paused(keys: QueueKeys, *, paused: bool) -> Call[int]:
 
 @dataclass(frozen=True, slots=True)
 class CleanedPage:
-    """A page of jobs that :func:`clean_page` has checked.
-
-    Attributes:
-        removed: The ids of the jobs that were removed.
-        checked: The number of jobs that were checked.
-        position: Where the next page begins.
-    """
+    """A page of jobs that :func:`clean_page` has ``checked``; the next page begins at ``position``."""
 
     removed: list[str]
     checked: int
@@ -195,12 +187,8 @@ class CleanedPage:
 def clean_page(keys: QueueKeys, state: str, before_ms: int | None, size: int, position: str) -> Call[CleanedPage]:
     """bulltask's ``cleanPage`` with ``cleanJobsInSet``: remove jobs of a state, except schedulers' next iterations.
 
-    Args:
-        keys: The queue.
-        state: The state, by the name of its key.
-        before_ms: Newer jobs stay. ``None`` means none, and is only for jobs that have not finished.
-        size: How many jobs are checked.
-        position: That of the previous page, ``""`` for the first one.
+    Jobs newer than ``before_ms`` stay; ``None`` is only for jobs that have not finished. ``position`` is that of the
+    previous page, ``""`` for the first one.
     """
 
     def parse_reply(reply: Any) -> CleanedPage:
@@ -230,14 +218,11 @@ def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
 
 
 def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | None) -> Call[bool]:
-    """``moveJobsToWait``: move up to ``count`` jobs of ``state`` to the waiting list. Returns True if more may be left.
+    """``moveJobsToWait``: move up to ``count`` failed, completed or delayed jobs to the waiting list; True if more may
+    be left.
 
-    Args:
-        keys: The queue.
-        state: ``failed``, ``completed`` or ``delayed``.
-        count: Maximum number of jobs in this call.
-        before_ms: Only jobs that finished before this time. ``None`` means all jobs, and is required for delayed jobs,
-            whose scores are not times.
+    They finished before ``before_ms``. ``None`` means all jobs, and is required for delayed jobs, whose scores are no
+    times.
     """
     script_keys, args = _move_to_wait_args(keys, state, count, before_ms)
     return script_call(loader.official_script("moveJobsToWait"), script_keys, args, bool)
@@ -246,14 +231,8 @@ def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | 
 def retry_failed(keys: QueueKeys, count: int, before_ms: int, after: str) -> Call[tuple[bool, str]]:
     """bulltask's ``retryFailed``: :func:`move_jobs_to_wait` for failed jobs, except for revoked ones.
 
-    Args:
-        keys: The queue.
-        count: Number of jobs to check in this call.
-        before_ms: Only jobs that finished before this time.
-        after: The position that the previous call returned, ``""`` for the first call.
-
-    Returns:
-        Whether more jobs may be left, and the position where the next call continues.
+    The result is whether more jobs may be left, and the position where the next call continues: ``after``, ``""`` at
+    first.
     """
 
     def parse_reply(reply: Any) -> tuple[bool, str]:
@@ -421,8 +400,7 @@ def list_ids(keys: QueueKeys, state: str) -> Call[list[str]]:
 
 
 def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
-    """Scan for the queues under a prefix, by their names in BullMQ. Returns the next cursor (``0`` at the end) and
-    names.
+    """Scan for the queues under a prefix; the result is the next cursor (``0`` at the end), and names in BullMQ.
 
     Every queue that was ever used has a ``meta`` hash. The same name may come twice.
     """
@@ -496,19 +474,11 @@ def add_job_scheduler(
     iteration: Iteration,
     now_ms: int,
 ) -> Call[tuple[str, int]]:
-    """``addJobScheduler``: add or change a scheduler, and add its next iteration.
+    """``addJobScheduler``: add or change a scheduler, whose jobs have the template's name and options, and add an
+    iteration.
 
-    Args:
-        keys: The queue.
-        scheduler_id: The scheduler.
-        rule: When its jobs run.
-        template: Name and options of its jobs; ``iteration`` contains their data.
-        iteration: The first job.
-        now_ms: The server's time.
-
-    Returns:
-        The id of the job, and its delay in milliseconds; ``""`` and 0 if no iteration was missing. Running the call
-        raises ``SchedulerCollisionError`` and ``SchedulerBusyError``.
+    The result is the id of that job, and its delay in milliseconds; ``""`` and 0 if no iteration was missing. The
+    parser raises ``SchedulerCollisionError`` and ``SchedulerBusyError``.
     """
     script_keys = (*_script_keys(keys), keys.active)
     name, options = template
@@ -563,8 +533,7 @@ def update_job_scheduler(
 def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str, key: str) -> Call[str]:
     """``updateRepeatableJobMillis``: record when a repeatable job runs next.
 
-    Returns:
-        Whichever of its two possible keys exists; ``""`` if neither does.
+    The result is whichever of its two possible keys exists; ``""`` if neither does.
     """
     args = (next_ms, hashed_key, key)
     return script_call(loader.official_script("updateRepeatableJobMillis"), (keys.repeat,), args, text)
@@ -573,11 +542,8 @@ def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str,
 def remove_repeatable(keys: QueueKeys, old_job_id: str, old_key: str, key: str) -> Call[bool]:
     """``removeRepeatable``: remove a repeatable job, and its next iteration if delayed; False if it does not exist.
 
-    Args:
-        keys: The queue.
-        old_job_id: The prefix of its iterations' ids, if it has a key in the oldest format; otherwise ``""``.
-        old_key: The repeatable job's key in the oldest format, ``""`` for none.
-        key: The repeatable job's key.
+    If it has a key in the oldest format, ``old_key``, its iterations' ids begin with ``old_job_id``; otherwise, both
+    are ``""``.
     """
     script_keys = (keys.repeat, keys.delayed, keys.events)
     args = (old_job_id, old_key, key, keys.base)
@@ -628,12 +594,11 @@ def _rows(reply: Any) -> list[tuple[str, int]]:
 
 
 def scan_schedulers(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[tuple[str, int]]]]:
-    """Read some of all schedulers, in no order, with the time of their next iteration.
+    """Read some of all schedulers, in no order, with the time of their next iteration, and the next cursor (``0`` at
+    the end).
 
-    Unlike with ranges, no scheduler is missed because its next iteration was added between two calls.
-
-    Returns:
-        The cursor of the next call (``0`` at the end), and the rows; a scheduler may come twice.
+    Unlike with ranges, no scheduler is missed because its next iteration was added between two calls; one may come
+    twice.
     """
 
     def parse_reply(reply: Any) -> tuple[str, list[tuple[str, int]]]:
@@ -653,12 +618,7 @@ def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Sch
 
 @dataclass(frozen=True, slots=True)
 class StoredScheduler:
-    """A scheduler with its data as it is stored.
-
-    Attributes:
-        scheduler: The scheduler.
-        data: JSON.
-    """
+    """A scheduler with its data (JSON) as it is stored."""
 
     scheduler: Scheduler
     data: bytes
@@ -730,11 +690,8 @@ def _id_or_none(reply: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BeatLabel:
-    """The owner of a job scheduler that a ``beat_schedule`` has created; stored in its template.
-
-    Attributes:
-        owner: Name of the app, ``""`` for none.
-        digest: A hash of the entry.
+    """The app (``""`` for none) whose ``beat_schedule`` has created a job scheduler, and a hash of the entry; in its
+    template.
     """
 
     owner: str
@@ -793,14 +750,9 @@ class ScheduleVersion:
 def register_schedule_version(
     prefix: str, app: str, worker: str, version: str, number: int, now_ms: int
 ) -> Call[ScheduleVersion]:
-    """bulltask's ``scheduleVersion``: record that a worker runs a version of an app's schedule.
+    """bulltask's ``scheduleVersion``: record that a worker runs a version (a hash) of an app's schedule.
 
-    Args:
-        prefix, app: The app.
-        worker: The worker's id.
-        version: The version, a hash.
-        number: Its number as this call last returned it, 0 for none.
-        now_ms: The server's time.
+    ``number`` is the version's as this call last returned it, 0 for none.
     """
 
     def parse_reply(reply: Any) -> ScheduleVersion:
@@ -906,9 +858,8 @@ def size_of(key: str, kind: str) -> Call[int]:
 
 
 def page_of(key: str, kind: str, first: int, size: int) -> Call[ScoredIds]:
-    """Read members ``first`` to ``first + size - 1``, counted from the job that runs next.
-
-    A set has no order, so its first page contains all members.
+    """Read ``size`` members, counted from the job that runs next; the first page of a set, which has no order, has them
+    all.
     """
     if kind == "list":
         return command("LRANGE", key, -(first + size), -(first + 1), parse_reply=_from_right)
