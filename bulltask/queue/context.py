@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
-from typing import Any, Final, NamedTuple, TypedDict, TypeVar
+from typing import Any, Final, NamedTuple, Required, TypedDict, TypeVar
 
 import uuid_utils
 
@@ -53,9 +53,6 @@ __all__ = [
     "check_positive",
     "checked",
 ]
-
-
-# Checks the plain arguments of a class's methods: flags, numbers and strings.
 
 
 C = TypeVar("C")
@@ -129,9 +126,6 @@ def _rules(method: Callable[..., Any]) -> dict[str, _Rule]:
     return rules
 
 
-# The options of ``Queue.add``, and the job that is built from them.
-
-
 class AddOptions(TypedDict, total=False):
     """Options of a job: BullMQ's, and a few of bulltask's.
 
@@ -190,13 +184,10 @@ class AddOptions(TypedDict, total=False):
     time_limit: Duration
 
 
-class _Named(TypedDict):
-    name: str
-
-
-class BulkJob(_Named, total=False):
+class BulkJob(TypedDict, total=False):
     """A job of ``add_bulk``: name, data and options."""
 
+    name: Required[str]
     data: Any
     options: AddOptions
 
@@ -264,9 +255,10 @@ def _job_options(name: str, options: Mapping[str, Any], stored: Mapping[str, obj
     at = isinstance(expires, datetime)
     limits = TimeLimits.of(options.get("soft_time_limit"), options.get("time_limit"))
     limits.check(f"job {name}")
+    backoff = Backoff("exponential", config.retry_backoff_ms, config.retry_jitter, config.retry_backoff_max_ms)
     return JobOptions(
         attempts=_attempts(options.get("attempts"), config),
-        backoff=None if "backoff" in options else _default_backoff(config),
+        backoff=None if "backoff" in options else backoff,
         delay_ms=0 if delay is None else to_ms(delay, "delay"),
         priority=check_priority(options.get("priority")),
         lifo=_flag(options.get("lifo"), "lifo"),
@@ -287,10 +279,6 @@ def _attempts(value: object, config: Config) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
         raise ConfigError(f"attempts must be an integer of 0 or more, not {value!r:.200}")
     return value
-
-
-def _default_backoff(config: Config) -> Backoff:
-    return Backoff("exponential", config.retry_backoff_ms, config.retry_jitter, config.retry_backoff_max_ms)
 
 
 def _flag(value: object, name: str) -> bool:

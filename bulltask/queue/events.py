@@ -33,7 +33,6 @@ from bulltask.transport.streams import (
     Entry,
     EventPage,
     Follower,
-    StreamGap,
     StreamSubscription,
     publish,
 )
@@ -43,7 +42,6 @@ __all__ = [
     "Active",
     "Added",
     "AsyncEventReader",
-    "Callback",
     "Callbacks",
     "Cleaned",
     "Completed",
@@ -372,14 +370,6 @@ def read_event(queue: str, entry: Entry) -> QueueEvent:
     return Custom(entry_id, queue, name, fields, text(raw.get(b"jobId", b"")))
 
 
-def lost_events(queue: str, gap: StreamGap) -> EventsLost:
-    """Return a gap in the stream as an event."""
-    return EventsLost(gap.last_id_before, queue, gap.last_id_before, gap.first_id_after, gap.count)
-
-
-# Callbacks for a queue's events.
-
-
 log = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=QueueEvent)
@@ -407,11 +397,10 @@ class Callbacks:
     def on(
         self, event: str | type[QueueEvent], callback: Callback | None = None, *, job_id: str | None = None
     ) -> Callback:
-        """Call ``callback`` for every matching event and return it, for :meth:`off`; without a callback, return a
-        decorator.
+        """Call ``callback`` for every matching event; without a callback, return a decorator.
 
         Callbacks run where events are read: in the loop that iterates, in ``run()``, or in the background after
-        ``listen()``.
+        ``listen()``. The callback is returned, for :meth:`off`.
 
         Args:
             event: BullMQ's name (``"completed"``), the name of a custom event, or a class of ``bulltask.queue.events``;
@@ -450,9 +439,6 @@ def log_failure(callback: Callback, event: QueueEvent, exc: Exception) -> None:
     """Log an exception that a callback raised, so that other callbacks still receive the event."""
     name = getattr(callback, "__qualname__", type(callback).__name__)
     log.error("callback %s raised an exception for event %s in queue %s", name, event.event, event.queue, exc_info=exc)
-
-
-# Readers of a queue's event stream: a base class, and its variants for threads and for asyncio.
 
 
 _ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?")
@@ -514,7 +500,8 @@ class EventReaderBase(Callbacks):
     def _add_page(self, page: EventPage) -> None:
         self._failures = 0
         if page.gap is not None:
-            self._buffer.append(lost_events(self._queue, page.gap))
+            last, first, count = page.gap.last_id_before, page.gap.first_id_after, page.gap.count
+            self._buffer.append(EventsLost(last, self._queue, last, first, count))
         self._buffer += page.entries
 
     def _pop(self) -> QueueEvent:

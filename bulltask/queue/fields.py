@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, Generic, Self, TypeVar, overload
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_ms
@@ -22,10 +22,9 @@ from bulltask.registry.results import AsyncResult
 from bulltask.transport.call import command, text
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import flow as flow_scripts
-from bulltask.transport.scripts import queue as queue_scripts
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import get_logs, read_job
-from bulltask.transport.scripts.queue import PageCursor, page_after, state_size
+from bulltask.transport.scripts.queue import Metrics, PageCursor, page_after, state_size
 
 __all__ = [
     "ALL_STATES",
@@ -58,7 +57,7 @@ __all__ = [
 ]
 
 
-# Return types of queue and job getters.
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +84,6 @@ class RateLimit:
 
     max: int
     duration: float
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """Numbers of completed or failed jobs per minute; recorded by workers with ``metrics_max_data_points``.
-
-    Attributes:
-        count: Jobs counted so far; BullMQ does not include the current minute.
-        previous_ms: When the last job was counted, epoch milliseconds.
-        previous_count: The count at the last full minute.
-        data: Jobs per minute, newest first.
-        points: How many minutes are stored.
-    """
-
-    count: int
-    previous_ms: int
-    previous_count: int
-    data: tuple[int, ...]
-    points: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +153,22 @@ class ChildFailures:
     failed: tuple[str, ...]
 
 
-# ``JobFields``: the base class of ``Job`` and ``AsyncJob``, with the fields of a job.
+class _Field(Generic[T]):
+    """A field of a job, which :class:`JobFields` reads from its :class:`StoredJob`."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, job: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, job: JobFields, owner: type) -> T: ...
+
+    def __get__(self, job: JobFields | None, owner: type) -> Self | T:
+        return self if job is None else getattr(job.stored, self._name)
 
 
 class JobFields:
@@ -184,6 +179,36 @@ class JobFields:
     """
 
     __slots__ = ("_context", "_discarded", "_stored", "_token")
+
+    id = _Field[str]("The job's id.")
+    queue = _Field[str]("The name of its queue in the app.")
+    name = _Field[str]("Its name; bulltask's workers run the task with that name.")
+    data = _Field[Any]("Its data; also ``None`` if it is malformed JSON: see :attr:`data_text`.")
+    data_text = _Field[str]("Its data as stored.")
+    opts = _Field[Mapping[str, Any]]("Its options under the names that BullMQ stores.")
+    timestamp_ms = _Field[int]("When it was created.")
+    delay_ms = _Field[int]("Its delay; 0 once it has been promoted.")
+    priority = _Field[int]("Its priority, 0 for none.")
+    attempts_made = _Field[int]("Its attempts that count toward the maximum: they completed or failed.")
+    attempts_started = _Field[int]("How many times a worker has acquired it.")
+    stalled_count = _Field[int]("How many times it has stalled.")
+    processed_ms = _Field[int | None]("When a worker last acquired it.")
+    finished_ms = _Field[int | None]("When it finished.")
+    processed_by = _Field[str | None]("Id of the worker that last acquired it, or the name of a Node.js worker.")
+    progress = _Field[Any]("Its last progress, from ``update_progress``.")
+    returnvalue = _Field[Any]("The return value of a completed job.")
+    failed_reason = _Field[str | None]("Why the last attempt failed.")
+    stacktrace = _Field[tuple[str, ...]]("One traceback for each failed attempt.")
+    deferred_failure = _Field[str | None]("If set, the job will fail with this reason when it is next acquired.")
+    parent = _Field[Mapping[str, Any] | None](
+        "Its parent's ``id`` and ``queueKey``, and how its failure affects the parent, as stored."
+    )
+    parent_key = _Field[str | None]("Full key of its parent's hash.")
+    deduplication_id = _Field[str | None]("Its deduplication id.")
+    scheduler_id = _Field[str | None]("The job scheduler that added it.")
+    next_iteration_id = _Field[str | None](
+        "The job that its scheduler added after it (Node's ``nextRepeatableJobId``)."
+    )
 
     def __init__(self, context: QueueContext, stored: StoredJob, token: str = "") -> None:
         self._context = context
@@ -224,140 +249,15 @@ class JobFields:
         self._discarded = True
 
     @property
-    def id(self) -> str:
-        """The job's id."""
-        return self._stored.id
-
-    @property
-    def queue(self) -> str:
-        """The name of its queue in the app."""
-        return self._stored.queue
-
-    @property
     def key(self) -> str:
         """Full key of its hash; its parent refers to it by this key."""
         return self._context.keys.job(self._stored.id)
-
-    @property
-    def name(self) -> str:
-        """Its name; bulltask's workers run the task with that name."""
-        return self._stored.name
-
-    @property
-    def data(self) -> Any:
-        """Its data; also ``None`` if it is malformed JSON: see :attr:`data_text`."""
-        return self._stored.data
-
-    @property
-    def data_text(self) -> str:
-        """Its data as stored."""
-        return self._stored.data_text
-
-    @property
-    def opts(self) -> Mapping[str, Any]:
-        """Its options under the names that BullMQ stores."""
-        return self._stored.opts
 
     @property
     def attempts(self) -> int:
         """Maximum number of attempts; 0 and 1 both mean a single attempt."""
         attempts = self._stored.opts.get("attempts")
         return int(attempts) if isinstance(attempts, int | float) else 0
-
-    @property
-    def timestamp_ms(self) -> int:
-        """When it was created."""
-        return self._stored.timestamp_ms
-
-    @property
-    def delay_ms(self) -> int:
-        """Its delay; 0 once it has been promoted."""
-        return self._stored.delay_ms
-
-    @property
-    def priority(self) -> int:
-        """Its priority, 0 for none."""
-        return self._stored.priority
-
-    @property
-    def attempts_made(self) -> int:
-        """Its attempts that count toward the maximum: they completed or failed."""
-        return self._stored.attempts_made
-
-    @property
-    def attempts_started(self) -> int:
-        """How many times a worker has acquired it."""
-        return self._stored.attempts_started
-
-    @property
-    def stalled_count(self) -> int:
-        """How many times it has stalled."""
-        return self._stored.stalled_count
-
-    @property
-    def processed_ms(self) -> int | None:
-        """When a worker last acquired it."""
-        return self._stored.processed_ms
-
-    @property
-    def finished_ms(self) -> int | None:
-        """When it finished."""
-        return self._stored.finished_ms
-
-    @property
-    def processed_by(self) -> str | None:
-        """Id of the worker that last acquired it, or the name of a Node.js worker."""
-        return self._stored.processed_by
-
-    @property
-    def progress(self) -> Any:
-        """Its last progress, from ``update_progress``."""
-        return self._stored.progress
-
-    @property
-    def returnvalue(self) -> Any:
-        """The return value of a completed job."""
-        return self._stored.returnvalue
-
-    @property
-    def failed_reason(self) -> str | None:
-        """Why the last attempt failed."""
-        return self._stored.failed_reason
-
-    @property
-    def stacktrace(self) -> tuple[str, ...]:
-        """One traceback for each failed attempt."""
-        return self._stored.stacktrace
-
-    @property
-    def deferred_failure(self) -> str | None:
-        """If set, the job will fail with this reason when it is next acquired."""
-        return self._stored.deferred_failure
-
-    @property
-    def parent(self) -> Mapping[str, Any] | None:
-        """Its parent's ``id`` and ``queueKey``, and how its failure affects the parent, as stored."""
-        return self._stored.parent
-
-    @property
-    def parent_key(self) -> str | None:
-        """Full key of its parent's hash."""
-        return self._stored.parent_key
-
-    @property
-    def deduplication_id(self) -> str | None:
-        """Its deduplication id."""
-        return self._stored.deduplication_id
-
-    @property
-    def scheduler_id(self) -> str | None:
-        """The job scheduler that added it."""
-        return self._stored.scheduler_id
-
-    @property
-    def next_iteration_id(self) -> str | None:
-        """The job that its scheduler added after it (Node's ``nextRepeatableJobId``)."""
-        return self._stored.next_iteration_id
 
     def result(self) -> AsyncResult[Any]:
         """Return its result, as ``delay()`` would have returned it."""
@@ -405,19 +305,7 @@ def sent_job(job: NewJob, job_id: str) -> StoredJob:
     )
 
 
-# Operations that read a queue, with several calls if necessary.
-
-
-ALL_STATES: Final[tuple[str, ...]] = (
-    "active",
-    "completed",
-    "delayed",
-    "failed",
-    "paused",
-    "prioritized",
-    "waiting",
-    "waiting-children",
-)
+ALL_STATES: Final = tuple("active completed delayed failed paused prioritized waiting waiting-children".split())
 _JOBS_PER_ROUND_TRIP: Final = 500
 _IDS_PER_CALL: Final = 5_000
 
@@ -461,7 +349,7 @@ def get_job_ids(
         last = start + _IDS_PER_CALL - 1
         if not is_paged or 0 <= end < last:
             last = end
-        call = queue_scripts.get_ranges(context.keys, left, start, last, asc=asc and not is_reversed)
+        call = scripts.get_ranges(context.keys, left, start, last, asc=asc and not is_reversed)
         pages = yield from execute(call)
         for state, ids in zip(left, pages, strict=True):
             found[state] += ids
@@ -482,7 +370,7 @@ def get_jobs(
 def get_job_counts(context: QueueContext, states: Iterable[str]) -> Operation[dict[str, int]]:
     """Count the jobs in each state."""
     names = states_of(states)
-    counts = yield from execute(queue_scripts.get_counts(context.keys, [_key_of(state) for state in names]))
+    counts = yield from execute(scripts.get_counts(context.keys, [_key_of(state) for state in names]))
     return dict(zip(names, counts.values(), strict=True))
 
 
@@ -496,9 +384,7 @@ def get_clients(context: QueueContext, *, events: bool) -> Operation[list[Client
     """List the connections of workers, or of event readers."""
     name = context.keys.client_name()
     marker = f"{name}:w:"
-    rows = yield from execute(
-        queue_scripts.list_clients(f"{name}:qe") if events else queue_scripts.list_clients(name, marker)
-    )
+    rows = yield from execute(scripts.list_clients(f"{name}:qe") if events else scripts.list_clients(name, marker))
     return [
         ClientInfo(
             row.name[len(marker) :] if row.name.startswith(marker) else "",
@@ -564,9 +450,6 @@ def _child(item: Any, *, is_json: bool) -> tuple[str, Any]:
         return text(key), codec.decode_text(value)
 
 
-# Iteration over a queue's jobs, page by page, while other clients use the queue.
-
-
 # In the order in which jobs pass through them: a job that moves in the meantime is returned twice, not missed.
 _ORDER: Final = ("waiting-children", "delayed", "prioritized", "wait", "paused", "active", "completed", "failed")
 _REMEMBERED: Final = 10
@@ -582,7 +465,7 @@ class JobPages:
         check_positive(size, "page_size")
         if not isinstance(asc, bool):
             raise ConfigError(f"asc must be true or false, not {asc!r:.200}")
-        wanted = {"wait" if state == "waiting" else state for state in states_of(states)}
+        wanted = {_key_of(state) for state in states_of(states)}
         self._context = context
         self._size = size
         self._asc = asc
@@ -623,9 +506,6 @@ class JobPages:
         return []
 
 
-# Operations on all jobs in a queue.
-
-
 _PER_CALL: Final = 500
 """Maximum number of jobs that one call checks, moves or removes, which keeps Redis busy for about 10 ms."""
 
@@ -645,9 +525,10 @@ def clean(context: QueueContext, grace: Duration, limit: int, state: str) -> Ope
         raise ConfigError(f"state must be one of {', '.join(_CLEANABLE)}, not {state!r:.200}")
     if limit < 0:
         raise ConfigError(f"limit must be 0 (no limit) or more, not {limit}")
-    name = "wait" if state == "waiting" else state
-    removed = yield from _clean(context, name, context.now_ms() - to_ms(grace, "grace"), limit or MAX_SAFE_INTEGER)
-    yield from execute(scripts.add_cleaned_event(context.keys, len(removed)))
+    removed = yield from _clean(
+        context, _key_of(state), context.now_ms() - to_ms(grace, "grace"), limit or MAX_SAFE_INTEGER
+    )
+    yield from execute(command("XADD", context.keys.events, "*", "event", "cleaned", "count", len(removed)))
     return removed
 
 

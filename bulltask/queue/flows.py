@@ -51,13 +51,9 @@ __all__ = [
     "FlowJob",
     "FlowNode",
     "FlowSender",
-    "ServerFacts",
     "add_flow_once",
     "plan",
 ]
-
-
-# A flow before it is sent: the tree that the user wrote, and the jobs that are built from it.
 
 
 T = TypeVar("T")
@@ -215,17 +211,7 @@ def _check_ids(roots: Sequence[PlannedJob], config: Config) -> None:
         seen.add(key)
 
 
-# Adds flows as a whole and exactly once, even if the connection to Redis fails.
-
-
 _CLOCK_MARGIN_MS: Final = 2_000
-
-
-@dataclass(slots=True)
-class ServerFacts:
-    """What a producer remembers about the server: the queues whose ``meta`` was written."""
-
-    queues_with_meta: set[str] = field(default_factory=set)
 
 
 class FlowSender:
@@ -237,11 +223,11 @@ class FlowSender:
     """
 
     def __init__(
-        self, roots: Sequence[PlannedJob], broker: Broker, facts: ServerFacts, also: Sequence[Call[Any]] = ()
+        self, roots: Sequence[PlannedJob], broker: Broker, queues_with_meta: set[str], also: Sequence[Call[Any]] = ()
     ) -> None:
         self._roots = roots
         self._broker = broker
-        self._facts = facts
+        self._queues_with_meta = queues_with_meta  # of the producer, which remembers them
         self._also = also
         self._all = list(in_order(roots))
         self._probe: PlannedJob | None = None
@@ -280,7 +266,7 @@ class FlowSender:
         with_custom_id = [planned for planned in self._all if planned.has_custom_id]
         parents = [root for root in self._roots if root.job.parent is not None]
         batch = _Batch()
-        queues = {planned.job.queue for planned in self._all} - self._facts.queues_with_meta
+        queues = {planned.job.queue for planned in self._all} - self._queues_with_meta
         for queue in sorted(queues):
             batch.add(write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._broker.config.max_events))
         traces = batch.add(self._traces())
@@ -291,7 +277,7 @@ class FlowSender:
         )
         if batch.calls:
             results: list[Any] = yield batch.calls
-            self._facts.queues_with_meta |= queues
+            self._queues_with_meta |= queues
             if any(traces(results)):
                 return True
             for root, exists in zip(parents, parent_exists(results), strict=True):
@@ -383,9 +369,6 @@ def _has_other_parent(planned: PlannedJob, existing: ExistingJob) -> bool:
     return parent is not None and existing.parent_key not in {"", parent.key}
 
 
-# Reads a stored flow, with one round trip per level of the tree.
-
-
 @dataclass(slots=True, eq=False)
 class ReadNode:
     """A job in a stored flow, ``None`` if it has been removed; ``keys`` are those of its child jobs, by outcome."""
@@ -472,9 +455,6 @@ class FlowReader:
         return _OtherNamingContext(QueueKeys(prefix, name), self._broker)
 
 
-# Base class of ``FlowProducer`` and ``AsyncFlowProducer``: everything except I/O.
-
-
 J = TypeVar("J", bound=JobFields)
 
 _ANY_QUEUE = "flows"  # a producer belongs to no queue, and nothing uses this name
@@ -501,7 +481,7 @@ class FlowBase:
             self._context = QueueContext.without_app(_ANY_QUEUE, broker_url, settings, None)
         else:
             self._context = QueueContext(_ANY_QUEUE, broker, None)
-        self._server_facts = ServerFacts()
+        self._queues_with_meta = set[str]()
 
     def _plan(
         self,
@@ -512,7 +492,7 @@ class FlowBase:
         return plan(list(flows), parent, queue_defaults or {}, self._context.broker.config)
 
     def _sender(self, roots: Sequence[PlannedJob], also: Sequence[Call[Any]] = ()) -> FlowSender:
-        return FlowSender(roots, self._context.broker, self._server_facts, also)
+        return FlowSender(roots, self._context.broker, self._queues_with_meta, also)
 
     def _retry_delay_s(self, attempt: int, exc: Exception) -> float:
         """Return the seconds to wait before sending again; raise ``exc`` if there are no retries left."""
@@ -550,12 +530,8 @@ class FlowBase:
         return f"<{type(self).__name__}>"
 
 
-# Adds a flow once, even if it is sent again after its jobs have run and been removed.
-
-
 def add_flow_once(roots: Sequence[PlannedJob], broker: Broker, write_id: str, ttl_ms: int) -> Operation[bool]:
-    """Return the operation that adds a flow unless the same write has already added it; its result is whether it added
-    it.
+    """Return the operation that adds a flow unless the same write has already added it; and says whether it did.
 
     A key in Redis, which is kept for ``ttl_ms``, marks the write. The connection watches this key, and the transaction
     that adds the jobs sets it, so only one of two senders can add them; the other gets a ``BrokerNotReadyError``. After
@@ -566,7 +542,7 @@ def add_flow_once(roots: Sequence[PlannedJob], broker: Broker, write_id: str, tt
     try:
         if not was_added:
             also: list[Call[Any]] = [command("SET", marker, 1, "PX", ttl_ms)]
-            yield from FlowSender(roots, broker, ServerFacts(), also).try_once()
+            yield from FlowSender(roots, broker, set(), also).try_once()
     except BulltaskError:
         yield from _unwatch()
         raise

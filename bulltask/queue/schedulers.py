@@ -21,7 +21,7 @@ from bulltask.jobs.names import check_scheduler_id, may_be_old_repeat_key
 from bulltask.jobs.schedules import Repeat, Rule, Scheduler, iteration_id, iteration_options, key_digest
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import AddOptions, QueueContext
-from bulltask.transport.call import Call, QueueKeys
+from bulltask.transport.call import Call, QueueKeys, command
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts.add import RepeatedJob, add_repeated_job, write_queue_meta
@@ -30,7 +30,6 @@ from bulltask.transport.scripts.queue import (
     StoredScheduler,
     add_job_scheduler,
     get_job_scheduler,
-    has_job_scheduler,
     list_schedulers,
     read_iteration,
     read_repeatable,
@@ -60,9 +59,6 @@ __all__ = [
     "run_now",
     "scheduling_retry_delay_ms",
 ]
-
-
-# Operations on job schedulers, for ``JobSchedulers``, ``AsyncJobSchedulers`` and a worker's beat schedule.
 
 
 _PER_ROUND_TRIP: Final = 1_000
@@ -410,7 +406,10 @@ def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzin
     without a time zone.
     """
     key = job.scheduler_id
-    if not key or (may_be_old_repeat_key(key) and not (yield from execute(has_job_scheduler(keys, key)))):
+    is_scheduler = bool(key)
+    if may_be_old_repeat_key(key):  # only job schedulers have "ic", the count of their iterations
+        is_scheduler = (yield from execute(command("HGET", keys.scheduler(key), "ic"))) is not None
+    if not is_scheduler:
         yield from add_next_repeat(keys, job, now_ms, zone)
         return
     iteration = next_iteration(job, now_ms, zone)

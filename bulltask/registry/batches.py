@@ -43,12 +43,10 @@ ErrorOrResult = tuple[BaseException | None, object]
 class BatchJob(Generic[A]):
     """One of the jobs for which a batch task's function was called: ``def index(jobs: list[BatchJob[Document]])``.
 
+    ``data`` is the argument of the job's call; ``request`` has its id, attempts, headers …
+
     If you call none of its methods, the function decides the job's outcome. The job's item in the returned list is its
     result. If the function raises an exception, the attempt fails with that exception.
-
-    Attributes:
-        data: The argument of the job's call.
-        request: The job: its id, attempts, headers …
     """
 
     __slots__ = ("_outcome", "data", "request")
@@ -94,13 +92,7 @@ class BatchJob(Generic[A]):
     ) -> None:
         """Retry this job, however the function ends. Unlike ``Context.retry``, this method does not raise an exception.
 
-        Args:
-            countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
-            exc: The exception that the job fails with if no attempt is left.
-            max_retries: Maximum number of retries; default: ``max_retries`` of the call or the task, else the setting
-                ``task_max_explicit_retries``.
-            eta: The earliest time of the next attempt, instead of ``countdown``; a naive ``datetime`` is UTC.
-            expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of retrying it.
+        The arguments are those of :meth:`bulltask.Context.retry`.
         """
         delay_ms = None if countdown is None else to_ms(countdown, "countdown")
         eta_ms = None if eta is None else to_epoch_ms(eta)

@@ -57,7 +57,6 @@ __all__ = [
     "Canvas",
     "Chain",
     "Chord",
-    "ChordHeader",
     "Group",
     "GroupChain",
     "Signature",
@@ -74,7 +73,6 @@ __all__ = [
     "check_canvas",
     "check_overrides_passed",
     "chord",
-    "chord_of",
     "group",
     "handle",
     "handles",
@@ -84,7 +82,6 @@ __all__ = [
     "job_of",
     "maybe_signature",
     "pass_overrides",
-    "pop_callbacks",
     "record_call",
     "recorded",
     "send_call",
@@ -842,9 +839,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
     def from_dict(cls, d: Mapping[str, Any], app: Any = None) -> Canvas[Any, Any]:
         """Return the signature, chain or group for a dictionary from ``to_dict``, bulltask's or Celery's.
 
-        Args:
-            d: The dictionary.
-            app: The app that sends it, ``None`` for the current one.
+        The ``app`` (default: the current one) sends it.
 
         Raises:
             TypeError: It is not a signature, or has options that this app does not know.
@@ -1128,12 +1123,8 @@ def chain(*steps: Any, app: Any = None, **options: Any) -> Chain[Any, Any]:  # n
 def group(*members: Canvas[A, B] | Iterable[Canvas[A, B]]) -> Group[A, B]:
     """Return a group, whose members run at the same time. Its result is the list of the members' results, in order.
 
-    Args:
-        members: Signatures, chains and groups, or one iterable of them; without members, the group is empty. A task is
-            called without arguments of its own.
-
-    Raises:
-        TypeError: One of them is something else.
+    The members are signatures, chains and groups, or one iterable of them; without members, the group is empty. A task
+    is called without arguments of its own. Anything else is a ``TypeError``.
     """
     return Group(_spread(members))
 
@@ -1215,7 +1206,6 @@ class Takes1(Protocol[A_contra]):
 
     def delay(self, first: A_contra, /) -> Any:
         """Send a call."""
-        ...
 
 
 class Takes2(Protocol[A_contra, B_contra]):
@@ -1223,7 +1213,6 @@ class Takes2(Protocol[A_contra, B_contra]):
 
     def delay(self, first: A_contra, second: B_contra, /) -> Any:
         """Send a call."""
-        ...
 
 
 class Takes3(Protocol[A_contra, B_contra, C_contra]):
@@ -1231,7 +1220,6 @@ class Takes3(Protocol[A_contra, B_contra, C_contra]):
 
     def delay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
         """Send a call."""
-        ...
 
 
 class Takes1To2(Protocol[A_contra, B_contra]):
@@ -1239,11 +1227,9 @@ class Takes1To2(Protocol[A_contra, B_contra]):
 
     def delay(self, first: A_contra, /) -> Any:
         """Send a call."""
-        ...
 
     def adelay(self, first: A_contra, second: B_contra, /) -> Any:
         """Send a call; this method and ``delay`` have the same parameters."""
-        ...
 
 
 class Takes1To3(Protocol[A_contra, B_contra, C_contra]):
@@ -1251,11 +1237,9 @@ class Takes1To3(Protocol[A_contra, B_contra, C_contra]):
 
     def delay(self, first: A_contra, /) -> Any:
         """Send a call."""
-        ...
 
     def adelay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
         """Send a call; this method and ``delay`` have the same parameters."""
-        ...
 
 
 class Takes2To3(Protocol[A_contra, B_contra, C_contra]):
@@ -1263,11 +1247,9 @@ class Takes2To3(Protocol[A_contra, B_contra, C_contra]):
 
     def delay(self, first: A_contra, second: B_contra, /) -> Any:
         """Send a call."""
-        ...
 
     def adelay(self, first: A_contra, second: B_contra, third: C_contra, /) -> Any:
         """Send a call; this method and ``delay`` have the same parameters."""
-        ...
 
 
 class TakesMany(Protocol):
@@ -1275,7 +1257,6 @@ class TakesMany(Protocol):
 
     def delay(self, first: Any, second: Any, third: Any, fourth: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Send a call."""
-        ...
 
 
 Unchecked = list[Any] | Sequence[Never]

@@ -41,7 +41,7 @@ from bulltask.registry.options import CallOptions, TaskOptions
 from bulltask.registry.protocols import ResultReader
 from bulltask.registry.results import AsyncResult, GroupResult
 
-__all__ = ["CanvasPlan", "Node", "ResultList", "Step", "leaves", "plan_canvas", "plan_replacement", "step_origins"]
+__all__ = ["Node", "Step", "leaves", "plan_canvas", "plan_replacement"]
 
 
 @dataclass(slots=True, eq=False)
@@ -168,8 +168,7 @@ class CanvasPlan:
 def plan_replacement(
     canvas: Canvas[Any, Any], config: Config, job: JobRef, sent_by: Mapping[str, str], *, retries: int = 0
 ) -> tuple[list[PlannedJob], Replacement]:
-    """Return the jobs of a canvas that are child jobs of ``job``, whose task replaces itself, and how to read their
-    results.
+    """Return the jobs of a canvas by which the task of ``job`` replaces itself, and how to read their results.
 
     If the canvas is the next attempt of the job in another queue, ``retries`` is the number of retries before it.
     Raises ``ConfigError`` for an empty chain, and the errors of :func:`plan_canvas`.

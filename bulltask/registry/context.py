@@ -55,7 +55,6 @@ from bulltask.registry.types import CallConversion
 
 __all__ = [
     "CheckpointStore",
-    "CheckpointedItems",
     "Checkpoints",
     "Context",
     "Items",
@@ -69,7 +68,6 @@ __all__ = [
     "current_task",
     "enter_attempt",
     "enter_context",
-    "has_retries_left",
     "max_attempts",
     "no_retries_left",
     "running_task",
@@ -83,22 +81,14 @@ class CheckpointStore(Protocol):
     """Stores the checkpoint of a running job."""
 
     def store_checkpoint(self, token: str, checkpoint: str, progress: bytes | None) -> bool:
-        """Store a checkpoint, and the job's progress unless it is ``None``; return False if the lock has expired.
+        """Store a checkpoint, and the job's progress (JSON) unless it is ``None``.
 
-        Args:
-            token: The token of the job's lock.
-            checkpoint: The checkpoint in its stored form.
-            progress: The progress as JSON.
-
-        Raises:
-            LockMismatchError, JobNotFoundError: Another worker has the job, or it was removed.
-            BrokerError: Redis is unavailable, or returns an error.
+        Return False if the lock, which has this token, has expired. Raises an error if another worker has the job, it
+        was removed, or Redis is unavailable.
         """
-        ...
 
     async def astore_checkpoint(self, token: str, checkpoint: str, progress: bytes | None) -> bool:
         """:meth:`store_checkpoint` for asyncio."""
-        ...
 
 
 class Checkpoints:
@@ -132,7 +122,7 @@ class Checkpoints:
         self._exists = stored != NO_CHECKPOINT
         self._changed = False
         self._token = ""
-        self._is_stopping = _never
+        self._is_stopping: Callable[[], bool] = bool  # never
         self._due_ms = mono_ms() + interval_ms
         self._percent: int | None = None
         self.total: int | None = None
@@ -215,10 +205,6 @@ class Checkpoints:
         return Checkpoint(self._cursor, self._items, self._attempts_started, self._done).to_json(self.job_id)
 
 
-def _never() -> bool:
-    return False
-
-
 JobCommand = Literal[
     "progress", "log", "data", "children_values", "pending_children", "child_failure", "incompatible_since"
 ]
@@ -232,24 +218,18 @@ class JobClient(CheckpointStore, Protocol):
 
     def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
         """Execute a command; ``value`` is JSON, or the text of a log line."""
-        ...
 
     async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
         """:meth:`send` for asyncio."""
-        ...
 
     def replace(self, canvas: Any, *, retries: int = 0) -> None:
         """Add a canvas as child jobs; its result becomes that of the job.
 
-        Args:
-            canvas: The canvas.
-            retries: The number of retries before it, if it is the next attempt of the job in another queue.
+        If the canvas is the next attempt of the job in another queue, ``retries`` is the number of retries before it.
         """
-        ...
 
     async def areplace(self, canvas: Any, *, retries: int = 0) -> None:
         """:meth:`replace` for asyncio."""
-        ...
 
 
 def max_attempts(job: RunningJob, max_retries: int | None) -> int:
@@ -412,7 +392,11 @@ async def _with_await(items: Page[T], skipped: int) -> AsyncIterator[T]:
 
 
 class JobMethods:
-    """What a task can do with the job for which it is running: the methods of :class:`Context`, and of task classes."""
+    """What a task can do with the job for which it is running: the methods of :class:`Context`, and of task classes.
+
+    A method that uses Redis raises ``BrokerError`` if Redis is unavailable, or returns an error, and
+    ``JobNotFoundError`` if the job was removed.
+    """
 
     request: Request
     """The running job."""
@@ -437,13 +421,8 @@ class JobMethods:
     def update_progress(self, progress: codec.Json) -> None:
         """Store the job's progress, which Redis publishes as an event (BullMQ's ``updateProgress``).
 
-        Args:
-            progress: Any JSON value; dashboards show a number from 0 to 100, or an object.
-
-        Raises:
-            EncodeError: The value is not plain JSON.
-            JobNotFoundError: The job was removed.
-            BrokerError: Redis is unavailable, or returns an error.
+        It may be any JSON value; dashboards show a number from 0 to 100, or an object. ``EncodeError``: it is not plain
+        JSON.
         """
         self._send("progress", self._encode(progress))
 
@@ -461,13 +440,9 @@ class JobMethods:
         result ``meta``, and ``REVOKED`` fails it as revoked: see :class:`bulltask.errors.Ignore`.
 
         Args:
-            task_id: The job's own id, or ``None``.
+            task_id: The job's own id, or ``None``; a ``ConfigError`` for another job's.
             state: Any name, such as ``"PROGRESS"``; default: ``"STARTED"``.
             meta: Any JSON value.
-
-        Raises:
-            ConfigError: ``task_id`` is the id of another job.
-            EncodeError, JobNotFoundError, BrokerError: As for :meth:`update_progress`.
         """
         reported = self._state(task_id, state, meta)
         self.update_progress(reported)
@@ -623,8 +598,6 @@ class JobMethods:
         Raises:
             EncodeError: The value is not JSON, or an argument does not match its type hint.
             PayloadTooLargeError: Data and options together exceed ``max_payload``.
-            JobNotFoundError: The job was removed.
-            BrokerError: Redis is unavailable, or returns an error.
         """
         self._send("data", self._encode_data(data))
 
@@ -747,15 +720,13 @@ class JobMethods:
         raise ReleaseJob
 
     def rate_limit(self, duration: Duration) -> Never:
-        """End this attempt, release the job, and rate-limit its queue for ``duration``.
+        """End this attempt, release the job, and rate-limit its queue for ``duration`` (seconds or ``timedelta``, more
+        than 0).
 
         Use it when a service replies "too many requests". The job is next in its queue, and the attempt does not count.
 
         If the queue has a global rate limit, all workers stop acquiring its jobs for ``duration``. Otherwise, only
         workers with a ``limiter`` stop, and the child that ran the task: BullMQ does not check a limit for others.
-
-        Args:
-            duration: Seconds or ``timedelta``, more than 0. It replaces an existing limit.
 
         Raises:
             RateLimitQueue: Always (a ``BaseException``, which ``except Exception`` does not catch).
@@ -768,22 +739,17 @@ class JobMethods:
     def replace(self, canvas: Canvas[Any, Any]) -> Never:
         """End this attempt, and run a canvas instead of the task (Celery's ``replace``).
 
-        The job waits for the canvas, and then completes with the canvas's result or fails with its error. The next step
-        of a chain, for example, therefore waits for the canvas, too. The attempt does not count.
-
-        Args:
-            canvas: A signature, chain or group.
+        The job waits for the canvas (a signature, chain or group), and then completes with its result or fails with its
+        error. The next step of a chain, for example, therefore waits for the canvas, too. The attempt does not count.
 
         Raises:
             WaitForChildren: Always, once Redis has stored the canvas.
             TypeError: The task was called directly, or an argument does not match.
-            BrokerError: Redis is unavailable, or returns an error.
         """
         self.on_replace(self._with_own_stamps(canvas))
 
     def on_replace(self, sig: Canvas[Any, Any]) -> Never:
-        """Called by :meth:`replace`, with the stamps of the running job on the canvas; stores it (Celery's
-        ``on_replace``).
+        """Called by :meth:`replace`, with the job's stamps on the canvas, which it stores (Celery's ``on_replace``).
 
         A task class may change the canvas first. Always raises ``WaitForChildren``, or the errors of :meth:`replace`.
         """

@@ -35,16 +35,12 @@ __all__ = [
     "BatchTaskKeywords",
     "CallKeywords",
     "CallOptions",
-    "ExceptionTypes",
     "SignatureKeywords",
     "SingleCallKeywords",
     "TaskKeywords",
     "TaskOptions",
     "check_max_retries",
     "expiry_ms",
-    "hint_for_unknown_call_option",
-    "hint_for_unknown_option",
-    "is_exception",
     "keep_ms",
     "translate_call_options",
     "translate_task_options",
@@ -53,11 +49,6 @@ __all__ = [
 
 UNLIMITED_RETRIES: Final = 2**31 - 2
 """The number of retries for ``max_retries=None``: the largest that BullMQ supports."""
-
-
-def is_exception(kind: object) -> bool:
-    """Return whether ``kind`` is an exception class."""
-    return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
 def check_max_retries(value: int) -> int:
@@ -90,27 +81,13 @@ R = TypeVar("R")
 ExceptionTypes = tuple[type[BaseException], ...] | list[type[BaseException]]
 
 
-class TaskKeywords(TypedDict, total=False):
-    """Options of ``@app.task``: see :class:`bulltask.registry.options.TaskOptions`.
-
-    The options at the end are Celery's and have no effect. A value that differs from bulltask's behavior causes a
-    warning (:mod:`bulltask.registry.options`).
-    """
+class _Keywords(TypedDict, total=False):
+    """Options of tasks and of calls; the last three are Celery's, and have no effect."""
 
     queue: str | None
     priority: int | None
     expires: Duration | datetime | None
     max_retries: int | None
-    retry_backoff: bool | Duration | CustomBackoff | None
-    retry_backoff_max: Duration | None
-    retry_jitter: bool | float | None
-    default_retry_delay: Duration | None
-    autoretry_for: ExceptionTypes
-    dont_autoretry_for: ExceptionTypes
-    throws: ExceptionTypes
-    ignore_result: bool
-    result_expires: Duration | None
-    result_failure_expires: Duration | None
     lifo: bool
     remove_on_complete: KeepJobs | None
     remove_on_fail: KeepJobs | None
@@ -123,14 +100,36 @@ class TaskKeywords(TypedDict, total=False):
     remove_dependency_on_failure: bool | None
     soft_time_limit: Duration | None
     time_limit: Duration | None
+    serializer: Serializer | None
+    compression: Compression | None
+    delivery_mode: DeliveryMode | None
+    immediate: bool | None
+    mandatory: bool | None
+
+
+class TaskKeywords(_Keywords, total=False):
+    """Options of ``@app.task``: see :class:`bulltask.registry.options.TaskOptions`.
+
+    The options at the end are Celery's and have no effect. A value that differs from bulltask's behavior causes a
+    warning (:mod:`bulltask.registry.options`).
+    """
+
+    retry_backoff: bool | Duration | CustomBackoff | None
+    retry_backoff_max: Duration | None
+    retry_jitter: bool | float | None
+    default_retry_delay: Duration | None
+    autoretry_for: ExceptionTypes
+    dont_autoretry_for: ExceptionTypes
+    throws: ExceptionTypes
+    ignore_result: bool
+    result_expires: Duration | None
+    result_failure_expires: Duration | None
     rate_limit: float | str | None
     spark: bool
     checkpoint: bool
     checkpoint_interval: Duration
     typed: bool | None
     pydantic: bool | None
-    serializer: Serializer | None
-    compression: Compression | None
     retry_kwargs: Mapping[Literal["max_retries", "countdown"], Any]
     # Celery's, without effect:
     Request: Any
@@ -142,10 +141,7 @@ class TaskKeywords(TypedDict, total=False):
     acks_on_timeout: bool | None
     autoregister: bool | None
     backend: Any
-    delivery_mode: DeliveryMode | None
-    immediate: bool | None
     lazy: bool | None
-    mandatory: bool | None
     reject_on_worker_lost: bool | None
     resultrepr_maxsize: int | None
     retry_on_worker_lost: bool | None
@@ -165,7 +161,7 @@ class BatchTaskKeywords(TaskKeywords, total=False):
     batch_wait: Duration
 
 
-class SingleCallKeywords(TypedDict, total=False):
+class SingleCallKeywords(_Keywords, total=False):
     """Options of calls: see :class:`bulltask.registry.options.CallOptions`.
 
     The options at the end are Celery's, as in :class:`TaskKeywords`.
@@ -173,33 +169,15 @@ class SingleCallKeywords(TypedDict, total=False):
 
     countdown: Duration | None
     eta: datetime | None
-    expires: Duration | datetime | None
-    priority: int | None
-    queue: str | None
     job_id: str | None
     headers: Mapping[str, Any] | None
-    max_retries: int | None
-    lifo: bool
     ignore_result: bool | None
-    remove_on_complete: KeepJobs | None
-    remove_on_fail: KeepJobs | None
-    keep_logs: int | None
-    stack_trace_limit: int | None
-    size_limit: int | None
-    fail_parent_on_failure: bool | None
-    continue_parent_on_failure: bool | None
-    ignore_dependency_on_failure: bool | None
-    remove_dependency_on_failure: bool | None
-    soft_time_limit: Duration | None
-    time_limit: Duration | None
     backoff: BackoffLike | None
     timestamp: datetime | float | None
     deduplication: Deduplication | Mapping[str, Any] | str | None
     parent: ParentLike | None
     telemetry_metadata: str | None
     omit_context: bool | None
-    serializer: Serializer | None
-    compression: Compression | None
     # Celery's:
     task_id: str | None
     stamped_headers: Sequence[str] | None
@@ -208,10 +186,7 @@ class SingleCallKeywords(TypedDict, total=False):
     argsrepr: str | None
     connection: Any
     correlation_id: str | None
-    delivery_mode: DeliveryMode | None
-    immediate: bool | None
     kwargsrepr: str | None
-    mandatory: bool | None
     producer: Any
     publisher: Any
     reply_to: str | None
@@ -301,7 +276,7 @@ class CallOptions:
         if not given.keys() <= known:
             given = headers_with_stamps(translate_call_options(given))
         if unknown := sorted(set(given) - known):
-            raise TypeError(f"unknown option {unknown[0]!r:.200}{hint_for_unknown_call_option(unknown[0], known)}")
+            raise TypeError(f"unknown option {unknown[0]!r:.200}{_hint(unknown[0], known, _REFUSED_CALL_OPTIONS)}")
         for name in ("lifo", "ignore_result"):
             if name in given and not isinstance(given[name], bool | None):
                 raise ConfigError(f"{name} must be True or False, not {given[name]!r:.200}")
@@ -320,22 +295,9 @@ CELERY_RETRY_DELAY_S: Final = 180
 CELERY_MAX_RETRIES: Final = 3
 MAX_BATCH: Final = 1_000
 
-_FLAGS: Final = {
-    "spark": "; for Spark's settings, use spark_conf",
-    "typed": "",
-    "pydantic": "",
-    "ignore_result": "",
-    "lifo": "",
-    "unlimited_retries": "",
-    "checkpoint": "",
-}
-
+_FLAGS: Final = "spark typed pydantic ignore_result lifo unlimited_retries checkpoint".split()
 _DURATIONS: Final = (
-    "retry_backoff_max",
-    "default_retry_delay",
-    "result_expires",
-    "result_failure_expires",
-    "checkpoint_interval",
+    "retry_backoff_max default_retry_delay result_expires result_failure_expires checkpoint_interval".split()
 )
 
 _HANDLERS: Final = {
@@ -448,14 +410,17 @@ class TaskOptions:
         check_priority(self.priority)
         for name in ("autoretry_for", "dont_autoretry_for", "throws"):
             kinds = getattr(self, name)
-            if not (isinstance(kinds, tuple) and all(is_exception(kind) for kind in kinds)):
+            if not isinstance(kinds, tuple) or not all(
+                isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
+            ):
                 raise ConfigError(f"{name} must be a tuple of exception classes, not {kinds!r:.200}")
         for name in _DURATIONS:
             if (value := getattr(self, name)) is not None:
                 to_ms(value, name)
         self._check_retry_options()
-        for name, advice in _FLAGS.items():
+        for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool | None):
+                advice = "; for Spark's settings, use spark_conf" if name == "spark" else ""
                 raise ConfigError(f"{name} must be True or False, not {value!r:.200}{advice}")
         self.time_limits.check("a task")
         task_rate(self.rate_limit, "rate_limit")
@@ -471,9 +436,8 @@ class TaskOptions:
         """
         if is_async and self.spark:
             raise ConfigError(
-                f"task {name!r:.200} is an async def and cannot have spark=True, because calls to Spark would "
-                "block the "
-                "event loop and all other tasks; make it a plain function"
+                f"task {name!r:.200} is an async def and cannot have spark=True, because calls to Spark would block "
+                "the event loop and all other tasks; make it a plain function"
             )
         if self.checkpoint and not bind:
             raise ConfigError(
@@ -513,12 +477,11 @@ class TaskOptions:
         for name in options:
             if name in _HANDLERS:
                 raise TypeError(
-                    f"unknown task option {name!r:.200} (a Celery option): define a method {name} in a task class "
-                    "and pass "
-                    f"the class as base=, or use {_HANDLERS[name]}"
+                    f"unknown task option {name!r:.200} (a Celery option): define a method {name} in a task class and "
+                    f"pass the class as base=, or use {_HANDLERS[name]}"
                 )
             if name not in known:
-                raise TypeError(f"unknown task option {name!r:.200}{hint_for_unknown_option(name, known)}")
+                raise TypeError(f"unknown task option {name!r:.200}{_hint(name, known, _REFUSED_TASK_OPTIONS)}")
         return cls(**options)
 
     @property
@@ -746,17 +709,8 @@ def _resolved(retry_kwargs: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-def hint_for_unknown_option(name: str, known: Iterable[str]) -> str:
-    """Return a suffix for the message about an unknown task option: what to use, or a similar name."""
-    return _hint(name, known, _REFUSED_TASK_OPTIONS)
-
-
-def hint_for_unknown_call_option(name: str, known: Iterable[str]) -> str:
-    """Return a suffix for the message about an unknown call option: what to use, or a similar name."""
-    return _hint(name, known, _REFUSED_CALL_OPTIONS)
-
-
 def _hint(name: str, known: Iterable[str], refused: _Options) -> str:
+    """Return a suffix for the message about an unknown option: what to use, or a similar name."""
     if name in refused:
         return f" (a Celery option): {refused[name][1]}"
     return did_you_mean(name, known) or f": use {', '.join(sorted(known))}"

@@ -23,7 +23,6 @@ from bulltask.jobs.payloads import PayloadCodec
 from bulltask.jobs.stored_job import Finished, StoredCall, StoredSnapshot
 
 __all__ = [
-    "DataFrameMapper",
     "EagerRunner",
     "OutboxRelay",
     "ResultReader",
@@ -125,50 +124,39 @@ class ResultReader(Protocol):
     @property
     def payloads(self) -> PayloadCodec:
         """Reads results and exceptions from their stored form."""
-        ...
 
     def snapshot(self, ref: JobRef) -> StoredSnapshot:
         """Return the job's current state and outcome."""
-        ...
 
     async def asnapshot(self, ref: JobRef) -> StoredSnapshot:
         """:meth:`snapshot` for asyncio."""
-        ...
 
     def call(self, ref: JobRef) -> StoredCall | None:
         """Return the job's name and arguments, and when it finished; ``None`` if it does not exist."""
-        ...
 
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
         """Return the state of each job that is completed, failed or unknown to Redis; ``None`` for unfinished jobs.
 
         It makes one round trip per thousand jobs.
         """
-        ...
 
     def queue_of(self, job_id: str, queues: Sequence[str]) -> str | None:
         """Return the first of the queues that has a job with this id, ``None`` if none has; in one round trip."""
-        ...
 
     def forget(self, ref: JobRef) -> None:
         """Remove the job; ``LockMismatchError`` if it is running."""
-        ...
 
     async def aforget(self, ref: JobRef) -> None:
         """:meth:`forget` for asyncio."""
-        ...
 
     def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
         """Store the references (queue and id, as JSON) of a group's members under the prefix of a queue of the app."""
-        ...
 
     def load_group(self, queue: str, group_id: str) -> str | None:
         """Return what :meth:`save_group` stored; ``None`` if there is no such group, or it has expired."""
-        ...
 
     def forget_group(self, queue: str, group_id: str) -> None:
         """Remove what :meth:`save_group` stored."""
-        ...
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """Wait until the job has finished, or raise ``ResultTimeoutError``.
@@ -176,19 +164,15 @@ class ResultReader(Protocol):
         If it was sent at ``sent_ms`` (server time), the outcome of a job that was removed as soon as it finished is
         read from the event stream. Otherwise, ``JobNotFoundError`` is raised.
         """
-        ...
 
     async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """:meth:`wait` for asyncio."""
-        ...
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
         """Revoke the job; with ``terminate``, its worker cancels a running attempt."""
-        ...
 
     async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
         """:meth:`revoke` for asyncio."""
-        ...
 
 
 class EagerRunner(Protocol):
@@ -197,15 +181,12 @@ class EagerRunner(Protocol):
     @property
     def results(self) -> ResultReader:
         """Reads the outcomes of the jobs that have run."""
-        ...
 
     def run(self, roots: Sequence[PlannedJob]) -> None:
         """Run trees of jobs, children first."""
-        ...
 
     async def arun(self, roots: Sequence[PlannedJob]) -> None:
         """:meth:`run` for asyncio."""
-        ...
 
 
 class Sender(Protocol):
@@ -214,54 +195,43 @@ class Sender(Protocol):
     @property
     def _config(self) -> Config:
         """The settings, frozen."""
-        ...
 
     @property
     def _typed(self) -> bool | None:
         """The setting ``task_typed``: whether type hints are enforced."""
-        ...
 
     @property
     def _serializer(self) -> str:
         """The setting ``task_serializer``."""
-        ...
 
     @property
     def _results(self) -> ResultReader:
         """Reads jobs and waits for their outcome."""
-        ...
 
     def _now_ms(self) -> int:
         """Return the server's time in epoch milliseconds (this machine's before the first connection)."""
-        ...
 
     @property
     def _overrides_send_task(self) -> bool:
         """Whether a subclass, or a patch, has replaced ``send_task``."""
-        ...
 
     def _send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Store the jobs and return their ids once Redis has acknowledged all of them.
 
         If a job is deduplicated, the existing job's id is returned.
         """
-        ...
 
     async def _asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`_send` for asyncio."""
-        ...
 
     def _send_canvas(self, canvas: Any) -> Any:
         """Store all jobs of a canvas, or none, and return the handle of its result."""
-        ...
 
     async def _asend_canvas(self, canvas: Any) -> Any:
         """:meth:`_send_canvas` for asyncio."""
-        ...
 
     def _apply_canvas(self, canvas: Any, *, throw: bool | None) -> Any:
         """Run all jobs of a canvas in this process, and return the handle of its result."""
-        ...
 
 
 class OutboxRelay(Protocol):
@@ -269,20 +239,9 @@ class OutboxRelay(Protocol):
 
     def run_relay(self, wait: Callable[[float], bool], logger: Any) -> None:
         """Send rows until ``wait``, which waits for some seconds between two reads of the table, returns true."""
-        ...
 
     def backlog(self) -> Any:
         """Return a :class:`bulltask.outbox.outbox.Backlog`."""
-        ...
 
     def after_fork(self) -> None:
         """Drop the database connections that this process has inherited."""
-        ...
-
-
-class DataFrameMapper(Protocol):
-    """Calls a task for every distinct row of a DataFrame; :func:`bulltask.spark.map_dataframe` implements it."""
-
-    def __call__(self, task: Any, df: Any, columns: Any, /, **options: Any) -> Any:
-        """Return the rows with the outcome of their jobs."""
-        ...

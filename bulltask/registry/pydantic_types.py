@@ -164,9 +164,6 @@ def problems_of(error: ValidationError) -> list[Problem]:
     return problems
 
 
-# The parts of which schemas are made.
-
-
 _call: Final = core.no_info_plain_validator_function
 _chain: Final = core.chain_schema
 
@@ -193,9 +190,6 @@ def _as_given(value: Any, handler: core.ValidatorFunctionWrapHandler) -> Any:
 
 def _constant(schema: Schema) -> _SchemaOf:
     return lambda _: dict(schema)
-
-
-# Single values.
 
 
 def _plain(name: str, json_type: str, rank: int, native: CoreSchema, exact: CoreSchema | None = None) -> Type:
@@ -378,9 +372,6 @@ def _key(hint: Any, key: Type) -> Type:
     return Type(key.name, _expected(key.name, parse), _expected(key.name, encoder), keys)
 
 
-# Arrays and objects of any length, tuples.
-
-
 def _array(make: type, item: Type, rank: int = CONVERTED) -> Type:
     is_set = make in (set, frozenset)
     name, more = ("an array of unique items", {"uniqueItems": True}) if is_set else ("an array", {})
@@ -450,9 +441,6 @@ def _object(key: Type, value: Type, rank: int = CONVERTED) -> Type:
     )
 
 
-# Unions.
-
-
 def _union(written: Sequence[Type]) -> Type:
     """Return the type of ``A | B | None``: the first member that matches, in the order of their ranks."""
     name = " or ".join(member.name for member in sorted(written, key=lambda member: member.rank))
@@ -520,9 +508,6 @@ def _attempt(schema: CoreSchema) -> CoreSchema:
             raise
 
     return core.with_info_wrap_validator_function(attempt, schema)
-
-
-# Objects with named fields: dataclasses, ``TypedDict``, the parameters of a function.
 
 
 class Field(NamedTuple):
@@ -661,9 +646,6 @@ def _named_tuple(builder: _Builder, kind: Any) -> Type:
     return _fixed_tuple(items, lambda values: kind(*values), len(kind._field_defaults))
 
 
-# From hint to type.
-
-
 class _Builder:
     """Builds the type of one hint; it remembers classes, because a class may contain itself."""
 
@@ -756,9 +738,6 @@ class _Builder:
             found = replace(self._references[kind], schema=found.schema, rank=found.rank)
         self._types[kind] = found
         return found
-
-
-# Types that others convert: pydantic's own, models of pydantic 1, signatures.
 
 
 def _of_converter(converter: Converter) -> Type:

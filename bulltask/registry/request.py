@@ -28,7 +28,6 @@ from bulltask.registry.protocols import Sender
 from bulltask.registry.stamping import STAMPED_HEADERS
 
 __all__ = [
-    "Ancestry",
     "ExceptionInfo",
     "FailedRequest",
     "Request",

@@ -76,7 +76,8 @@ class AsyncResult(Generic[R]):
     """A handle for a job: its state, result or exception.
 
     It works for every job in the queue, including jobs that Node sent or ran. ``get()`` waits for the queue's events,
-    and also reads the job every 5 s, so that it does not hang if events were trimmed.
+    and also reads the job every 5 s, so that it does not hang if events were trimmed. Its methods raise ``BrokerError``
+    if Redis cannot be reached.
 
     Args:
         job_id: The job's id.
@@ -172,7 +173,6 @@ class AsyncResult(Generic[R]):
             JobNotFoundError: The job does not exist, and no event contains its outcome.
             DecodeError: The result does not match the type hint of the task's return value. Or this app does not accept
                 its serializer, or has no key for it.
-            BrokerError: Redis could not be reached.
             TaskRevokedError: The job was revoked.
             Exception: The task failed. The task's exception is raised if it was pickled, or if its class is loaded in
                 this process; its cause is the worker's traceback. Otherwise, ``TaskError`` is raised, with the
@@ -200,7 +200,8 @@ class AsyncResult(Generic[R]):
     def revoke(self, *, terminate: bool = False) -> Revocation:
         """Revoke the job: it fails with the reason ``revoked``, and ``get()`` raises ``TaskRevokedError``.
 
-        It is not retried. As for every failed job, events are emitted and the parent in a flow is notified.
+        It is not retried. As for every failed job, events are emitted and the parent in a flow is notified. It is safe
+        to call this method again.
 
         Args:
             terminate: Also cancel a running job: its worker raises an exception in the task, and kills the process if
@@ -213,7 +214,6 @@ class AsyncResult(Generic[R]):
 
         Raises:
             SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
-            BrokerError: Redis could not be reached. It is safe to call again.
         """
         return self._reader.revoke(self._ref, terminate=terminate)
 
@@ -227,7 +227,6 @@ class AsyncResult(Generic[R]):
         Raises:
             LockMismatchError: A worker is running the job.
             SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
-            BrokerError: Redis could not be reached.
         """
         self._reader.forget(self._ref)
 
@@ -238,14 +237,8 @@ class AsyncResult(Generic[R]):
     def collect(self, timeout: Duration | None = None) -> Iterator[tuple[Any, Any]]:
         """Iterate over the handles and results of this job and of all steps after it (Celery's ``collect``).
 
-        The steps after it are known only to the process that sent the canvas: see :attr:`children`.
-
-        Args:
-            timeout: Seconds or ``timedelta`` for each of them; ``None`` waits without a limit.
-
-        Raises:
-            ResultTimeoutError: A job did not finish in time.
-            Exception: A task failed, as for :meth:`get`.
+        The steps after it are known only to the process that sent the canvas: see :attr:`children`. The ``timeout`` is
+        for each of them, as for :meth:`get`, whose errors are raised.
         """
         pending: list[Any] = [self]
         while pending:
@@ -263,9 +256,7 @@ class AsyncResult(Generic[R]):
     def snapshot(self) -> JobSnapshot:
         """Return the job's state, progress, result, failure reason and tracebacks, in one round trip.
 
-        Raises:
-            DecodeError: As for :meth:`get`, if the job has completed.
-            BrokerError: Redis could not be reached.
+        If the job has completed, it may raise ``DecodeError``, as :meth:`get` does.
         """
         return self._shown(self._reader.snapshot(self._ref))
 
@@ -351,10 +342,8 @@ class AsyncResult(Generic[R]):
 
     @property
     def kwargs(self) -> dict[str, Any] | None:
-        """The stored arguments by parameter name, including those that were passed by position.
-
-        Raises:
-            DecodeError: As for :attr:`args`.
+        """The stored arguments by parameter name, including those that were passed by position; errors as for
+        :attr:`args`.
         """
         arguments = self._arguments()
         return None if arguments is None else arguments[1]
@@ -603,15 +592,9 @@ class ResultSet(Generic[R]):
     ) -> list[R]:
         """Wait for all members, and return the list of their return values, in the members' order.
 
-        Args:
-            timeout: Seconds or ``timedelta`` for all of them; ``None`` waits without a limit.
-            propagate: If members have failed, raise the exception of the first of them. Otherwise, the list contains
-                the exceptions of failed members.
-            disable_sync_subtasks, celery: As for :meth:`bulltask.result.AsyncResult.get`.
-
-        Raises:
-            ResultTimeoutError: Not all members finished in time; they keep running.
-            Exception: As for :meth:`bulltask.result.AsyncResult.get`.
+        Arguments and errors are as for :meth:`bulltask.result.AsyncResult.get`. The ``timeout`` is for all members. If
+        members have failed, the exception of the first of them is raised; without ``propagate``, the list contains the
+        exceptions.
         """
         deadline = _Deadline(timeout)
         check_wait_options(celery)
@@ -638,14 +621,9 @@ class ResultSet(Generic[R]):
         return self.aget().__await__()
 
     def iterate(self, timeout: Duration | None = None) -> Iterator[R]:
-        """Iterate over the return values in the order in which the members complete.
+        """Iterate over the return values in the order in which the members complete, or raise a member's exception.
 
-        Args:
-            timeout: Seconds or ``timedelta`` for all of them; ``None`` waits without a limit.
-
-        Raises:
-            ResultTimeoutError: The next member did not finish in time.
-            Exception: A member failed, as for :meth:`bulltask.result.AsyncResult.get`.
+        The ``timeout`` is for all of them: ``ResultTimeoutError`` if the next one did not finish in time.
         """
         deadline, pending = _Deadline(timeout), self._members()
         while pending:
@@ -812,10 +790,8 @@ class GroupResult(ResultSet[R]):
         return [[self.id, parent], members]
 
     def save(self, keep: Duration | None = 86_400) -> None:
-        """Store the group, so that :meth:`restore` finds it by its id.
-
-        Args:
-            keep: How long it is stored, in seconds or as a ``timedelta``; ``None`` for no limit. Default: a day.
+        """Store the group, so that :meth:`restore` finds it by its id, for a day, or as long as ``keep``; ``None`` for
+        no limit.
         """
         keep_ms = None if keep is None else max(1, to_ms(keep, "keep"))
         reader, queue = self._store()
@@ -838,9 +814,7 @@ class GroupResult(ResultSet[R]):
     def restore(cls, group_id: str, app: Sender | None = None) -> GroupResult[Any] | None:
         """Return a group that any process has stored with :meth:`save`; ``None`` if there is none, or it has expired.
 
-        Args:
-            group_id: The group's id.
-            app: An app with the same server and prefix; default: the current app, which is the app created last.
+        The ``app`` has the same server and prefix; default: the current app, which is the app created last.
 
         Raises:
             DecodeError: What is stored is malformed.

@@ -58,7 +58,7 @@ from bulltask.registry.context import (
     enter_context,
 )
 from bulltask.registry.options import TASK_OPTIONS, CallKeywords, CallOptions, SingleCallKeywords, TaskOptions
-from bulltask.registry.protocols import DataFrameMapper, Sender
+from bulltask.registry.protocols import Sender
 from bulltask.registry.request import (
     ExceptionInfo,
     Request,
@@ -71,7 +71,6 @@ from bulltask.registry.results import AsyncResult
 from bulltask.registry.types import CallConversion, CallTypes, Definitions, Schema
 
 __all__ = [
-    "HANDLERS",
     "OPTIONS",
     "AnyTask",
     "AsyncTask",
@@ -113,7 +112,7 @@ _RESERVED: Final = frozenset(
 """Attributes that a user's task class cannot have."""
 
 _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
-"""The module of the ``DataFrameMapper``; imported by name, because it is in a layer above."""
+"""The module of a function that is imported by name, because it is in a layer above."""
 
 
 class AnyTask(JobMethods, Generic[P, R]):
@@ -234,12 +233,11 @@ class AnyTask(JobMethods, Generic[P, R]):
         """Send a call with options (Celery's name; this is not a coroutine, see :meth:`aapply_async`).
 
         Args:
-            args: Positional arguments.
-            kwargs: Keyword arguments.
+            args, kwargs: Positional arguments, and keyword arguments.
             options: ``countdown``, ``eta``, ``expires``, ``priority``, ``queue``, ``job_id``, ``headers``,
                 ``max_retries``, ``lifo``, ``deduplication``, ``parent`` …: see
-                :class:`bulltask.registry.options.CallOptions`; ``link`` and ``link_error``, a signature or a
-                list: see :meth:`bulltask.registry.canvas.Canvas.link`.
+                :class:`bulltask.registry.options.CallOptions`; ``link`` and ``link_error``, a signature or a list: see
+                :meth:`bulltask.registry.canvas.Canvas.link`.
 
         Raises:
             TypeError: An option is unknown. Also raises the errors of :meth:`delay`.
@@ -276,7 +274,8 @@ class AnyTask(JobMethods, Generic[P, R]):
         throw: bool | None = None,
         **options: Unpack[CallKeywords[R]],
     ) -> AsyncResult[R]:
-        """Run a call in this process, without Redis, and return its result (Celery's ``apply``).
+        """Run a call in this process, without Redis, and return its result (Celery's ``apply``); ``get()`` returns
+        immediately.
 
         Unlike a plain call, it behaves like a job in a worker: arguments and result are converted to JSON and back, and
         failed attempts are retried, but without waiting for delays.
@@ -285,9 +284,6 @@ class AnyTask(JobMethods, Generic[P, R]):
             args, kwargs: The arguments.
             throw: Raise the exception of a call that fails; ``None``: the setting ``task_eager_propagates``.
             options: As for :meth:`apply_async`; those for queues and delays have no effect.
-
-        Returns:
-            The result; ``get()`` returns immediately.
 
         Raises:
             TypeError, EncodeError, PayloadTooLargeError: As for :meth:`delay`. The function was not called.
@@ -343,7 +339,7 @@ class AnyTask(JobMethods, Generic[P, R]):
     def map_dataframe(self, df: FrameT, columns: Any = None, **map_options: Any) -> FrameT:
         """Call the task for every distinct row of a Spark DataFrame; return the rows with the outcome of their jobs.
 
-        It requires the ``spark`` extra. :func:`bulltask.spark.map_dataframe` describes all options.
+        It requires the ``spark`` extra. :func:`bulltask.spark.map_dataframe` describes all options and errors.
 
         Args:
             df: The rows.
@@ -353,26 +349,19 @@ class AnyTask(JobMethods, Generic[P, R]):
 
         Returns:
             The columns of ``df``, and ``id``, ``state``, ``return_value`` (JSON), ``failed_reason``.
-
-        Raises:
-            TypeError: The columns do not match the function, or an option is unknown.
-            ConfigError: An option is invalid, a column of ``df`` has the name of a result column, or the task keeps no
-                results.
         """
-        mapper: DataFrameMapper = look_up("bulltask.spark", "map_dataframe", _SPARK_MODULES, "spark", SPARK)
+        mapper: Callable[..., Any] = look_up("bulltask.spark", "map_dataframe", _SPARK_MODULES, "spark", SPARK)
         return cast(FrameT, mapper(self, df, columns, **map_options))
 
     def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """Send a call when the current Django transaction commits (Celery's ``delay_on_commit``).
 
         Outside a transaction, the call is sent immediately. If the transaction is rolled back, nothing is sent. The
-        arguments are checked and converted now.
+        arguments are checked and converted now. The returned handle's id is final, but the job does not exist before
+        the commit. (Celery returns ``None``.)
 
         If the send fails, a ``BrokerError`` is raised where the transaction ends, after the database has committed. To
         have the error logged instead, use :meth:`apply_async_on_commit` with ``robust``.
-
-        Returns:
-            The result handle. Its id is final, but the job does not exist before the commit. (Celery returns ``None``.)
 
         Raises:
             TypeError, EncodeError, PayloadTooLargeError: As for ``delay``.
@@ -389,20 +378,19 @@ class AnyTask(JobMethods, Generic[P, R]):
         robust: bool = False,
         **options: Unpack[SingleCallKeywords],
     ) -> AsyncResult[R]:
-        """Send a call with options when the current Django transaction commits.
+        """Send a call with options when the current Django transaction commits, as :meth:`delay_on_commit` does.
+
+        If the call is a duplicate (``deduplication``), the handle's id changes at the commit to that of the existing
+        job.
 
         Args:
             args, kwargs: The arguments.
             using: The alias of the database: the call is sent when the transaction in this database commits. Default:
                 ``"default"``.
-            robust: If the send fails, the error is logged instead of raised, and the transaction's other callbacks
-                run. The call is then lost.
+            robust: If the send fails, the error is logged instead of raised, and the transaction's other callbacks run.
+                The call is then lost.
             options: As for ``apply_async``, except ``link`` and ``link_error``. ``countdown`` and ``expires`` count
                 from the commit.
-
-        Returns:
-            As for :meth:`delay_on_commit`. If the call is a duplicate (``deduplication``), its id changes at the commit
-            to that of the existing job.
 
         Raises:
             TypeError: An option is unknown. Also raises the errors of :meth:`delay_on_commit`.

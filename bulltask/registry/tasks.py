@@ -413,7 +413,8 @@ def _new_task(
         raise ConfigError(f"the base of task {name!r} must be a subclass of bulltask.Task, not {kind!r}")
     has_base = kind not in (Task, AsyncTask)
     if inspect.iscoroutinefunction(function) and not issubclass(kind, AsyncTask):
-        kind = _async_class(kind) if has_base else AsyncTask
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        kind = type(kind.__name__, (kind, AsyncTask), names) if has_base else AsyncTask
     task = kind.__new__(kind)
     AnyTask.__init__(task, function, name, options, sender, bind=bind, has_base=has_base)
     if has_base:
@@ -433,10 +434,6 @@ def register_instance(task: AnyTask[Any, Any], sender: Callable[[], Any]) -> Non
     name = vars(task).get("name") or getattr(kind, "name", None) or task_name(kind)
     options = TaskOptions.of(options_of_class(kind))
     AnyTask.__init__(task, kind.run, name, options, sender, bind=True, has_base=True)
-
-
-def _async_class(kind: type[AnyTask[Any, Any]]) -> type[AnyTask[Any, Any]]:
-    return type(kind.__name__, (kind, AsyncTask), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
 
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

@@ -265,9 +265,6 @@ def _rules(task: str) -> ModuleType:
     return pydantic_types
 
 
-# Hints: what they mean, without pydantic.
-
-
 class NoConverter(Exception):
     """A type cannot be converted from and to JSON; the message says which one and why."""
 
@@ -279,15 +276,12 @@ class Converter(Protocol):
 
     def decode(self, value: Any) -> Any:
         """Return the value for its JSON form; raise :class:`Mismatch` if it has none."""
-        ...
 
     def encode(self, value: Any) -> Any:
         """Return the JSON form of a value, or of what is in that form; raise :class:`Mismatch` if it has none."""
-        ...
 
     def schema(self, definitions: Definitions) -> Schema:
         """Return the JSON Schema of the JSON form."""
-        ...
 
 
 CONVERTERS: Final[dict[type, Converter]] = {}
@@ -416,9 +410,6 @@ def _with_hint(name: str, hint: Any) -> Callable[[], None]:
     return holder
 
 
-# Messages: where the problem is, what was expected, and as much of the value as may be shown.
-
-
 Problem = tuple[tuple[str | int, ...], str]
 """The path to a value, and what was expected and found there."""
 
@@ -463,9 +454,6 @@ def shown(value: object) -> str:
 def _shorten(text: str, chars: int) -> str:
     """Return at most ``chars`` characters of a text."""
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
-
-
-# The definitions of a JSON Schema: the types that have names.
 
 
 Schema = dict[str, Any]

@@ -222,9 +222,6 @@ class Broker:
         return AsyncClusterClient(endpoint, clock, name, self.topology)
 
 
-# Scans all keys of a server, or of all nodes of a cluster.
-
-
 ScanStep = Callable[[str], Call[tuple[str, list[str]]]]
 """A function that returns the call for the next step of a scan, given the cursor (first ``"0"``)."""
 
@@ -262,9 +259,6 @@ def _scan(
         if cursor == "0":
             return names, True
     return names, False
-
-
-# Reads properties of a server and its queues.
 
 
 _DELAYED_SCORES: Final = 4096

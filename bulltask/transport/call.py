@@ -50,15 +50,19 @@ __all__ = [
     "SyncClient",
     "as_is",
     "beat_queues",
+    "by_name",
     "command",
     "error_parser",
     "guard_key",
     "is_wait_for_replicas",
+    "named_keys",
+    "nothing",
     "packed_chunks",
     "packed_with_sources",
     "parse_fetched",
     "queue_consumers",
     "raise_for",
+    "result_parser",
     "saved_group",
     "schedule_versions",
     "script_call",
@@ -276,9 +280,6 @@ def _as_float(value: object) -> float:
     return float(max(-_LARGEST, min(value, _LARGEST)))
 
 
-# The clients that other modules use: of a single server or of a cluster, sync or asyncio.
-
-
 T = TypeVar("T")
 
 
@@ -318,8 +319,7 @@ class SyncClient(Protocol):
         """Make a call without keys on every server that has keys, and return all results; raises the first error."""
 
     def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:
-        """Make independent calls; the result of a failed call is its error. ``packed`` are their bytes, if known
-        (:meth:`pack`).
+        """Make independent calls, perhaps already packed (:meth:`pack`); the result of a failed call is its error.
 
         Raises ``BrokerUnavailableError`` if the connection broke; it is unknown which calls were executed. In a
         cluster, it is raised only if no node replies: otherwise, it is the result of the calls for the node, whose name
@@ -327,8 +327,7 @@ class SyncClient(Protocol):
         """
 
     def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
-        """Send independent calls, without waiting for their replies if possible; arguments and errors as in
-        :meth:`try_many`.
+        """Send independent calls, as :meth:`try_many` does, without waiting for their replies if possible.
 
         Return a function that waits for the replies and returns the results, or raises, as :meth:`try_many` does. Other
         calls may be made meanwhile: they read these replies first.
@@ -391,9 +390,6 @@ class AnyAsyncClient(Protocol):
         """Close the connections. Calls that are waiting fail with ``BrokerUnavailableError``."""
 
 
-# The names of all keys in Redis. No other module builds them.
-
-
 _BULLTASK_ROOT: Final = "bulltask"
 
 
@@ -435,39 +431,12 @@ class QueueKeys:
     app.
     """
 
-    __slots__ = (
-        "active",
-        "base",
-        "bulltask_base",
-        "completed",
-        "delayed",
-        "events",
-        "failed",
-        "id",
-        "incompatible",
-        "limiter",
-        "lock_expiries",
-        "marked_stalled",
-        "marker",
-        "meta",
-        "metrics_completed",
-        "metrics_failed",
-        "name",
-        "paused",
-        "pc",
-        "prefix",
-        "prioritized",
-        "probe",
-        "queue",
-        "repeat",
-        "replicated",
-        "revoked",
-        "schedulers_checked",
-        "stalled",
-        "stalled_check",
-        "temporary",
-        "wait",
-        "waiting_children",
+    __slots__ = tuple(
+        (
+            "active base bulltask_base completed delayed events failed id incompatible limiter lock_expiries "
+            "marked_stalled marker meta metrics_completed metrics_failed name paused pc prefix prioritized probe queue "
+            "repeat replicated revoked schedulers_checked stalled stalled_check temporary wait waiting_children"
+        ).split()
     )
 
     def __init__(self, prefix: str, name: str, queue: str = "") -> None:
@@ -578,6 +547,12 @@ class QueueKeys:
         return f"<QueueKeys {self.base}>"
 
 
+@lru_cache(maxsize=2_000)
+def named_keys(keys: QueueKeys, names: str) -> tuple[str, ...]:
+    """Return several keys of a queue, in a script's order: ``named_keys(keys, "wait active")``."""
+    return tuple(getattr(keys, name) for name in names.split())
+
+
 class BullKeys(QueueKeys):
     """A queue's keys in Bull 1 to 4, BullMQ's predecessor; most names are BullMQ's, but the layout differs."""
 
@@ -588,9 +563,6 @@ class BullKeys(QueueKeys):
         self.meta_paused = f"{self.base}meta-paused"
         self.priority = f"{self.base}priority"
         self.limiter_index = f"{self.base}limiter:index"
-
-
-# Parses script replies: a negative number is an error code and becomes an exception.
 
 
 JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
@@ -658,18 +630,33 @@ def raise_for(reply: Any, job_id: str, queue: str) -> None:
         raise kind(job_id, queue)
 
 
-def error_parser(keys: QueueKeys, job_id: str) -> Callable[[Any], None]:
-    """Return the parser for scripts that return only an error code."""
+def nothing(_: Any) -> None:
+    """Ignore the reply: the parser of calls without a result."""
 
-    def parse_reply(reply: Any) -> None:
+
+def result_parser(keys: QueueKeys, job_id: str, convert: Callable[[Any], R]) -> Callable[[Any], R]:
+    """Return the parser for scripts that return an error code, or what ``convert`` converts to the result."""
+
+    def parse_reply(reply: Any) -> R:
         raise_for(reply, job_id, keys.name)
+        return convert(reply)
 
     return parse_reply
+
+
+def error_parser(keys: QueueKeys, job_id: str) -> Callable[[Any], None]:
+    """Return the parser for scripts that return only an error code."""
+    return result_parser(keys, job_id, nothing)
 
 
 def text(raw: bytes | str | int) -> str:
     """Return an id as text; scripts return bulk strings, or numbers for ids that are numbers."""
     return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else str(raw)
+
+
+def by_name(reply: Any) -> dict[str, bytes]:
+    """Return the fields of a hash, which a reply in RESP2 lists one after another: name, value, name, value …"""
+    return {text(name): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
 def texts(reply: Any) -> list[str]:

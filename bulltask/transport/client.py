@@ -368,7 +368,8 @@ class Client:
         try:
             info, *time = self._round_trip(connection, [call.packed() for call in handshake_calls(self._clock)])
         except BrokerUnavailableError as exc:
-            raise redis_errors.handshake_failure(exc, self._endpoint.safe_url) from exc.__cause__
+            cause = exc.__cause__ or exc
+            raise redis_errors.connection_error(cause, self._endpoint.safe_url, connecting=True) from exc.__cause__
         try:
             check_server(info, self._endpoint)
         except BrokerError:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from redis.crc import key_slot
-
 from bulltask.jobs import clock as loop_timers
 from bulltask.jobs.clock import ServerClock, mono_ms
 from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError, ConfigError
@@ -31,6 +29,7 @@ from bulltask.transport.cluster_slots import (
     guarded,
     route_calls,
     slot_of,
+    slot_of_key,
     slots,
 )
 from bulltask.transport.discovery import TIME
@@ -55,12 +54,26 @@ __all__ = [
     "check_one_slot",
 ]
 
+R = TypeVar("R")
+T = TypeVar("T")
 
 PROBE_MS: Final = 500
 """Timeout of the first call to a node that was silent."""
 
 _SILENT_MS: Final = 5_000
 """How long a node that did not reply is not called."""
+
+_ASKING: Final[Call[Any]] = command("ASKING")
+_PING: Final[Call[Any]] = command("PING")
+_UNREACHABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
+_MIN_PAUSE_MS: Final = 10
+_MAX_PAUSE_MS: Final = 500
+
+_CONNECT_MS: Final = 1_000
+"""Timeout for a new connection of :class:`HashSlotWaits`, which reads no other replies meanwhile."""
+
+_MAX_REDIRECTS: Final = 3
+"""How many times a call is redirected during one wait. If that is not enough, the nodes disagree."""
 
 
 class Topology:
@@ -77,30 +90,29 @@ class Topology:
         self._moved: dict[int, Address] = {}
         self._nodes: tuple[Address, ...] = ()
         self._failed: Address | None = None
-        self._is_current = False
         self._silent_until_ms: dict[Address, int] = {}
+        self.is_known = False
         self.version = 0
-
-    @property
-    def is_known(self) -> bool:
-        """False if the map must be read before the next call."""
-        return self._is_current
 
     def set(self, slot_map: SlotMap) -> None:
         """Set the map that a node has returned."""
         self._map = slot_map
         self._moved = {}
         self._nodes = tuple(slot_map.primaries())
-        self._is_current = True
+        self.is_known = True
         self.version += 1
 
     def forget(self) -> None:
         """Read the map again before the next call, because a node has become a replica, or is gone."""
-        self._is_current = False
+        self.is_known = False
 
-    def record_move(self, slot: int, address: Address) -> None:
-        """Record the new node of a slot, until the map is read again."""
-        self._moved[slot] = address
+    def record_redirect(self, error: BrokerError, address: Address) -> None:
+        """Take note of why a node did not execute a call: its slot has another node, or the map is outdated."""
+        if isinstance(error, SlotRedirectError):
+            if not error.moving:
+                self._moved[error.slot] = target_of(error, address)
+        elif not is_try_again(error):  # otherwise, the node will redirect the call when the slot has been moved
+            self.forget()
 
     def record_failure(self, address: Address, took_ms: int = 0) -> None:
         """Record that a node is unreachable: another node may have its slots, and the map is not read from it.
@@ -109,7 +121,7 @@ class Topology:
         and delay the calls to other nodes.
         """
         self._failed = address
-        self._is_current = False
+        self.is_known = False
         if took_ms >= PROBE_MS:
             self._silent_until_ms[address] = mono_ms() + _SILENT_MS
 
@@ -135,14 +147,6 @@ class Topology:
             return self.by_preference()[0]
         return self._moved.get(slot) or self._map.address(slot)
 
-    def serves(self, slot: int | None) -> bool:
-        """Return whether a node serves a slot."""
-        try:
-            self.address(slot)
-        except BrokerNotReadyError:
-            return False
-        return True
-
     def primaries(self) -> tuple[Address, ...]:
         """Return all nodes that had slots when the map was read, in the order of their addresses."""
         return self._nodes
@@ -158,16 +162,6 @@ class Topology:
 
     def _has_failed(self, address: Address) -> bool:
         return address == self._failed or address in self._silent_until_ms
-
-
-# Rounds of calls in a Redis Cluster: which call goes to which node, and which are made again. It does no I/O.
-#
-# The sync and the async client of a cluster differ only in how they make the calls of a round.
-
-
-_ASKING: Final[Call[Any]] = command("ASKING")
-_MIN_PAUSE_MS: Final = 10
-_MAX_PAUSE_MS: Final = 500
 
 
 class Backoff:
@@ -208,7 +202,10 @@ class Batch:
         for routed in self.routed:
             end = start + len(routed.positions) + (routed.ask is not None)
             outcome = results[start:end]
-            pairs.append((routed, outcome if routed.ask is None else _drop_asking(outcome)))
+            if routed.ask is not None:  # without ASKING's; if the ACL forbids it, its error is each call's result
+                asking, *outcome = outcome
+                outcome = [asking] * len(outcome) if isinstance(asking, BulltaskError) else outcome
+            pairs.append((routed, outcome))
             start = end
         return pairs
 
@@ -298,15 +295,14 @@ class Rounds:
                 self._reroute(routed, error, batch.address)
 
     def _record_error(self, batch: Batch, error: BrokerError) -> None:
-        was_sent = True
+        is_refused = isinstance(error, BrokerUnavailableError) and error.refused  # so nothing was sent
         if isinstance(error, BrokerUnavailableError):
             self._topology.record_failure(batch.address)
-            if error.refused:
-                self._refused.add(batch.address)
-                was_sent = False
+        if is_refused:
+            self._refused.add(batch.address)
         for routed in batch.routed:
             self._set(routed, [name_node(error, batch.address)] * len(routed.positions))
-            if not was_sent and routed.node is None:
+            if is_refused and routed.node is None:
                 self._retry(replace(routed, ask=None), wait=False)
 
     def fail(self, error: BrokerError) -> None:
@@ -338,24 +334,18 @@ class Rounds:
 
     def _reroute(self, routed: RoutedCall, error: BrokerError, address: Address) -> None:
         """Route a call that was not executed again."""
-        if isinstance(error, SlotRedirectError) and not error.moving:
-            self._topology.record_move(error.slot, target_of(error, address))
+        self._topology.record_redirect(error, address)
         if self._name(routed) == "MULTI" and self.watched is not None:
             self._abort_watched(routed)
-            return
-        if not isinstance(error, SlotRedirectError):
-            if not is_try_again(error):  # otherwise, the node will redirect the call when the slot has been moved
-                self._topology.forget()
+        elif not isinstance(error, SlotRedirectError):
             self._retry(replace(routed, ask=None), wait=True)
-            return
-        target = target_of(error, address)
-        if error.moving:
+        elif error.moving:
             # Calls that belong together cannot be sent with ASKING: they wait until the slot has been moved.
             is_single = len(routed.positions) == 1 and self._name(routed) != "WATCH"
-            self._retry(replace(routed, ask=target if is_single else None), wait=not is_single)
-            return
-        self._retry(replace(routed, ask=None), wait=routed.slot in self._redirected)  # nodes redirect to each other
-        self._redirected.add(routed.slot)
+            self._retry(replace(routed, ask=target_of(error, address) if is_single else None), wait=not is_single)
+        else:
+            self._retry(replace(routed, ask=None), wait=routed.slot in self._redirected)  # nodes redirect to each other
+            self._redirected.add(routed.slot)
 
     def _retry(self, routed: RoutedCall, *, wait: bool) -> None:
         self._pending.append(routed)
@@ -388,10 +378,10 @@ class Rounds:
                     error = moving_slot_error(routed.slot, self._url)
                 if not isinstance(error, BrokerError):
                     continue
-                if self._topology.serves(routed.slot):
+                try:
                     self.results[position] = name_node(error, self._topology.address(routed.slot))
-                elif routed.slot is not None:
-                    error.node = f"slot {routed.slot}"  # no node serves it; those of other slots may be available
+                except BrokerNotReadyError:  # no node serves the slot; those of other slots may be available
+                    error.node = f"slot {routed.slot}"
 
     def _set(self, routed: RoutedCall, outcome: Sequence[Any]) -> None:
         if routed.node is not None:
@@ -445,19 +435,6 @@ def _with_source(call: Call[Any]) -> Call[Any]:
     if call.script is None:
         return call
     return command(call.script.by_source, call.script.source, *call.args, parse_reply=call.parse_reply)
-
-
-def _drop_asking(outcome: Sequence[Any]) -> list[Any]:
-    """Return the results without ``ASKING``'s; if the ACL forbids ``ASKING``, its error is each call's result."""
-    asking, *results = outcome
-    return [asking] * len(results) if isinstance(asking, BulltaskError) else results
-
-
-R = TypeVar("R")
-T = TypeVar("T")
-
-_PING: Final[Call[Any]] = command("PING")
-_UNREACHABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class ClusterClient:
@@ -522,15 +499,10 @@ class ClusterClient:
 
     def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
         """Make several calls, in one round trip per node; errors as in ``SyncClient``."""
-        results = self.try_many(list(calls))
-        for result in results:
-            if isinstance(result, BulltaskError):
-                raise result
-        return results
+        return [result_or_raise(result) for result in self.try_many(list(calls))]
 
     def try_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes] | None = None) -> list[Any]:  # noqa: ARG002
-        """Make independent calls, as in ``SyncClient``; ``packed`` is ignored, because :meth:`pack` returns the same
-        bytes.
+        """Make independent calls, as in ``SyncClient``; ``packed`` is ignored: :meth:`pack` returns the same bytes.
 
         Raises ``BrokerUnavailableError`` if no node replies, and ``BrokerError`` if calls that belong together have
         keys in several slots; then no call was sent.
@@ -599,7 +571,8 @@ class ClusterClient:
 
     def run_on_all_nodes(self, call: Call[R]) -> list[R]:
         """Make a call without keys on every node that has slots; raises the first node's error."""
-        results: list[R] = self.run(AllNodesCall(_as_list(call), lambda parts: [part for (part,) in parts]))
+        as_list = Call(call.args, lambda reply: [call.parse_reply(reply)])
+        results: list[R] = self.run(AllNodesCall(as_list, lambda parts: [part for (part,) in parts]))
         return results
 
     def run_at(self, address: Address, call: Call[R]) -> R:
@@ -654,10 +627,7 @@ class ClusterClient:
             error = redirect_of(results[0])
             if error is None or redirect_of(results[-1]) is None:
                 return results
-            if isinstance(error, SlotRedirectError) and not error.moving:
-                self._topology.record_move(error.slot, target_of(error, address))
-            elif not isinstance(error, SlotRedirectError) and not is_try_again(error):
-                self._topology.forget()
+            self._topology.record_redirect(error, address)
             pause_ms = backoff.pause_ms()
             if mono_ms() + pause_ms >= until_ms or self._interrupted.wait(pause_ms / 1000):
                 return [moving_slot_error(slot, self.safe_url)] * len(calls)
@@ -750,10 +720,6 @@ class ClusterClient:
         return client
 
 
-def _as_list(call: Call[R]) -> Call[list[R]]:
-    return Call(call.args, lambda reply: [call.parse_reply(reply)])
-
-
 def _send_to(batch: Batch) -> Callable[[Client], None]:
     return lambda client: client.send([call.packed() for call in batch.calls])
 
@@ -763,8 +729,7 @@ def _receive_from(batch: Batch) -> Callable[[Client], list[Any]]:
 
 
 class AsyncClusterClient:
-    """One connection to each node, which the tasks of one event loop share; the arguments are those of
-    :class:`ClusterClient`.
+    """One connection to each node, which the tasks of one event loop share; arguments as for :class:`ClusterClient`.
 
     The calls of one task for one queue are executed in their order, but a call that a node redirects may be executed
     after later calls. ``WATCH`` is not supported, because the tasks share the connections.
@@ -792,11 +757,7 @@ class AsyncClusterClient:
 
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
         """Make several calls in one round trip to each node; arguments and errors as in ``AsyncClient.run_many``."""
-        results = await self.try_many(calls, deadline_ms)
-        for result in results:
-            if isinstance(result, BulltaskError):
-                raise result
-        return results
+        return [result_or_raise(result) for result in await self.try_many(calls, deadline_ms)]
 
     async def try_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
         """Make independent calls; the result of a failed call is its error, unless no node replies."""
@@ -857,7 +818,7 @@ class AsyncClusterClient:
             client = self._client(address) if self._name is None else AsyncClient(self._endpoint.at(*address))
             try:
                 slot_map: SlotMap = (await client.run_many([slots(address)], deadline_ms))[0]
-            except (BrokerUnavailableError, BrokerNotReadyError) as exc:
+            except _UNREACHABLE as exc:
                 errors.append(exc)
             except BrokerError as exc:
                 raise (no_cluster_error(self._endpoint.safe_url) if is_no_cluster(exc) else exc) from exc
@@ -899,16 +860,6 @@ async def _attempt(use: Coroutine[Any, Any, R]) -> R | BrokerError:
         return exc
 
 
-# Blocking calls in several slots of a Redis Cluster at once: one connection per slot.
-
-
-_CONNECT_MS: Final = 1_000
-"""Timeout for a new connection, because the replies from other nodes are not read meanwhile."""
-
-_MAX_REDIRECTS: Final = 3
-"""How many times a call is redirected during one wait. If that is not enough, the nodes disagree."""
-
-
 @dataclass(slots=True)
 class _Waiter:
     """A connection to the node of one slot; ``identity`` is its id there, for ``CLIENT UNBLOCK``."""
@@ -937,8 +888,7 @@ class HashSlotWaits:
         self._waiters: dict[int, _Waiter] = {}
 
     def wait(self, calls: Mapping[int, Call[R]], wait_ms: int) -> dict[int, R | BrokerError]:
-        """Make a blocking call for each slot, with a timeout of at least ``wait_ms``, and wait until one returns, or
-        fails.
+        """Make a blocking call for each slot, with at least this timeout, and wait until one returns, or fails.
 
         The others are unblocked with ``CLIENT UNBLOCK``, and return what they return after their timeout. Return the
         result of each call, or its error: several may have returned at the same time.
@@ -1020,7 +970,7 @@ class HashSlotWaits:
         """Return whether the slot is on another node, which is recorded."""
         if not isinstance(result, SlotRedirectError) or result.moving:
             return False
-        self._topology.record_move(slot, target_of(result, self._waiters[slot].address))
+        self._topology.record_redirect(result, self._waiters[slot].address)
         return True
 
     def _failed(self, slot: int, error: BrokerError, took_ms: int = 0) -> BrokerError:
@@ -1044,9 +994,6 @@ class HashSlotWaits:
         return waiter
 
 
-# Checks that the queues of a flow are in one slot of a Redis Cluster, before its jobs are sent.
-
-
 def check_one_slot(jobs: Iterable[tuple[QueueKeys, NewJob]]) -> None:
     """Check that a cluster can store the jobs of a flow in one transaction, and later run them.
 
@@ -1056,11 +1003,11 @@ def check_one_slot(jobs: Iterable[tuple[QueueKeys, NewJob]]) -> None:
     """
     slots: dict[str, int] = {}
     for keys, job in jobs:
-        slots[keys.base[:-1]] = _slot(keys.base)
+        slots[keys.base[:-1]] = slot_of_key(keys.base)
         if job.parent is not None:
-            slots[str(job.parent.data["queueKey"])] = _slot(job.parent.key)
+            slots[str(job.parent.data["queueKey"])] = slot_of_key(job.parent.key)
         for errback in read_errbacks(job.options.canvas.get("errbacks", "[]")):
-            slots[errback.queue] = _slot(f"{errback.queue}:")
+            slots[errback.queue] = slot_of_key(f"{errback.queue}:")
     if len(set(slots.values())) > 1:
         queues = ", ".join(f"{queue} (slot {slot})" for queue, slot in sorted(slots.items()))
         raise ConfigError(
@@ -1069,7 +1016,3 @@ def check_one_slot(jobs: Iterable[tuple[QueueKeys, NewJob]]) -> None:
             "them names with the same tag ('mail{shop}', 'news{shop}'; in Node.js: new Queue('mail{shop}')), or set "
             "prefix='{bull}' in every app and Node.js client, which puts all queues on one node"
         )
-
-
-def _slot(key: str) -> int:
-    return int(key_slot(key.encode("utf-8", "surrogateescape")))

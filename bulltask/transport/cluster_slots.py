@@ -119,10 +119,10 @@ class SlotMap:
 
 
 def slots(node: Address) -> Call[SlotMap]:
-    """Build the call for ``CLUSTER SLOTS``, which returns a node's slot map, without the address of a node that has
-    none.
+    """Build the call for ``CLUSTER SLOTS``, which returns a node's slot map.
 
-    Its parser raises ``BrokerNotReadyError`` if no node has any slots.
+    The reply omits the address of a ``node`` that does not know it. Its parser raises ``BrokerNotReadyError`` if no
+    node has any slots.
     """
 
     def parse_reply(reply: Any) -> SlotMap:
@@ -166,10 +166,10 @@ def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
 
 
 def slot_of(calls: Sequence[Call[Any]]) -> int | None:
-    """Return the slot of the calls' keys; ``None`` if they have no keys. Raises ``BrokerError`` if there are several
-    slots.
+    """Return the slot of the calls' keys; ``None`` if they have no keys.
 
-    Only the first key of each call is considered. If others are in another slot, the server rejects the call.
+    Only the first key of each call is considered. If others are in another slot, the server rejects the call. Raises
+    ``BrokerError`` if the calls' first keys are in several slots.
     """
     first: int | None = None
     for call in calls:

@@ -29,12 +29,13 @@ from bulltask.jobs.errors import (
 )
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, as_is, command
-from bulltask.transport.endpoint import Endpoint, Events, KnownPrimary
+from bulltask.transport.endpoint import Endpoint, KnownPrimary
 from bulltask.transport.operation import arun_generator, run_generator
 from bulltask.transport.redis_connection import AsyncConnection, Connection
 from bulltask.transport.redis_errors import tls_mismatch_hint
 
 __all__ = [
+    "HELLO",
     "TIME",
     "UNKNOWN_SERVER",
     "PrimaryLink",
@@ -43,11 +44,7 @@ __all__ = [
     "check_server",
     "handshake_calls",
     "refresh",
-    "server_info",
 ]
-
-
-# Reads properties of a server that every user may read, whatever its ACL; checks that the server is usable.
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +68,9 @@ UNKNOWN_SERVER: Final = ServerInfo()
 """The properties of a server that does not support ``HELLO``, or is behind a proxy that does not."""
 
 
-def server_info() -> Call[ServerInfo]:
-    """Build the call for ``HELLO``; it changes nothing."""
-
-    return command("HELLO", parse_reply=_parse_info)
-
-
 def handshake_calls(clock: ServerClock | None) -> tuple[Call[Any], ...]:
     """Return the calls for a new connection: ``HELLO``, and ``TIME`` if there is a clock to set."""
-    return (_HELLO,) if clock is None else (_HELLO, TIME)
+    return (HELLO,) if clock is None else (HELLO, TIME)
 
 
 def check_server(reply: Any, endpoint: Endpoint) -> None:
@@ -105,7 +96,10 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
         raise redis_errors.cluster_node_error(endpoint.safe_url)
     if endpoint.primary is not None and info.role not in {"", "master"}:
         endpoint.primary.ask_next()
-        raise redis_errors.replica_error(endpoint.safe_url, info.role)
+        raise BrokerNotReadyError(
+            f"the server that the sentinels of {endpoint.safe_url} report as the primary is a {info.role}. During a "
+            "failover this is temporary"
+        )
 
 
 def _parse_info(reply: Any) -> ServerInfo:
@@ -121,13 +115,18 @@ def _ms(reply: Any) -> float:
     return int(reply[0]) * 1000 + int(reply[1]) / 1000
 
 
-_HELLO: Final[Call[ServerInfo]] = server_info()
+HELLO: Final[Call[ServerInfo]] = command("HELLO", parse_reply=_parse_info)
+"""The server's properties, which every user may read, whatever its ACL."""
+
 TIME: Final[Call[float]] = command("TIME", parse_reply=_ms)
 """The server's time in milliseconds."""
 
 
-# The events that sentinels publish about failovers.
+TIMEOUT_MS: Final = 1_000
+"""Timeout for each sentinel, so that one that is down does not delay a connection for long."""
 
+CHECK_TIMEOUT_MS: Final = 500
+"""Timeout for a sentinel that is asked whether the primary has changed; other calls wait until it replies."""
 
 POLL_MS: Final = 10
 """Minimum interval between two system calls that look for events."""
@@ -138,6 +137,7 @@ CONNECT_TIMEOUT_MS: Final = 500
 REFUSED_CHECK_MS: Final = 100
 """How often a process asks a sentinel if it may not subscribe to events."""
 
+_FAILOVER_POLL_S: Final = 0.02
 _BEGINS: Final = b"+failover-state-select-slave"
 _ABORTS: Final = b"-failover-abort-"
 _PATTERNS: Final = (b"+switch-master", b"+promoted-slave", _BEGINS, _ABORTS + b"*")
@@ -305,39 +305,25 @@ class SentinelEvents:
         """Return a connection with a subscription; ``None`` if the sentinel's ACL does not permit it."""
         sentinel, now_ms = self._endpoint.sentinel_at(*address).within(CONNECT_TIMEOUT_MS), mono_ms()
         connection, deadline_ms = sentinel.connection(None), now_ms + CONNECT_TIMEOUT_MS
-        is_subscribed = False
         try:
             connection.connect(deadline_ms, now_ms)
             connection.send(self._queries + _SUBSCRIBE, deadline_ms, mono_ms())
             self._observe(address, [connection.read(), connection.read()])
             if isinstance(connection.read(), ResponseError):
                 self._known.check_ms = min(self._known.check_ms, REFUSED_CHECK_MS)
+                connection.close()
                 return None
             for _ in _PATTERNS[1:]:
                 connection.read()
-            is_subscribed = True
-        finally:
-            if not is_subscribed:
-                connection.close()
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _drop(self, address: Address, retry_ms: int) -> None:
         self._retry_ms[address] = retry_ms
         if (subscription := self._subscriptions.pop(address, None)) is not None:
             subscription.connection.close()
-
-
-# Which server is the primary. A reply from a sentinel may be outdated; therefore, :func:`check_server` also checks the
-# role that the server itself reports.
-
-
-TIMEOUT_MS: Final = 1_000
-"""Timeout for each sentinel, so that one that is down does not delay a connection for long."""
-
-CHECK_TIMEOUT_MS: Final = 500
-"""Timeout for a sentinel that is asked whether the primary has changed; other calls wait until it replies."""
-
-_FAILOVER_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +407,10 @@ class PrimaryLink:
     def raise_if_replaced(self) -> None:
         """Raise ``BrokerUnavailableError`` for replies from a server that has been replaced: they are discarded."""
         if self.is_replaced():
-            raise redis_errors.replaced_primary(self._endpoint.safe_url)
+            raise BrokerUnavailableError(
+                f"the sentinels of {self._endpoint.safe_url} are promoting, or have promoted, another server; the "
+                "reply from the old primary was discarded"
+            )
 
     def _is_outdated(self) -> bool:
         known = self._endpoint.primary
@@ -430,7 +419,10 @@ class PrimaryLink:
     def _check_wait(self, known: KnownPrimary, deadline_ms: int | None) -> None:
         """Raise an error if this process must not wait for the end of a failover, because others depend on it."""
         if known.is_published or not known.reads_events or (deadline_ms is not None and mono_ms() >= deadline_ms):
-            raise redis_errors.failover_in_progress(self._endpoint.safe_url)
+            raise BrokerNotReadyError(
+                f"the sentinels of {self._endpoint.safe_url} are promoting another server; calls wait until it is the "
+                "primary"
+            )
 
     def _found(self, primary: Primary) -> Endpoint:
         self._epoch = primary.epoch
@@ -490,7 +482,7 @@ def _to_ask(endpoint: Endpoint) -> Sequence[Address]:
     return reporters or ((known.next_to_check(endpoint.seeds),) if known.takes_check() else ())
 
 
-def _events(endpoint: Endpoint, known: KnownPrimary) -> Events:
+def _events(endpoint: Endpoint, known: KnownPrimary) -> SentinelEvents:
     if known.events is None:
         queries = _queries(endpoint.url.service_name)
         known.events = SentinelEvents(endpoint, known, queries, partial(_observe, endpoint))

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import redis
 import redis.asyncio
@@ -29,6 +29,9 @@ from bulltask.jobs.errors import BrokerAuthError, ConfigError
 from bulltask.transport.call import Call, command
 from bulltask.transport.redis_connection import AsyncConnection, Connection, DeadlineParser
 
+if TYPE_CHECKING:  # discovery.py imports this module
+    from bulltask.transport.discovery import SentinelEvents
+
 __all__ = [
     "CHECK_MS",
     "FAILOVER_MS",
@@ -40,29 +43,25 @@ __all__ = [
 ]
 
 
-# What a process knows about the primary that sentinels monitor; all clients of a broker share it.
-
-
 T = TypeVar("T")
+
 CHECK_MS: Final = 5_000
 """How often a process asks a sentinel while it uses Redis, in addition to the events that the sentinels send."""
 
 FAILOVER_MS: Final = 5_000
 """How long calls wait for a failover that has begun. The sentinels may wait longer for a replica that hangs."""
 
+REAUTHENTICATE_MS: Final = 120_000
+"""How long a connection is used before it authenticates again with current credentials.
+
+Microsoft Entra tokens must be replaced 3 minutes before they expire; Microsoft's client library returns a new token 5
+minutes before. ElastiCache closes a connection 12 hours after its last authentication.
+"""
+
+_TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 _SILENT_MS: Final = 10_000
 _FOLLOWED_MS: Final = 300
 _OWN_CHECK_MS: Final = 100
-
-
-class Events(Protocol):
-    """:class:`~bulltask.transport.discovery.SentinelEvents`."""
-
-    def poll(self) -> Sequence[Address]:
-        """Read the events that have arrived; return the sentinels that reported another primary."""
-
-    def close(self) -> None:
-        """Close the connections to the sentinels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class KnownPrimary:
 
     def __init__(self) -> None:
         self.check_ms = CHECK_MS
-        self.events: Events | None = None
+        self.events: SentinelEvents | None = None
         self._state = PrimaryState()
         self._first = self._next = self._checked_ms = 0
         self._outdated: set[object] = set()
@@ -220,17 +219,6 @@ class KnownPrimary:
             self._publish(state)
 
 
-# Credentials that may change while a process runs, for redis-py's connections and for ``AUTH`` on open ones.
-
-
-REAUTHENTICATE_MS: Final = 120_000
-"""How long a connection is used before it authenticates again with current credentials.
-
-Microsoft Entra tokens must be replaced 3 minutes before they expire; Microsoft's client library returns a new token 5
-minutes before. ElastiCache closes a connection 12 hours after its last authentication.
-"""
-
-
 class Authentication(CredentialProvider):
     """Reads credentials, for redis-py's connections and for ``AUTH`` on open ones; ``user`` is the one in the URL, if
     any.
@@ -255,9 +243,6 @@ class Authentication(CredentialProvider):
     async def acall(self) -> Call[Any]:
         """:meth:`call` for asyncio."""
         return command("AUTH", *await self.get_credentials_async())
-
-
-_TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
 @dataclass(frozen=True, slots=True, init=False)

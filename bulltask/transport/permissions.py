@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from bulltask.jobs.errors import BrokerAuthError
 from bulltask.lua import loader
@@ -32,9 +32,6 @@ __all__ = [
     "role_grants",
     "worker_commands",
 ]
-
-
-# The permissions that Redis users need, by role, for ``bulltask acl``, a worker's check, and the documentation.
 
 
 ROLES: Final = {
@@ -166,9 +163,6 @@ def _literal(text: str) -> str:
     return _SPACE.sub("?", _GLOB.sub(r"\\\1", text))
 
 
-# Checks whether the server's ACL permits a Redis user to run the commands that a worker needs.
-
-
 _MAX_ARGUMENTS: Final = 4
 
 
@@ -181,7 +175,8 @@ def check_permissions(client: SyncClient, keys: QueueKeys, names: Sequence[str])
 
     Raises ``BrokerAuthError``, which names the forbidden commands.
     """
-    calls = [_test_call(name, count, keys) for name in names for count in range(_MAX_ARGUMENTS + 1)]
+    counts = range(_MAX_ARGUMENTS + 1)
+    calls: list[Call[object]] = [command(*name.split("|"), *[keys.meta] * count) for name in names for count in counts]
     replies = client.dry_run(calls) or []
     forbidden = dict.fromkeys(name for reply in replies if (name := rejected_command(str(reply))))
     if forbidden:
@@ -192,7 +187,3 @@ def check_permissions(client: SyncClient, keys: QueueKeys, names: Sequence[str])
             + " ".join(f"+{name}" for name in forbidden)
             + (", on every node of the cluster" if "+cluster://" in url else "")
         )
-
-
-def _test_call(name: str, count: int, keys: QueueKeys) -> Call[Any]:
-    return command(*name.split("|"), *[keys.meta] * count)

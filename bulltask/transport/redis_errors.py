@@ -32,8 +32,6 @@ __all__ = [
     "acl_hint",
     "cluster_node_error",
     "connection_error",
-    "failover_in_progress",
-    "handshake_failure",
     "is_demoted",
     "is_no_cluster",
     "is_noscript",
@@ -43,8 +41,6 @@ __all__ = [
     "lost_reply",
     "no_cluster_error",
     "rejected_command",
-    "replaced_primary",
-    "replica_error",
     "reply_error",
     "result_or_raise",
     "sentinel_error",
@@ -54,9 +50,6 @@ __all__ = [
     "user_of",
     "visible_cause",
 ]
-
-
-# Hints in error messages about permissions (ACL), passwords and TLS.
 
 
 _COMMAND: Final = re.compile(r"no permissions to run the '([^']+)' command")
@@ -278,11 +271,6 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool, sentinel
     return error
 
 
-def handshake_failure(error: BrokerUnavailableError, url: str) -> BrokerError:
-    """Return the error for a connection that was lost before the server's first reply, with advice."""
-    return connection_error(error.__cause__ or error, url, connecting=True)
-
-
 def _error_while_connecting(exc: BaseException, url: str) -> BrokerError | None:
     """Return the error for an error reply to the handshake; ``None`` for any other exception."""
     text = str(exc)
@@ -331,28 +319,6 @@ def sentinel_error(url: str) -> BrokerConfigError:
     return BrokerConfigError(
         f"{url} is a Redis Sentinel, which stores no jobs. Set broker_url to "
         "redis+sentinel://host1:26379,host2:26379/MASTER, with all sentinels and the name in `sentinel monitor`"
-    )
-
-
-def replica_error(url: str, role: str) -> BrokerNotReadyError:
-    """Return the error for a server that a sentinel reported as primary, but that is not."""
-    return BrokerNotReadyError(
-        f"the server that the sentinels of {url} report as the primary is a {role}. During a failover this is temporary"
-    )
-
-
-def replaced_primary(url: str) -> BrokerUnavailableError:
-    """Return the error for a reply from a server that is no longer the primary, or will not be for long."""
-    return BrokerUnavailableError(
-        f"the sentinels of {url} are promoting, or have promoted, another server; the reply from the old primary was "
-        "discarded"
-    )
-
-
-def failover_in_progress(url: str) -> BrokerNotReadyError:
-    """Return the error for a call that is not made, because its effect would be lost."""
-    return BrokerNotReadyError(
-        f"the sentinels of {url} are promoting another server; calls wait until it is the primary"
     )
 
 

@@ -75,8 +75,7 @@ _OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class Results:
-    """Reads jobs, waits until they finish, and revokes them; implements
-    :class:`~bulltask.registry.protocols.ResultReader`.
+    """Reads jobs, waits until they finish, and revokes them; a :class:`~bulltask.registry.protocols.ResultReader`.
 
     Args:
         pool: Clients for short calls.
@@ -419,9 +418,6 @@ def _timed_out(ref: JobRef, timeout_ms: int | None, why: str) -> ResultTimeoutEr
     )
 
 
-# Revoking a job: one operation for queues, results and workers.
-
-
 _LOCK_OWNER: Final = "revoked"  # the token of a lock that is held for one step
 
 
@@ -465,9 +461,6 @@ def _read(keys: QueueKeys, job_id: str) -> Operation[RunningJob]:
         return RunningJob.from_hash(keys.queue, job_id, fields)
     except DecodeError as exc:  # a job that cannot be read can still be revoked
         return RunningJob.placeholder(keys.queue, job_id, str(exc))
-
-
-# Why a job has not finished: a sentence for ``ResultTimeoutError``, from what Redis knows.
 
 
 _FIELDS: Final = ("name", "failedReason", "pb", "atm", INCOMPATIBLE_FIELD)

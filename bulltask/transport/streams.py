@@ -44,9 +44,6 @@ __all__ = [
 ]
 
 
-# Commands that read and write a queue's event stream.
-
-
 BEGINNING: Final = "0-0"
 """An id that precedes every entry."""
 
@@ -190,9 +187,6 @@ def page(keys: QueueKeys, after: str, until: str, size: int) -> Call[list[RawEnt
     return command("XRANGE", keys.events, f"({after}", until, "COUNT", size)
 
 
-# Follows a queue's event stream: reads every entry that exists, and reports gaps where entries were trimmed.
-
-
 NEWEST: Final = "$"
 """Start after all existing entries."""
 
@@ -201,8 +195,7 @@ _MAX_SEQUENCE: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class StreamGap:
-    """Entries that were trimmed between two ids; ``first_id_after`` is ``None`` if the stream has no entry after the
-    gap.
+    """Entries that were trimmed between two ids; the second one is ``None`` if no entry follows the gap.
 
     The ``count`` is ``None`` if it is unknown, and possibly 0.
     """
@@ -360,9 +353,6 @@ def _follows(position: str, entry_id: str) -> bool:
     if ms == next_ms:
         return next_sequence == sequence + 1
     return next_ms == ms + 1 and next_sequence == 0 and sequence == _MAX_SEQUENCE
-
-
-# Readers of one stream that share a connection, in one event loop.
 
 
 _Read = tuple[list[Entry], bool]

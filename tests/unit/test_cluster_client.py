@@ -195,11 +195,11 @@ def test_a_transaction_whose_watched_key_moved_is_not_executed_on_the_new_node(
     with pytest.raises(BrokerNotReadyError, match="slot 4247, with a watched key, is moving"):
         client.run_many(transaction)
     client.run_many([command("WATCH", MAIL), command("EXISTS", MAIL)])
-    client._topology.record_move(4_247, LEFT)
+    client._topology._moved[4_247] = LEFT
     with pytest.raises(BrokerNotReadyError, match="slot 4247, with a watched key, is moving"):
         client.run_many(transaction)
     client.run(command("WATCH", MAIL))
-    client._topology.record_move(4_247, RIGHT)
+    client._topology._moved[4_247] = RIGHT
     assert client.run(command("UNWATCH")) == "UNWATCH of 7001"
     nodes.errors = [(RIGHT[1], "MULTI", moved_to(LEFT))]
     assert client.run_many(transaction)[-1] == "EXEC of 7001", "without a watched key, it is sent again"

@@ -11,7 +11,7 @@ from bulltask import App, chain, group
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.jobs.job import JobRef, PlannedJob
 from bulltask.queue import FlowJob
-from bulltask.queue.flows import FlowSender, ServerFacts, plan
+from bulltask.queue.flows import FlowSender, plan
 from bulltask.registry.canvas import Canvas
 from bulltask.registry.canvas_plan import plan_canvas, plan_replacement
 from bulltask.transport.broker import Broker
@@ -40,7 +40,7 @@ def cluster() -> Broker:
 
 def first_calls(broker: Broker, roots: list[PlannedJob]) -> Any:
     """Return the first calls of a send."""
-    return next(FlowSender(roots, broker, ServerFacts()).try_once())
+    return next(FlowSender(roots, broker, set()).try_once())
 
 
 def planned(canvas: Canvas[Any, Any]) -> list[PlannedJob]:

@@ -120,8 +120,7 @@ class AsyncQueueGetters(QueueBase):
         """
         if kind not in {"completed", "failed"}:
             raise ConfigError(f"kind must be completed or failed, not {kind!r:.200}")
-        metrics = await self._context.arun(scripts.get_metrics(self._context.keys, kind, start, end))
-        return Metrics(metrics.count, metrics.previous_ms, metrics.previous_count, metrics.data, metrics.points)
+        return await self._context.arun(scripts.get_metrics(self._context.keys, kind, start, end))
 
     async def get_workers(self) -> list[ClientInfo]:
         """Return the connected workers, in Python and Node; one entry per connection."""

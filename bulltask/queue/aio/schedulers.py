@@ -11,7 +11,8 @@ from bulltask.jobs.schedules import Rule, Scheduler
 from bulltask.queue.aio.job import AsyncJob
 from bulltask.queue.context import AddOptions, checked
 from bulltask.queue.schedulers import SchedulersBase, list_all_schedulers, run_now
-from bulltask.transport.scripts.queue import count_schedulers, get_job_scheduler, remove_job_scheduler
+from bulltask.transport.call import command
+from bulltask.transport.scripts.queue import get_job_scheduler, remove_job_scheduler
 
 __all__ = ["AsyncJobSchedulers"]
 
@@ -86,4 +87,4 @@ class AsyncJobSchedulers(SchedulersBase):
 
     async def count(self) -> int:
         """Count the queue's schedulers."""
-        return await self._context.arun(count_schedulers(self._context.keys))
+        return await self._context.arun(command("ZCARD", self._context.keys.repeat, parse_reply=int))

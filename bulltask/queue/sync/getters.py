@@ -119,8 +119,7 @@ class QueueGetters(QueueBase):
         """
         if kind not in {"completed", "failed"}:
             raise ConfigError(f"kind must be completed or failed, not {kind!r:.200}")
-        metrics = self._context.run(scripts.get_metrics(self._context.keys, kind, start, end))
-        return Metrics(metrics.count, metrics.previous_ms, metrics.previous_count, metrics.data, metrics.points)
+        return self._context.run(scripts.get_metrics(self._context.keys, kind, start, end))
 
     def get_workers(self) -> list[ClientInfo]:
         """Return the connected workers, in Python and Node; one entry per connection."""

@@ -30,7 +30,8 @@ class Job(JobFields):
     A method that changes the job in Redis also updates the fields. Methods have the same names as in BullMQ's ``Job``.
     Every method raises ``BrokerError`` if Redis cannot be reached, ``ConfigError`` for an invalid argument, and a
     ``JobError`` that names the job and the queue if the operation is rejected: ``JobNotFoundError`` if the job no
-    longer exists.
+    longer exists. Methods that need the lock raise ``ConfigError`` if its token is not known, and ``LockMissingError``
+    or ``LockMismatchError`` if the lock has expired, or another client has the job.
     """
 
     __slots__ = ()
@@ -157,10 +158,7 @@ class Job(JobFields):
         )
 
     def remove(self, *, children: bool = True) -> None:
-        """Remove the job, in any state.
-
-        Args:
-            children: Remove its child jobs too.
+        """Remove the job, in any state, and by default its child jobs, too.
 
         Raises:
             LockMismatchError: The job, or one of the children to remove, is active.
@@ -228,8 +226,6 @@ class Job(JobFields):
 
         Raises:
             EncodeError, PayloadTooLargeError: The value is not JSON, or is too large; the job is still active.
-            ConfigError: No token is known.
-            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
             PendingChildrenError, FailedChildrenError: It cannot complete because of its child jobs.
         """
         stored = self._context.run(manual.complete(self, value, token, fetch_next=fetch_next))
@@ -261,29 +257,18 @@ class Job(JobFields):
 
         Raises:
             DecodeError: The job's ``backoff`` is malformed.
-            ConfigError: No token is known, or ``countdown`` is invalid.
-            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
         stored = self._context.run(manual.fail(self, error, token, countdown=countdown, fetch_next=fetch_next))
         return None if stored is None else Job(self._context, stored, self.token if token is None else token)
 
     def move_to_delayed(self, delay: Duration, token: str | None = None) -> None:
-        """Delay the job, which :meth:`Queue.get_next_job` acquired, by ``delay``; the attempt does not count.
-
-        Raises:
-            ConfigError: No token is known.
-            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
-        """
+        """Delay the job, which :meth:`Queue.get_next_job` acquired, by ``delay``; the attempt does not count."""
         self._context.run(manual.delay(self, delay, token))
 
     def move_to_wait(self, token: str | None = None) -> None:
         """Release the job, which :meth:`Queue.get_next_job` acquired, so that it is next in its queue.
 
         The attempt does not count.
-
-        Raises:
-            ConfigError: No token is known.
-            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
         self._context.run(manual.release(self, token))
 
@@ -292,8 +277,6 @@ class Job(JobFields):
 
         Raises:
             FailedChildrenError: A child has failed, and its failure fails this job.
-            ConfigError: No token is known.
-            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
         return self._context.run(manual.wait_for_children(self, token))
 

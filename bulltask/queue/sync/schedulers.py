@@ -12,7 +12,8 @@ from bulltask.jobs.schedules import Rule, Scheduler
 from bulltask.queue.context import AddOptions, checked
 from bulltask.queue.schedulers import SchedulersBase, list_all_schedulers, run_now
 from bulltask.queue.sync.job import Job
-from bulltask.transport.scripts.queue import count_schedulers, get_job_scheduler, remove_job_scheduler
+from bulltask.transport.call import command
+from bulltask.transport.scripts.queue import get_job_scheduler, remove_job_scheduler
 
 __all__ = ["JobSchedulers"]
 
@@ -87,4 +88,4 @@ class JobSchedulers(SchedulersBase):
 
     def count(self) -> int:
         """Count the queue's schedulers."""
-        return self._context.run(count_schedulers(self._context.keys))
+        return self._context.run(command("ZCARD", self._context.keys.repeat, parse_reply=int))

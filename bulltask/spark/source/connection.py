@@ -34,7 +34,7 @@ from bulltask.transport.broker import Broker, ScanStep, scan_all
 from bulltask.transport.call import Call, QueueKeys, SyncClient
 from bulltask.transport.client import Client
 from bulltask.transport.cluster import ClusterClient
-from bulltask.transport.discovery import UNKNOWN_SERVER, ServerInfo, server_info
+from bulltask.transport.discovery import HELLO, UNKNOWN_SERVER, ServerInfo
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.operation import atomic
 from bulltask.transport.scripts.queue import scan_queues
@@ -148,7 +148,7 @@ class Connection:
     def _ensure_server_info(self) -> ServerInfo:
         if self._server is None:
             try:
-                self._server = self._client.run(server_info())
+                self._server = self._client.run(HELLO)
             except (BrokerUnavailableError, BrokerNotReadyError, BrokerAuthError, BrokerConfigError):
                 raise
             except BrokerError:

@@ -14,7 +14,17 @@ from bulltask.jobs.clock import value_class
 from bulltask.jobs.job import NewJob
 from bulltask.lua import loader, wrappers
 from bulltask.lua.loader import Script
-from bulltask.transport.call import Call, QueueKeys, command, raise_for, script_call, text, texts, to_msgpack
+from bulltask.transport.call import (
+    Call,
+    QueueKeys,
+    command,
+    named_keys,
+    raise_for,
+    script_call,
+    text,
+    texts,
+    to_msgpack,
+)
 
 __all__ = [
     "MAX_JOBS_PER_CALL",
@@ -152,17 +162,7 @@ def _delayed_keys(keys: QueueKeys) -> tuple[str, ...]:
 
 
 def _prioritized_keys(keys: QueueKeys) -> tuple[str, ...]:
-    return (
-        keys.marker,
-        keys.meta,
-        keys.id,
-        keys.prioritized,
-        keys.delayed,
-        keys.completed,
-        keys.active,
-        keys.events,
-        keys.pc,
-    )
+    return named_keys(keys, "marker meta id prioritized delayed completed active events pc")
 
 
 def _parent_keys(keys: QueueKeys) -> tuple[str, ...]:
@@ -191,15 +191,7 @@ def add_deferred_duplicate(keys: QueueKeys, dedup_id: str, finished_id: str, now
     script_keys = (
         keys.deferred(dedup_id),
         keys.deduplication(dedup_id),
-        keys.active,
-        keys.wait,
-        keys.paused,
-        keys.prioritized,
-        keys.pc,
-        keys.delayed,
-        keys.marker,
-        keys.meta,
-        keys.events,
+        *named_keys(keys, "active wait paused prioritized pc delayed marker meta events"),
     )
     return script_call(loader.bulltask_script("addDeferred"), script_keys, (keys.base, finished_id, now_ms), text)
 

@@ -12,7 +12,18 @@ from bulltask.jobs.fields import ERROR_FIELD
 from bulltask.jobs.names import address_of, name_in_app
 from bulltask.jobs.stored_job import FAILED_JOB_FIELD, FailedJob
 from bulltask.lua import loader
-from bulltask.transport.call import Arg, Call, QueueKeys, command, raise_for, script_call, text, texts
+from bulltask.transport.call import (
+    Arg,
+    Call,
+    QueueKeys,
+    by_name,
+    command,
+    nothing,
+    result_parser,
+    script_call,
+    text,
+    texts,
+)
 
 __all__ = [
     "DEPENDENCY_KINDS",
@@ -124,12 +135,8 @@ def children(keys: QueueKeys, job_id: str, kind: str, max_children: int, cursor:
 
 def remove_child_dependency(keys: QueueKeys, job_id: str, parent_key: str) -> Call[bool]:
     """``removeChildDependency``: the parent no longer waits for this job. Returns False if it did not wait for it."""
-
-    def parse_reply(reply: Any) -> bool:
-        raise_for(reply, job_id, keys.name)
-        return int(reply) == 0
-
     args = (keys.job(job_id), parent_key)
+    parse_reply = result_parser(keys, job_id, lambda reply: int(reply) == 0)
     return script_call(loader.official_script("removeChildDependency"), (keys.base,), args, parse_reply)
 
 
@@ -137,7 +144,7 @@ def remove_unprocessed_children(keys: QueueKeys, job_id: str) -> Call[None]:
     """``removeUnprocessedChildren``: remove the job's child jobs that are neither finished nor locked."""
     args = (keys.base, job_id)
     return script_call(
-        loader.official_script("removeUnprocessedChildren"), (keys.job(job_id), keys.meta), args, lambda _: None
+        loader.official_script("removeUnprocessedChildren"), (keys.job(job_id), keys.meta), args, nothing
     )
 
 
@@ -228,7 +235,7 @@ def paginate(key: str, start: int, end: int, cursor: tuple[str, int]) -> Call[tu
 
 
 def _values(reply: Any) -> dict[str, Any]:
-    return {key: _value(key, value) for key, value in _pairs(reply)}
+    return {key: _value(key, value) for key, value in by_name(reply).items()}
 
 
 def _value(key: str, value: bytes) -> Any:
@@ -239,8 +246,4 @@ def _value(key: str, value: bytes) -> Any:
 
 
 def _reasons(reply: Any) -> dict[str, str]:
-    return {key: codec.decode_text(value) for key, value in _pairs(reply)}
-
-
-def _pairs(reply: Any) -> list[tuple[str, bytes]]:
-    return [(text(key), value) for key, value in zip(reply[::2], reply[1::2], strict=True)]
+    return {key: codec.decode_text(value) for key, value in by_name(reply).items()}

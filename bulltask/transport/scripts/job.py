@@ -21,7 +21,10 @@ from bulltask.transport.call import (
     as_is,
     command,
     error_parser,
+    named_keys,
+    nothing,
     raise_for,
+    result_parser,
     script_call,
     text,
     texts,
@@ -93,17 +96,7 @@ def update_data(keys: QueueKeys, job_id: str, data: bytes) -> Call[None]:
 
 def promote(keys: QueueKeys, job_id: str) -> Call[None]:
     """``promote``: move a delayed job to the waiting jobs."""
-    script_keys = (
-        keys.delayed,
-        keys.wait,
-        keys.paused,
-        keys.meta,
-        keys.prioritized,
-        keys.active,
-        keys.pc,
-        keys.events,
-        keys.marker,
-    )
+    script_keys = named_keys(keys, "delayed wait paused meta prioritized active pc events marker")
     return script_call(loader.official_script("promote"), script_keys, (keys.base, job_id), error_parser(keys, job_id))
 
 
@@ -150,16 +143,8 @@ def _push(*, lifo: bool) -> str:
 
 
 def _retry_keys(keys: QueueKeys, job_id: str, state: str) -> tuple[str, ...]:
-    return (
-        keys.job(job_id),
-        keys.events,
-        keys.base + state,
-        keys.wait,
-        keys.meta,
-        keys.paused,
-        keys.active,
-        keys.marker,
-    )
+    others = named_keys(keys, "wait meta paused active marker")
+    return (keys.job(job_id), keys.events, keys.base + state, *others)
 
 
 def extend_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bool]:
@@ -192,8 +177,8 @@ def get_logs(keys: QueueKeys, job_id: str, start: int, end: int, *, asc: bool) -
 def clear_logs(keys: QueueKeys, job_id: str, keep: int) -> Call[None]:
     """Remove the job's log lines except for the newest ``keep``."""
     if keep:
-        return command("LTRIM", keys.logs(job_id), -keep, -1, parse_reply=lambda _: None)
-    return command("DEL", keys.logs(job_id), parse_reply=lambda _: None)
+        return command("LTRIM", keys.logs(job_id), -keep, -1, parse_reply=nothing)
+    return command("DEL", keys.logs(job_id), parse_reply=nothing)
 
 
 def _is_one(reply: Any) -> bool:
@@ -215,27 +200,14 @@ def add_log(keys: QueueKeys, job_id: str, line: str, keep: object, default: int 
     applies. 0 and ``None`` keep all lines.
     """
     kept = min(keep, _MAX_LINES) if type(keep) is int and keep >= 0 else default
-
-    def parse_reply(reply: Any) -> int:
-        raise_for(reply, job_id, keys.name)
-        return int(reply)
-
     script_keys = (keys.job(job_id), keys.logs(job_id))
+    parse_reply = result_parser(keys, job_id, int)
     return script_call(loader.official_script("addLog"), script_keys, (job_id, line, kept or ""), parse_reply)
 
 
 def get_state(keys: QueueKeys, job_id: str) -> Call[JobState]:
     """``getStateV2``: read the job's state."""
-    script_keys = (
-        keys.completed,
-        keys.failed,
-        keys.delayed,
-        keys.active,
-        keys.wait,
-        keys.paused,
-        keys.waiting_children,
-        keys.prioritized,
-    )
+    script_keys = named_keys(keys, "completed failed delayed active wait paused waiting_children prioritized")
 
     def parse_reply(reply: Any) -> JobState:
         try:
@@ -314,12 +286,8 @@ def _traces(raw: bytes | None) -> tuple[str, ...]:
 
 def remove_job(keys: QueueKeys, job_id: str, *, children: bool) -> Call[bool]:
     """``removeJob``: remove a job, with its child jobs if requested; False if it, or one of them, is locked."""
-
-    def parse_reply(reply: Any) -> bool:
-        raise_for(reply, job_id, keys.name)
-        return bool(reply)
-
     args = (job_id, int(children), keys.base)
+    parse_reply = result_parser(keys, job_id, bool)
     return script_call(loader.official_script("removeJob"), (keys.job(job_id), keys.repeat), args, parse_reply)
 
 
@@ -351,11 +319,7 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
     fetch_options = FetchOptions.from_config(config, keys, _NO_LOCK, "")
     finish = move_to_finished(keys, job.id, fetch_options, options, fetch_next=False, now_ms=now_ms)
     finish = with_dependents(keys, job, finish, None, now_ms)
-
-    def parse_reply(reply: Any) -> Revocation:
-        raise_for(reply, job.id, keys.name)
-        return Revocation(text(reply))
-
+    parse_reply = result_parser(keys, job.id, lambda reply: Revocation(text(reply)))
     script_keys = (keys.revoked, keys.waiting_children, keys.completed, keys.repeat, *finish.keys)
     argv = (int(terminate), now_ms, _MAX_REQUESTS, *finish.argv)
     return script_call(wrappers.with_finish("revoke", fan_out=has_dependents(finish)), script_keys, argv, parse_reply)

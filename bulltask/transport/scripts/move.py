@@ -25,8 +25,10 @@ from bulltask.transport.call import (
     QueueKeys,
     command,
     error_parser,
+    named_keys,
     parse_fetched,
     raise_for,
+    result_parser,
     script_call,
     text,
     texts,
@@ -165,9 +167,6 @@ def _parse_all_fetched(reply: Any) -> list[Fetched]:
     return [parse_fetched(each) for each in reply]
 
 
-# Calls that finish a job of a canvas, and atomically do more.
-
-
 R = TypeVar("R")
 
 
@@ -205,20 +204,13 @@ def has_dependents(finish: Call[Fetched]) -> bool:
     return finish.script == wrappers.with_finish("finishFanOut")
 
 
-# Calls that store the checkpoint of a running job, or other fields with a move.
-
-
 def store_checkpoint(keys: QueueKeys, job_id: str, token: str, checkpoint: str) -> Call[bool]:
     """bulltask's ``storeCheckpoint``: store a job's checkpoint; False if its lock has expired.
 
     The parser raises ``LockMismatchError`` if another worker has the job, and ``JobNotFoundError`` if it was removed.
     """
-
-    def parse_reply(reply: Any) -> bool:
-        raise_for(reply, job_id, keys.name)
-        return bool(reply)
-
     script_keys = (keys.job(job_id), keys.lock(job_id))
+    parse_reply = result_parser(keys, job_id, bool)
     return script_call(loader.bulltask_script("storeCheckpoint"), script_keys, (token, checkpoint), parse_reply)
 
 
@@ -235,9 +227,6 @@ def move_with_fields(keys: QueueKeys, job_id: str, fields: Sequence[str], move: 
     )
 
 
-# The call that starts or throttles a job of a task with a rate limit.
-
-
 def start_or_throttle(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRate, now_ms: int) -> Call[int]:
     """bulltask's ``startOrThrottle`` with ``moveToDelayed``: start a job, or delay it because of its task's rate limit.
 
@@ -248,27 +237,14 @@ def start_or_throttle(keys: QueueKeys, job: RunningJob, token: str, rate: TaskRa
     script_keys = (
         keys.next_start(job.name),
         keys.throttled(job.name),
-        keys.wait,
-        keys.marker,
-        keys.active,
-        keys.prioritized,
-        keys.delayed,
+        *named_keys(keys, "wait marker active prioritized delayed"),
         keys.job(job.id),
-        keys.events,
-        keys.meta,
-        keys.stalled,
+        *named_keys(keys, "events meta stalled"),
     )
     interval, tolerance = f"{rate.interval_ms:.6f}", f"{rate.tolerance_ms:.6f}"
     args = (interval, tolerance, "1" if skips_line else "", job.name, keys.base, now_ms, job.id, token)
-
-    def parse_reply(reply: Any) -> int:
-        raise_for(reply, job.id, keys.name)
-        return int(reply)
-
+    parse_reply = result_parser(keys, job.id, int)
     return wake_next(keys, script_call(wrappers.with_delay("startOrThrottle"), script_keys, args, parse_reply))
-
-
-# Calls for jobs that wait for another worker, because those that have acquired them cannot run them.
 
 
 MAX_DELAY_MS: Final = 60_000
@@ -430,14 +406,9 @@ def move_to_delayed(
     ``failure`` are hash fields of the failed attempt; with ``None`` the attempt does not count.
     """
     script_keys = (
-        keys.marker,
-        keys.active,
-        keys.prioritized,
-        keys.delayed,
+        *named_keys(keys, "marker active prioritized delayed"),
         keys.job(job_id),
-        keys.events,
-        keys.meta,
-        keys.stalled,
+        *named_keys(keys, "events meta stalled"),
     )
     args = (keys.base, now_ms, job_id, token, delay_ms, "1" if failure is None else "0", _pack(failure or ()))
     return script_call(loader.official_script("moveToDelayed"), script_keys, args, error_parser(keys, job_id))
@@ -446,17 +417,9 @@ def move_to_delayed(
 def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: Fields, now_ms: int) -> Call[None]:
     """``retryJob``: move an active job back to the waiting list and count the attempt."""
     script_keys = (
-        keys.active,
-        keys.wait,
-        keys.paused,
+        *named_keys(keys, "active wait paused"),
         keys.job(job_id),
-        keys.meta,
-        keys.events,
-        keys.delayed,
-        keys.prioritized,
-        keys.pc,
-        keys.marker,
-        keys.stalled,
+        *named_keys(keys, "meta events delayed prioritized pc marker stalled"),
     )
     args = (keys.base, now_ms, "RPUSH" if lifo else "LPUSH", job_id, token, _pack(fields))
     return script_call(wrappers.with_guard("retryJob", "promotionGuard"), script_keys, args, error_parser(keys, job_id))
@@ -464,17 +427,7 @@ def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: F
 
 def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
     """``moveJobFromActiveToWait``: release a job. It is the next to be acquired, and the attempt does not count."""
-    script_keys = (
-        keys.active,
-        keys.wait,
-        keys.stalled,
-        keys.paused,
-        keys.meta,
-        keys.limiter,
-        keys.prioritized,
-        keys.marker,
-        keys.events,
-    )
+    script_keys = named_keys(keys, "active wait stalled paused meta limiter prioritized marker events")
     args = (job_id, token, keys.job(job_id))
     return script_call(loader.official_script("moveJobFromActiveToWait"), script_keys, args, error_parser(keys, job_id))
 
@@ -532,14 +485,7 @@ def move_stalled_jobs_to_wait(
     script_keys = (
         keys.marked_stalled,
         *keys.temporary,
-        keys.stalled,
-        keys.wait,
-        keys.active,
-        keys.stalled_check,
-        keys.meta,
-        keys.paused,
-        keys.marker,
-        keys.events,
+        *named_keys(keys, "stalled wait active stalled_check meta paused marker events"),
     )
     args = (max_stalled, keys.base, now_ms, interval_ms, "" if left is None else left, _CHECKED_PER_CALL)
     return script_call(wrappers.with_guard("moveStalledJobsToWait", "stalledPage"), script_keys, args, parse_reply)

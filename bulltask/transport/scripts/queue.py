@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from redis.crc import key_slot
-
 from bulltask.jobs import codec
 from bulltask.jobs.errors import BrokerError, DecodeError, QueueActiveError, QueueError, QueueNotPausedError
 from bulltask.jobs.fields import BULLTASK_KEY
@@ -25,13 +23,17 @@ from bulltask.transport.call import (
     BullKeys,
     Call,
     QueueKeys,
+    by_name,
     command,
+    named_keys,
+    nothing,
     raise_for,
     script_call,
     text,
     texts,
     to_msgpack,
 )
+from bulltask.transport.cluster_slots import slot_of_key
 
 __all__ = [
     "CHECK_MS",
@@ -41,19 +43,18 @@ __all__ = [
     "ClientRow",
     "Iteration",
     "JobConversion",
+    "Metrics",
     "MoveResult",
     "PageCursor",
     "ScoredIds",
     "StoredScheduler",
     "add_beat_queue",
-    "add_cleaned_event",
     "add_job_scheduler",
     "beat_queues",
     "claim_check",
     "clean_page",
     "convert_bull_job",
     "count_by_score",
-    "count_schedulers",
     "get_counts",
     "get_counts_per_priority",
     "get_job_scheduler",
@@ -61,7 +62,6 @@ __all__ = [
     "get_metrics",
     "get_ranges",
     "get_rate_limit_ttl",
-    "has_job_scheduler",
     "has_schedule_workers",
     "ids_by_score",
     "in_same_slot",
@@ -127,13 +127,15 @@ _GLOB = re.compile(r"([\\*?\[\]^])")
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsReply:
-    """Reply from ``getMetrics``: jobs per minute, newest first, and their number, excluding the current minute.
+class Metrics:
+    """Numbers of completed or failed jobs per minute; recorded by workers with ``metrics_max_data_points``.
 
     Attributes:
-        previous_ms: When a job was last counted.
+        count: Jobs counted so far; BullMQ does not include the current minute.
+        previous_ms: When the last job was counted, epoch milliseconds.
         previous_count: The count at the last full minute.
-        points: Number of minutes that are stored.
+        data: Jobs per minute, newest first.
+        points: How many minutes are stored.
     """
 
     count: int
@@ -199,11 +201,6 @@ def clean_page(keys: QueueKeys, state: str, before_ms: int | None, size: int, po
     return script_call(wrappers.with_guard("cleanJobsInSet", "cleanPage"), script_keys, args, parse_reply)
 
 
-def add_cleaned_event(keys: QueueKeys, count: int) -> Call[None]:
-    """Add the event of ``cleanJobsInSet``."""
-    return command("XADD", keys.events, "*", "event", "cleaned", "count", count, parse_reply=_nothing)
-
-
 def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
     """``obliterate``: remove up to ``count`` jobs from a paused queue. Returns True if more are left."""
 
@@ -218,8 +215,7 @@ def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
 
 
 def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | None) -> Call[bool]:
-    """``moveJobsToWait``: move up to ``count`` failed, completed or delayed jobs to the waiting list; True if more may
-    be left.
+    """``moveJobsToWait``: move failed, completed or delayed jobs to the waiting list; True if more may be left.
 
     They finished before ``before_ms``. ``None`` means all jobs, and is required for delayed jobs, whose scores are no
     times.
@@ -245,16 +241,7 @@ def retry_failed(keys: QueueKeys, count: int, before_ms: int, after: str) -> Cal
 def _move_to_wait_args(
     keys: QueueKeys, state: str, count: int, before_ms: int | None
 ) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
-    script_keys = (
-        keys.base,
-        keys.events,
-        keys.base + state,
-        keys.wait,
-        keys.paused,
-        keys.meta,
-        keys.active,
-        keys.marker,
-    )
+    script_keys = (keys.base, keys.events, keys.base + state, *named_keys(keys, "wait paused meta active marker"))
     return script_keys, (count, MAX_SCORE if before_ms is None else before_ms, state)
 
 
@@ -273,10 +260,8 @@ def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, 
 
     def parse_reply(reply: Any) -> list[list[str]]:
         # For lists the script returns the right range in the wrong order.
-        return [
-            list(texts(reversed(ids) if asc and state in LISTS else ids))
-            for state, ids in zip(states, reply, strict=True)
-        ]
+        pairs = zip(states, reply, strict=True)
+        return [texts(reversed(ids) if asc and state in LISTS else ids) for state, ids in pairs]
 
     return script_call(loader.official_script("getRanges"), (keys.base,), (start, end, int(asc), *states), parse_reply)
 
@@ -300,15 +285,13 @@ def page_after(
     return script_call(loader.bulltask_script("pageAfter"), (keys.base + state,), args, parse_reply)
 
 
-def get_metrics(keys: QueueKeys, kind: str, start: int, end: int) -> Call[MetricsReply]:
+def get_metrics(keys: QueueKeys, kind: str, start: int, end: int) -> Call[Metrics]:
     """``getMetrics``: read how many jobs finished as ``kind`` (``completed`` or ``failed``), by minute."""
 
-    def parse_reply(reply: Any) -> MetricsReply:
+    def parse_reply(reply: Any) -> Metrics:
         meta, data, points = reply
         count, previous_ms, previous_count = (int(float(value or 0)) for value in meta)
-        return MetricsReply(
-            count, previous_ms, previous_count, tuple(int(float(point or 0)) for point in data), int(points)
-        )
+        return Metrics(count, previous_ms, previous_count, tuple(int(float(point or 0)) for point in data), int(points))
 
     key = keys.metrics_completed if kind == "completed" else keys.metrics_failed
     return script_call(loader.official_script("getMetrics"), (key, f"{key}:data"), (start, end), parse_reply)
@@ -321,7 +304,7 @@ def get_rate_limit_ttl(keys: QueueKeys, max_jobs: int) -> Call[int]:
 
 def limit_now(keys: QueueKeys, duration_ms: int) -> Call[None]:
     """Rate-limit the queue for ``duration_ms``, as Node's ``rateLimit`` does."""
-    return command("SET", keys.limiter, _NO_MORE_JOBS, "PX", duration_ms, parse_reply=_nothing)
+    return command("SET", keys.limiter, _NO_MORE_JOBS, "PX", duration_ms, parse_reply=nothing)
 
 
 def is_maxed(keys: QueueKeys) -> Call[bool]:
@@ -355,10 +338,6 @@ def list_clients(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
 
     call = command("CLIENT", "LIST", parse_reply=parse_reply)
     return AllNodesCall(call, lambda parts: [row for rows in parts for row in rows])
-
-
-def _nothing(_: Any) -> None:
-    return None
 
 
 def get_counts(keys: QueueKeys, states: Sequence[str]) -> Call[dict[str, int]]:
@@ -435,9 +414,6 @@ def _decode_queue(name: str) -> str:
         return ""
 
 
-# Script calls for job schedulers, and commands for ``beat_schedule``.
-
-
 CHECK_MS: Final = 60_000
 """How often one of the workers checks the schedules."""
 
@@ -446,6 +422,7 @@ _LIVE_MS: Final = 150_000
 """How long a worker that has not checked its schedule may be alive."""
 
 _SCHEDULE_SCAN_COUNT: Final = 1_000
+_SCHEDULER_KEYS: Final = "repeat delayed wait paused meta prioritized marker id events pc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,13 +451,13 @@ def add_job_scheduler(
     iteration: Iteration,
     now_ms: int,
 ) -> Call[tuple[str, int]]:
-    """``addJobScheduler``: add or change a scheduler, whose jobs have the template's name and options, and add an
+    """``addJobScheduler``: add or change a scheduler, whose jobs have the template's name and options; add an
     iteration.
 
     The result is the id of that job, and its delay in milliseconds; ``""`` and 0 if no iteration was missing. The
     parser raises ``SchedulerCollisionError`` and ``SchedulerBusyError``.
     """
-    script_keys = (*_script_keys(keys), keys.active)
+    script_keys = named_keys(keys, f"{_SCHEDULER_KEYS} active")
     name, options = template
     wire = {"name": name, **rule.to_wire()}
     if rule.offset_ms is not None:
@@ -517,7 +494,7 @@ def update_job_scheduler(
 
     Returns ``None`` and does nothing if the scheduler no longer exists or already has that job: safe to retry.
     """
-    script_keys = (*_script_keys(keys), keys.job(producer_id), keys.active)
+    script_keys = (*named_keys(keys, _SCHEDULER_KEYS), keys.job(producer_id), keys.active)
     args = (
         _time_arg(iteration),
         scheduler_id,
@@ -527,7 +504,12 @@ def update_job_scheduler(
         keys.base,
         producer_id,
     )
-    return script_call(loader.official_script("updateJobScheduler"), script_keys, args, _id_or_none)
+    return script_call(
+        loader.official_script("updateJobScheduler"),
+        script_keys,
+        args,
+        lambda reply: None if reply is None else text(reply),
+    )
 
 
 def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str, key: str) -> Call[str]:
@@ -554,7 +536,7 @@ def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
     """Read the hash of a repeatable job or scheduler; empty for a key in the oldest format, which contains it all."""
 
     def parse_reply(reply: Any) -> dict[str, str]:
-        return {text(name): text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
+        return {name: text(value) for name, value in by_name(reply).items()}
 
     return command("HGETALL", keys.scheduler(key), parse_reply=parse_reply)
 
@@ -578,11 +560,6 @@ def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | No
     return script_call(loader.official_script("getJobScheduler"), (keys.repeat,), (scheduler_id,), parse_reply)
 
 
-def has_job_scheduler(keys: QueueKeys, key: str) -> Call[bool]:
-    """Return whether a key in ``repeat`` is a job scheduler's: only those have ``ic``, the count of iterations."""
-    return command("HGET", keys.scheduler(key), "ic", parse_reply=lambda reply: reply is not None)
-
-
 def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call[list[tuple[str, int]]]:
     """List the ids of schedulers with the time of their next iteration, ordered by that time."""
     return command("ZRANGE" if asc else "ZREVRANGE", keys.repeat, start, end, "WITHSCORES", parse_reply=_rows)
@@ -594,8 +571,7 @@ def _rows(reply: Any) -> list[tuple[str, int]]:
 
 
 def scan_schedulers(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[tuple[str, int]]]]:
-    """Read some of all schedulers, in no order, with the time of their next iteration, and the next cursor (``0`` at
-    the end).
+    """Read some of all schedulers, with the time of their next iteration, and the next cursor (``0`` at the end).
 
     Unlike with ranges, no scheduler is missed because its next iteration was added between two calls; one may come
     twice.
@@ -609,11 +585,8 @@ def scan_schedulers(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[tuple[
 
 def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Scheduler]:
     """Read the hash of a scheduler that :func:`list_schedulers` returned."""
-
-    def parse_reply(reply: Any) -> Scheduler:
-        return Scheduler.from_hash(scheduler_id, reply, next_ms)
-
-    return command("HGETALL", keys.scheduler(scheduler_id), parse_reply=parse_reply)
+    key = keys.scheduler(scheduler_id)
+    return command("HGETALL", key, parse_reply=lambda reply: Scheduler.from_hash(scheduler_id, reply, next_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -659,33 +632,8 @@ def claim_check(keys: QueueKeys, *, continued: bool = False) -> Call[bool]:
     return command("SET", keys.schedulers_checked, 1, *options, "PX", period_ms, parse_reply=bool)
 
 
-def count_schedulers(keys: QueueKeys) -> Call[int]:
-    """Count the queue's schedulers."""
-    return command("ZCARD", keys.repeat, parse_reply=int)
-
-
-def _script_keys(keys: QueueKeys) -> tuple[str, ...]:
-    """Return the keys that both scripts begin with."""
-    return (
-        keys.repeat,
-        keys.delayed,
-        keys.wait,
-        keys.paused,
-        keys.meta,
-        keys.prioritized,
-        keys.marker,
-        keys.id,
-        keys.events,
-        keys.pc,
-    )
-
-
 def _time_arg(iteration: Iteration) -> int | str:
     return "" if iteration.next_ms is None else iteration.next_ms
-
-
-def _id_or_none(reply: Any) -> str | None:
-    return None if reply is None else text(reply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -715,9 +663,7 @@ def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
 
 def beat_queues(prefix: str, app: str) -> Call[set[str]]:
     """List the queues in which the app has created schedulers, by their names in the app."""
-    return command(
-        "SMEMBERS", key_names.beat_queues(prefix, app), parse_reply=lambda reply: {text(name) for name in reply}
-    )
+    return command("SMEMBERS", key_names.beat_queues(prefix, app), parse_reply=lambda reply: set(texts(reply)))
 
 
 def add_beat_queue(prefix: str, app: str, queue: str) -> Call[int]:
@@ -772,8 +718,8 @@ def has_schedule_workers(prefix: str, app: str, now_ms: int) -> Call[bool]:
     """Return whether a live worker runs an app's schedule."""
 
     def parse_reply(reply: Any) -> bool:
-        fields = dict(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True))
-        times = [value.partition(" ")[0] for name, value in fields.items() if name.startswith("worker:")]
+        fields = by_name(reply).items()
+        times = [text(value).partition(" ")[0] for name, value in fields if name.startswith("worker:")]
         return any(time.isdigit() and abs(now_ms - int(time)) <= _LIVE_MS for time in times)
 
     return command("HGETALL", key_names.schedule_versions(prefix, app), parse_reply=parse_reply)
@@ -870,11 +816,7 @@ def page_of(key: str, kind: str, first: int, size: int) -> Call[ScoredIds]:
 
 def read_hash(key: str) -> Call[dict[str, bytes]]:
     """Read all fields of a hash."""
-
-    def parse_reply(reply: Any) -> dict[str, bytes]:
-        return {text(name): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
-
-    return command("HGETALL", key, parse_reply=parse_reply)
+    return command("HGETALL", key, parse_reply=by_name)
 
 
 def move_bull_job(source: BullKeys, target: QueueKeys, change: JobConversion) -> Call[MoveResult]:
@@ -889,18 +831,7 @@ def move_bull_job(source: BullKeys, target: QueueKeys, change: JobConversion) ->
         source.priority,
         job if dedup is None else source.deduplication(dedup),
         source.id,
-        target.wait,
-        target.paused,
-        target.prioritized,
-        target.delayed,
-        target.completed,
-        target.failed,
-        target.active,
-        target.pc,
-        target.meta,
-        target.id,
-        target.marker,
-        target.events,
+        *named_keys(target, "wait paused prioritized delayed completed failed active pc meta id marker events"),
         new_job,
         target.logs(change.new_id),
         new_job if dedup is None else target.deduplication(dedup),
@@ -917,15 +848,7 @@ def convert_bull_job(keys: BullKeys, change: JobConversion) -> Call[MoveResult]:
         keys.base + change.source,
         keys.job(change.id),
         keys.lock(change.id),
-        keys.priority,
-        keys.prioritized,
-        keys.pc,
-        keys.active,
-        keys.meta,
-        keys.marker,
-        keys.id,
-        keys.wait,
-        keys.paused,
+        *named_keys(keys, "priority prioritized pc active meta marker id wait paused"),
     )
     args = (change.id, change.state, *_expected_fields(change), change.priority, change.rank, *_fields(change))
     return script_call(loader.bulltask_script("convertBullJob"), script_keys, args, MoveResult)
@@ -933,8 +856,7 @@ def convert_bull_job(keys: BullKeys, change: JobConversion) -> Call[MoveResult]:
 
 def in_same_slot(source: QueueKeys, target: QueueKeys) -> bool:
     """Return True if all keys of both queues are in one slot of a Redis Cluster."""
-    keys = (source.wait, source.meta, target.wait, target.meta)
-    return len({key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}) == 1
+    return len({slot_of_key(key) for key in (source.wait, source.meta, target.wait, target.meta)}) == 1
 
 
 def _expected_fields(change: JobConversion) -> tuple[Arg, Arg]:
