@@ -519,7 +519,7 @@ def test_the_programs_of_the_page_print_the_documented_output(
     harness.worker(source)
     names: dict[str, Any] = {"app": harness.app, "__name__": "tested"}
     exec(compile(source, "canvas.md", "exec", dont_inherit=True), names)
-    for name in ("show", "show_nightly", "show_group", "show_several", "show_guarded", "show_replaced"):
+    for name in ("show", "show_nightly", "show_group", "show_guarded", "show_replaced"):
         names[name]()
     printed = capsys.readouterr().out.splitlines()
     values = sorted(printed.pop(4) for _ in range(3))
