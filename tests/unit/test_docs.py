@@ -124,11 +124,11 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/how-to/checkpoints.md": {
         name: FakeLibrary(name)
         for name in (
-            *("products_after", "index", "crm", "save", "send_reminder", "feeds_after", "download", "charge", "create"),
-            *("connect", "rows_after", "append", "upload", "resize", "close_orders", "compute_totals", "send_reports"),
+            *("products_after", "index", "crm", "save", "send_reminder"),
+            *("close_orders", "compute_totals", "send_reports"),
         )
     },
-    "docs/how-to/coming-from-celery.md": {"download": FakeLibrary("download")},
+    "docs/how-to/coming-from-celery.md": {},
     "docs/how-to/coming-from-huey-django-q.md": {},
     "docs/reference/configuration.md": {},
     "docs/how-to/django.md": {},
@@ -164,7 +164,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
         name: FakeLibrary(name) for name in ("draw", "remove_temporary_files", "walk", "save_partial_result")
     },
     "docs/reference/workers.md": {},
-    "docs/how-to/hooks.md": {name: FakeLibrary(name) for name in ("database", "pager", "tracer", "current_request_id")},
+    "docs/how-to/hooks.md": {name: FakeLibrary(name) for name in ("database", "tracer", "current_request_id")},
     "docs/how-to/outbox.md": {},
     "docs/how-to/sentry-opentelemetry.md": {},
     "docs/how-to/task-classes.md": {name: FakeLibrary(name) for name in ("connect", "web_app", "import_file")},
