@@ -127,10 +127,11 @@ def _rules(method: Callable[..., Any]) -> dict[str, _Rule]:
 
 
 class AddOptions(TypedDict, total=False):
-    """Options of a job: BullMQ's, and a few of bulltask's.
+    """Options of a job: BullMQ's, and a few of bulltask's; options without an explanation are as for calls.
 
     Durations are seconds or ``timedelta``. ``None`` is the same as leaving an option out, except for ``backoff``, where
-    it means to retry immediately.
+    it means to retry immediately. See also :class:`bulltask.registry.options.CallOptions`, and
+    :class:`bulltask.registry.options.TaskOptions`.
 
     Attributes:
         attempts: Maximum number of attempts (default: the app's ``task_max_retries`` + 1, which is 3; in Node, one
@@ -138,24 +139,14 @@ class AddOptions(TypedDict, total=False):
         backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``. ``type`` may be the name of a custom strategy that the workers define. Default: the app's setting.
         delay: Time before the job may run.
-        priority: 0 for none (runs before all jobs with a priority), otherwise 1 (first) to 2,097,151 (last).
         lifo: Put the job at the front of the waiting list.
-        timestamp: When the job was created: a ``datetime``, or seconds since the epoch.
-        job_id: The job's id (default: a new UUIDv7). If a job with this id exists, nothing is added.
         remove_on_complete, remove_on_fail: Retention of the finished job: ``True`` removes it, ``False`` keeps it, a
             number keeps the newest jobs, ``{"age": seconds, "count": n}`` keeps jobs up to that age and at most ``n``.
             Default: the app's ``result_expires`` (a day) and ``result_failure_expires`` (forever).
         keep_logs: Maximum number of lines in its log; 0: no limit (default: the setting ``max_logs``, 1,000).
-        stack_trace_limit: How many tracebacks of failed attempts are kept.
         size_limit: Maximum size of its data as JSON, in bytes; checked before the job is sent.
-        deduplication: An id, or :class:`bulltask.jobs.job.Deduplication`.
         parent: The job that waits for this job.
-        fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
-            remove_dependency_on_failure: How this job's failure affects its parent; at most one of them.
-        telemetry_metadata, omit_context: Context that bullmq-otel passes from producer to worker.
         expires: Duration, or a ``datetime``, after which a bulltask worker fails the job instead of running it.
-        headers: JSON object for ``self.request.headers`` in bulltask tasks.
-        soft_time_limit, time_limit: Time limits of an attempt in a bulltask worker.
     """
 
     attempts: int
@@ -193,11 +184,7 @@ class BulkJob(TypedDict, total=False):
 
 
 def check_bulk_jobs(jobs: Iterable[BulkJob]) -> list[BulkJob]:
-    """Return the jobs of ``add_bulk`` in a list.
-
-    Raises:
-        TypeError: A job has no name, or an unknown key, such as BullMQ's ``opts``, whose value would be lost.
-    """
+    """Return the jobs of ``add_bulk``; raises ``TypeError`` if one has no name, or an unknown key, such as ``opts``."""
     checked, known = list(jobs), BulkJob.__annotations__
     for job in checked:
         if unknown := sorted(set(job) - set(known)):
@@ -208,11 +195,7 @@ def check_bulk_jobs(jobs: Iterable[BulkJob]) -> list[BulkJob]:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Check that all options are known.
-
-    Raises:
-        TypeError: An option is unknown; the message lists the known options.
-    """
+    """Check the names of options; raises ``TypeError``, with the known ones, for any other."""
     known = AddOptions.__annotations__
     if unknown := sorted(set(options) - set(known)):
         raise TypeError(f"unknown option {unknown[0]!r:.200}; use {', '.join(sorted(known))}")
@@ -240,11 +223,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
 
 
 def check_positive(value: int, name: str) -> int:
-    """Return ``value`` if it is a positive integer.
-
-    Raises:
-        ConfigError: It is not an integer of 1 or more.
-    """
+    """Return ``value`` if it is an integer of 1 or more; raises ``ConfigError`` if not."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name} must be 1 or more, not {value!r:.200}")
     return value

@@ -42,7 +42,6 @@ __all__ = [
     "Active",
     "Added",
     "AsyncEventReader",
-    "Callbacks",
     "Cleaned",
     "Completed",
     "Custom",
@@ -106,8 +105,7 @@ class Added(JobEvent):
 class Waiting(JobEvent):
     """A job is waiting. ``prev`` is its previous state, ``None`` for a new job.
 
-    ``prev="active"`` means an immediate retry, a stalled job, or a released job; BullMQ has no separate event for
-    retries.
+    ``prev="active"`` means an immediate retry, a stalled job, or a released job.
     """
 
     event: ClassVar[str] = "waiting"
@@ -206,10 +204,7 @@ class Duplicated(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated(JobEvent):
-    """Two jobs had the same deduplication id; ``job_id`` is kept.
-
-    ``deduplicated_job_id`` was not added, or (if debounced) was replaced.
-    """
+    """``job_id`` is kept; ``deduplicated_job_id``, with the same deduplication id, was not added, or was replaced."""
 
     event: ClassVar[str] = "deduplicated"
     deduplication_id: str
@@ -381,11 +376,73 @@ _Key = tuple[type[QueueEvent], str, str | None]
 """An event class, the name of a custom event, and a job id (``None``: all jobs)."""
 
 
-class Callbacks:
-    """The registered callbacks, in the order of registration."""
+def _fits(key: _Key, event: QueueEvent) -> bool:
+    kind, name, job_id = key
+    if not isinstance(event, kind):
+        return False
+    if name and not (isinstance(event, Custom) and event.name == name):
+        return False
+    return job_id is None or (isinstance(event, JobEvent | Custom) and event.job_id == job_id)
 
-    def __init__(self) -> None:
-        self._calls: list[tuple[_Key, Callback]] = []
+
+def log_failure(callback: Callback, event: QueueEvent, exc: Exception) -> None:
+    """Log an exception that a callback raised, so that other callbacks still receive the event."""
+    name = getattr(callback, "__qualname__", type(callback).__name__)
+    log.error("callback %s raised an exception for event %s in queue %s", name, event.event, event.queue, exc_info=exc)
+
+
+_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?")
+
+
+class EventReaderBase:
+    """A position in an event stream, and the events that have been read but not yet returned.
+
+    Args:
+        queue: The queue's name in the app.
+        broker_url: The server's URL, for a reader without an app; ``BULLTASK_BROKER_URL`` takes precedence.
+        start: The first event to read. ``"$"``: the next one after :meth:`open` (or after the first call to
+            :meth:`next`); ``"0"``: the oldest one in the stream; an event's id: the one after it (see
+            :attr:`position`).
+        broker: Returns the connection of an app's reader.
+        settings: Any other setting of ``bulltask.config.config``: ``prefix``, ``queue_hash_tag`` …
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        broker_url: str | SecretUrl | None = None,
+        *,
+        start: str = NEWEST,
+        broker: Callable[[], Broker] | None = None,
+        **settings: object,
+    ) -> None:
+        broker_url = secret_url(broker_url)
+        if broker is None:
+            self._context = QueueContext.without_app(queue, broker_url, settings, None)
+        else:
+            self._context = QueueContext(queue, broker, None)
+        self._queue = queue
+        self._broker = self._context.broker
+        self._keys = self._context.keys
+        self._position = _check_start(start)
+        self._follower = Follower(self._keys, self._position, self._broker.endpoint.safe_url)
+        # Node's getQueueEvents() and dashboards find event readers by this name.
+        self._name = f"{self._keys.client_name()}:qe"
+        self._buffer: deque[Entry | QueueEvent] = deque()
+        self._opened = False
+        self._failures = 0
+        self._callbacks: list[tuple[_Key, Callback]] = []  # in the order of registration
+        self._set_up()
+
+    @property
+    def queue(self) -> str:
+        """The queue's name in the app."""
+        return self._queue
+
+    @property
+    def position(self) -> str:
+        """The id of the last returned event, or the start position; a later reader can start at it."""
+        return self._position
 
     @overload
     def on(self, event: type[E], callback: Callable[[E], Any], *, job_id: str | None = ...) -> Callable[[E], Any]: ...
@@ -412,87 +469,18 @@ class Callbacks:
         def add(target: Callback) -> Callback:
             kind = event if isinstance(event, type) else KINDS.get(event, Custom)
             name = event if isinstance(event, str) and event not in KINDS else ""
-            self._calls.append(((kind, name, job_id), target))
+            self._callbacks.append(((kind, name, job_id), target))
             return target
 
         return add if callback is None else add(callback)
 
     def off(self, callback: Callback) -> None:
         """Remove a callback from all its events; unknown callbacks are ignored."""
-        self._calls = [(key, known) for key, known in self._calls if known is not callback]
+        self._callbacks = [(key, known) for key, known in self._callbacks if known is not callback]
 
     def of(self, event: QueueEvent) -> list[Callback]:
         """Return the callbacks for ``event``."""
-        return [callback for key, callback in self._calls if _fits(key, event)]
-
-
-def _fits(key: _Key, event: QueueEvent) -> bool:
-    kind, name, job_id = key
-    if not isinstance(event, kind):
-        return False
-    if name and not (isinstance(event, Custom) and event.name == name):
-        return False
-    return job_id is None or (isinstance(event, JobEvent | Custom) and event.job_id == job_id)
-
-
-def log_failure(callback: Callback, event: QueueEvent, exc: Exception) -> None:
-    """Log an exception that a callback raised, so that other callbacks still receive the event."""
-    name = getattr(callback, "__qualname__", type(callback).__name__)
-    log.error("callback %s raised an exception for event %s in queue %s", name, event.event, event.queue, exc_info=exc)
-
-
-_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?")
-
-
-class EventReaderBase(Callbacks):
-    """A position in an event stream, and the events that have been read but not yet returned.
-
-    Args:
-        queue: The queue's name in the app.
-        broker_url: The server's URL, for a reader without an app; ``BULLTASK_BROKER_URL`` takes precedence.
-        start: The first event to read. ``"$"``: the next one after :meth:`open` (or after the first call to
-            :meth:`next`); ``"0"``: the oldest one in the stream; an event's id: the one after it (see
-            :attr:`position`).
-        broker: Returns the connection of an app's reader.
-        settings: Any other setting of ``bulltask.config.config``: ``prefix``, ``queue_hash_tag`` …
-    """
-
-    def __init__(
-        self,
-        queue: str,
-        broker_url: str | SecretUrl | None = None,
-        *,
-        start: str = NEWEST,
-        broker: Callable[[], Broker] | None = None,
-        **settings: object,
-    ) -> None:
-        broker_url = secret_url(broker_url)
-        super().__init__()
-        if broker is None:
-            self._context = QueueContext.without_app(queue, broker_url, settings, None)
-        else:
-            self._context = QueueContext(queue, broker, None)
-        self._queue = queue
-        self._broker = self._context.broker
-        self._keys = self._context.keys
-        self._position = _check_start(start)
-        self._follower = Follower(self._keys, self._position, self._broker.endpoint.safe_url)
-        # Node's getQueueEvents() and dashboards find event readers by this name.
-        self._name = f"{self._keys.client_name()}:qe"
-        self._buffer: deque[Entry | QueueEvent] = deque()
-        self._opened = False
-        self._failures = 0
-        self._set_up()
-
-    @property
-    def queue(self) -> str:
-        """The queue's name in the app."""
-        return self._queue
-
-    @property
-    def position(self) -> str:
-        """The id of the last returned event, or the start position; a later reader can start at it."""
-        return self._position
+        return [callback for key, callback in self._callbacks if _fits(key, event)]
 
     def _set_up(self) -> None:
         raise NotImplementedError

@@ -53,7 +53,6 @@ __all__ = [
     "read_jobs",
     "sent_job",
     "set_paused",
-    "states_of",
 ]
 
 
@@ -134,10 +133,7 @@ class Dependencies:
 
 @dataclass(frozen=True, slots=True)
 class DependencyPage:
-    """Some of a job's children, by full key, each with its return value or failure reason, or ``None``.
-
-    ``total`` is the number of children of this kind.
-    """
+    """Some children, by full key, with return value, failure reason or ``None``; ``total``: all of this kind."""
 
     items: Mapping[str, Any]
     total: int
@@ -145,9 +141,7 @@ class DependencyPage:
 
 @dataclass(frozen=True, slots=True)
 class ChildFailures:
-    """A job's failed child jobs, by full key: those whose failure is ignored, with the reasons, and those that fail the
-    job.
-    """
+    """A job's failed child jobs, by full key: the ignored ones, with the reasons, and those that fail the job."""
 
     ignored: Mapping[str, str]
     failed: tuple[str, ...]
@@ -311,11 +305,7 @@ _IDS_PER_CALL: Final = 5_000
 
 
 def states_of(names: Iterable[str]) -> list[str]:
-    """Return the named states, each once; without names, all. ``waiting`` includes ``paused`` (as in Node).
-
-    Raises:
-        ConfigError: A state is unknown.
-    """
+    """Return states, by default all; ``waiting`` includes ``paused``. It raises ``ConfigError`` for other names."""
     states: dict[str, None] = {}
     for state in [names] if isinstance(names, str) else names:
         if state not in ALL_STATES and state != "wait":

@@ -50,7 +50,6 @@ __all__ = [
     "FlowBase",
     "FlowJob",
     "FlowNode",
-    "FlowSender",
     "add_flow_once",
     "plan",
 ]

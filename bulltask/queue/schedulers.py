@@ -49,8 +49,6 @@ __all__ = [
     "all_rows",
     "list_all_schedulers",
     "list_repeatables",
-    "next_iteration",
-    "next_repeat",
     "put",
     "remove",
     "remove_by_key",
@@ -251,11 +249,7 @@ def _repeatable(key: str, next_ms: int, stored: Mapping[str, str]) -> Repeatable
 def repeatable_key(
     name: str, every: Duration | None, cron: str | None, tz: str | None, end: datetime | None, job_id: str | None
 ) -> str:
-    """Return the key, in the oldest format, of the repeatable job with these options.
-
-    Raises:
-        ConfigError: Neither or both of ``every`` and ``cron`` are given.
-    """
+    """Return the oldest format's key; raises ``ConfigError`` if neither or both of ``every`` and ``cron`` are given."""
     if (every is None) == (cron is None):
         raise ConfigError("a repeatable job needs either every= or cron=")
     end_ms = None if end is None else to_epoch_ms(end, "end")
@@ -288,11 +282,7 @@ def _has_oldest_format(key: str) -> bool:
 class NextRepeat:
     """The next iteration of a repeatable job, without its key, which is read from Redis.
 
-    Attributes:
-        next_ms: When it runs.
-        hashed_key: Its key in BullMQ's current format.
-        key: Its key in the oldest format.
-        rule: ``opts.repeat`` of the next iteration.
+    It may have two keys: in BullMQ's current format, and in the oldest one. ``rule`` is its ``opts.repeat``.
     """
 
     next_ms: int
@@ -302,10 +292,7 @@ class NextRepeat:
 
 
 def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
-    """Add the iteration after ``job``, unless that was the last one or the repeatable job was removed.
-
-    It is safe to retry: the id depends only on the time.
-    """
+    """Add the iteration after ``job``, unless it was the last one or the job was removed; safe to retry."""
     following = next_repeat(job, now_ms, zone)
     if following is None:
         return
@@ -315,11 +302,7 @@ def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo)
 
 
 def next_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> NextRepeat | None:
-    """Return the iteration after ``job``, ``None`` if that was the last one.
-
-    Raises:
-        DecodeError: The rule is malformed; it may also be a ``ConfigError``.
-    """
+    """Return the iteration after ``job``, ``None`` if there is none; raises ``DecodeError`` for a malformed rule."""
     stored = job.opts.get("repeat")
     if not isinstance(stored, Mapping):
         raise DecodeError("it has no rule (opts.repeat)")
@@ -375,11 +358,6 @@ def _data_id(job: RunningJob) -> object:
 def _checksum(name: str, job_id: object, key: str) -> str:
     """Return the part of a job id that identifies a key in the oldest format."""
     return key_digest(f"{name}{job_id or ''}{key_digest(key)}")
-
-
-# The next iteration of a job scheduler. The worker that acquires one of the scheduler's jobs adds it.
-#
-# If it is missing all the same, a supervisor adds it: :func:`restore_iterations`.
 
 
 SCHEDULING_ERRORS: Final = (BulltaskError, ValueError, OverflowError)
@@ -464,9 +442,8 @@ def restore_iterations(keys: QueueKeys, cursor: str, now_ms: int, zone: tzinfo) 
 def _restoring_call(
     keys: QueueKeys, stored: StoredScheduler, state: str, now_ms: int, zone: tzinfo
 ) -> Call[str] | None:
-    """Return the call that adds a missing iteration, and returns the scheduler's id, ``""`` if nothing was missing.
-
-    ``None`` if no iteration follows, or if the scheduler is malformed.
+    """Return the call that adds a missing iteration, and returns the scheduler's id or ``""``; ``None`` if none
+    follows.
     """
     old, finished = stored.scheduler, state == "finished"
     rule = Repeat(

@@ -90,10 +90,7 @@ class BatchJob(Generic[A]):
         eta: datetime | None = None,
         expires: Duration | datetime | None = None,
     ) -> None:
-        """Retry this job, however the function ends. Unlike ``Context.retry``, this method does not raise an exception.
-
-        The arguments are those of :meth:`bulltask.Context.retry`.
-        """
+        """Retry this job, however the function ends, without raising; arguments as for :meth:`Context.retry`."""
         delay_ms = None if countdown is None else to_ms(countdown, "countdown")
         eta_ms = None if eta is None else to_epoch_ms(eta)
         self._outcome = (
@@ -125,9 +122,8 @@ def split_outcome(
 def call_for_one(
     function: Callable[..., Any], arguments: Mapping[str, Any], request: Request, *, is_async: bool
 ) -> Any:
-    """Call a batch task's function in this process, for one job; return its result, or a coroutine that returns it.
-
-    It raises what the function raises or passes to ``fail()``, or ``Retry``.
+    """Call a batch task's function for one job; return its result, or a coroutine, or raise what it passes to
+    ``fail()``.
     """
     job = BatchJob[Any](arguments[PARAMETER], request)
     if not is_async:
@@ -147,9 +143,7 @@ def _result_of_one(job: BatchJob[Any], returned: object) -> Any:
 
 
 def check_batch_function(function: Callable[..., Any], task: str, *, bind: bool, spark: bool) -> None:
-    """Raise ``ConfigError`` if a function cannot be called with a list of jobs, or an option does not work for several
-    jobs.
-    """
+    """Raise ``ConfigError`` if a function cannot be called with a list of jobs, or an option is for one job."""
     if bind or spark:
         option, reason = (
             ("bind", "each job has its own request: use job.request")

@@ -56,10 +56,7 @@ _LATER: Final = object()
 
 
 def check_args(args: Any, task: str) -> Sequence[Any]:
-    """Return a call's positional arguments; raises ``TypeError`` unless they are a list or tuple.
-
-    A string, bytes or a dictionary would be taken for several arguments.
-    """
+    """Return a call's positional arguments; raises ``TypeError`` unless they are a list or tuple."""
     if args is None:
         return ()
     if not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray | memoryview):
@@ -84,9 +81,7 @@ def check_items(items: Any, what: str) -> Iterable[Any]:
 
 
 class Arguments:
-    """A task function's signature; with ``skip_first``, its first parameter is the context (``bind=True``), not an
-    argument.
-    """
+    """A task function's signature; with ``skip_first``, its first parameter is the context, not an argument."""
 
     def __init__(self, function: Callable[..., Any], task: str, *, skip_first: bool) -> None:
         signature = inspect.signature(function)
@@ -151,9 +146,8 @@ class Arguments:
         return {name: value for name, value in data.items() if value is not _LATER}, names
 
     def unbind(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return stored data as positional and keyword arguments that match the signature.
-
-        The message of ``InvalidJobError`` names the task and the argument that does not match.
+        """Return stored data as arguments that match the signature, or raise ``InvalidJobError``, which names the
+        mismatch.
         """
         if self._by_name and type(data) is dict and self._required <= data.keys() <= self._names:
             return (), data  # nearly every job; the full check takes several times as long
@@ -349,10 +343,7 @@ FAN_OUT_PARAMETER: Final = "result"
 
 
 class NamedTask:
-    """A task whose function is not known here, so its arguments cannot be checked.
-
-    ``result_decoder`` converts a JSON result to the task's return type, if that is known.
-    """
+    """A task whose function is not known here; its ``result_decoder``, if known, converts results to its type."""
 
     def __init__(
         self,

@@ -337,9 +337,7 @@ class Chain(Canvas[A_contra, R_co]):
     def clone(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R_co]]
     ) -> Any:
-        """Return a copy. Arguments and options are those of the first step, except ``link``, ``link_error`` and
-        ``job_id``.
-        """
+        """Return a copy. Arguments and options are the first step's, except ``link``, ``link_error``, ``job_id``."""
         given: dict[str, Any] = {**options}
         links, errbacks, job_id = pop_callbacks(given, "link"), pop_callbacks(given, "link_error"), pop_id(given)
         # A header that is empty stays one, and a chain with error callbacks stays one step.
@@ -392,9 +390,7 @@ class Chain(Canvas[A_contra, R_co]):
         return _to_dict("chain", self.steps, self.errbacks)
 
     def link(self, callback: Canvas[R_co, Any]) -> Any:
-        """Run ``callback`` with the result of the last step; return ``callback``. Raises ``TypeError`` if the chain is
-        empty.
-        """
+        """Run ``callback`` with the last step's result, and return it; raises ``TypeError`` for an empty chain."""
         if not self.steps:
             raise TypeError(EMPTY_CHAIN)
         return self.steps[-1].link(callback)
@@ -542,10 +538,7 @@ class Group(_ReturnsGroup[A_contra, R]):
         return self.delay(*args, **kwargs)
 
     def skew(self, start: float = 1.0, stop: float | None = None, step: float = 1.0) -> Self:
-        """Set a ``countdown`` for each member, in seconds, and return the group (Celery's ``skew``).
-
-        It grows from ``start`` by ``step`` from member to member, up to ``stop``.
-        """
+        """Set a ``countdown`` for each member, from ``start`` by ``step`` up to ``stop`` seconds; return the group."""
         countdown = start
         for member in self.members:
             member.set(countdown=countdown)
@@ -624,10 +617,7 @@ class GroupChord(GroupChain[A_contra, R], Chord[A_contra, list[R]]):
 
 
 def chain_of(steps: Iterable[Canvas[Any, Any]]) -> Chain[Any, Any]:
-    """Return a chain; one that begins with a group is a :class:`Chord`.
-
-    Chains among the steps become part of it, unless they have error callbacks.
-    """
+    """Return a chain, or a :class:`Chord`; chains among the steps join it unless they have error callbacks."""
     every: list[Canvas[Any, Any]] = []
     for step in steps:
         check_canvas(step)
@@ -1292,10 +1282,7 @@ def handle(task: Callee, sender: Sender, job: NewJob, job_id: str) -> AsyncResul
 def handles(
     sender: Sender, tasks: Tasks, jobs: Sequence[tuple[_Call, NewJob]], ids: Iterable[str]
 ) -> list[AsyncResult[Any]]:
-    """Return the handles of jobs that were sent, with the ids under which they are stored.
-
-    The hints of ``tasks`` determine the types of the results of jobs without a signature.
-    """
+    """Return the handles of sent jobs, stored under these ids; a job without a signature may be one of ``tasks``."""
     results, now_ms = sender._results, sender._now_ms()
     sent: list[AsyncResult[Any]] = []
     for (call, job), job_id in zip(jobs, ids, strict=True):
@@ -1344,10 +1331,7 @@ _recorder: ContextVar[_Recorder | None] = ContextVar("bulltask_recorder", defaul
 
 
 def record_call(task: Callee, send: Callable[[], Any]) -> tuple[Signature[Any, Any] | None, Any]:
-    """Call ``send``, which sends a call of ``task``, and return that call instead of sending it, and what it returned.
-
-    The call is ``None`` if the original method was not called.
-    """
+    """Call ``send``; return the call that reached the original method, or ``None``, and what was returned."""
     recorder = _Recorder(task)
     token = _recorder.set(recorder)
     try:
@@ -1392,10 +1376,7 @@ def is_overridden(canvas: Canvas[Any, Any]) -> bool:
 
 
 def pass_overrides(canvas: Canvas[Any, Any]) -> bool:
-    """Pass the calls of a canvas through the replaced methods, which may change them.
-
-    Return whether all calls have reached the original method; if not, nothing may be sent.
-    """
+    """Pass the calls of a canvas through the replaced methods; return whether all have reached the original."""
     complete = True
     for call in _every_call(canvas):
         if call.has_passed_overrides or not call.task._is_overridden:
@@ -1409,9 +1390,8 @@ def pass_overrides(canvas: Canvas[Any, Any]) -> bool:
 
 
 def check_overrides_passed(canvas: Canvas[Any, Any]) -> Canvas[Any, Any]:
-    """Return a copy of a canvas whose calls have passed the replaced methods.
-
-    Raises ``ConfigError`` if a replaced method has not called the original one.
+    """Return a copy whose calls have passed the replaced methods; raises ``ConfigError`` if one did not call
+    ``super()``.
     """
     if not is_overridden(canvas):
         return canvas

@@ -120,10 +120,7 @@ _FAILS_PARENT: Final = FAILURE_FLAGS["fail_parent_on_failure"]
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where the result of a canvas goes: to the job ``parent``, if any.
-
-    It is the result of the job ``id``; if the canvas is a group, its members' ids are derived from ``list_id``.
-    """
+    """Where a canvas's result goes: the job that receives it, the result's id, and that of its list, for a group."""
 
     parent: Step | None
     id: str

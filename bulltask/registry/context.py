@@ -54,16 +54,12 @@ from bulltask.registry.stamping import Stamper
 from bulltask.registry.types import CallConversion
 
 __all__ = [
-    "CheckpointStore",
     "Checkpoints",
     "Context",
-    "Items",
     "JobClient",
     "JobCommand",
     "JobMethods",
     "LazyContext",
-    "Page",
-    "Source",
     "current_context",
     "current_task",
     "enter_attempt",
@@ -183,10 +179,7 @@ class Checkpoints:
                 self._changed = not await self._store.astore_checkpoint(self._token, checkpoint, progress)
 
     def last(self, *, completed: bool) -> str | None:
-        """Return the checkpoint to store with the attempt's outcome; ``None`` if Redis has it already.
-
-        When the job has completed, its checkpoint is removed.
-        """
+        """Return the checkpoint to store with the outcome; ``None`` if Redis has it; a completed job has none."""
         if completed:
             return NO_CHECKPOINT if self._exists else None
         with suppress(EncodeError):  # the attempt has failed with this error already
@@ -223,10 +216,7 @@ class JobClient(CheckpointStore, Protocol):
         """:meth:`send` for asyncio."""
 
     def replace(self, canvas: Any, *, retries: int = 0) -> None:
-        """Add a canvas as child jobs; its result becomes that of the job.
-
-        If the canvas is the next attempt of the job in another queue, ``retries`` is the number of retries before it.
-        """
+        """Add a canvas as child jobs, whose result becomes the job's; ``retries`` counts those before it."""
 
     async def areplace(self, canvas: Any, *, retries: int = 0) -> None:
         """:meth:`replace` for asyncio."""
@@ -657,10 +647,7 @@ class JobMethods:
 
     @property
     def cursor(self) -> Any:
-        """The job's cursor: the position after the last finished item; ``None`` if no item has finished.
-
-        Raises ``ConfigError`` if the task has no ``checkpoint=True``.
-        """
+        """The position after the last finished item or ``None``; raises ``ConfigError`` without ``checkpoint=True``."""
         return self._own_checkpoints().cursor
 
     def checkpoint(self, cursor: Any) -> None:
@@ -713,17 +700,14 @@ class JobMethods:
         raise RescheduleJob(delay)
 
     def move_to_wait(self) -> Never:
-        """End this attempt and release the job, which is then the next in its queue; the attempt does not count.
-
-        Always raises ``ReleaseJob``.
-        """
+        """End this attempt, which does not count; the job is the next in its queue. Always raises ``ReleaseJob``."""
         raise ReleaseJob
 
     def rate_limit(self, duration: Duration) -> Never:
-        """End this attempt, release the job, and rate-limit its queue for ``duration`` (seconds or ``timedelta``, more
-        than 0).
+        """End this attempt, release the job, and rate-limit its queue for ``duration``.
 
         Use it when a service replies "too many requests". The job is next in its queue, and the attempt does not count.
+        The duration is more than 0 seconds, or a ``timedelta``.
 
         If the queue has a global rate limit, all workers stop acquiring its jobs for ``duration``. Otherwise, only
         workers with a ``limiter`` stop, and the child that ran the task: BullMQ does not check a limit for others.
@@ -757,9 +741,7 @@ class JobMethods:
         raise WaitForChildren(replaced=True)
 
     async def areplace(self, canvas: Canvas[Any, Any]) -> Never:
-        """:meth:`replace` for async tasks; it does not call :meth:`on_replace`. Always raises ``WaitForChildren``, or
-        an error.
-        """
+        """:meth:`replace` for async tasks, without :meth:`on_replace`; always raises ``WaitForChildren``."""
         await self._client_for_replace().areplace(check_overrides_passed(self._with_own_stamps(canvas)))
         raise WaitForChildren(replaced=True)
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from bulltask.registry.canvas import Canvas, Signature
 
 __all__ = [
-    "IGNORED_CALL_OPTIONS",
-    "IGNORED_TASK_OPTIONS",
     "TASK_OPTIONS",
     "UNLIMITED_RETRIES",
     "BatchTaskKeywords",
@@ -43,7 +41,6 @@ __all__ = [
     "expiry_ms",
     "keep_ms",
     "translate_call_options",
-    "translate_task_options",
 ]
 
 
@@ -52,11 +49,7 @@ UNLIMITED_RETRIES: Final = 2**31 - 2
 
 
 def check_max_retries(value: int) -> int:
-    """Return a valid number of retries.
-
-    Raises:
-        ConfigError: It is invalid.
-    """
+    """Return a valid number of retries; raises ``ConfigError`` for any other value."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= UNLIMITED_RETRIES:
         raise ConfigError(f"max_retries must be an integer of 0 or more, not {value!r:.200}")
     return value
@@ -162,10 +155,7 @@ class BatchTaskKeywords(TaskKeywords, total=False):
 
 
 class SingleCallKeywords(_Keywords, total=False):
-    """Options of calls: see :class:`bulltask.registry.options.CallOptions`.
-
-    The options at the end are Celery's, as in :class:`TaskKeywords`.
-    """
+    """Options of calls: see :class:`CallOptions`; those at the end are Celery's, as in :class:`TaskKeywords`."""
 
     countdown: Duration | None
     eta: datetime | None
@@ -266,11 +256,8 @@ class CallOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CallOptions:
-        """Build the options from keywords.
-
-        Raises:
-            TypeError: A name is unknown; the message lists the known names.
-            ConfigError: A flag is neither true nor false.
+        """Build the options from keywords; raises ``TypeError`` for an unknown name, ``ConfigError`` for an invalid
+        flag.
         """
         known = {field.name for field in fields(cls)}
         if not given.keys() <= known:
@@ -429,11 +416,7 @@ class TaskOptions:
         stored_options(self.stored)
 
     def check_function(self, name: str, *, is_async: bool, bind: bool) -> None:
-        """Check that a function, which receives a context if ``bind`` is true, can be a task with these options.
-
-        Raises:
-            ConfigError: The options do not fit the function.
-        """
+        """Check that a function can be a task with these options; raises ``ConfigError`` if it cannot."""
         if is_async and self.spark:
             raise ConfigError(
                 f"task {name!r:.200} is an async def and cannot have spark=True, because calls to Spark would block "
@@ -468,11 +451,7 @@ class TaskOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TaskOptions:
-        """Build the options from keywords; see :func:`bulltask.registry.options.translate_task_options`.
-
-        Raises:
-            TypeError: A name is unknown; the message suggests a similar name, or an alternative to the Celery option.
-        """
+        """Build the options from keywords; raises ``TypeError``, with a hint, for an unknown name."""
         known, options = {field.name for field in fields(cls)}, translate_task_options(given)
         for name in options:
             if name in _HANDLERS:

@@ -79,10 +79,7 @@ def allow_join_result() -> Iterator[None]:
 
 
 def warn_in_tasks(running_task: Callable[[], str]) -> None:
-    """Turn on the warning in this process, a child of a worker.
-
-    ``running_task`` returns the name of the task that the caller runs in, ``""`` for none.
-    """
+    """Turn on the warning in this process, a child; ``running_task`` names the caller's task, ``""`` for none."""
     global _running_task  # noqa: PLW0603 - it belongs to the process
     _running_task = running_task
 
@@ -135,10 +132,7 @@ class ResultReader(Protocol):
         """Return the job's name and arguments, and when it finished; ``None`` if it does not exist."""
 
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
-        """Return the state of each job that is completed, failed or unknown to Redis; ``None`` for unfinished jobs.
-
-        It makes one round trip per thousand jobs.
-        """
+        """Return how each job finished, or ``None``, in one round trip per thousand jobs; ``UNKNOWN`` if it is gone."""
 
     def queue_of(self, job_id: str, queues: Sequence[str]) -> str | None:
         """Return the first of the queues that has a job with this id, ``None`` if none has; in one round trip."""
@@ -216,10 +210,7 @@ class Sender(Protocol):
         """Whether a subclass, or a patch, has replaced ``send_task``."""
 
     def _send(self, jobs: Sequence[NewJob]) -> list[str]:
-        """Store the jobs and return their ids once Redis has acknowledged all of them.
-
-        If a job is deduplicated, the existing job's id is returned.
-        """
+        """Store the jobs, and return their ids, or those of existing jobs, once Redis has acknowledged all of them."""
 
     async def _asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`_send` for asyncio."""

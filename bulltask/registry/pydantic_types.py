@@ -118,11 +118,7 @@ class Type:
 
 
 def type_of(hint: Any) -> Type:
-    """Return the type of a hint that has no unresolved names.
-
-    Raises:
-        NoConverter: The hint contains a type that JSON cannot represent, or something that is not a type.
-    """
+    """Return the type of an evaluated hint; raises ``NoConverter`` if JSON cannot represent it, or it is no type."""
     builder = _Builder()
     try:
         return builder.completed(builder.build(hint))
@@ -511,10 +507,7 @@ def _attempt(schema: CoreSchema) -> CoreSchema:
 
 
 class Field(NamedTuple):
-    """A field of a dataclass, a key of a ``TypedDict``, or a parameter of a function.
-
-    ``default`` is set if it is a value that can be shown in a schema.
-    """
+    """A field of a dataclass, key of a ``TypedDict``, or parameter; its default, if a schema can show it."""
 
     type: Type
     required: bool

@@ -334,17 +334,14 @@ class AsyncResult(Generic[R]):
     def args(self) -> list[Any] | None:
         """The arguments that are stored without a name; usually empty, because jobs store arguments by name.
 
-        Raises:
-            DecodeError: The job's data is malformed, or this app does not accept it or has no key for it.
+        An error if the data is malformed, or this app does not accept it or has no key for it.
         """
         arguments = self._arguments()
         return None if arguments is None else arguments[0]
 
     @property
     def kwargs(self) -> dict[str, Any] | None:
-        """The stored arguments by parameter name, including those that were passed by position; errors as for
-        :attr:`args`.
-        """
+        """The stored arguments by parameter name, even if they were passed by position; errors as for :attr:`args`."""
         arguments = self._arguments()
         return None if arguments is None else arguments[1]
 
@@ -563,9 +560,8 @@ class ResultSet(Generic[R]):
             self.add(result)
 
     def remove(self, result: AsyncResult[R] | ResultSet[Any] | str) -> None:
-        """Remove a handle, or the handle of the job with this id; the job itself is not affected.
-
-        Raises ``KeyError`` if it is not a member.
+        """Remove a handle, or that of the job with this id, which is not affected; raises ``KeyError`` if it is no
+        member.
         """
         for index, member in enumerate(self.results):
             if member == result or (isinstance(result, str) and getattr(member, "id", None) == result):
@@ -621,10 +617,7 @@ class ResultSet(Generic[R]):
         return self.aget().__await__()
 
     def iterate(self, timeout: Duration | None = None) -> Iterator[R]:
-        """Iterate over the return values in the order in which the members complete, or raise a member's exception.
-
-        The ``timeout`` is for all of them: ``ResultTimeoutError`` if the next one did not finish in time.
-        """
+        """Iterate over the return values as members complete, or raise an exception; the timeout is for all of them."""
         deadline, pending = _Deadline(timeout), self._members()
         while pending:
             states = _finished_states(pending)
@@ -790,9 +783,7 @@ class GroupResult(ResultSet[R]):
         return [[self.id, parent], members]
 
     def save(self, keep: Duration | None = 86_400) -> None:
-        """Store the group, so that :meth:`restore` finds it by its id, for a day, or as long as ``keep``; ``None`` for
-        no limit.
-        """
+        """Store the group, so that :meth:`restore` finds it by its id, for ``keep``; ``None`` for no limit."""
         keep_ms = None if keep is None else max(1, to_ms(keep, "keep"))
         reader, queue = self._store()
         reader.save_group(queue, self.id, json.dumps(self._addresses()), keep_ms)

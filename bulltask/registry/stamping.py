@@ -69,10 +69,7 @@ class StampingVisitor(ABC):
 
 
 class Stamper:
-    """One call of :meth:`Canvas.stamp`.
-
-    With ``append``, a stamp that exists already becomes a list of the old and the new values.
-    """
+    """One call of :meth:`Canvas.stamp`; with ``append``, an existing stamp becomes a list of all values."""
 
     def __init__(self, visitor: StampingVisitor | None = None, *, append: bool = False) -> None:
         self._visitor = visitor

@@ -274,11 +274,10 @@ class AnyTask(JobMethods, Generic[P, R]):
         throw: bool | None = None,
         **options: Unpack[CallKeywords[R]],
     ) -> AsyncResult[R]:
-        """Run a call in this process, without Redis, and return its result (Celery's ``apply``); ``get()`` returns
-        immediately.
+        """Run a call in this process, without Redis, and return its result (Celery's ``apply``).
 
         Unlike a plain call, it behaves like a job in a worker: arguments and result are converted to JSON and back, and
-        failed attempts are retried, but without waiting for delays.
+        failed attempts are retried, but without waiting for delays. ``get()`` returns immediately.
 
         Args:
             args, kwargs: The arguments.
@@ -316,10 +315,7 @@ class AnyTask(JobMethods, Generic[P, R]):
     def delay_many(self, calls: Iterable[Unchecked]) -> list[AsyncResult[R]]: ...
 
     def delay_many(self, calls: Iterable[Any]) -> list[AsyncResult[R]]:
-        """Send one job for each tuple of positional arguments, up to a thousand per round trip.
-
-        The arguments of all calls are checked before the first job is sent.
-        """
+        """Send one job for each tuple of arguments, up to a thousand per round trip; all are checked first."""
         calls = check_items(calls, "delay_many()")
         sender = self._sender()
         if self._is_overridden:
@@ -512,10 +508,7 @@ class AnyTask(JobMethods, Generic[P, R]):
     def chunks(self, items: Iterable[Unchecked], size: int) -> Group[Never, list[R]]: ...
 
     def chunks(self, items: Iterable[Any], size: int) -> Group[Never, list[R]]:
-        """Return a group of :meth:`starmap` calls with up to ``size`` items each (Celery's ``chunks``).
-
-        Raises ``ConfigError`` if ``size`` is not an integer of 1 or more.
-        """
+        """Return a group of :meth:`starmap` calls of ``size`` items, at least 1; raises ``ConfigError`` otherwise."""
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ConfigError(f"the size of chunks must be an integer of 1 or more, not {size!r:.200}")
         every = list(check_items(items, "chunks()"))
@@ -636,10 +629,7 @@ class AnyTask(JobMethods, Generic[P, R]):
         return build_job(self.name, data, self._options, call, config)
 
     def _plan(self, sender: Sender, data: Mapping[str, Any]) -> JobPlan:
-        """Return the plan for a call without options, cached because building it is half the work of a send.
-
-        It depends on ``data`` only if ``task_routes`` has a function.
-        """
+        """Return the plan for a call without options; it is cached, unless ``task_routes`` has a function."""
         config = sender._config
         if self._default_plan is None or self._default_plan[0] is not config:  # a shared task may have another app now
             plan = plan_job(self.name, self._options, CallOptions(), config, data)
@@ -796,10 +786,7 @@ def _transaction() -> ModuleType:
 
 
 class CallCodec:
-    """Encodes a task's calls as the data of jobs, and decodes the data as arguments: :attr:`AnyTask._codec`.
-
-    A batch task's function is called for several jobs; a call then has one argument.
-    """
+    """Encodes a task's calls as the data of jobs, and decodes it; a batch task's call has one argument."""
 
     def __init__(
         self,
@@ -834,9 +821,8 @@ class CallCodec:
 
     @functools.cached_property
     def conversion(self) -> CallConversion | None:
-        """The conversion of arguments and results according to their hints, ``None`` if nothing is converted.
-
-        Raises ``ConfigError`` if the task has ``typed=True``, and a hint cannot be enforced.
+        """The conversion of calls by their hints, or ``None``; an error if ``typed=True`` and a hint cannot be
+        enforced.
         """
         typed = self.options.enforced_hints
         typed = self._sender()._typed if typed is None else typed
@@ -971,10 +957,7 @@ def close_connections() -> None:
 
 
 def installed_packages() -> list[str]:
-    """Return the packages in ``INSTALLED_APPS``, for ``autodiscover_tasks()`` without arguments.
-
-    Raises ``ConfigError`` if this process does not use Django.
-    """
+    """Return the packages in ``INSTALLED_APPS``; raises ``ConfigError`` if this process does not use Django."""
     if not set_up_django():
         raise ConfigError(
             f"autodiscover_tasks() without packages needs Django and the environment variable {_VARIABLE}; pass the "

@@ -60,10 +60,8 @@ __all__ = [
 
 
 def annotate(task: AnyTask[Any, Any], annotations: Annotations) -> None:
-    """Add the options in ``annotations`` to those of the task, which they override.
-
-    Raises:
-        ConfigError: An option is unknown or invalid; the message names the task.
+    """Override options of the task by those in ``annotations``; raises ``ConfigError``, with the task, for invalid
+    ones.
     """
     for where, given in _found(task, annotations):
         try:
@@ -144,10 +142,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         return tuple(dict.fromkeys([*queues, *self._queues, *more]))
 
     def configure(self, config: Config) -> None:
-        """Apply ``task_annotations`` to all tasks, including those added later, and check their serializers.
-
-        The message of the error for an invalid option names the task.
-        """
+        """Apply ``task_annotations`` to all tasks, also later ones, and check serializers; errors name the task."""
         annotations = config.annotations or ()
         for task in self.values():
             annotate(task, annotations)
@@ -423,11 +418,7 @@ def _new_task(
 
 
 def register_instance(task: AnyTask[Any, Any], sender: Callable[[], Any]) -> None:
-    """Turn an instance of a user's class that defines ``run`` into a task.
-
-    Raises:
-        ConfigError: The class defines no ``run``, or its methods do not match ``run``.
-    """
+    """Turn an instance of a user's class into a task; raises ``ConfigError`` if the class has no suitable ``run``."""
     kind = type(task)
     if not isinstance(task, AnyTask) or kind.run is AnyTask.run:
         raise ConfigError(f"register_task needs a subclass of bulltask.Task with a method run, not {kind.__qualname__}")
@@ -463,11 +454,7 @@ def schema_of(tasks: Iterable[AnyTask[..., Any]], config: Config) -> Schema:
 
 
 def plan_of(task: AnyTask[..., Any], config: Config) -> JobPlan:
-    """Return the plan of a task's calls without options, as far as it does not depend on their arguments.
-
-    Raises:
-        ConfigError: A function in ``task_routes`` needs the arguments, or an option is invalid.
-    """
+    """Return the plan of calls without options; raises ``ConfigError`` if ``task_routes`` needs the arguments."""
     try:
         return plan_job(task.name, task._options, CallOptions(), config, {})
     except BulltaskError:

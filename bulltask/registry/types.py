@@ -170,11 +170,7 @@ class CallConversion:
         self._encode_result = encode_result
 
     def encode_arguments(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments by parameter name, some or all of them, in their JSON form.
-
-        Raises:
-            EncodeError: An argument does not match its type hint.
-        """
+        """Return arguments by name, some or all of them, in their JSON form; raises ``EncodeError`` for a mismatch."""
         encoded: dict[str, Any]
         encoded, problems = self._converted(self._encode, data)
         if problems:
@@ -184,10 +180,9 @@ class CallConversion:
     def decode_arguments(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], pickled: Collection[str] = ()
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert a job's arguments, which match the signature, to the types of their hints, unless they were pickled.
+        """Convert a job's arguments to the types of their hints, unless they were pickled.
 
-        Raises:
-            InvalidJobError: An argument does not match its type hint.
+        They match the signature; raises ``InvalidJobError`` if one does not match its hint.
         """
         decoded, problems = self._decoded(kwargs, pickled)
         decoded_args: tuple[Any, ...] = ()
@@ -202,22 +197,14 @@ class CallConversion:
         return decoded_args, decoded
 
     def encode_result(self, value: Any) -> Any:
-        """Return the JSON form of a return value.
-
-        Raises:
-            EncodeError: The value does not match the type hint.
-        """
+        """Return the JSON form of a return value; raises ``EncodeError`` if it does not match the hint."""
         encoded, problems = self._converted(self._encode_result, value)
         if problems:
             raise EncodeError(f"the return value of task {self._task}: {self._text(problems, of_result=True)}")
         return encoded
 
     def decode_result(self, value: Any) -> Any:
-        """Convert a job's return value to the type of the hint.
-
-        Raises:
-            DecodeError: The value does not match the type hint.
-        """
+        """Convert a job's return value to the type of the hint; raises ``DecodeError`` if it does not match."""
         decoded, problems = self._converted(self._decode_result, value)
         if problems:
             raise DecodeError(f"the return value of task {self._task}: {self._text(problems, of_result=True)}")
@@ -303,10 +290,7 @@ _QUALIFIERS: Final = (typing.Required, typing.NotRequired, typing.Final, getattr
 
 
 def is_plain(hint: Any, within: tuple[Any, ...] = ()) -> bool:  # noqa: PLR0911 - a return for each kind
-    """Return whether JSON has the type, so that nothing is converted: it is enforced only with ``typed=True``.
-
-    ``within`` are the classes whose fields are being looked at.
-    """
+    """Return whether JSON has the type, so that only ``typed=True`` enforces it; ``within`` are outer classes."""
     try:
         hint = underlying(hint)
     except RecursionError:  # ``type Json = list[Json] | …``

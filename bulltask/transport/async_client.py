@@ -56,19 +56,14 @@ class AsyncClient:
         return self._result(call, reply)
 
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """Make several calls in one round trip; raises the same errors as ``Client.run_many``.
-
-        ``deadline_ms`` (``mono_ms``) limits them, in addition to the endpoint's timeouts.
-        """
+        """Make several calls in one round trip, until ``deadline_ms`` (``mono_ms``); errors as in ``Client``."""
         replies = await self._exchange([call.packed() for call in calls], deadline_ms)
         if any(map(redis_errors.is_noscript, replies)):
             await self._resend(calls, replies, deadline_ms)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     async def try_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """:meth:`run_many` for independent calls; the result of a failed call is its error, unless the connection
-        broke.
-        """
+        """:meth:`run_many` for independent calls; the result of a failed call is its error."""
         replies = await self._exchange([call.packed() for call in calls], deadline_ms)
         if any(map(redis_errors.is_noscript, replies)):
             await self._resend(calls, replies, deadline_ms)

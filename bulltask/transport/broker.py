@@ -272,8 +272,7 @@ class ServerSettings:
 
     Attributes:
         version: The Redis version that the server is compatible with; the lowest of a cluster's nodes.
-        eviction: The server's ``maxmemory_policy``; any policy other than ``noeviction`` may delete jobs silently.
-            ``noeviction`` only if all nodes have it.
+        eviction: Its ``maxmemory_policy``; any other than ``noeviction`` may delete jobs silently.
         max_clients: How many clients may connect (``maxclients``); ``None`` if the server does not say.
         connected: How many clients are connected.
     """

@@ -38,7 +38,6 @@ from bulltask.lua import wrappers
 from bulltask.lua.loader import Script
 
 __all__ = [
-    "NO_JOB",
     "AllNodesCall",
     "AnyAsyncClient",
     "Arg",
@@ -150,10 +149,7 @@ class Call(Generic[R_co]):
 
 
 class AllNodesCall(Call[R]):
-    """A call without keys that a cluster makes on every node that has slots. On a single server, it is a normal call.
-
-    ``merge`` returns the result, given the results of all nodes.
-    """
+    """A call without keys, made on every node of a cluster that has slots; ``merge`` combines their results."""
 
     __slots__ = ("merge",)
 
@@ -378,10 +374,7 @@ class AnyAsyncClient(Protocol):
         """Make one call; raises the same errors as :meth:`SyncClient.run`."""
 
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """Make several calls in one round trip (to each node); raises the same errors as :meth:`SyncClient.run_many`.
-
-        ``deadline_ms`` (``mono_ms``) limits them, in addition to the endpoint's timeouts.
-        """
+        """Make several calls in one round trip (to each node), until ``deadline_ms``; errors as in ``SyncClient``."""
 
     async def connect(self, deadline_ms: int | None = None) -> None:
         """Connect now instead of on the first call; ``deadline_ms`` as in :meth:`run_many`."""
@@ -427,9 +420,7 @@ def guard_key(key: str) -> str | None:
 
 
 class QueueKeys:
-    """The keys of one queue: BullMQ's prefix, the queue's name in BullMQ, with the hash tag, and ``queue``, that in the
-    app.
-    """
+    """The keys of one queue; ``name`` is its name in BullMQ, with the hash tag, and ``queue`` that in the app."""
 
     __slots__ = tuple(
         (

@@ -104,11 +104,7 @@ class Client:
         return self.results(calls, self._round_trip(connection, [call.packed() for call in calls], ping_when_due))
 
     def run_many(self, calls: Iterable[Call[Any]]) -> list[Any]:
-        """Make several calls in one round trip and return their results in order; arguments as in ``SyncClient``.
-
-        Raises:
-            BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made, too.
-        """
+        """Make several calls in one round trip and return their results in order; as in ``SyncClient``."""
         made: Sequence[Call[Any]]
         if isinstance(calls, list):
             made, replies = calls, self._replies(calls, [call.packed() for call in calls])
@@ -156,10 +152,7 @@ class Client:
         return replies
 
     def send(self, packed: Sequence[bytes]) -> None:
-        """Send calls without waiting for the replies, which :meth:`receive` reads before any other call.
-
-        The timeout of the replies starts now. This does not set the clock.
-        """
+        """Send calls, whose timeout starts now; :meth:`receive` reads the replies before any other call."""
         connection = self._connection or self._connected()
         with self._closed_after_error():
             self._used_ms = now_ms = mono_ms()
@@ -186,9 +179,7 @@ class Client:
         return -1 if sock is None else sock.fileno()
 
     def has_reply(self) -> bool:
-        """Return whether :meth:`receive` would return or raise immediately; a readable TLS socket may have half a
-        record.
-        """
+        """Return whether :meth:`receive` would return or raise now; a readable TLS socket may have half a record."""
         try:
             return self._connection is None or self._connection.can_read(0)
         except redis_errors.CONNECTION_ERRORS:
@@ -241,7 +232,7 @@ class Client:
             self.close()
 
     def interrupt(self) -> None:
-        """Abort the call that another thread is waiting for; it raises ``BrokerUnavailableError`` immediately.
+        """Abort another thread's call, which raises ``BrokerUnavailableError`` immediately.
 
         This only shuts the socket down. If it were closed, its descriptor could be reused while that thread is reading.
         """
@@ -487,11 +478,7 @@ class ClientPool:
         self._idle: deque[SyncClient] = deque()  # append() and pop() are atomic
 
     def client(self, deadline_ms: int | None = None) -> AbstractContextManager[SyncClient]:
-        """Return a client for a ``with`` statement. At most ``limit`` idle clients are kept.
-
-        Args:
-            deadline_ms: Deadline (``mono_ms``) for all of the client's calls.
-        """
+        """Return a client for a ``with`` statement; ``deadline_ms`` (``mono_ms``) is for all of its calls."""
         if os.getpid() != self._pid:
             # After a fork the sockets are shared with the parent, so they must not be read, nor shut down.
             self._reset()

@@ -43,13 +43,11 @@ from bulltask.transport.redis_errors import (
 )
 
 __all__ = [
-    "PROBE_MS",
     "AsyncClusterClient",
     "Backoff",
     "Batch",
     "ClusterClient",
     "HashSlotWaits",
-    "Rounds",
     "Topology",
     "check_one_slot",
 ]
@@ -138,9 +136,8 @@ class Topology:
         return self._silent_until_ms.get(address, 0) > mono_ms()
 
     def address(self, slot: int | None) -> Address:
-        """Return the node that serves a slot; for ``None``, a node for calls without keys, preferably a reachable one.
-
-        Raises ``BrokerNotReadyError`` if no node serves the slot.
+        """Return a slot's node, or for ``None`` one that is preferably reachable; raises ``BrokerNotReadyError``
+        without one.
         """
         assert self._map is not None
         if slot is None:
@@ -179,9 +176,7 @@ class Backoff:
 
 @dataclass(slots=True)
 class Batch:
-    """The calls of a round for one node: routed calls, single ones and transactions, and the ``calls`` that they
-    consist of.
-    """
+    """The calls of a round for one node: routed ones, which are single calls and transactions."""
 
     address: Address
     routed: list[RoutedCall] = field(default_factory=list)
@@ -541,10 +536,7 @@ class ClusterClient:
         return self.try_many([PackedCall(item) for item in packed])
 
     def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
-        """Make a call that blocks, as ``Client.wait`` does; all of its keys are in one slot.
-
-        If the slot moves during the wait, the wait begins again on the new node.
-        """
+        """Make a call that blocks, with keys in one slot; if the slot moves, the wait begins again on the new node."""
         (reply,) = self._wait([call], wait_ms, ping)
         result: R = result_or_raise(reply)
         return result
@@ -873,12 +865,7 @@ class HashSlotWaits:
     """Makes blocking calls in several slots, and ends all of them when the first one returns.
 
     A node of a cluster rejects a blocking command whose keys are in several slots, even if it has all of them. It is
-    not thread-safe, and must not be used after a fork.
-
-    Args:
-        endpoint: The cluster, with timeouts for blocking calls.
-        topology: Its nodes.
-        client: Ends the waits, and reads the slot map.
+    not thread-safe, and must not be used after a fork. The ``client`` ends the waits, and reads the slot map.
     """
 
     def __init__(self, endpoint: Endpoint, topology: Topology, client: ClusterClient) -> None:

@@ -101,9 +101,7 @@ class SlotMap:
     addresses: tuple[Address, ...]
 
     def address(self, slot: int | None) -> Address:
-        """Return the node that serves a slot, any node for ``None``; raises ``BrokerNotReadyError`` if no node serves
-        it.
-        """
+        """Return the node of a slot, any node for ``None``; raises ``BrokerNotReadyError`` if there is none."""
         if slot is None:
             return self.addresses[0]
         index = bisect_right(self.starts, slot) - 1

@@ -49,9 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Reply to ``HELLO``; ``version`` is that of Redis or Valkey, ``role`` is ``master`` or ``replica``, if they are
-    known.
-    """
+    """Reply to ``HELLO``: version of Redis or Valkey, and role (``master`` or ``replica``), if they are known."""
 
     version: tuple[int, ...] = ()
     clustered: bool = False
@@ -163,11 +161,8 @@ class SentinelEvents:
     the events of all of them are read. A connection that has died silently is noticed by a ``PING``. Any number of
     threads may use it. After a fork, the child subscribes again.
 
-    Args:
-        endpoint: The sentinels.
-        known: Receives the beginning and the end of a failover.
-        queries: Two queries about the primary, which are sent before the subscription, so that no event is missed.
-        observe: Receives a sentinel's replies to them.
+    ``queries`` about the primary are sent before the subscription, so that no event is missed; ``observe`` receives a
+    sentinel's replies to them.
     """
 
     def __init__(

@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # discovery.py imports this module
 __all__ = [
     "CHECK_MS",
     "FAILOVER_MS",
-    "REAUTHENTICATE_MS",
     "Authentication",
     "Endpoint",
     "KnownPrimary",
@@ -220,9 +219,7 @@ class KnownPrimary:
 
 
 class Authentication(CredentialProvider):
-    """Reads credentials, for redis-py's connections and for ``AUTH`` on open ones; ``user`` is the one in the URL, if
-    any.
-    """
+    """Reads credentials, for redis-py's connections and for ``AUTH`` on open ones; ``user`` is that in the URL."""
 
     def __init__(self, credentials: Credentials, user: str) -> None:
         self._credentials = credentials
@@ -414,9 +411,7 @@ _NO_DRIVER_INFO: Final = _without_driver_info()
 
 
 def _check_files(url: SecretUrl) -> None:
-    """Check that the TLS files in the URL can be read on this machine; the drivers would report that no such server
-    exists.
-    """
+    """Check that the URL's TLS files can be read; the drivers would report that no such server exists."""
     for name, path in tls_options(url).items():
         if name in _TLS_FILES and not os.access(path, os.R_OK):
             raise BrokerAuthError(

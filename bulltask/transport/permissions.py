@@ -90,18 +90,13 @@ _SPACE: Final = re.compile(r"[ \t\n\v\f\r]")
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """The grants of a Redis user: the prefix of key patterns (``~`` for full access, ``%R~`` for reading), and
-    commands.
-    """
+    """The grants of a Redis user: the prefix of key patterns (``~``; ``%R~`` only for reading), and commands."""
 
     access: str
     commands: tuple[str, ...]
 
     def rules(self, prefix: str = "bull", *, cluster: bool = False, queues: Sequence[QueueKeys] = ()) -> list[str]:
-        """Return the rules for ``ACL SETUSER name on >password …``; the nodes of a cluster need the user, too.
-
-        By default, the user has access to all ``queues`` with the prefix.
-        """
+        """Return the rules for ``ACL SETUSER name on >password …``; without ``queues``, for all with the prefix."""
         keys = [f"{self.access}{pattern}" for pattern in key_patterns(prefix, queues)]
         allowed = sorted({*self.commands, *(CLUSTER if cluster else ())})
         return ["resetkeys", *keys, "resetchannels", "-@all", *(f"+{name}" for name in allowed)]

@@ -20,7 +20,7 @@ from bulltask.transport.cluster import check_one_slot
 from bulltask.transport.cluster_slots import slot_of
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
 
-__all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget", "split_jobs", "wait_for_replicas"]
+__all__ = ["PROTOCOL_VERSION", "Producer", "wait_for_replicas"]
 
 BULK: Final = 1_000
 """Maximum number of jobs in one round trip."""
@@ -48,9 +48,6 @@ class Producer:
 
     A send whose reply was lost is retried: bulltask creates the job ids, and the add scripts return the id of an
     existing job without adding it again. (With ids from Redis' counter, 10 lost replies in 30 sends led to 40 jobs.)
-
-    The pool is for sync sends, and ``async_client`` returns the running loop's client; ``keys`` returns a queue's keys
-    by its name in the app.
     """
 
     def __init__(
@@ -237,9 +234,7 @@ class RetryBudget:
         return self._deadline_ms - remaining_ms // 2
 
     def pause_ms(self, exc: BrokerError) -> int:
-        """Return how long to wait after an attempt that failed with ``exc``, or raise it if no attempt, or no time, is
-        left.
-        """
+        """Return how long to wait after a failed attempt, or raise its error if no attempt, or no time, is left."""
         self._never_connected &= isinstance(exc, BrokerUnavailableError) and exc.refused
         self._failed += 1
         config = self._config

@@ -29,7 +29,6 @@ __all__ = [
     "CONNECTION_ERRORS",
     "ERROR_REPLIES",
     "UNEXPECTED_REPLY",
-    "acl_hint",
     "cluster_node_error",
     "connection_error",
     "is_demoted",
@@ -238,13 +237,9 @@ def is_wrong_type(error: object) -> bool:
 
 
 def connection_error(exc: BaseException, url: str, *, connecting: bool, sentinels: str = "") -> BrokerError:
-    """Return the error for a connection that could not be established, or was lost.
+    """Return the error for a connection that was lost or, if ``connecting``, not established; then, with advice.
 
-    Args:
-        exc: The driver's exception.
-        url: The server, without its password.
-        connecting: Whether the connection was not established; then the error explains how to start a server.
-        sentinels: The URL of the sentinels that named this server, if any, without its password.
+    ``sentinels`` is the URL, without its password, of the sentinels that named this server, if any.
     """
     if (error_reply := _error_while_connecting(exc, url)) is not None:
         return error_reply

@@ -469,10 +469,7 @@ _MAX_QUEUES: Final = 5
 
 
 def describe_unfinished(keys: QueueKeys, job_id: str, url: str) -> Operation[str]:
-    """Return what the job is waiting for; ``""`` if it has finished in the meantime.
-
-    The text names the server: a worker may be connected to another one.
-    """
+    """Return what the job is waiting for, and on which server; ``""`` if it has finished in the meantime."""
     state, fields, is_paused = yield [
         get_state(keys, job_id),
         job_fields(keys, job_id, _FIELDS),

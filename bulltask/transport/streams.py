@@ -23,7 +23,6 @@ __all__ = [
     "LONGEST_BLOCK_MS",
     "MAX_RANGE",
     "NEWEST",
-    "PAGE",
     "READ_ONLY_SCRIPTS",
     "Entry",
     "EventPage",
@@ -33,7 +32,6 @@ __all__ = [
     "StreamInfo",
     "StreamSubscription",
     "entries_since",
-    "is_retained",
     "last_id",
     "last_id_of_range",
     "page",
@@ -195,10 +193,7 @@ _MAX_SEQUENCE: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class StreamGap:
-    """Entries that were trimmed between two ids; the second one is ``None`` if no entry follows the gap.
-
-    The ``count`` is ``None`` if it is unknown, and possibly 0.
-    """
+    """Entries trimmed between two ids, of which the second may be ``None``; their ``count`` may be unknown."""
 
     last_id_before: str
     first_id_after: str | None
@@ -283,10 +278,7 @@ class Follower:
         return position
 
     def advance(self, position: str, entries: list[Entry], retained: bool) -> Operation[EventPage]:
-        """Move the position behind the entries that were read after it, and look for a gap before them.
-
-        ``retained`` says whether an entry at or before the position still exists.
-        """
+        """Move the position behind the entries read after it; look for a gap unless an earlier one is ``retained``."""
         page = EventPage(entries)
         if not retained or (self._count is None and self._counting and not entries):
             page = yield from self._compare(position, retained)
@@ -399,19 +391,14 @@ class SharedStream:
                 await self._client.close()
 
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """Make calls that do not block, as :meth:`AnyAsyncClient.run_many` does.
-
-        Raises ``BrokerUnavailableError`` if the last reader has left.
-        """
+        """Make calls that do not block; raises ``BrokerUnavailableError`` if the last reader has left."""
         if not self._readers:
             raise BrokerUnavailableError(_CLOSED)
         client = self._client if self._reading is None else self._short_client()
         return await client.run_many(calls, deadline_ms)
 
     async def read(self, reader: StreamSubscription, position: str, block_ms: int) -> _Read:
-        """Read the entries after ``position``; wait up to ``block_ms`` for them. Raises an error if the reader is
-        closed meanwhile.
-        """
+        """Read the entries after ``position``; wait up to ``block_ms``. An error if the reader is closed meanwhile."""
         while block_ms > 0:
             if not self._end:
                 (last,) = await self.run_many([last_id(self._keys)])

@@ -76,8 +76,7 @@ class AsyncQueueEvents(AsyncEventReader):
     async def listen(self) -> Self:
         """Call :meth:`open`, then :meth:`run` in the background.
 
-        Raises:
-            BrokerError: Redis cannot be reached.
+        Raises the errors of :meth:`open`.
         """
         await self.open()
         await self._spawn(self.run)

@@ -36,11 +36,7 @@ class AsyncJob(JobFields):
     __slots__ = ()
 
     async def refresh(self) -> None:
-        """Read all fields again.
-
-        Raises:
-            JobNotFoundError: The job no longer exists.
-        """
+        """Read all fields again; raises ``JobNotFoundError`` if the job no longer exists."""
         stored = await self._context.arun(scripts.read_job(self._context.keys, self.id))
         if stored is None:
             raise JobNotFoundError(self.id, self._context.keys.name)
@@ -85,11 +81,7 @@ class AsyncJob(JobFields):
         return await self._context.arun(read.get_job_logs(self._context, self.id, start, end, asc=asc))
 
     async def clear_logs(self, keep: int = 0) -> None:
-        """Remove all lines of the log except the newest ``keep``.
-
-        Raises:
-            ConfigError: ``keep`` is negative.
-        """
+        """Remove all lines of the log except the newest ``keep``; raises ``ConfigError`` if that is negative."""
         if keep < 0:
             raise ConfigError(f"keep must be 0 or more, not {keep}")
         await self._context.arun(scripts.clear_logs(self._context.keys, self.id, keep))
@@ -172,19 +164,13 @@ class AsyncJob(JobFields):
             )
 
     async def promote(self) -> None:
-        """Move a delayed job to the waiting list.
-
-        Raises:
-            JobStateError: The job is not delayed.
-        """
+        """Move a delayed job to the waiting list; in any other state, a ``JobStateError``."""
         await self._context.arun(scripts.promote(self._context.keys, self.id))
         self.change(delay_ms=0)
 
     async def change_delay(self, delay: Duration) -> None:
-        """Make a delayed job due ``delay`` (seconds or ``timedelta``) from now.
-
-        Raises:
-            JobStateError: The job is not delayed.
+        """Make a delayed job due ``delay`` (seconds or ``timedelta``) from now; in any other state, a
+        ``JobStateError``.
         """
         delay_ms = to_ms(delay, "delay")
         await self._context.aconnect()  # sets the clock
@@ -204,11 +190,7 @@ class AsyncJob(JobFields):
         self.change(priority=wanted)
 
     async def extend_lock(self, token: str, duration: Duration) -> bool:
-        """Renew the job's lock for ``duration`` from now; false if it is not locked with ``token``.
-
-        Raises:
-            ConfigError: ``duration`` is 0 or invalid.
-        """
+        """Renew the job's lock for ``duration``; false if it is not ``token``'s; raises ``ConfigError`` for 0."""
         lock_ms = to_ms(duration, "duration")
         if not lock_ms:
             raise ConfigError("duration must be longer than 0")
@@ -297,8 +279,7 @@ class AsyncJob(JobFields):
     async def get_dependencies_count(self, *kinds: str) -> dict[str, int]:
         """Count the children of each kind: ``processed``, ``unprocessed``, ``ignored``, ``failed`` (default: all).
 
-        Raises:
-            ConfigError: A kind is unknown.
+        Raises ``ConfigError`` for any other kind.
         """
         wanted = list(dict.fromkeys(kinds)) or list(flow_scripts.DEPENDENCY_KINDS)
         for kind in wanted:

@@ -77,8 +77,7 @@ class QueueEvents(EventReader):
     def listen(self) -> Self:
         """Call :meth:`open`, then :meth:`run` in a separate daemon thread.
 
-        Raises:
-            BrokerError: Redis cannot be reached.
+        Raises the errors of :meth:`open`.
         """
         self.open()
         self._spawn(self.run)

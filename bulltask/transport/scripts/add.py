@@ -27,7 +27,6 @@ from bulltask.transport.call import (
 )
 
 __all__ = [
-    "MAX_JOBS_PER_CALL",
     "AddedJob",
     "IdempotentWrite",
     "RepeatedJob",
@@ -54,10 +53,7 @@ SendStatus = Literal["added", "duplicate"]
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """A job whose stored options are known: of a repeatable job, which BullMQ had before job schedulers, or of none.
-
-    ``key`` is that of the repeatable job, a member of the queue's ``repeat`` set, or ``None``.
-    """
+    """A job whose stored options are known; ``key`` is its repeatable job's, a member of ``repeat``, or ``None``."""
 
     key: str | None
     id: str
@@ -184,10 +180,7 @@ def added_job(base: str, job_id: str, name: str, data: bytes, opts: Mapping[str,
 
 
 def add_deferred_duplicate(keys: QueueKeys, dedup_id: str, finished_id: str, now_ms: int) -> Call[str]:
-    """bulltask's ``addDeferred``: add the duplicate that a newer BullMQ deferred until ``finished_id`` finished.
-
-    Returns its id, ``""`` if there is none. Safe to call again.
-    """
+    """bulltask's ``addDeferred``: add the duplicate that a newer BullMQ has deferred; its id, ``""`` for none."""
     script_keys = (
         keys.deferred(dedup_id),
         keys.deduplication(dedup_id),
@@ -206,10 +199,7 @@ def write_queue_meta(keys: QueueKeys, version: str, max_events: int) -> list[Cal
 
 @value_class
 class IdempotentWrite:
-    """Identifies the write that adds jobs, so that a retried write, with the same id, adds nothing twice.
-
-    Redis keeps the ids of the added jobs for ``ttl_ms`` after the write's last job.
-    """
+    """Identifies a write, which adds nothing twice if retried; Redis keeps its jobs' ids for ``ttl_ms``."""
 
     write_id: str
     ttl_ms: int
@@ -217,10 +207,7 @@ class IdempotentWrite:
 
 @value_class
 class SendResult:
-    """The result of sending one job of a write; ``duplicate`` if the job exists, or this write has added it before.
-
-    After deduplication, the id of the stored job differs from the id that was sent.
-    """
+    """The result for one job: the stored job's id; ``duplicate`` if it existed, or this write has added it."""
 
     id: str
     status: SendStatus
@@ -262,9 +249,7 @@ def _add_once(
 
 
 def scan_added_ids(keys: QueueKeys, write_id: str, cursor: str) -> Call[tuple[str, list[str]]]:
-    """Scan the ids of jobs that a write has added; the result is the next cursor (``0`` at the end), and some ids, even
-    twice.
-    """
+    """Scan the ids of jobs that a write has added: the next cursor (``0`` at the end), and some ids, even twice."""
 
     def parse_reply(reply: Any) -> tuple[str, list[str]]:
         return text(reply[0]), texts(reply[1])

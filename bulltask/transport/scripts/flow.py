@@ -58,9 +58,7 @@ DEPENDENCY_KINDS: Final = ("processed", "unprocessed", "ignored", "failed")
 
 @dataclass(frozen=True, slots=True)
 class ExistingJob:
-    """Whether a job whose id the caller has chosen exists, and the full key of the parent that is waiting for it, or
-    ``""``.
-    """
+    """Whether a job with a chosen id exists, and the full key of the parent that is waiting for it, or ``""``."""
 
     exists: bool
     parent_key: str

@@ -298,10 +298,7 @@ def job_fields(keys: QueueKeys, job_id: str, names: Sequence[str]) -> Call[list[
 
 @value_class
 class RevocationRequests:
-    """Unfinished jobs that have a revocation request, with a lock (a worker is running them) and without.
-
-    The next call skips ``next_skipped`` requests; 0 when all were checked.
-    """
+    """Unfinished jobs with a revocation request, with a lock or without; the next call skips ``next_skipped``."""
 
     locked: list[str]
     unlocked: list[str]
@@ -326,10 +323,7 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
 
 
 def finish_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
-    """bulltask's ``finishRevoked`` with ``moveToFinished``: finish a job and remove its revocation request in one step.
-
-    ``finish`` must not fetch the next job.
-    """
+    """bulltask's ``finishRevoked``: also remove the revocation request of a job that ``finish`` finishes."""
     script = wrappers.with_finish("finishRevoked", fan_out=has_dependents(finish))
     return script_call(script, (keys.revoked, *finish.keys), finish.argv, finish.parse_reply)
 

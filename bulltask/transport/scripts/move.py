@@ -60,7 +60,6 @@ __all__ = [
     "move_to_finished",
     "move_to_waiting_children",
     "move_with_fields",
-    "pack_finish",
     "promote_incompatible",
     "release_unstarted",
     "renew_lock",
@@ -125,10 +124,7 @@ def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[
 
 
 def collect_batch(keys: QueueKeys, options: Sequence[FetchOptions], task: str, now_ms: int) -> Call[list[Fetched]]:
-    """bulltask's ``collectBatch`` with ``moveToActive``: acquire jobs of one task until a job of another task is next.
-
-    The ``options`` are those for each job, with different tokens.
-    """
+    """bulltask's ``collectBatch``: acquire jobs of one task, each with its options, until another task is next."""
     first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
     packed = (first.argv[2], *(call.argv[2] for call in others))
 
@@ -136,10 +132,7 @@ def collect_batch(keys: QueueKeys, options: Sequence[FetchOptions], task: str, n
 
 
 def fetch_ahead(keys: QueueKeys, options: Sequence[FetchOptions], now_ms: int) -> Call[list[Fetched]]:
-    """bulltask's ``fetchAhead`` with ``moveToActive``: acquire several jobs, unless all workers share a limit.
-
-    The ``options`` are those for each job, with different tokens.
-    """
+    """bulltask's ``fetchAhead``: acquire several jobs, each with its options, unless all workers share a limit."""
     first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
     packed = (first.argv[2], *(call.argv[2] for call in others))
     return script_call(wrappers.fetch_ahead(), first.keys, (*first.argv[:2], *packed), _parse_all_fetched)
@@ -171,10 +164,7 @@ R = TypeVar("R")
 
 
 def finish_with_errbacks(finish: Call[R], jobs: Sequence[AddedJob]) -> Call[R]:
-    """bulltask's ``finishWithErrbacks``: fail a job and add its error callbacks atomically.
-
-    ``finish`` is a call of ``moveToFinished`` or ``failMalformed`` that does not fetch the next job.
-    """
+    """bulltask's ``finishWithErrbacks``: add error callbacks with a call that fails a job, and fetches no other."""
     added = to_msgpack([list(job) for job in jobs])
     assert finish.script is not None
     return script_call(wrappers.with_errbacks(finish.script), finish.keys, (added, *finish.argv), finish.parse_reply)
@@ -215,9 +205,7 @@ def store_checkpoint(keys: QueueKeys, job_id: str, token: str, checkpoint: str) 
 
 
 def move_with_fields(keys: QueueKeys, job_id: str, fields: Sequence[str], move: Call[R]) -> Call[R]:
-    """bulltask's ``moveWithFields``: also write ``fields`` (names and values) with a script that moves a job without an
-    outcome.
-    """
+    """bulltask's ``moveWithFields``: also write fields (name, value …) with a script that moves a job."""
     assert move.script is not None
     return script_call(
         wrappers.with_fields(move.script),
@@ -401,10 +389,7 @@ def pack_finish(  # noqa: PLR0913, PLR0917 - hashable parts of two sets of optio
 def move_to_delayed(
     keys: QueueKeys, job_id: str, token: str, delay_ms: int, *, failure: Fields | None, now_ms: int
 ) -> Call[None]:
-    """``moveToDelayed``: delay an active job, which is due ``delay_ms`` after ``now_ms``.
-
-    ``failure`` are hash fields of the failed attempt; with ``None`` the attempt does not count.
-    """
+    """``moveToDelayed``: delay an active job; without the fields of a ``failure``, the attempt does not count."""
     script_keys = (
         *named_keys(keys, "marker active prioritized delayed"),
         keys.job(job_id),
@@ -519,10 +504,7 @@ def wake_next(keys: QueueKeys, move: Call[R]) -> Call[R]:
 
 
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:
-    """bulltask's ``renewLocks``: renew the locks of ``held`` (token, job id). Returns the ids whose lock is lost.
-
-    An expired lock is reacquired unless another worker has the job.
-    """
+    """bulltask's ``renewLocks``: renew or reacquire locks (token, job id); the ids that other workers have."""
     return _renew_call(keys, held, lock_ms, texts)
 
 

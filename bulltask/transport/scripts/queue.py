@@ -1,4 +1,8 @@
-"""Calls on a whole queue: its jobs, pauses, limits and metrics; its job schedulers; and queues of old Bull."""
+"""Calls on a whole queue: its jobs, pauses, limits and metrics; its job schedulers; and queues of old Bull.
+
+Times are in milliseconds, by the server's clock. Pages of finished jobs are addressed by scores, which do not change;
+ranks change whenever a worker moves a job.
+"""
 
 from __future__ import annotations
 
@@ -98,12 +102,6 @@ __all__ = [
     "update_repeatable_job_millis",
     "worker_queues",
 ]
-
-
-# Calls that change or read a whole queue, or list queues.
-#
-# Times are in milliseconds, by the server's clock. Pages of finished jobs are addressed by scores, which do not change;
-# ranks change whenever a worker moves a job.
 
 
 MAX_MOVED_PER_CALL: Final = 10_000
@@ -451,8 +449,7 @@ def add_job_scheduler(
     iteration: Iteration,
     now_ms: int,
 ) -> Call[tuple[str, int]]:
-    """``addJobScheduler``: add or change a scheduler, whose jobs have the template's name and options; add an
-    iteration.
+    """``addJobScheduler``: add or change a scheduler, with a template of its jobs, and add an iteration.
 
     The result is the id of that job, and its delay in milliseconds; ``""`` and 0 if no iteration was missing. The
     parser raises ``SchedulerCollisionError`` and ``SchedulerBusyError``.
@@ -513,10 +510,7 @@ def update_job_scheduler(
 
 
 def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str, key: str) -> Call[str]:
-    """``updateRepeatableJobMillis``: record when a repeatable job runs next.
-
-    The result is whichever of its two possible keys exists; ``""`` if neither does.
-    """
+    """``updateRepeatableJobMillis``: record a repeatable job's next run; the result is its key, or ``""``."""
     args = (next_ms, hashed_key, key)
     return script_call(loader.official_script("updateRepeatableJobMillis"), (keys.repeat,), args, text)
 
@@ -623,10 +617,7 @@ def read_iteration(keys: QueueKeys, scheduler_id: str, next_ms: int) -> list[Cal
 
 
 def claim_check(keys: QueueKeys, *, continued: bool = False) -> Call[bool]:
-    """Return whether the caller must check the queue's schedulers, because no other worker has done so recently.
-
-    With ``continued``, the caller is still checking them.
-    """
+    """Return whether the caller must check the schedulers: it is the first worker, or with ``continued`` still does."""
     options = () if continued else ("NX",)
     period_ms = CHECK_MS - _TOLERANCE_MS
     return command("SET", keys.schedulers_checked, 1, *options, "PX", period_ms, parse_reply=bool)
@@ -638,9 +629,7 @@ def _time_arg(iteration: Iteration) -> int | str:
 
 @dataclass(frozen=True, slots=True)
 class BeatLabel:
-    """The app (``""`` for none) whose ``beat_schedule`` has created a job scheduler, and a hash of the entry; in its
-    template.
-    """
+    """The app whose ``beat_schedule`` has created a job scheduler, ``""`` for none, and a hash of the entry."""
 
     owner: str
     digest: str
@@ -696,10 +685,7 @@ class ScheduleVersion:
 def register_schedule_version(
     prefix: str, app: str, worker: str, version: str, number: int, now_ms: int
 ) -> Call[ScheduleVersion]:
-    """bulltask's ``scheduleVersion``: record that a worker runs a version (a hash) of an app's schedule.
-
-    ``number`` is the version's as this call last returned it, 0 for none.
-    """
+    """bulltask's ``scheduleVersion``: record that a worker runs a version of a schedule, with its last number."""
 
     def parse_reply(reply: Any) -> ScheduleVersion:
         return ScheduleVersion(int(reply[0]), bool(reply[1]), text(reply[2]), sorted(texts(reply[3])))
@@ -804,9 +790,7 @@ def size_of(key: str, kind: str) -> Call[int]:
 
 
 def page_of(key: str, kind: str, first: int, size: int) -> Call[ScoredIds]:
-    """Read ``size`` members, counted from the job that runs next; the first page of a set, which has no order, has them
-    all.
-    """
+    """Read members, counted from the job that runs next; the first page of a set, which has no order, is all of it."""
     if kind == "list":
         return command("LRANGE", key, -(first + size), -(first + 1), parse_reply=_from_right)
     if kind == "set":
