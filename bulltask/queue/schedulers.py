@@ -442,9 +442,7 @@ def restore_iterations(keys: QueueKeys, cursor: str, now_ms: int, zone: tzinfo) 
 def _restoring_call(
     keys: QueueKeys, stored: StoredScheduler, state: str, now_ms: int, zone: tzinfo
 ) -> Call[str] | None:
-    """Return the call that adds a missing iteration, and returns the scheduler's id or ``""``; ``None`` if none
-    follows.
-    """
+    """Return the call that adds a missing iteration, and returns the scheduler's id or ``""``; or ``None``."""
     old, finished = stored.scheduler, state == "finished"
     rule = Repeat(
         pattern=old.pattern,

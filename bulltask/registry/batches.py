@@ -122,9 +122,7 @@ def split_outcome(
 def call_for_one(
     function: Callable[..., Any], arguments: Mapping[str, Any], request: Request, *, is_async: bool
 ) -> Any:
-    """Call a batch task's function for one job; return its result, or a coroutine, or raise what it passes to
-    ``fail()``.
-    """
+    """Call a batch task's function for one job; return its result or a coroutine, or raise what fails the job."""
     job = BatchJob[Any](arguments[PARAMETER], request)
     if not is_async:
         return _result_of_one(job, function([job]))

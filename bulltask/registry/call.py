@@ -146,9 +146,7 @@ class Arguments:
         return {name: value for name, value in data.items() if value is not _LATER}, names
 
     def unbind(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return stored data as arguments that match the signature, or raise ``InvalidJobError``, which names the
-        mismatch.
-        """
+        """Return stored data as arguments that match the signature, or raise ``InvalidJobError``."""
         if self._by_name and type(data) is dict and self._required <= data.keys() <= self._names:
             return (), data  # nearly every job; the full check takes several times as long
         args, kwargs = self._split(data)

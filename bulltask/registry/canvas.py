@@ -1390,9 +1390,7 @@ def pass_overrides(canvas: Canvas[Any, Any]) -> bool:
 
 
 def check_overrides_passed(canvas: Canvas[Any, Any]) -> Canvas[Any, Any]:
-    """Return a copy whose calls have passed the replaced methods; raises ``ConfigError`` if one did not call
-    ``super()``.
-    """
+    """Return a copy that has passed the replaced methods; raises ``ConfigError`` if one did not call the original."""
     if not is_overridden(canvas):
         return canvas
     copy: Canvas[Any, Any] = canvas.clone()

@@ -216,7 +216,10 @@ class JobClient(CheckpointStore, Protocol):
         """:meth:`send` for asyncio."""
 
     def replace(self, canvas: Any, *, retries: int = 0) -> None:
-        """Add a canvas as child jobs, whose result becomes the job's; ``retries`` counts those before it."""
+        """Add a canvas as child jobs; its result becomes that of the job.
+
+        If the canvas is the next attempt of the job in another queue, ``retries`` is the number of retries before it.
+        """
 
     async def areplace(self, canvas: Any, *, retries: int = 0) -> None:
         """:meth:`replace` for asyncio."""

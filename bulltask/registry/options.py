@@ -256,8 +256,9 @@ class CallOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CallOptions:
-        """Build the options from keywords; raises ``TypeError`` for an unknown name, ``ConfigError`` for an invalid
-        flag.
+        """Build the options from keywords; raises ``TypeError`` for an unknown name.
+
+        Raises ``ConfigError`` if a flag is neither true nor false.
         """
         known = {field.name for field in fields(cls)}
         if not given.keys() <= known:

@@ -560,9 +560,7 @@ class ResultSet(Generic[R]):
             self.add(result)
 
     def remove(self, result: AsyncResult[R] | ResultSet[Any] | str) -> None:
-        """Remove a handle, or that of the job with this id, which is not affected; raises ``KeyError`` if it is no
-        member.
-        """
+        """Remove a handle, or that of the job with this id; raises ``KeyError`` if it is not a member."""
         for index, member in enumerate(self.results):
             if member == result or (isinstance(result, str) and getattr(member, "id", None) == result):
                 del self.results[index]
@@ -783,7 +781,10 @@ class GroupResult(ResultSet[R]):
         return [[self.id, parent], members]
 
     def save(self, keep: Duration | None = 86_400) -> None:
-        """Store the group, so that :meth:`restore` finds it by its id, for ``keep``; ``None`` for no limit."""
+        """Store the group, so that :meth:`restore` finds it by its id.
+
+        It is stored for ``keep``, seconds or a ``timedelta``, by default a day; ``None`` for no limit.
+        """
         keep_ms = None if keep is None else max(1, to_ms(keep, "keep"))
         reader, queue = self._store()
         reader.save_group(queue, self.id, json.dumps(self._addresses()), keep_ms)

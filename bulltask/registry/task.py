@@ -821,9 +821,7 @@ class CallCodec:
 
     @functools.cached_property
     def conversion(self) -> CallConversion | None:
-        """The conversion of calls by their hints, or ``None``; an error if ``typed=True`` and a hint cannot be
-        enforced.
-        """
+        """The conversion of calls by their hints, or ``None``; an error if ``typed=True`` cannot be kept."""
         typed = self.options.enforced_hints
         typed = self._sender()._typed if typed is None else typed
         return self.types.conversion(typed, lambda: bool(self._sender()._config.encryption_keys))

@@ -60,9 +60,7 @@ __all__ = [
 
 
 def annotate(task: AnyTask[Any, Any], annotations: Annotations) -> None:
-    """Override options of the task by those in ``annotations``; raises ``ConfigError``, with the task, for invalid
-    ones.
-    """
+    """Override the task's options by those in ``annotations``; raises ``ConfigError`` if they are invalid."""
     for where, given in _found(task, annotations):
         try:
             task._set_options(_changed(task._options, given))

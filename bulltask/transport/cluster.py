@@ -136,9 +136,7 @@ class Topology:
         return self._silent_until_ms.get(address, 0) > mono_ms()
 
     def address(self, slot: int | None) -> Address:
-        """Return a slot's node, or for ``None`` one that is preferably reachable; raises ``BrokerNotReadyError``
-        without one.
-        """
+        """Return a slot's node, a reachable one for ``None``; raises ``BrokerNotReadyError`` if it has none."""
         assert self._map is not None
         if slot is None:
             return self.by_preference()[0]

@@ -193,7 +193,7 @@ _MAX_SEQUENCE: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class StreamGap:
-    """Entries trimmed between two ids, of which the second may be ``None``; their ``count`` may be unknown."""
+    """Entries that were trimmed before they were read; ``count`` is ``None`` if it is unknown, and may be 0."""
 
     last_id_before: str
     first_id_after: str | None

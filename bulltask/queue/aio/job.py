@@ -169,9 +169,7 @@ class AsyncJob(JobFields):
         self.change(delay_ms=0)
 
     async def change_delay(self, delay: Duration) -> None:
-        """Make a delayed job due ``delay`` (seconds or ``timedelta``) from now; in any other state, a
-        ``JobStateError``.
-        """
+        """Make a delayed job due ``delay`` from now; in any other state, a ``JobStateError`` is raised."""
         delay_ms = to_ms(delay, "delay")
         await self._context.aconnect()  # sets the clock
         call = scripts.change_delay(self._context.keys, self.id, delay_ms, self._context.now_ms())

@@ -168,9 +168,7 @@ class Job(JobFields):
         self.change(delay_ms=0)
 
     def change_delay(self, delay: Duration) -> None:
-        """Make a delayed job due ``delay`` (seconds or ``timedelta``) from now; in any other state, a
-        ``JobStateError``.
-        """
+        """Make a delayed job due ``delay`` from now; in any other state, a ``JobStateError`` is raised."""
         delay_ms = to_ms(delay, "delay")
         self._context.connect()  # sets the clock
         call = scripts.change_delay(self._context.keys, self.id, delay_ms, self._context.now_ms())

@@ -180,7 +180,7 @@ def added_job(base: str, job_id: str, name: str, data: bytes, opts: Mapping[str,
 
 
 def add_deferred_duplicate(keys: QueueKeys, dedup_id: str, finished_id: str, now_ms: int) -> Call[str]:
-    """bulltask's ``addDeferred``: add the duplicate that a newer BullMQ has deferred; its id, ``""`` for none."""
+    """bulltask's ``addDeferred``: add the duplicate that a newer BullMQ deferred; its id or ``""``; repeatable."""
     script_keys = (
         keys.deferred(dedup_id),
         keys.deduplication(dedup_id),

@@ -164,7 +164,7 @@ R = TypeVar("R")
 
 
 def finish_with_errbacks(finish: Call[R], jobs: Sequence[AddedJob]) -> Call[R]:
-    """bulltask's ``finishWithErrbacks``: add error callbacks with a call that fails a job, and fetches no other."""
+    """bulltask's ``finishWithErrbacks``: with a call that fails a job, and fetches no other, add error callbacks."""
     added = to_msgpack([list(job) for job in jobs])
     assert finish.script is not None
     return script_call(wrappers.with_errbacks(finish.script), finish.keys, (added, *finish.argv), finish.parse_reply)
@@ -504,7 +504,7 @@ def wake_next(keys: QueueKeys, move: Call[R]) -> Call[R]:
 
 
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:
-    """bulltask's ``renewLocks``: renew or reacquire locks (token, job id); the ids that other workers have."""
+    """bulltask's ``renewLocks``: renew or reacquire locks (token, job id); the result is the ids of lost ones."""
     return _renew_call(keys, held, lock_ms, texts)
 
 

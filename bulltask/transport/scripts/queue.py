@@ -617,7 +617,7 @@ def read_iteration(keys: QueueKeys, scheduler_id: str, next_ms: int) -> list[Cal
 
 
 def claim_check(keys: QueueKeys, *, continued: bool = False) -> Call[bool]:
-    """Return whether the caller must check the schedulers: it is the first worker, or with ``continued`` still does."""
+    """Return whether the caller must check the schedulers: no other worker has just done so, or it has begun."""
     options = () if continued else ("NX",)
     period_ms = CHECK_MS - _TOLERANCE_MS
     return command("SET", keys.schedulers_checked, 1, *options, "PX", period_ms, parse_reply=bool)
@@ -685,7 +685,7 @@ class ScheduleVersion:
 def register_schedule_version(
     prefix: str, app: str, worker: str, version: str, number: int, now_ms: int
 ) -> Call[ScheduleVersion]:
-    """bulltask's ``scheduleVersion``: record that a worker runs a version of a schedule, with its last number."""
+    """bulltask's ``scheduleVersion``: record that a worker runs a version; ``number`` is its last one, or 0."""
 
     def parse_reply(reply: Any) -> ScheduleVersion:
         return ScheduleVersion(int(reply[0]), bool(reply[1]), text(reply[2]), sorted(texts(reply[3])))
