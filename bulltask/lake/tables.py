@@ -22,8 +22,10 @@ __all__ = [
     "COST_DAY",
     "ERRORS_DAY",
     "EVENTS",
+    "FINISHED",
     "GAPS",
     "JOBS",
+    "MAX_TIME_MS",
     "SLO_DAY",
     "SNAPSHOTS",
     "TABLES",
@@ -32,6 +34,12 @@ __all__ = [
     "Kind",
     "Table",
 ]
+
+FINISHED: Final = ("completed", "failed")
+"""The states of a finished job."""
+
+MAX_TIME_MS: Final = 253_402_300_799_999
+"""The end of the year 9999, the last time that Python and Spark can represent. Event ids can be later."""
 
 
 class Kind(StrEnum):

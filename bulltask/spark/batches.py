@@ -36,10 +36,9 @@ from bulltask.lake.storage import (
     list_files,
     partition_value,
 )
-from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
-from bulltask.spark.fold import LIFECYCLE_COLUMNS, MAX_TIME_MS
+from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, MAX_TIME_MS, Table
 from bulltask.spark.lake_tables import day_of
-from bulltask.spark.lifecycle import derive_silver
+from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, derive_silver
 from bulltask.spark.source.columns import GAP_EVENT
 from bulltask.spark.source.offsets import BEGINNING, StreamId, batch_start, decode_offsets
 from bulltask.spark.source.options import app_name

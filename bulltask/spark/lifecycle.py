@@ -1,7 +1,37 @@
-"""A batch's ``silver.attempts`` and ``silver.jobs``, and the open jobs that it leaves for the next batch."""
+"""The lifecycle of jobs, derived from their queues' events: the rows of ``silver.attempts`` and ``silver.jobs``.
+
+`derive_silver` is the only derivation: the pipeline calls it in the driver for each batch, and a rebuild calls it in
+Spark's executors, for the events of some jobs at a time. It computes with NumPy arrays, takes and returns Arrow tables,
+and accesses no files. ``tests/support/lifecycle_oracle.py`` states the same rules in plain Python, one event at a time,
+and property tests compare both.
+
+The rules follow from the events that BullMQ's scripts write:
+
+* An attempt begins with ``active``, and its number is the count of these events: BullMQ's ``ats``. A job that was
+  acquired and released (because of a rate limit, a shutdown or a dead child) looks like a retry without delay:
+  ``waiting`` with ``prev=active``, without a reason. The number of ended attempts can therefore be greater than
+  BullMQ's ``atm``.
+* A stalled job is recorded as ``waiting`` with ``prev=active`` and then ``stalled``, in one script. The attempt ended
+  when the job was waiting again.
+* ``delayed`` and ``waiting-children`` are also recorded for jobs that no worker runs; in that case they end no attempt.
+* ``added`` begins a new incarnation: the id was free because the earlier job was removed after it had finished. Adding
+  an existing id again emits ``duplicated`` and changes nothing. A finished job that is retried continues its
+  incarnation and its count.
+* ``removed`` ends the incarnation of an unfinished job. For a finished job, and for a job without other events, it adds
+  no information.
+* A stream has gaps where it was trimmed. An attempt whose last event is missing is ``open``, like a running attempt. An
+  attempt whose ``active`` event is missing has no start time.
+
+Times come from the stream, by Redis' clock. The times in a job's hash come from the clients' clocks.
+
+Each row has a version: ``as_of`` is the time of the last event from which the row is derived. If the same row is
+derived again later, from more events, it has the same or a later ``as_of``, and the latest row counts.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,432 +42,59 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulltask.lake.files import arrow_schema
-from bulltask.lake.tables import ATTEMPTS, JOBS, Table
-from bulltask.spark.fold import FINISHED, LIFECYCLE_COLUMNS, MAX_TIME_MS, STATE_AFTER, error_fingerprint, plain_reason
+from bulltask.lake.tables import ATTEMPTS, FINISHED, JOBS, MAX_TIME_MS, Table
 
 __all__ = [
-    "KINDS",
-    "OUTCOMES",
-    "Bools",
+    "LIFECYCLE_COLUMNS",
+    "MAX_FINGERPRINT",
+    "STATE_AFTER",
     "DerivedColumns",
     "FindEarlier",
-    "Ints",
-    "Lifecycles",
     "SilverBatch",
-    "attempts",
     "attempts_of",
     "derive",
     "derive_silver",
+    "error_fingerprint",
     "in_order",
-    "is_one_of",
     "job_numbers",
-    "jobs",
     "jobs_of",
     "lifecycle_events",
+    "plain_reason",
+    "plain_reasons",
 ]
 
+LIFECYCLE_COLUMNS: Final = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
+"""The columns of an event that the lifecycle of its job is derived from."""
 
-# The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.fold`, on NumPy arrays.
-#
-# If the events fit into one process, this is a hundred times faster than :mod:`~bulltask.spark.sql` in Spark.
-# It takes the same steps: sort the events of each job; find each event's neighbors; compute running sums, and the last
-# event of a kind up to each event. :mod:`~bulltask.spark.lifecycle` converts the result to rows.
-#
-# An index of -1 means no event. Arrays that are looked up by index have an additional last element, the value for "no
-# event". A time of -1 means no time, because stream times start at 0.
-
+STATE_AFTER: Final = {
+    "added": "unknown",  # the same script writes another event, unless the stream has a gap
+    "waiting": "waiting",
+    "active": "active",
+    "completed": "completed",
+    "failed": "failed",
+    "delayed": "delayed",
+    "stalled": "waiting",
+    "waiting-children": "waiting-children",
+    "removed": "removed",
+}
+"""The state of a job after an event. Other events do not belong to the lifecycle."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-KINDS: Final = tuple(STATE_AFTER)
-"""The kinds of events, by number."""
+FindEarlier = Callable[[pa.Table], pa.Table | None]
+"""A function that returns the events of jobs (``queue``, ``job_id``) in all earlier batches, or ``None``."""
 
-OUTCOMES: Final = ("open", "requeued", "stalled", "completed", "failed", "waiting-children")
-"""The outcomes of attempts, by number."""
 
-_KIND_NUMBERS: Final = {kind: number for number, kind in enumerate(KINDS)}
-_ADDED, _WAITING, _ACTIVE, _FAILED = (_KIND_NUMBERS[kind] for kind in ("added", "waiting", "active", "failed"))
-_DELAYED, _STALLED, _WAITING_CHILDREN, _REMOVED = (
-    _KIND_NUMBERS[kind] for kind in ("delayed", "stalled", "waiting-children", "removed")
-)
-_NONE: Final = -1
-
-_OUTCOME_OF_KIND: Final = np.array([OUTCOMES.index(kind) if kind in OUTCOMES else 0 for kind in KINDS] + [0])
-"""The outcome of an attempt that ends with an event of each kind, independent of earlier events."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lifecycles:
-    """Events in order. The events of a job are adjacent.
-
-    Attributes:
-        table: The events in input order, with the columns `LIFECYCLE_COLUMNS`.
-        order: The row number of each event in the table.
-        kind, ms, seq, from_active, is_new: The values of each event; the last element is the value for "no event".
-        first, last: The index of the first and of the last event of the same job.
-        previous, next: The index of the job's previous and next event.
-    """
-
-    table: pa.Table
-    order: Ints
-    kind: Ints
-    ms: Ints
-    seq: Ints
-    from_active: Bools
-    is_new: Bools
-    first: Ints
-    last: Ints
-    previous: Ints
-    next: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class DerivedColumns:
-    """Values that are derived from each event and the job's earlier events.
-
-    Attributes:
-        lifecycles: The events.
-        has_attempt: Whether the event has an attempt's row: it starts the attempt, or ends an attempt whose start is
-            unknown.
-        outcome: The outcome of this attempt, an index of `OUTCOMES`.
-        end: The event that ended the attempt; also set if the attempt's end is unknown but another event follows.
-        queued_ms, started_ms, ended_ms: The times of this attempt.
-        as_of_event: The last event from which the row of the attempt is derived.
-        deciding_event: The event after which the outcome no longer changes; -1 if it is not known yet.
-        added: The added event of this incarnation.
-        attempt_count, stalls, wait_ms, run_ms: The number of attempts of this incarnation so far, the number of stalled
-            attempts, the sums of wait and run times; -1 for an empty sum.
-        kept: The last event except ``removed``.
-        first_started_ms: When the job was first acquired in this incarnation.
-        is_last: Whether the event is the last one of an incarnation that has events other than its removal.
-    """
-
-    lifecycles: Lifecycles
-    has_attempt: Bools
-    outcome: Ints
-    end: Ints
-    queued_ms: Ints
-    started_ms: Ints
-    ended_ms: Ints
-    as_of_event: Ints
-    deciding_event: Ints
-    added: Ints
-    attempt_count: Ints
-    stalls: Ints
-    wait_ms: Ints
-    run_ms: Ints
-    kept: Ints
-    first_started_ms: Ints
-    is_last: Bools
-
-
-def lifecycle_events(events: pa.Table) -> pa.Table:
-    """Return the events that belong to a job's lifecycle, with the columns `LIFECYCLE_COLUMNS`."""
-    event, was_finished = events["event"], is_in(events["prev"], FINISHED)
-    is_needed = pc.invert(pc.and_(pc.equal(event, "removed"), was_finished))
-    is_relevant = pc.and_(pc.and_(is_in(event, KINDS), is_needed), pc.is_valid(events["job_id"]))
-    return events.select(LIFECYCLE_COLUMNS).filter(is_relevant)
-
-
-def job_numbers(events: pa.Table) -> Ints:
-    """Number the jobs from 0 in order of appearance, and return the number of each event's job."""
-    queues, ids = (_dictionary_encode(events[name]) for name in ("queue", "job_id"))
-    # Jobs in different queues can have the same id.
-    both = queues.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
-    return np.asarray(_dictionary_encode(pa.array(both)).indices.to_numpy().astype(np.int64))
-
-
-def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
-    """Sort events.
-
-    Args:
-        events: The result of `lifecycle_events`, without duplicates.
-        jobs: The `job_numbers` of the events.
-        is_new: Whether each event belongs to this batch.
-    """
-    ms, seq = (events[name].fill_null(0).to_numpy() for name in ("event_ms", "event_seq"))
-    order = np.lexsort((seq, ms, jobs))
-    kind = pc.index_in(events["event"], pa.array(KINDS, events["event"].type)).to_numpy()
-    from_active = pc.fill_null(pc.equal(events["prev"], "active"), fill_value=False).to_numpy()
-    job, index = jobs[order], np.arange(len(order))
-    begins = np.append(np.ones(min(len(job), 1), bool), job[1:] != job[:-1])
-    ends = np.append(begins[1:], np.ones(min(len(job), 1), bool))
-    starts, stops = index[begins], index[ends]
-    number = np.cumsum(begins) - 1
-    return Lifecycles(
-        events, order,
-        np.append(kind[order].astype(np.int64), _NONE), np.append(ms[order], -1), np.append(seq[order], -1),
-        np.append(from_active[order], False), np.append(is_new[order], False),
-        starts[number], stops[number], np.where(begins, -1, index - 1), np.where(ends, -1, index + 1),
-    )  # fmt: skip
-
-
-def derive(lifecycles: Lifecycles) -> DerivedColumns:
-    """Derive the attempt that begins with each event, and the sums up to that event."""
-    kind, ms = lifecycles.kind[:-1], lifecycles.ms[:-1]
-    begins = (kind == _ACTIVE) | _ends_unknown_attempt(lifecycles)
-    is_seen = kind == _ACTIVE
-    index = np.arange(len(kind))
-    after_next = np.append(lifecycles.next, -1)[lifecycles.next]
-    end, next_event = np.where(is_seen, lifecycles.next, index), np.where(is_seen, after_next, lifecycles.next)
-    outcome, released = _outcome(lifecycles, end, next_event)
-    # An event of another incarnation decides nothing in this incarnation.
-    continues = (lifecycles.kind[next_event] != _ADDED) & (next_event >= 0)
-    end_or_self = np.where((end < 0) | (lifecycles.kind[end] == _ADDED), index, end)
-    queued_at_event = np.append(_last_index(kind != _STALLED, lifecycles.first), -1)[lifecycles.previous]
-    queued = is_seen & (lifecycles.kind[queued_at_event] == _WAITING)
-    queued_ms = np.where(queued, lifecycles.ms[queued_at_event], -1)
-    started_ms = np.where(is_seen, ms, -1)
-    ended_ms = np.where(outcome > 0, lifecycles.ms[end], -1)
-    added_events, kept = _last_index(kind == _ADDED, lifecycles.first), _last_index(kind != _REMOVED, lifecycles.first)
-    first_event = np.where(added_events >= 0, added_events, lifecycles.first)
-    active = _running_sum(is_seen, first_event)
-    first_start = _last_index(is_seen & (active == 1), lifecycles.first)
-    next_kind = lifecycles.kind[lifecycles.next]
-    return DerivedColumns(
-        lifecycles, begins, outcome, end, queued_ms, started_ms, ended_ms,
-        np.where(released & continues, next_event, end_or_self), np.where(released, next_event, end), added_events,
-        _running_sum(begins, first_event), _running_sum(begins & (outcome == OUTCOMES.index("stalled")), first_event),
-        _total(started_ms - queued_ms, queued, first_event),
-        _total(ended_ms - ms, is_seen & (outcome > 0), first_event),
-        kept, np.where(active > 0, lifecycles.ms[first_start], -1),
-        ((next_kind == _NONE) | (next_kind == _ADDED)) & (kept >= 0),
-    )  # fmt: skip
-
-
-def is_in(column: Any, values: tuple[str, ...]) -> Any:
-    """Return whether each string of an Arrow column is one of ``values``; null is not."""
-    return pc.is_in(column, pa.array(values, column.type))
-
-
-def is_one_of(kind: Ints, names: tuple[str, ...]) -> Bools:
-    """Return whether each number in ``kind``, an index of `KINDS`, is the number of one of these kinds."""
-    return np.isin(kind, [_KIND_NUMBERS[name] for name in names])
-
-
-def _ends_unknown_attempt(lifecycles: Lifecycles) -> Bools:
-    """Return whether an attempt with an unknown start ended with this event."""
-    kind, from_active = lifecycles.kind[:-1], lifecycles.from_active[:-1]
-    previous, released = lifecycles.kind[lifecycles.previous], lifecycles.from_active[lifecycles.previous]
-    ends = is_one_of(kind, FINISHED)
-    # After `stalled`, this event only repeats the state.
-    ends |= (kind == _WAITING) & from_active & (previous != _STALLED)
-    ends |= (kind == _WAITING_CHILDREN) & from_active
-    ends |= (kind == _STALLED) & ~((previous == _WAITING) & released)
-    return np.asarray((previous != _ACTIVE) & ends)
-
-
-def _outcome(lifecycles: Lifecycles, end: Ints, next_event: Ints) -> tuple[Ints, Bools]:
-    """Return the outcomes of attempts, given their next two events, and whether each attempt was released."""
-    end_kind = lifecycles.kind[end]
-    released = (end_kind == _WAITING) & lifecycles.from_active[end]
-    outcome = _OUTCOME_OF_KIND[end_kind]
-    outcome = np.where(released | (end_kind == _DELAYED), OUTCOMES.index("requeued"), outcome)
-    stalled = released & (lifecycles.kind[next_event] == _STALLED)
-    return np.where(stalled, OUTCOMES.index("stalled"), outcome), released
-
-
-def _last_index(which: Bools, first: Ints) -> Ints:
-    """Return, for each event, the index of the job's last event up to it for which ``which`` is true."""
-    indexes = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
-    return np.where(indexes >= first, indexes, -1)
-
-
-def _running_sum(counted: Any, since: Ints) -> Ints:
-    """Return the sums from the event ``since`` up to each event."""
-    sums = np.append(0, np.cumsum(counted, dtype=np.int64))
-    return np.asarray(sums[1:] - sums[since])
-
-
-def _total(times_ms: Ints, which: Bools, since: Ints) -> Ints:
-    """Return the sums of the times for which ``which`` is true; -1 for an empty sum."""
-    return np.where(_running_sum(which, since) > 0, _running_sum(np.where(which, times_ms, 0), since), -1)
-
-
-def _dictionary_encode(column: Any) -> Any:
-    """Return a dictionary-encoded column."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return array.dictionary_encode()
-
-
-# Rows of ``silver.attempts`` and ``silver.jobs`` as Arrow tables, from derived arrays.
-
-
-_STATES: Final = tuple(STATE_AFTER[kind] for kind in KINDS)
-_MAX_SEQ: Final = 999  # the greatest sequence number that `as_of` distinguishes
-
-
-def attempts(events: pa.Table) -> pa.Table:
-    """Derive all jobs' attempts from their events.
-
-    Args:
-        events: Rows of ``bronze.events`` without duplicates, in any order, with the columns `LIFECYCLE_COLUMNS`.
-
-    Returns:
-        ``silver.attempts`` with its partition ``queue``: a row for each attempt, including attempts that have not
-        ended.
-    """
-    derived = _derive(events)
-    return attempts_of(derived, derived.has_attempt)
-
-
-def jobs(events: pa.Table) -> pa.Table:
-    """Derive the jobs from their events.
-
-    Args:
-        events: The events, as for `attempts`.
-
-    Returns:
-        ``silver.jobs`` with its partition ``queue``: a row for each incarnation of each job, including unfinished ones.
-    """
-    derived = _derive(events)
-    return jobs_of(derived, derived.is_last)
-
-
-def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
-    """Return the rows of ``silver.attempts`` for attempts that begin with the chosen events."""
-    rows = _Rows(derived, np.flatnonzero(chosen))
-    at = rows.at
-    outcome = derived.outcome[at]
-    failed_reason, fingerprint = rows.failed_reasons(np.where(outcome == OUTCOMES.index("failed"), derived.end[at], -1))
-    columns = {
-        "attempt": pa.array(derived.attempt_count[at], pa.int32()),
-        "queued_at": _times(derived.queued_ms[at]),
-        "started_at": _times(derived.started_ms[at]),
-        "ended_at": _times(derived.ended_ms[at]),
-        "wait_ms": _between(derived.queued_ms[at], derived.started_ms[at]),
-        "run_ms": _between(derived.started_ms[at], derived.ended_ms[at]),
-        "outcome": _take_strings(OUTCOMES, outcome),
-        "failed_reason": failed_reason,
-        "error_fingerprint": fingerprint,
-        "as_of": rows.as_of(derived.as_of_event[at]),
-    }
-    return rows.table(ATTEMPTS, columns)
-
-
-def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
-    """Return the rows of ``silver.jobs`` for incarnations whose last events are chosen."""
-    rows = _Rows(derived, np.flatnonzero(chosen))
-    at, lifecycles = rows.at, derived.lifecycles
-    kept, added_ms = derived.kept[at], lifecycles.ms[derived.added[at]]
-    # A finished job stays finished when it is removed.
-    decisive = np.where(is_one_of(lifecycles.kind[kept], FINISHED), kept, at)
-    state = lifecycles.kind[decisive]
-    finished_ms = np.where(is_one_of(state, FINISHED), lifecycles.ms[decisive], -1)
-    failed_reason, fingerprint = rows.failed_reasons(np.where(is_one_of(state, ("failed",)), decisive, -1))
-    columns = {
-        "created_at": _times(added_ms),
-        "first_started_at": _times(derived.first_started_ms[at]),
-        "finished_at": _times(finished_ms),
-        "state": _take_strings(_STATES, state),
-        "attempt_count": pa.array(derived.attempt_count[at], pa.int32()),
-        "stalls": pa.array(derived.stalls[at], pa.int32()),
-        "wait_ms": _known(derived.wait_ms[at]),
-        "run_ms": _known(derived.run_ms[at]),
-        "total_ms": _between(added_ms, finished_ms),
-        "failed_reason": failed_reason,
-        "error_fingerprint": fingerprint,
-        "as_of": rows.as_of(decisive),
-    }
-    return rows.table(JOBS, columns)
-
-
-class _Rows:
-    """The common columns of the rows of both tables.
-
-    Args:
-        derived: The events.
-        at: The index of the event from which each row is derived.
-    """
-
-    def __init__(self, derived: DerivedColumns, at: Ints) -> None:
-        self._lifecycles = derived.lifecycles
-        self._added = derived.added[at]
-        self.at = at
-
-    def as_of(self, decisive: Ints) -> pa.Array:
-        """Return the value of `bulltask.spark.fold.LifecycleEvent.as_of_us` for events."""
-        us = np.minimum(self._lifecycles.ms[decisive], MAX_TIME_MS) * 1000 + np.minimum(
-            self._lifecycles.seq[decisive], _MAX_SEQ
-        )
-        return pa.array(us).cast(pa.timestamp("us", "UTC"))
-
-    def failed_reasons(self, decisive: Ints) -> tuple[pa.Array, pa.Array]:
-        """Return the failure reasons as plain text, and their fingerprints, computed once per reason."""
-        encoded = self._texts("failed_reason", decisive).dictionary_encode()
-        plain = [plain_reason(reason) for reason in encoded.dictionary.to_pylist()]
-        reasons = pa.array(plain, pa.string()), pa.array([error_fingerprint(reason) for reason in plain], pa.string())
-        return tuple(column.take(encoded.indices) for column in reasons)
-
-    def table(self, table: Table, columns: dict[str, pa.Array]) -> pa.Table:
-        """Return the table with these columns; columns that cannot be derived from events are null."""
-        makers: dict[str, Callable[[], pa.Array]] = {
-            "queue": lambda: self._texts("queue", self.at),
-            "job_id": lambda: self._texts("job_id", self.at),
-            "name": lambda: self._texts("name", self._added),
-            "incarnation": self._incarnation,
-            "source": lambda: pa.repeat(pa.scalar("events"), len(self.at)),
-        }
-        schema = pa.schema([field for field in arrow_schema(table) if field.name not in {"dt", "ingest_id"}])
-        arrays = [
-            columns[field.name]
-            if field.name in columns
-            else makers[field.name]()
-            if field.name in makers
-            else pa.nulls(len(self.at), field.type)
-            for field in schema
-        ]
-        return pa.Table.from_arrays(arrays, schema=schema)
-
-    def _incarnation(self) -> pa.Array:
-        """Return the id of the added event."""
-        ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lifecycles.ms, self._lifecycles.seq))
-        return pc.binary_join_element_wise(ms, seq, "-")
-
-    def _texts(self, column: str, at: Ints) -> pa.Array:
-        """Return a string column of events; null where there is no event."""
-        indexes = np.append(self._lifecycles.order, 0)[at]
-        texts = self._lifecycles.table[column].take(pa.array(indexes, mask=at < 0))
-        return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-
-
-def _derive(events: pa.Table) -> DerivedColumns:
-    derived = lifecycle_events(events)
-    return derive(in_order(derived, job_numbers(derived), np.ones(derived.num_rows, bool)))
-
-
-def _known(numbers: Ints) -> pa.Array:
-    return pa.array(numbers, mask=numbers < 0)
-
-
-def _between(first_ms: Ints, last_ms: Ints) -> pa.Array:
-    return pa.array(last_ms - first_ms, mask=(first_ms < 0) | (last_ms < 0))
-
-
-def _times(ms: Ints) -> pa.Array:
-    return pa.array(np.minimum(ms, MAX_TIME_MS) * 1000, mask=ms < 0).cast(pa.timestamp("us", "UTC"))
-
-
-def _take_strings(strings: tuple[str, ...], numbers: Ints) -> pa.Array:
-    return pa.array(strings, pa.string()).take(pa.array(numbers))
-
-
-# A batch's ``silver.attempts`` and ``silver.jobs``, and the open jobs that it leaves for the next batch.
+# The rows of a batch
 #
 # A batch's events are combined with those of the jobs that were open before it. An attempt is written in the batch that
 # decides its outcome, and a job in the batch in which it finishes, so nothing is written twice. If a finished job is
 # later retried manually, it gets a new row with the same key and a later ``as_of``.
 #
 # A job in the batch may be neither new nor open: it had finished and was retried manually, it had timed out, or some of
-# its events were lost. Its earlier events are looked up, and its whole lifecycle is derived again.
-#
-# A batch is bounded, so this module uses NumPy arrays, in the process that runs the batch. Open jobs without events in
-# the batch stay unchanged. The functions take and return Arrow tables; they do not access files.
-
-
-FindEarlier = Callable[[pa.Table], pa.Table | None]
-"""A function that returns the events of jobs (``queue``, ``job_id``) in all earlier batches, or ``None``."""
+# its events were lost. Its earlier events are looked up, and its whole lifecycle is derived again. Open jobs without
+# events in the batch stay unchanged.
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +158,7 @@ def _add_earlier_events(lifecycles: Lifecycles, find_earlier: FindEarlier) -> Li
     starts = np.flatnonzero(lifecycles.first == np.arange(count))
     if not count:
         return lifecycles
-    is_late = np.logical_and.reduceat(lifecycles.is_new[:-1], starts) & ~is_one_of(lifecycles.kind[starts], ("added",))
+    is_late = np.logical_and.reduceat(lifecycles.is_new[:-1], starts) & ~_is_one_of(lifecycles.kind[starts], ("added",))
     keys = lifecycles.table.select(["queue", "job_id"]).take(lifecycles.order[starts[is_late]])
     earlier = find_earlier(keys) if keys.num_rows else None
     if earlier is None:
@@ -521,7 +178,7 @@ def _select_rows(derived: DerivedColumns, time_out_before_ms: int) -> tuple[Bool
     """
     lifecycles = derived.lifecycles
     kind, last = lifecycles.kind[:-1], lifecycles.last
-    is_removed, was_finished = is_one_of(kind, ("removed",)), is_one_of(lifecycles.kind[derived.kept], FINISHED)
+    is_removed, was_finished = _is_one_of(kind, ("removed",)), _is_one_of(lifecycles.kind[derived.kept], FINISHED)
     continues = (derived.added == derived.added[last]) & ~(was_finished | is_removed)[last]
     is_old = lifecycles.ms[last] < time_out_before_ms
     timed_out = continues & is_old
@@ -539,3 +196,411 @@ def _by_day(rows: pa.Table, ended_at: str) -> pa.Table:
     """Add the partition ``dt``: the day (UTC) on which the row's attempt or job ended, or of its last event."""
     day: Any = pc.coalesce(rows[ended_at], rows["as_of"]).cast(pa.date32())
     return rows.append_column("dt", day.cast(pa.string()))
+
+
+# Columns that are derived from the events in order
+#
+# Sort the events of each job; find each event's neighbors; compute running sums, and the last event of a kind up to
+# each event. An index of -1 means no event. Arrays that are looked up by index have an additional last element, the
+# value for "no event". A time of -1 means no time, because stream times start at 0.
+
+
+_KINDS: Final = tuple(STATE_AFTER)
+_KIND_NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
+_ADDED, _WAITING, _ACTIVE = (_KIND_NUMBERS[kind] for kind in ("added", "waiting", "active"))
+_DELAYED, _STALLED, _WAITING_CHILDREN, _REMOVED = (
+    _KIND_NUMBERS[kind] for kind in ("delayed", "stalled", "waiting-children", "removed")
+)
+_NONE: Final = -1
+
+_OUTCOMES: Final = ("open", "requeued", "stalled", "completed", "failed", "waiting-children")
+_OUTCOME_OF_KIND: Final = np.array([_OUTCOMES.index(kind) if kind in _OUTCOMES else 0 for kind in _KINDS] + [0])
+"""The outcome of an attempt that ends with an event of each kind, independent of earlier events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycles:
+    """Events in order. The events of a job are adjacent.
+
+    Attributes:
+        table: The events in input order, with the columns `LIFECYCLE_COLUMNS`.
+        order: The row number of each event in the table.
+        kind, ms, seq, from_active, is_new: The values of each event; the last element is the value for "no event".
+        first, last: The index of the first and of the last event of the same job.
+        previous, next: The index of the job's previous and next event.
+    """
+
+    table: pa.Table
+    order: Ints
+    kind: Ints
+    ms: Ints
+    seq: Ints
+    from_active: Bools
+    is_new: Bools
+    first: Ints
+    last: Ints
+    previous: Ints
+    next: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedColumns:
+    """Values that are derived from each event and the job's earlier events.
+
+    Attributes:
+        lifecycles: The events.
+        has_attempt: Whether the event has an attempt's row: it starts the attempt, or ends an attempt whose start is
+            unknown.
+        outcome: The outcome of this attempt, an index of `_OUTCOMES`.
+        end: The event that ended the attempt; also set if the attempt's end is unknown but another event follows.
+        queued_ms, started_ms, ended_ms: The times of this attempt.
+        as_of_event: The last event from which the row of the attempt is derived.
+        deciding_event: The event after which the outcome no longer changes; -1 if it is not known yet.
+        added: The added event of this incarnation.
+        attempt_count, stalls, wait_ms, run_ms: The number of attempts of this incarnation so far, the number of stalled
+            attempts, the sums of wait and run times; -1 for an empty sum.
+        kept: The last event except ``removed``.
+        first_started_ms: When the job was first acquired in this incarnation.
+        is_last: Whether the event is the last one of an incarnation that has events other than its removal.
+    """
+
+    lifecycles: Lifecycles
+    has_attempt: Bools
+    outcome: Ints
+    end: Ints
+    queued_ms: Ints
+    started_ms: Ints
+    ended_ms: Ints
+    as_of_event: Ints
+    deciding_event: Ints
+    added: Ints
+    attempt_count: Ints
+    stalls: Ints
+    wait_ms: Ints
+    run_ms: Ints
+    kept: Ints
+    first_started_ms: Ints
+    is_last: Bools
+
+
+def lifecycle_events(events: pa.Table) -> pa.Table:
+    """Return the events that belong to a job's lifecycle, with the columns `LIFECYCLE_COLUMNS`."""
+    event, was_finished = events["event"], _is_in(events["prev"], FINISHED)
+    is_needed = pc.invert(pc.and_(pc.equal(event, "removed"), was_finished))
+    is_relevant = pc.and_(pc.and_(_is_in(event, _KINDS), is_needed), pc.is_valid(events["job_id"]))
+    return events.select(LIFECYCLE_COLUMNS).filter(is_relevant)
+
+
+def job_numbers(events: pa.Table) -> Ints:
+    """Number the jobs from 0 in order of appearance, and return the number of each event's job."""
+    queues, ids = (_dictionary_encode(events[name]) for name in ("queue", "job_id"))
+    # Jobs in different queues can have the same id.
+    both = queues.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
+    return np.asarray(_dictionary_encode(pa.array(both)).indices.to_numpy().astype(np.int64))
+
+
+def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
+    """Sort events.
+
+    Args:
+        events: The result of `lifecycle_events`, without duplicates.
+        jobs: The `job_numbers` of the events.
+        is_new: Whether each event belongs to this batch.
+    """
+    ms, seq = (events[name].fill_null(0).to_numpy() for name in ("event_ms", "event_seq"))
+    order = np.lexsort((seq, ms, jobs))
+    kind = pc.index_in(events["event"], pa.array(_KINDS, events["event"].type)).to_numpy()
+    from_active = pc.fill_null(pc.equal(events["prev"], "active"), fill_value=False).to_numpy()
+    job, index = jobs[order], np.arange(len(order))
+    begins = np.append(np.ones(min(len(job), 1), bool), job[1:] != job[:-1])
+    ends = np.append(begins[1:], np.ones(min(len(job), 1), bool))
+    starts, stops = index[begins], index[ends]
+    number = np.cumsum(begins) - 1
+    return Lifecycles(
+        events, order,
+        np.append(kind[order].astype(np.int64), _NONE), np.append(ms[order], -1), np.append(seq[order], -1),
+        np.append(from_active[order], False), np.append(is_new[order], False),
+        starts[number], stops[number], np.where(begins, -1, index - 1), np.where(ends, -1, index + 1),
+    )  # fmt: skip
+
+
+def derive(lifecycles: Lifecycles) -> DerivedColumns:
+    """Derive the attempt that begins with each event, and the sums up to that event."""
+    kind, ms = lifecycles.kind[:-1], lifecycles.ms[:-1]
+    begins = (kind == _ACTIVE) | _ends_unknown_attempt(lifecycles)
+    is_seen = kind == _ACTIVE
+    index = np.arange(len(kind))
+    after_next = np.append(lifecycles.next, -1)[lifecycles.next]
+    end, next_event = np.where(is_seen, lifecycles.next, index), np.where(is_seen, after_next, lifecycles.next)
+    outcome, released = _outcome(lifecycles, end, next_event)
+    # An event of another incarnation decides nothing in this incarnation.
+    continues = (lifecycles.kind[next_event] != _ADDED) & (next_event >= 0)
+    end_or_self = np.where((end < 0) | (lifecycles.kind[end] == _ADDED), index, end)
+    queued_at_event = np.append(_last_index(kind != _STALLED, lifecycles.first), -1)[lifecycles.previous]
+    queued = is_seen & (lifecycles.kind[queued_at_event] == _WAITING)
+    queued_ms = np.where(queued, lifecycles.ms[queued_at_event], -1)
+    started_ms = np.where(is_seen, ms, -1)
+    ended_ms = np.where(outcome > 0, lifecycles.ms[end], -1)
+    added_events, kept = _last_index(kind == _ADDED, lifecycles.first), _last_index(kind != _REMOVED, lifecycles.first)
+    first_event = np.where(added_events >= 0, added_events, lifecycles.first)
+    active = _running_sum(is_seen, first_event)
+    first_start = _last_index(is_seen & (active == 1), lifecycles.first)
+    next_kind = lifecycles.kind[lifecycles.next]
+    return DerivedColumns(
+        lifecycles, begins, outcome, end, queued_ms, started_ms, ended_ms,
+        np.where(released & continues, next_event, end_or_self), np.where(released, next_event, end), added_events,
+        _running_sum(begins, first_event), _running_sum(begins & (outcome == _OUTCOMES.index("stalled")), first_event),
+        _total(started_ms - queued_ms, queued, first_event),
+        _total(ended_ms - ms, is_seen & (outcome > 0), first_event),
+        kept, np.where(active > 0, lifecycles.ms[first_start], -1),
+        ((next_kind == _NONE) | (next_kind == _ADDED)) & (kept >= 0),
+    )  # fmt: skip
+
+
+def _ends_unknown_attempt(lifecycles: Lifecycles) -> Bools:
+    """Return whether an attempt with an unknown start ended with this event."""
+    kind, from_active = lifecycles.kind[:-1], lifecycles.from_active[:-1]
+    previous, released = lifecycles.kind[lifecycles.previous], lifecycles.from_active[lifecycles.previous]
+    ends = _is_one_of(kind, FINISHED)
+    # After `stalled`, this event only repeats the state.
+    ends |= (kind == _WAITING) & from_active & (previous != _STALLED)
+    ends |= (kind == _WAITING_CHILDREN) & from_active
+    ends |= (kind == _STALLED) & ~((previous == _WAITING) & released)
+    return np.asarray((previous != _ACTIVE) & ends)
+
+
+def _outcome(lifecycles: Lifecycles, end: Ints, next_event: Ints) -> tuple[Ints, Bools]:
+    """Return the outcomes of attempts, given their next two events, and whether each attempt was released."""
+    end_kind = lifecycles.kind[end]
+    released = (end_kind == _WAITING) & lifecycles.from_active[end]
+    outcome = _OUTCOME_OF_KIND[end_kind]
+    outcome = np.where(released | (end_kind == _DELAYED), _OUTCOMES.index("requeued"), outcome)
+    stalled = released & (lifecycles.kind[next_event] == _STALLED)
+    return np.where(stalled, _OUTCOMES.index("stalled"), outcome), released
+
+
+def _is_in(column: Any, values: tuple[str, ...]) -> Any:
+    """Return whether each string of an Arrow column is one of ``values``; null is not."""
+    return pc.is_in(column, pa.array(values, column.type))
+
+
+def _is_one_of(kind: Ints, names: tuple[str, ...]) -> Bools:
+    """Return whether each number in ``kind``, an index of `_KINDS`, is the number of one of these kinds."""
+    return np.isin(kind, [_KIND_NUMBERS[name] for name in names])
+
+
+def _last_index(which: Bools, first: Ints) -> Ints:
+    """Return, for each event, the index of the job's last event up to it for which ``which`` is true."""
+    indexes = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
+    return np.where(indexes >= first, indexes, -1)
+
+
+def _running_sum(counted: Any, since: Ints) -> Ints:
+    """Return the sums from the event ``since`` up to each event."""
+    sums = np.append(0, np.cumsum(counted, dtype=np.int64))
+    return np.asarray(sums[1:] - sums[since])
+
+
+def _total(times_ms: Ints, which: Bools, since: Ints) -> Ints:
+    """Return the sums of the times for which ``which`` is true; -1 for an empty sum."""
+    return np.where(_running_sum(which, since) > 0, _running_sum(np.where(which, times_ms, 0), since), -1)
+
+
+def _dictionary_encode(column: Any) -> Any:
+    """Return a dictionary-encoded column."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array.dictionary_encode()
+
+
+# Rows
+
+
+_MAX_SEQ: Final = 999
+"""The greatest sequence number that ``as_of`` distinguishes."""
+
+_STATES: Final = tuple(STATE_AFTER[kind] for kind in _KINDS)
+
+
+def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
+    """Return the rows of ``silver.attempts`` for attempts that begin with the chosen events."""
+    rows = _Rows(derived, np.flatnonzero(chosen))
+    at = rows.at
+    outcome = derived.outcome[at]
+    failed_reason, fingerprint = rows.failed_reasons(
+        np.where(outcome == _OUTCOMES.index("failed"), derived.end[at], -1)
+    )
+    columns = {
+        "attempt": pa.array(derived.attempt_count[at], pa.int32()),
+        "queued_at": _times(derived.queued_ms[at]),
+        "started_at": _times(derived.started_ms[at]),
+        "ended_at": _times(derived.ended_ms[at]),
+        "wait_ms": _between(derived.queued_ms[at], derived.started_ms[at]),
+        "run_ms": _between(derived.started_ms[at], derived.ended_ms[at]),
+        "outcome": _take_strings(_OUTCOMES, outcome),
+        "failed_reason": failed_reason,
+        "error_fingerprint": fingerprint,
+        "as_of": rows.as_of(derived.as_of_event[at]),
+    }
+    return rows.table(ATTEMPTS, columns)
+
+
+def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
+    """Return the rows of ``silver.jobs`` for incarnations whose last events are chosen."""
+    rows = _Rows(derived, np.flatnonzero(chosen))
+    at, lifecycles = rows.at, derived.lifecycles
+    kept, added_ms = derived.kept[at], lifecycles.ms[derived.added[at]]
+    # A finished job stays finished when it is removed.
+    decisive = np.where(_is_one_of(lifecycles.kind[kept], FINISHED), kept, at)
+    state = lifecycles.kind[decisive]
+    finished_ms = np.where(_is_one_of(state, FINISHED), lifecycles.ms[decisive], -1)
+    failed_reason, fingerprint = rows.failed_reasons(np.where(_is_one_of(state, ("failed",)), decisive, -1))
+    columns = {
+        "created_at": _times(added_ms),
+        "first_started_at": _times(derived.first_started_ms[at]),
+        "finished_at": _times(finished_ms),
+        "state": _take_strings(_STATES, state),
+        "attempt_count": pa.array(derived.attempt_count[at], pa.int32()),
+        "stalls": pa.array(derived.stalls[at], pa.int32()),
+        "wait_ms": _known(derived.wait_ms[at]),
+        "run_ms": _known(derived.run_ms[at]),
+        "total_ms": _between(added_ms, finished_ms),
+        "failed_reason": failed_reason,
+        "error_fingerprint": fingerprint,
+        "as_of": rows.as_of(decisive),
+    }
+    return rows.table(JOBS, columns)
+
+
+class _Rows:
+    """The common columns of the rows of both tables.
+
+    Args:
+        derived: The events.
+        at: The index of the event from which each row is derived.
+    """
+
+    def __init__(self, derived: DerivedColumns, at: Ints) -> None:
+        self._lifecycles = derived.lifecycles
+        self._added = derived.added[at]
+        self.at = at
+
+    def as_of(self, decisive: Ints) -> pa.Array:
+        """Return the times of events; sequence numbers distinguish those of one millisecond."""
+        us = np.minimum(self._lifecycles.ms[decisive], MAX_TIME_MS) * 1000 + np.minimum(
+            self._lifecycles.seq[decisive], _MAX_SEQ
+        )
+        return pa.array(us).cast(pa.timestamp("us", "UTC"))
+
+    def failed_reasons(self, decisive: Ints) -> tuple[pa.Array, pa.Array]:
+        """Return the `plain_reasons` of events."""
+        return plain_reasons(self._texts("failed_reason", decisive))
+
+    def table(self, table: Table, columns: dict[str, pa.Array]) -> pa.Table:
+        """Return the table with these columns; columns that cannot be derived from events are null."""
+        makers: dict[str, Callable[[], pa.Array]] = {
+            "queue": lambda: self._texts("queue", self.at),
+            "job_id": lambda: self._texts("job_id", self.at),
+            "name": lambda: self._texts("name", self._added),
+            "incarnation": self._incarnation,
+            "source": lambda: pa.repeat(pa.scalar("events"), len(self.at)),
+        }
+        schema = pa.schema([field for field in arrow_schema(table) if field.name not in {"dt", "ingest_id"}])
+        arrays = [
+            columns[field.name]
+            if field.name in columns
+            else makers[field.name]()
+            if field.name in makers
+            else pa.nulls(len(self.at), field.type)
+            for field in schema
+        ]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def _incarnation(self) -> pa.Array:
+        """Return the id of the added event."""
+        ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lifecycles.ms, self._lifecycles.seq))
+        return pc.binary_join_element_wise(ms, seq, "-")
+
+    def _texts(self, column: str, at: Ints) -> pa.Array:
+        """Return a string column of events; null where there is no event."""
+        indexes = np.append(self._lifecycles.order, 0)[at]
+        texts = self._lifecycles.table[column].take(pa.array(indexes, mask=at < 0))
+        return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+
+
+def _known(numbers: Ints) -> pa.Array:
+    return pa.array(numbers, mask=numbers < 0)
+
+
+def _between(first_ms: Ints, last_ms: Ints) -> pa.Array:
+    return pa.array(last_ms - first_ms, mask=(first_ms < 0) | (last_ms < 0))
+
+
+def _times(ms: Ints) -> pa.Array:
+    return pa.array(np.minimum(ms, MAX_TIME_MS) * 1000, mask=ms < 0).cast(pa.timestamp("us", "UTC"))
+
+
+def _take_strings(strings: tuple[str, ...], numbers: Ints) -> pa.Array:
+    return pa.array(strings, pa.string()).take(pa.array(numbers))
+
+
+# Failure reasons as plain text, and their fingerprints: the reason without its variable parts
+
+
+#: An escape sequence of a JSON string. Unpaired surrogates do not match, because Java cannot store them.
+_ESCAPE: Final = re.compile(
+    r'\\(?:["\\/bfnrt]'
+    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})"
+)
+#: Characters that a JSON string cannot contain between its quotes after its escapes are removed.
+_UNQUOTABLE: Final = re.compile(r'["\\\x00-\x1f]')
+#: All text after the first line.
+_FURTHER_LINES: Final = re.compile(r"[\r\n][\s\S]*")
+#: What ``#`` replaces, in this order. The lakes of users have these fingerprints: do not change them.
+_VARIABLE_PARTS: Final = tuple(
+    map(
+        re.compile,
+        (
+            r"(?<![A-Za-z0-9_])'[^']*'(?![A-Za-z0-9_])",
+            r'(?<![A-Za-z0-9_])"[^"]*"(?![A-Za-z0-9_])',
+            r"0[xX][0-9a-fA-F]+",
+            # A UUID, a digest, an object id: hex with at least one digit, so that no word matches. Bounded, because the
+            # search for the digit would take quadratic time.
+            r"(?<![A-Za-z0-9_])(?=[a-fA-F-]{0,64}[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,}){0,16}(?![A-Za-z0-9_])",
+            r"[0-9]+",
+        ),
+    )
+)
+#: The maximum length of a fingerprint.
+MAX_FINGERPRINT: Final = 200
+
+
+def plain_reasons(reasons: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return failure reasons as plain text, and their fingerprints, computed once per reason."""
+    encoded = reasons.dictionary_encode()
+    plain = [plain_reason(reason) for reason in encoded.dictionary.to_pylist()]
+    columns = pa.array(plain, pa.string()), pa.array([error_fingerprint(reason) for reason in plain], pa.string())
+    return columns[0].take(encoded.indices), columns[1].take(encoded.indices)
+
+
+def plain_reason(reason: str | None) -> str | None:
+    """Return the reason as plain text: BullMQ for Python stores it as a JSON string, BullMQ for Node.js as is."""
+    if reason is None or len(reason) < 2 or not (reason.startswith('"') and reason.endswith('"')):
+        return reason
+    if _UNQUOTABLE.search(_ESCAPE.sub("", reason[1:-1])):
+        return reason
+    return str(json.loads(reason))
+
+
+def error_fingerprint(reason: str | None) -> str | None:
+    """Return the fingerprint of a reason: its first line, with ``#`` for quoted text, hex and numbers.
+
+    Args:
+        reason: The result of `plain_reason`.
+    """
+    if reason is None:
+        return None
+    fingerprint = _FURTHER_LINES.sub("", reason)
+    for pattern in _VARIABLE_PARTS:
+        fingerprint = pattern.sub("#", fingerprint)
+    return fingerprint[:MAX_FINGERPRINT]

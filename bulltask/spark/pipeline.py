@@ -23,10 +23,9 @@ from bulltask.lake.files import CompactResult, compact
 from bulltask.lake.slo_config import SLOConfig
 from bulltask.lake.status import PipelineStatus
 from bulltask.lake.storage import Layout, Ledger, RunLock, check_local, finish_intents
-from bulltask.lake.tables import BACKFILLS, GAPS
+from bulltask.lake.tables import BACKFILLS, FINISHED, GAPS
 from bulltask.spark.batches import BatchWriter
 from bulltask.spark.connector import register
-from bulltask.spark.fold import FINISHED
 from bulltask.spark.gold import build_gold
 from bulltask.spark.lake_tables import read_table
 from bulltask.spark.repair import BackfillResult, backfill, build_silver, snapshot

@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
@@ -17,23 +19,13 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType, 
 from bulltask.jobs.errors import ConfigError, LakeError
 from bulltask.lake.files import CLOCK_TOLERANCE, GapRow, find_gaps
 from bulltask.lake.storage import AtomicSwap, Layout, Ledger, hold_swaps, list_directories
-from bulltask.lake.tables import ATTEMPTS, BACKFILLS, EVENTS, JOBS, SNAPSHOTS, Table
+from bulltask.lake.tables import ATTEMPTS, BACKFILLS, EVENTS, FINISHED, JOBS, MAX_TIME_MS, SNAPSHOTS, Table
 from bulltask.spark.connector import register
-from bulltask.spark.fold import FINISHED
-from bulltask.spark.lake_tables import append, as_table, command_ingest_id, day_of, latest, read_table
-from bulltask.spark.sql import (
-    as_time,
-    attempts_of,
-    derive,
-    error_fingerprint,
-    in_order,
-    is_finished,
-    jobs_of,
-    lifecycle_events,
-    plain_reason,
-)
+from bulltask.spark.lake_tables import append, command_ingest_id, day_of, latest, read_table, spark_schema
+from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, STATE_AFTER, derive_silver, plain_reasons
+from bulltask.spark.sink import vectorized_udf
 
-__all__ = ["FINISHED", "BackfillResult", "SnapshotResult", "backfill", "build_silver", "derived_silver", "snapshot"]
+__all__ = ["BackfillResult", "SnapshotResult", "backfill", "build_silver", "derived_silver", "snapshot"]
 
 
 # Snapshots: write jobs that are in Redis, by default the finished ones, to ``bronze.jobs``.
@@ -108,6 +100,9 @@ _GAPS: Final = StructType(
 )
 
 
+_REASON: Final = StructType([StructField(name, StringType()) for name in ("failed_reason", "error_fingerprint")])
+
+
 @dataclass(frozen=True, slots=True)
 class BackfillResult:
     """The result of a backfill.
@@ -163,7 +158,10 @@ def backfill(
     # Events recorded while the hashes are read are later than this, so they supersede these rows.
     snapshot_at = datetime.now(UTC)
     examined = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
-    missing = _missing(spark, layout, gaps).cache()
+    reason = F.when(F.col("state") == "failed", F.col("failed_reason"))
+    missing = (
+        _missing(spark, layout, gaps).withColumn("reason", vectorized_udf(_plain_reasons, _REASON)(reason)).cache()
+    )
     try:
         with hold_swaps(layout):
             missing.count()
@@ -220,7 +218,8 @@ def _is_known() -> Column:
     same_end = (F.col("state") == F.col("silver_state")) & (
         F.col("silver_at") >= F.col("finished_at") - F.lit(CLOCK_TOLERANCE)
     )
-    added_at = as_time(F.split("silver_incarnation", "-")[0].cast("bigint"))
+    added_ms = F.split("silver_incarnation", "-")[0].cast("bigint")
+    added_at = F.timestamp_millis(F.when(added_ms > MAX_TIME_MS, MAX_TIME_MS).otherwise(added_ms))
     same_incarnation = added_at <= F.coalesce("created_at", "finished_at") + F.lit(CLOCK_TOLERANCE)
     later = F.col("silver_at") > F.col("finished_at") + F.lit(CLOCK_TOLERANCE)
     return same_job & (same_end | (same_incarnation & later))
@@ -275,8 +274,9 @@ def _last_attempt_number() -> Column:
     return F.greatest(F.coalesce("attempts_started", "attempts_made", F.lit(1)), F.lit(1)).cast("int")
 
 
-def _failed_reason() -> Column:
-    return F.when(F.col("state") == "failed", plain_reason(F.col("failed_reason")))
+def _plain_reasons(reasons: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    for column in reasons:
+        yield pa.StructArray.from_arrays(plain_reasons(column), _REASON.names)
 
 
 def _ms(first: str, last: str) -> Column:
@@ -297,8 +297,8 @@ def _attempts(rows: DataFrame) -> DataFrame:
         F.lit(None).cast("bigint").alias("wait_ms"),
         _ms("processed_at", "finished_at").alias("run_ms"),
         F.col("state").alias("outcome"),
-        _failed_reason().alias("failed_reason"),
-        error_fingerprint(_failed_reason()).alias("error_fingerprint"),
+        "reason.failed_reason",
+        "reason.error_fingerprint",
         "worker",
         "source",
         "as_of",
@@ -323,8 +323,8 @@ def _backfilled_jobs(rows: DataFrame) -> DataFrame:
         F.lit(None).cast("bigint").alias("wait_ms"),
         F.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),
         _ms("created_at", "finished_at").alias("total_ms"),
-        _failed_reason().alias("failed_reason"),
-        error_fingerprint(_failed_reason()).alias("error_fingerprint"),
+        "reason.failed_reason",
+        "reason.error_fingerprint",
         "parent_key",
         F.octet_length("data").cast("int").alias("data_bytes"),
         "source",
@@ -344,7 +344,13 @@ def _record_backfills(
 # Rebuild ``silver`` for some days from ``bronze.events``, after damage or an upgrade of bulltask.
 
 
+def _row_type(table: Table) -> StructType:
+    return StructType([field for field in spark_schema(table).fields if field.name != "ingest_id"])
+
+
 _TABLES: Final = (ATTEMPTS, JOBS)
+_SILVER: Final = StructType([StructField(table.name, _row_type(table)) for table in _TABLES])
+_ROWS_PER_ARRAY: Final = 10_000
 
 Partitions = dict[tuple[str, str], list[Path]]
 """Paths by the names of their day and queue directories."""
@@ -433,7 +439,7 @@ def _is_timed_out(table: Table) -> Column:
 def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[Table, DataFrame]]:
     """Derive the attempts whose outcome is known and the finished jobs, which can be used inside the ``with`` block.
 
-    Open jobs are omitted, as in batches (:mod:`~bulltask.spark.lifecycle`).
+    Open jobs are omitted, as in batches (:mod:`~bulltask.spark.batches`).
 
     Args:
         events: All rows of ``bronze.events``.
@@ -442,45 +448,37 @@ def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[
     Yields:
         Rows of ``silver.attempts`` and ``silver.jobs``, without ``ingest_id``.
     """
-    chosen = _choose_rows(derive(lifecycle_events(events)), time_out_before_ms).persist()
+    relevant = events.where(F.col("job_id").isNotNull() & F.col("event").isin(*STATE_AFTER)).select(*LIFECYCLE_COLUMNS)
+    by_job = relevant.repartition("queue", "job_id")  # all events of a job are in one partition
+    derive = vectorized_udf(partial(_derive_rows, time_out_before_ms=time_out_before_ms), _SILVER)
+    rows = by_job.select(derive(F.struct(*LIFECYCLE_COLUMNS)).alias("row")).persist()
     try:
         yield {
-            ATTEMPTS: _as_rows_of(attempts_of(chosen.where("is_attempt")), ATTEMPTS, "ended_at"),
-            JOBS: _as_rows_of(jobs_of(chosen.where("is_job")), JOBS, "finished_at"),
+            table: rows.where(F.col(f"row.{table.name}").isNotNull()).select(f"row.{table.name}.*") for table in _TABLES
         }
     finally:
-        chosen.unpersist()
+        rows.unpersist()
 
 
-def _choose_rows(derived: DataFrame, time_out_before_ms: int) -> DataFrame:
-    """Keep events that begin an attempt with a known outcome (``is_attempt``), or end an incarnation (``is_job``)."""
-    window = in_order().rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    incarnation = F.struct(
-        *(F.coalesce(F.col(f"added.{name}"), F.lit(-1)).alias(name) for name in ("event_ms", "event_seq"))
-    )
-    last = {
-        "last_incarnation": F.last("incarnation").over(window),
-        "last_kept": F.last("kept.event").over(window),
-        "last_event": F.last("event").over(window),
-        "last_ms": F.last("event_ms").over(window),
-    }
-    ended = F.coalesce(F.col("last_kept").isin(*FINISHED), F.lit(False)) | (F.col("last_event") == "removed")
-    timed_out = (F.col("incarnation") == F.col("last_incarnation")) & ~ended & (F.col("last_ms") < time_out_before_ms)
-    is_over = (
-        F.coalesce(is_finished(), F.lit(False))
-        | (F.col("event") == "removed")
-        | F.col("next_event").isNotNull()
-        | F.col("timed_out")
-    )
-    with_last = derived.withColumn("incarnation", incarnation).withColumns(last).withColumn("timed_out", timed_out)
-    return with_last.withColumns(
-        {
-            "is_attempt": F.col("has_attempt") & (F.col("decided").isNotNull() | F.col("timed_out")),
-            "is_job": F.col("is_last") & is_over,
-        }
-    ).where("is_attempt OR is_job")
+def _no_earlier_events(_jobs: pa.Table) -> None:
+    return None
 
 
-def _as_rows_of(rows: DataFrame, table: Table, ended_at: str) -> DataFrame:
-    added = {"dt": day_of(F.col(ended_at), F.col("as_of")), "ingest_id": F.lit(None).cast("string")}
-    return as_table(rows.withColumns(added), table).drop("ingest_id")
+def _derive_rows(structs: Iterator[pa.StructArray], *, time_out_before_ms: int) -> Iterator[pa.Array]:
+    """Derive the rows of the jobs of a partition, in an executor.
+
+    A function of columns returns as many elements as it gets. There are at most as many attempts, and as many jobs, as
+    events; the other elements are null.
+    """
+    batches = list(map(pa.RecordBatch.from_struct_array, structs))
+    if not batches:
+        return
+    events = pa.Table.from_batches(batches)
+    silver = derive_silver(events, None, _no_earlier_events, time_out_before_ms)
+    columns = []
+    for table, rows in zip(_TABLES, (silver.attempts, silver.jobs), strict=True):
+        found = rows.select(_row_type(table).names).to_struct_array().combine_chunks()
+        columns.append(pa.concat_arrays([found, pa.nulls(events.num_rows - len(found), found.type)]))
+    result = pa.StructArray.from_arrays(columns, _SILVER.names)
+    for at in range(0, len(result), _ROWS_PER_ARRAY):
+        yield result.slice(at, _ROWS_PER_ARRAY)

@@ -22,8 +22,7 @@ from bulltask.jobs.fields import BULLTASK_KEY
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.lake.files import TableReader
 from bulltask.lake.storage import Layout, hold_swaps
-from bulltask.lake.tables import JOBS, SNAPSHOTS
-from bulltask.spark.fold import FINISHED
+from bulltask.lake.tables import FINISHED, JOBS, SNAPSHOTS
 from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.sink import vectorized_udf
 from bulltask.spark.source.columns import hash_fields, job_record_batch

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from bulltask.lake.files import latest_rows
 from bulltask.lake.tables import ATTEMPTS, JOBS
-from bulltask.spark.fold import LifecycleEvent
 from bulltask.spark.lifecycle import derive_silver
+from tests.support.lifecycle_oracle import LifecycleEvent
 from tests.support.silver_rows import events_table
 
 __all__ = ["IMMEDIATELY", "NEVER", "BatchLake", "histories_in_queues", "split_randomly"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import redis
 
-from bulltask.spark.fold import LifecycleEvent
+from tests.support.lifecycle_oracle import LifecycleEvent
 
 __all__ = ["fill", "write_events"]
 

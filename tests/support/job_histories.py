@@ -7,7 +7,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bulltask.spark.fold import MAX_TIME_MS, STATE_AFTER, LifecycleEvent
+from bulltask.lake.tables import MAX_TIME_MS
+from bulltask.spark.lifecycle import STATE_AFTER
+from tests.support.lifecycle_oracle import LifecycleEvent
 
 __all__ = ["HistoryWriter", "far_future_histories", "histories", "random_events", "remove_ranges"]
 

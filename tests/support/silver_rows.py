@@ -6,11 +6,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from bulltask.spark.fold import MAX_TIME_MS, AttemptRow, JobRow, LifecycleEvent
+from bulltask.lake.tables import MAX_TIME_MS
+from bulltask.spark.lifecycle import (
+    DerivedColumns,
+    attempts_of,
+    derive,
+    in_order,
+    job_numbers,
+    jobs_of,
+    lifecycle_events,
+)
+from tests.support.lifecycle_oracle import AttemptRow, JobRow, LifecycleEvent
 
-__all__ = ["COLUMNS", "arrow_rows", "assert_same", "attempt_row", "events_table", "job_row"]
+__all__ = ["COLUMNS", "arrow_rows", "assert_same", "attempt_row", "attempts", "events_table", "job_row", "jobs"]
 
 TEXT, NUMBER = pa.string(), pa.int64()
 COLUMNS = pa.schema({
@@ -19,6 +30,23 @@ COLUMNS = pa.schema({
 })  # fmt: skip
 
 Row = tuple[Any, ...]
+
+
+def attempts(events: pa.Table) -> pa.Table:
+    """Derive all attempts of the jobs with these events, with `bulltask.spark.lifecycle`."""
+    derived = derived_columns(events)
+    return attempts_of(derived, derived.has_attempt)
+
+
+def jobs(events: pa.Table) -> pa.Table:
+    """Derive all incarnations of the jobs with these events, with `bulltask.spark.lifecycle`."""
+    derived = derived_columns(events)
+    return jobs_of(derived, derived.is_last)
+
+
+def derived_columns(events: pa.Table) -> DerivedColumns:
+    relevant = lifecycle_events(events)
+    return derive(in_order(relevant, job_numbers(relevant), np.ones(relevant.num_rows, bool)))
 
 
 def events_table(events: Iterable[LifecycleEvent]) -> pa.Table:

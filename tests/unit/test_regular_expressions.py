@@ -26,7 +26,7 @@ from bulltask.lake.formatting import one_line
 from bulltask.lake.report.sections import _csv_cell, markdown_text
 from bulltask.observe.log import LogListener, configure
 from bulltask.registry.results import _rebuild
-from bulltask.spark.fold import error_fingerprint, plain_reason
+from bulltask.spark.lifecycle import error_fingerprint, plain_reason
 from bulltask.transport.redis_errors import acl_hint, tls_mismatch_hint
 
 ROOT = Path(bulltask.__file__).parent

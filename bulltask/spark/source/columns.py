@@ -14,7 +14,7 @@ from pyspark.sql.types import DataType, IntegerType, LongType, StringType, Struc
 
 from bulltask.jobs.codec import decode_text
 from bulltask.jobs.errors import ConfigError, did_you_mean
-from bulltask.spark.fold import MAX_TIME_MS
+from bulltask.lake.tables import MAX_TIME_MS
 from bulltask.spark.source.connection import gc_paused
 from bulltask.spark.source.offsets import EventGap
 from bulltask.transport.streams import RawEntry

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from bulltask.jobs.errors import EventsLostError
+from bulltask.lake.tables import FINISHED
 from bulltask.spark.source.columns import (
     arrow_schema,
     count_record_batch,
@@ -172,8 +173,6 @@ def _both(known: frozenset[str] | None, wanted: Collection[Any]) -> frozenset[st
 # millisecond. That time comes from the worker's clock: if a clock is more than :data:`RECENT_MS` behind, a job that is
 # active in the plan may appear again among the jobs that finished long before.
 
-
-FINISHED: Final = ("completed", "failed")
 
 RECENT_MS: Final = 10_000
 """The plan lists the ids of jobs that finished within this time before the newest one; workers' clocks may differ."""

@@ -22,12 +22,13 @@ from bulltask.lake.history import History
 from bulltask.lake.storage import Layout, Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark import Pipeline
-from bulltask.spark import sql as lifecycle_sql
-from bulltask.spark.fold import LifecycleEvent
 from bulltask.spark.lake_tables import latest, read_table
+from tests.support import silver_rows
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
+from tests.support.lifecycle_oracle import LifecycleEvent, lifecycle
 from tests.support.programs import run_program
+from tests.support.silver_rows import assert_same, attempt_row, job_row
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
@@ -238,13 +239,12 @@ def test_silver_written_in_batches_equals_silver_derived_from_all_events(
     run(pipeline(open_job_timeout=0.5))  # all open jobs time out
     layout = pipeline().layout
     assert ids_in(layout) == ids([*mails, *(replace(event, queue="photos") for event in photos), late])
-    events = read_table(spark, layout, EVENTS)
-    for table, derived in ((ATTEMPTS, lifecycle_sql.attempts(events)), (JOBS, lifecycle_sql.jobs(events))):
-        names = [name for name in derived.columns if name != "dt"]
-        written = rows_of(latest(read_table(spark, layout, table), table).select(names))
-        expected = rows_of(derived.where("job_id <> 'last'").select(names))
-        assert written == expected
-        assert len(written) > 50
+    expected = lifecycle(mails + [replace(event, queue="photos") for event in photos])
+    attempts = [attempt_row(attempt) for job in expected for attempt in job.attempts]
+    for table, rows in ((ATTEMPTS, attempts), (JOBS, [job_row(job) for job in expected])):
+        written = latest(read_table(spark, layout, table), table).drop("ingest_id").toArrow()
+        assert_same(silver_rows.arrow_rows(written), rows)
+        assert len(rows) > 50
     head = Ledger(layout).head()
     assert head is not None
     assert head.open_job_events == 1, "only the job 'last' is open"

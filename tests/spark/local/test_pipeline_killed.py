@@ -39,7 +39,6 @@ from bulltask.lake.tables import (
     Table,
 )
 from bulltask.spark import Pipeline
-from bulltask.spark.fold import LifecycleEvent
 from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.pipeline import PipelineOptions
 from bulltask.testing.worker import wait_until
@@ -47,6 +46,7 @@ from tests.spark.conftest import settings
 from tests.support.attached_driver import gateway_variables, release
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
+from tests.support.lifecycle_oracle import LifecycleEvent
 from tests.support.pipeline_kills import STEPS, interrupted_step, is_running
 from tests.support.processes import SESSION_VARIABLE
 from tests.support.programs import Program, run_program

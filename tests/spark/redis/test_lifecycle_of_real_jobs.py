@@ -12,7 +12,7 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.queue import FlowJob
-from bulltask.spark.fold import JobRow, LifecycleEvent, lifecycle
+from tests.support.lifecycle_oracle import JobRow, LifecycleEvent, lifecycle
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]

@@ -13,7 +13,8 @@ from bulltask.lake.files import Staging, arrow_schema, write_file
 from bulltask.lake.storage import Layout
 from bulltask.lake.tables import EVENTS
 from bulltask.spark.batches import earlier_events, read_open_events
-from bulltask.spark.fold import LIFECYCLE_COLUMNS, LifecycleEvent
+from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS
+from tests.support.lifecycle_oracle import LifecycleEvent
 from tests.support.silver_rows import events_table
 
 

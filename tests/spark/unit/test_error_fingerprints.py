@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.fold import MAX_LENGTH, error_fingerprint, plain_reason
+from bulltask.spark.lifecycle import MAX_FINGERPRINT, error_fingerprint, plain_reason
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_reason_quoted_by_python_is_unquoted_exactly(text: str, ascii_only: bo
         ("10.0.0.1:6379 refused", "#.#.#.#:# refused"),
         ("first line\nTraceback: 17", "first line"),
         ("first line\r\nsecond", "first line"),
-        ("x" * 500, "x" * MAX_LENGTH),
+        ("x" * 500, "x" * MAX_FINGERPRINT),
     ],
 )
 def test_an_error_fingerprint_leaves_out_the_variable_parts_of_a_reason(reason: str | None, key: str | None) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.fold import JobRow, LifecycleEvent, lifecycle
 from tests.support.job_histories import histories, random_events, remove_ranges
+from tests.support.lifecycle_oracle import JobRow, LifecycleEvent, lifecycle
 
 
 def derive(*steps: str) -> JobRow:

@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 
 from bulltask.lake.files import arrow_schema
 from bulltask.lake.tables import ATTEMPTS, JOBS
-from bulltask.spark.fold import STATE_AFTER, LifecycleEvent, lifecycle
-from bulltask.spark.lifecycle import attempts, jobs
+from bulltask.spark.lifecycle import STATE_AFTER
 from tests.support.job_histories import REASONS, far_future_histories, histories, random_events, remove_ranges
-from tests.support.silver_rows import COLUMNS, arrow_rows, assert_same, attempt_row, events_table, job_row
+from tests.support.lifecycle_oracle import LifecycleEvent, lifecycle
+from tests.support.silver_rows import (
+    COLUMNS,
+    arrow_rows,
+    assert_same,
+    attempt_row,
+    attempts,
+    events_table,
+    job_row,
+    jobs,
+)
 
 ANY_EVENT = st.builds(
     LifecycleEvent,

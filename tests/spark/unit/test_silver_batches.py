@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bulltask.spark.fold import LifecycleEvent, lifecycle
 from tests.support.batch_lake import IMMEDIATELY, NEVER, BatchLake, histories_in_queues, split_randomly
 from tests.support.job_histories import histories, random_events, remove_ranges
+from tests.support.lifecycle_oracle import LifecycleEvent, lifecycle
 from tests.support.silver_rows import arrow_rows, assert_same, attempt_row, job_row
 
 

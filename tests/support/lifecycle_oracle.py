@@ -1,145 +1,20 @@
-"""The lifecycle of each job, derived from its queue's events: a fold in plain Python."""
+"""The oracle of `bulltask.spark.lifecycle`: the same rules in plain Python, one event at a time."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal
+from typing import Literal, cast
 
-__all__ = [
-    "ESCAPE",
-    "FINISHED",
-    "FURTHER_LINES",
-    "LIFECYCLE_COLUMNS",
-    "MAX_LENGTH",
-    "MAX_TIME_MS",
-    "REPLACEMENTS",
-    "STATE_AFTER",
-    "UNQUOTABLE",
-    "AttemptRow",
-    "JobRow",
-    "JobState",
-    "LifecycleEvent",
-    "Outcome",
-    "error_fingerprint",
-    "lifecycle",
-    "plain_reason",
-]
+from bulltask.lake.tables import FINISHED, MAX_TIME_MS
+from bulltask.spark.lifecycle import STATE_AFTER, error_fingerprint, plain_reason
 
-
-# Failure reasons as plain text, and their fingerprints: the reason without its variable parts.
-#
-# The patterns are ASCII without nested groups, and are valid both for `re` and for Spark's Java regexes, because the
-# SQL uses the same ones.
-
-
-#: An escape sequence of a JSON string. Unpaired surrogates do not match, because Java cannot store them.
-ESCAPE = (
-    r'\\(?:["\\/bfnrt]'
-    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    r"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})"
-)
-#: Characters that a JSON string cannot contain between its quotes after its escapes are removed.
-UNQUOTABLE = r'["\\\x00-\x1f]'
-#: All text after the first line.
-FURTHER_LINES = r"[\r\n][\s\S]*"
-#: Patterns and their replacements, in this order.
-REPLACEMENTS = (
-    (r"(?<![A-Za-z0-9_])'[^']*'(?![A-Za-z0-9_])", "#"),
-    (r'(?<![A-Za-z0-9_])"[^"]*"(?![A-Za-z0-9_])', "#"),
-    (r"0[xX][0-9a-fA-F]+", "#"),
-    # A UUID, a digest, an object id: hex with at least one digit, so that no word matches. Bounded, because the search
-    # for the digit would take quadratic time, and Java calls itself for each repetition of a group.
-    (r"(?<![A-Za-z0-9_])(?=[a-fA-F-]{0,64}[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,}){0,16}(?![A-Za-z0-9_])", "#"),
-    (r"[0-9]+", "#"),
-)
-#: The maximum length of a fingerprint.
-MAX_LENGTH = 200
-
-_ESCAPE, _UNQUOTABLE, _FURTHER_LINES = re.compile(ESCAPE), re.compile(UNQUOTABLE), re.compile(FURTHER_LINES)
-_REPLACEMENTS = [(re.compile(pattern), by) for pattern, by in REPLACEMENTS]
-
-
-def plain_reason(reason: str | None) -> str | None:
-    """Return the reason as plain text: BullMQ for Python stores it as a JSON string, BullMQ for Node.js as is."""
-    if reason is None or len(reason) < 2 or not (reason.startswith('"') and reason.endswith('"')):
-        return reason
-    if _UNQUOTABLE.search(_ESCAPE.sub("", reason[1:-1])):
-        return reason
-    return str(json.loads(reason))
-
-
-def error_fingerprint(reason: str | None) -> str | None:
-    """Return the fingerprint of a reason: its first line, with ``#`` for quoted text, hex and numbers.
-
-    Args:
-        reason: The result of `plain_reason`.
-    """
-    if reason is None:
-        return None
-    fingerprint = _FURTHER_LINES.sub("", reason)
-    for pattern, by in _REPLACEMENTS:
-        fingerprint = pattern.sub(by, fingerprint)
-    return fingerprint[:MAX_LENGTH]
-
-
-# The lifecycle of each job, derived from its queue's events: a fold in plain Python.
-#
-# This is the reference implementation. :mod:`~bulltask.spark.lifecycle` computes the same with NumPy arrays, for
-# the events of a batch, and :mod:`~bulltask.spark.sql` in Spark, for whole tables. Property tests check that
-# all three are equivalent. The rules follow from the events that BullMQ's scripts write:
-#
-# * An attempt begins with ``active``, and its number is the count of these events: BullMQ's ``ats``. A job that was
-#   acquired and released (because of a rate limit, a shutdown or a dead child) looks like a retry without delay:
-#   ``waiting`` with ``prev=active``, without a reason. The number of ended attempts can therefore be greater than
-#   BullMQ's ``atm``.
-# * A stalled job is recorded as ``waiting`` with ``prev=active`` and then ``stalled``, in one script. The attempt ended
-#   when the job was waiting again.
-# * ``delayed`` and ``waiting-children`` are also recorded for jobs that no worker runs; in that case they end no
-#   attempt.
-# * ``added`` begins a new incarnation: the id was free because the earlier job was removed after it had finished.
-#   Adding
-#   an existing id again emits ``duplicated`` and changes nothing. A finished job that is retried continues its
-#   incarnation and its count.
-# * ``removed`` ends the incarnation of an unfinished job. For a finished job, and for a job without other events, it
-#   adds
-#   no information.
-# * A stream has gaps where it was trimmed. An attempt whose last event is missing is ``open``, like a running
-#   attempt. An attempt whose ``active`` event is missing has no start time.
-#
-# Times come from the stream, by Redis' clock. The times in a job's hash come from the clients' clocks.
-#
-# Each row has a version: ``as_of`` is the time of the last event from which the row is derived. If the same row is
-# derived again later, from more events, it has the same or a later ``as_of``, and the latest row counts.
-
+__all__ = ["AttemptRow", "JobRow", "JobState", "LifecycleEvent", "Outcome", "lifecycle"]
 
 Outcome = Literal["completed", "failed", "requeued", "stalled", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
 
-#: The end of the year 9999, the last time that Python and Spark can represent. Event ids can be later.
-MAX_TIME_MS = 253_402_300_799_999
-
-#: The columns of an event that the lifecycle of its job is derived from.
-LIFECYCLE_COLUMNS = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
-
-#: The states of a finished job.
-FINISHED: tuple[JobState, ...] = ("completed", "failed")
-
-#: The state of a job after an event. Other events do not belong to the lifecycle.
-STATE_AFTER: dict[str, JobState] = {
-    "added": "unknown",  # the same script writes another event, unless the stream has a gap
-    "waiting": "waiting",
-    "active": "active",
-    "completed": "completed",
-    "failed": "failed",
-    "delayed": "delayed",
-    "stalled": "waiting",
-    "waiting-children": "waiting-children",
-    "removed": "removed",
-}
 #: The outcome of an open attempt that one of these events ends.
 _ENDS: dict[str, Outcome] = {
     "completed": "completed",
@@ -387,7 +262,7 @@ class _Fold:
         if event.event == "removed" and job.state in FINISHED:
             return
         job.as_of_us = event.as_of_us
-        job.state = STATE_AFTER[event.event]
+        job.state = cast("JobState", STATE_AFTER[event.event])
         job.finished_ms = event.event_ms if job.state in FINISHED else None
         job.failed_reason = plain_reason(event.failed_reason) if job.state == "failed" else None
 
