@@ -15,55 +15,18 @@ __all__ = ["READER", "WRITER", "Grants"]
 READER: Final = Grants(
     "%R~",
     (
-        "eval_ro",
-        "evalsha_ro",
-        "exec",
-        "exists",
-        "hget",
-        "hmget",
-        "llen",
-        "lrange",
-        "multi",
-        "scan",
-        "sscan",
-        "xinfo|stream",
-        "xrange",
-        "zcard",
-        "zcount",
-        "zmscore",
-        "zrange",
-        "zrangebyscore",
+        "eval_ro", "evalsha_ro", "exec", "exists", "hget", "hmget", "llen", "lrange", "multi", "scan",
+        "sscan", "xinfo|stream", "xrange", "zcard", "zcount", "zmscore", "zrange", "zrangebyscore",
     ),
-)
+)  # fmt: skip
 """For ``spark.read``, ``spark.readStream``, ``gather`` and the pipeline's reads: this user cannot write."""
 
 WRITER: Final = Grants(
     "~",
     (
-        "del",
-        "eval",
-        "evalsha",
-        "exists",
-        "get",
-        "hget",
-        "hmget",
-        "hmset",
-        "hsetnx",
-        "incr",
-        "llen",
-        "lpush",
-        "pexpire",
-        "pttl",
-        "rpush",
-        "sadd",
-        "set",
-        "sismember",
-        "time",
-        "xadd",
-        "zadd",
-        "zrange",
-        "zrem",
-        "zrevrangebyscore",
+        "del", "eval", "evalsha", "exists", "get", "hget", "hmget", "hmset", "hsetnx", "incr", "llen",
+        "lpush", "pexpire", "pttl", "rpush", "sadd", "set", "sismember", "time", "xadd", "zadd", "zrange",
+        "zrem", "zrevrangebyscore",
     ),
-)
+)  # fmt: skip
 """For ``df.write``, ``df.writeStream`` and ``enqueue``: the commands of BullMQ's scripts that add jobs."""

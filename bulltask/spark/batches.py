@@ -1,4 +1,14 @@
-"""Write the pipeline's batches. Spark calls `BatchWriter` for each batch."""
+"""Write the pipeline's batches. Spark calls `BatchWriter` for each batch.
+
+::
+
+    read Redis once -> staging: bronze -> staging: silver, open jobs -> publish -> ledger -> Spark's checkpoint
+
+Spark does the first step, directly from Redis to files; this module does the rest, with Arrow, from these files.
+
+A batch is published after all of its files are written, and it is committed once it is in the ledger. A batch may
+therefore be killed at any moment: when it runs again, it first removes its files from the tables.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +54,7 @@ from bulltask.spark.source.offsets import BEGINNING, StreamId, batch_start, deco
 from bulltask.spark.source.options import app_name
 from bulltask.spark.source.planning import ExpectedRows, expected_rows
 
-__all__ = ["BatchWriter", "BronzeBatch", "check_complete", "earlier_events", "read_open_events", "stage"]
-
-
-# The raw data of a batch: ``bronze.events``, and ``bronze.gaps`` for lost events.
-#
-# Spark writes the rows once, directly from Redis. All other data is derived from these files: the number of rows for
-# each queue, the gaps, and the jobs' lifecycles.
+__all__ = ["BatchWriter", "check_complete", "earlier_events", "read_open_events", "stage"]
 
 
 _ROWS_DIRECTORY: Final = "read"  # in staging: all rows of the batch
@@ -65,9 +69,8 @@ class BronzeBatch:
 
     Attributes:
         queues: Each queue's counts and end, by name without the hash tag.
-        lifecycle_events: The events, with the columns from which lifecycles are derived.
-        newest_ms: The time of the newest event up to the year 9999; 0 without events.
-        oldest_ms: The time of the oldest event; 0 without events.
+        lifecycle_events: The events, with the columns `LIFECYCLE_COLUMNS`.
+        newest_ms, oldest_ms: The time of the newest event up to the year 9999, and of the oldest; 0 without events.
     """
 
     queues: Mapping[str, QueueRecord]
@@ -82,13 +85,7 @@ class BronzeBatch:
 
 
 def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBatch:
-    """Write the rows of a batch.
-
-    Args:
-        batch: Rows of the source's table ``events``, including rows that represent gaps.
-        staging: The staging directory.
-        detected_at: When the gaps were detected.
-    """
+    """Write the rows of a batch: events of the source, and rows that represent gaps, which were detected now."""
     names = [column.name for column in EVENTS.columns]
     is_gap = F.coalesce(F.col("event") == GAP_EVENT, F.lit(False))
     # For ids after the year 9999 the source returns no time, but every row needs a day.
@@ -113,16 +110,13 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBa
 
 def _lifecycle_events(root: Path) -> dict[str, pa.Table]:
     """Return each queue's events, from its files, and an empty table."""
-    parts: dict[str, list[pa.Table]] = {"": [_empty_table()]}
+    schema = arrow_schema(EVENTS)
+    empty = pa.schema([schema.field(name) for name in LIFECYCLE_COLUMNS]).empty_table()
+    parts: dict[str, list[pa.Table]] = {"": [empty]}
     for queue, file in _files(root):
         rows = pq.read_table(file, columns=_IN_FILES, partitioning=None).replace_schema_metadata(None)
         parts.setdefault(queue, []).append(rows.add_column(0, "queue", pa.repeat(pa.scalar(queue), rows.num_rows)))
     return {queue: pa.concat_tables(tables) for queue, tables in parts.items()}
-
-
-def _empty_table() -> pa.Table:
-    columns = arrow_schema(EVENTS)
-    return pa.schema([columns.field(name) for name in LIFECYCLE_COLUMNS]).empty_table()
 
 
 def _queue_records(lifecycle_events: Mapping[str, pa.Table], root: Path) -> Iterator[tuple[str, QueueRecord]]:
@@ -186,37 +180,22 @@ def _time(entry: StreamId) -> datetime:
     return datetime.fromtimestamp(min(entry.ms, MAX_TIME_MS) / 1000, UTC)
 
 
-def _directories(root: Path) -> Iterator[tuple[Path, str]]:
+def _files(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files below a directory, each with its queue."""
     for day in list_directories(root):
         for queue in list_directories(day):
-            yield queue, partition_value(queue.name)
+            for file in sorted(queue.glob("*.parquet")):
+                yield partition_value(queue.name), file
 
 
-def _files(root: Path) -> Iterator[tuple[str, Path]]:
-    for directory, queue in _directories(root):
-        for file in sorted(directory.glob("*.parquet")):
-            yield queue, file
-
-
-# Check that a batch is complete: compare Spark's offsets with the files in the lake's directory.
-#
 # Executors write a batch's rows, and the driver derives all other data from their files. If an executor has another
 # directory at the lake's path (a local disk instead of a shared one), it writes there, and Spark does not detect this:
 # it only sees the driver's directory, with fewer files. Offsets count every entry that was ever added, so a batch's
 # start and end offsets determine its number of rows.
 
 
-_NONE = QueueRecord()
-
-
 def check_complete(layout: Layout, ingest_id: str, records: Mapping[str, QueueRecord], *, hash_tag: bool) -> None:
-    """Compare the records of a batch with its offsets.
-
-    Args:
-        layout: The lake.
-        ingest_id: The ``ingest_id`` of the batch.
-        records: Each queue's counts, by name without the hash tag.
-        hash_tag: The setting ``queue_hash_tag``.
+    """Compare the records of a batch, by queue name without the hash tag, with its offsets.
 
     Raises:
         LakeError: Rows are missing or duplicated.
@@ -231,7 +210,7 @@ def check_complete(layout: Layout, ingest_id: str, records: Mapping[str, QueueRe
         # Two queues may have the same name: offsets also contain queues that are now skipped.
         expectations[app_name(name, hash_tag=hash_tag) or name] += expected_rows(begin.get(name), end_offset)
     for queue, expected in expectations.items():
-        record = records.get(queue, _NONE)
+        record = records.get(queue, QueueRecord())
         if not expected.is_met(record.events, record.lost, record.gaps):
             raise LakeError(
                 f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest_id} should contain {_shown(expected)} from queue "
@@ -251,9 +230,6 @@ def _offset(layout: Layout, number: int) -> dict[str, Any]:
     return stored
 
 
-# The state that a batch starts from: open jobs' events, and earlier events of jobs that appear again.
-
-
 _MAX_CACHED_FILES: Final = 50_000
 """The maximum number of files whose id range is cached; reading a range takes a third of a millisecond."""
 
@@ -267,11 +243,8 @@ def read_open_events(layout: Layout, ingest_id: str) -> pa.Table:
 def earlier_events(layout: Layout, jobs: pa.Table) -> pa.Table | None:
     """Return all events of some jobs that are in the lake; ``None`` if there are none.
 
-    Only files that may contain them are read, judging by the smallest and greatest id in the files' statistics.
-
-    Args:
-        layout: The lake. Its directories must not move during the call (:func:`~bulltask.lake.storage.hold_swaps`).
-        jobs: A table of unique ``queue`` and ``job_id``.
+    Only files that may contain them are read, judging by the smallest and greatest id in the files' statistics. The
+    lake's directories must not move during the call (:func:`~bulltask.lake.storage.hold_swaps`).
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for queue, job_id in zip(jobs["queue"].to_pylist(), jobs["job_id"].to_pylist(), strict=True):
@@ -313,18 +286,6 @@ def _id_range(file: str) -> tuple[str, str] | None:
     return min((part.min for part in known), default=""), max((part.max for part in known), default="")
 
 
-# Write the pipeline's batches. Spark calls `BatchWriter` for each batch.
-#
-# ::
-#
-#     read Redis once -> staging: bronze -> staging: silver, open jobs -> publish -> ledger -> Spark's checkpoint
-#
-# Spark does the first step; this module does the rest, with Arrow (:mod:`~bulltask.spark.lifecycle`).
-#
-# A batch is published after all of its files are written, and it is committed once it is in the ledger. A batch may
-# therefore be killed at any moment: when it runs again, it first removes its files from the tables.
-
-
 _OPEN_JOBS: Final = "open_jobs"  # under staging
 
 _TABLES: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
@@ -355,11 +316,7 @@ class BatchWriter:
     hash_tag: bool
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write a batch.
-
-        Raises:
-            LakeError: The lake is ahead of the checkpoint, or the batch is not complete.
-        """
+        """Write a batch, unless it is already in the lake."""
         layout = Layout(self.root)
         ledger, ingest_id = Ledger(layout), batch_ingest_id(_query_id(layout), batch_id)
         head = ledger.head()
@@ -411,15 +368,13 @@ class _BatchRun:
     def _derive(self, read: BronzeBatch) -> dict[Table, int]:
         """Write the rows of attempts and jobs, and the open events; return the number of rows."""
         with self._step("derive"):
-            open_events = (
-                None if self._open_jobs_ingest_id is None else read_open_events(self._layout, self._open_jobs_ingest_id)
-            )
+            before = self._open_jobs_ingest_id
+            open_events = None if before is None else read_open_events(self._layout, before)
+            find_earlier = partial(earlier_events, self._layout)
+            time_out_before_ms = self._time_out_before_ms(read)
             # Files must not be moved during the lookup, because it is not retried.
             with hold_swaps(self._layout):
-                find_earlier = partial(earlier_events, self._layout)
-                derived = derive_silver(
-                    read.lifecycle_events, open_events, find_earlier, self._time_out_before_ms(read)
-                )
+                derived = derive_silver(read.lifecycle_events, open_events, find_earlier, time_out_before_ms)
         tables = {ATTEMPTS: derived.attempts, JOBS: derived.jobs}
         for table, rows in tables.items():
             with self._step(table.name):

@@ -1,4 +1,4 @@
-"""``enqueue_stream``: add a job for each distinct row in each batch of a streaming DataFrame."""
+"""The data source ``format("bulltask")``, sessions that have it, and functions that read with it."""
 
 from __future__ import annotations
 
@@ -55,21 +55,7 @@ from bulltask.spark.source.readers import (
     PushdownJobsReader,
 )
 
-__all__ = [
-    "PUSHDOWN",
-    "BulltaskSource",
-    "EnqueueStreamOptions",
-    "counts",
-    "enqueue_stream",
-    "events",
-    "jobs",
-    "register",
-    "session",
-    "stream_events",
-]
-
-
-# The data source ``bulltask``: the factory of its readers and writers.
+__all__ = ["BulltaskSource", "counts", "enqueue_stream", "events", "jobs", "register", "session", "stream_events"]
 
 
 class BulltaskSource(DataSource):
@@ -85,22 +71,11 @@ class BulltaskSource(DataSource):
         return "bulltask"
 
     def schema(self) -> StructType:
-        """Return all columns of the table.
-
-        Raises:
-            ConfigError: The table does not exist.
-        """
+        """Return all columns of the table."""
         return TABLES[table_of(self.options)]
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of the table.
-
-        Args:
-            schema: All columns, or the columns that the user selected.
-
-        Raises:
-            ConfigError: An option or a column is unknown, invalid or missing.
-        """
+        """Return the reader of the table, for all columns or those that the user selected."""
         table = table_of(self.options)
         columns = select_columns(table, schema)
         if table == "events":
@@ -113,14 +88,7 @@ class BulltaskSource(DataSource):
         return (PushdownJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a streaming query of events; other tables cannot be streamed.
-
-        Args:
-            schema: All columns, or the columns that the user selected.
-
-        Raises:
-            ConfigError: An option or a column is unknown, invalid or missing.
-        """
+        """Return the reader of a streaming query of events; other tables cannot be streamed."""
         # Spark requests the columns before it reports that this is a streaming query.
         if table_of(self.options) != "events":
             raise ConfigError(
@@ -129,23 +97,12 @@ class BulltaskSource(DataSource):
         return EventsStreamReader(read_options(StreamOptions, self.options), select_columns("events", schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch: each distinct row becomes a job.
-
-        Args:
-            schema: The schema of the rows.
-            overwrite: Whether the mode is ``overwrite``, which is rejected.
-
-        Raises:
-            ConfigError: An option or a column is invalid.
-        """
+        """Return the writer of a batch: each distinct row becomes a job. ``overwrite`` is rejected."""
         return JobsWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a streaming query, which writes each batch like :meth:`writer`."""
         return JobsStreamWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
-
-
-# Spark sessions with the settings that the pipeline needs, and with bulltask's data source.
 
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
@@ -202,7 +159,13 @@ def session(
         builder = builder.remote(server)
     elif master is not None:
         builder = builder.master(master)
-    settings = _settings(master, shuffle_partitions) | ({} if server else {"spark.ui.enabled": str(ui).lower()})
+    settings = dict(_REQUIRED_CONF)
+    if master is not None and master.startswith("local"):
+        settings |= _LOCAL_CONF
+    if shuffle_partitions is not None:
+        settings["spark.sql.shuffle.partitions"] = str(shuffle_partitions)
+    if server is None:
+        settings["spark.ui.enabled"] = str(ui).lower()
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
     try:
@@ -217,15 +180,6 @@ def _remote_server(master: str | None) -> str | None:
     """Return the address of the Spark Connect server; ``None`` without Spark Connect."""
     address = os.environ.get("SPARK_REMOTE", "") if master is None else master
     return address if address.startswith("sc://") else None
-
-
-def _settings(master: str | None, shuffle_partitions: int | None) -> dict[str, str]:
-    settings = dict(_REQUIRED_CONF)
-    if master is not None and master.startswith("local"):
-        settings |= _LOCAL_CONF
-    if shuffle_partitions is not None:
-        settings["spark.sql.shuffle.partitions"] = str(shuffle_partitions)
-    return settings
 
 
 def register(spark: SparkSession, name: str = "bulltask") -> None:
@@ -261,9 +215,6 @@ def _source(name: str) -> type[DataSource]:
         return BulltaskSource
     # Spark calls the class method `name`. The class is pickled by value, because it is not in a module.
     return type("NamedSource", (BulltaskSource,), {"name": classmethod(lambda _: name)})
-
-
-# Jobs and events as DataFrames: ``format("bulltask")`` with arguments instead of string options.
 
 
 _LOSS_OPTIONS: Final = {"fail": ("true", "false"), "gap": ("false", "true")}
@@ -374,18 +325,15 @@ def stream_events(
         "failOnDataLoss": fail,
         "gapRows": rows,
     }
-    reader: DataStreamReader = _registered(spark).readStream.format("bulltask")
+    register(spark)
+    reader: DataStreamReader = spark.readStream.format("bulltask")
     return reader.options(**_options(queues, connection), table="events", **options).load()
 
 
 def _batch(spark: SparkSession, table: str, columns: Sequence[str] | None, options: dict[str, str]) -> DataFrame:
-    reader: DataFrameReader = _registered(spark).read.format("bulltask").options(table=table, **options)
-    return (reader if columns is None else reader.schema(_select(table, columns))).load()
-
-
-def _registered(spark: SparkSession) -> SparkSession:
     register(spark)
-    return spark
+    reader: DataFrameReader = spark.read.format("bulltask").options(table=table, **options)
+    return (reader if columns is None else reader.schema(_select(table, columns))).load()
 
 
 def _select(table: str, columns: Sequence[str]) -> StructType:
@@ -402,9 +350,6 @@ def _options(queues: str | Sequence[str], connection: BrokerOptions) -> dict[str
         raise TypeError(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0], known)}")
     named = queues if isinstance(queues, str) else json.dumps(list(queues))
     return {**broker_options(connection), "queue": named}
-
-
-# ``enqueue_stream``: add a job for each distinct row in each batch of a streaming DataFrame.
 
 
 class EnqueueStreamOptions(WriteArguments, total=False):
@@ -468,11 +413,9 @@ def enqueue_stream(
     writer = writer.option("checkpointLocation", checkpoint)
     if options.get("available_now", False):
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=_interval(options.get("trigger", "5 seconds"))).start()
-
-
-def _interval(trigger: Duration | str) -> str:
-    return trigger if isinstance(trigger, str) else f"{to_ms(trigger, 'trigger')} milliseconds"
+    trigger = options.get("trigger", "5 seconds")
+    interval = trigger if isinstance(trigger, str) else f"{to_ms(trigger, 'trigger')} milliseconds"
+    return writer.trigger(processingTime=interval).start()
 
 
 def _encode_opts(opts: Mapping[str, Any]) -> str:

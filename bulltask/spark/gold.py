@@ -1,4 +1,10 @@
-"""Build the gold tables for some days from bronze and silver."""
+"""Build the gold tables for some days from bronze and silver.
+
+A fact has a ``kind``, a minute, an ``amount`` (a count or milliseconds), and for wait and run times the histogram
+``bucket``. All sums of the per-minute tables together need a single shuffle of facts, which moves little more data than
+the result contains. Much of this is SQL text: each Python call on a column is a call into the JVM, and hundreds of
+calls take longer than the work itself.
+"""
 
 from __future__ import annotations
 
@@ -36,36 +42,15 @@ from bulltask.lake.tables import (
 from bulltask.spark.lake_tables import as_table, day_of, latest, read_table, spark_schema
 
 __all__ = [
-    "COUNTERS",
-    "DAY_MS",
-    "MINUTE_MS",
     "DaySpan",
-    "GoldInputs",
     "build_gold",
     "by_queue",
     "capacity_minutes",
-    "cost_days",
-    "derived_tables",
-    "errors_days",
-    "gap_periods",
     "merge_minutes",
-    "minute_facts",
-    "minute_table",
     "percentile",
     "read_inputs",
-    "slo_days",
-    "split_by_period",
     "task_minutes",
 ]
-
-
-# The facts that are aggregated into the per-minute gold tables.
-#
-# A fact has a ``kind``, a minute, an ``amount`` (a count or milliseconds), and for wait and run times the histogram
-# ``bucket``. All sums together need a single shuffle, which moves little more data than the result contains.
-#
-# Much of this is SQL text: each Python call on a column is a call into the JVM, and hundreds of calls take longer than
-# the work itself.
 
 
 MINUTE_MS: Final = 60_000
@@ -124,19 +109,14 @@ class DaySpan:
 def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Return the per-minute facts for some days.
 
-    Args:
-        added: The ``added`` events of ``bronze.events``.
-        attempts: The latest rows of ``silver.attempts``.
-        jobs: The latest rows of ``silver.jobs``.
-        gaps: Rows of ``bronze.gaps``.
-        span: The days. Rows of other days are omitted.
-
-    Returns:
-        ``queue``, ``name``, ``minute`` (epoch milliseconds), ``kind``, ``bucket``, ``amount``.
+    Their columns are ``queue``, ``name``, ``minute`` (epoch milliseconds), ``kind``, ``bucket``, ``amount``. ``added``
+    are events of ``bronze.events``; the attempts and jobs are the latest rows of silver.
     """
-    added_fact = _fact_sql(_minute_sql("unix_millis(event_at)"), "'added'")
+    added_fact = _fact_sql("'added'", minute=_floor_sql("unix_millis(event_at)", MINUTE_MS))
     ended_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"
-    ended = _fact_sql(_minute_sql(f"unix_millis({ended_at})"), "if(finished_at is null, 'removed', 'finished')")
+    ended_minute = _floor_sql(f"unix_millis({ended_at})", MINUTE_MS)
+    ended = _fact_sql("if(finished_at is null, 'removed', 'finished')", minute=ended_minute)
+    gap = _fact_sql(_quote("gap"), "0", minute="period")
     all_facts = [
         _flatten(_attempt_facts(attempts, span)),
         _flatten(added.where(span.contains(F.col("event_at"))).selectExpr("queue", "name", f"{added_fact} as fact")),
@@ -145,7 +125,7 @@ def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: D
         _flatten(
             gap_periods(gaps, span, MINUTE_MS)
             .where("creates_rows")
-            .selectExpr("queue", "cast(null as string) as name", f"{_fact_sql('period', _quote('gap'), '0')} as fact")
+            .selectExpr("queue", "cast(null as string) as name", f"{gap} as fact")
         ),
     ]
     return reduce(DataFrame.unionByName, all_facts)
@@ -157,17 +137,17 @@ def _flatten(facts: DataFrame) -> DataFrame:
 
 def _attempt_facts(attempts: DataFrame, span: DaySpan) -> DataFrame:
     """Return the facts of attempts: start, end, and the run time in each minute."""
-    at_start, at_end = _minute_sql("started"), _minute_sql("ended")
+    start, end = _floor_sql("started", MINUTE_MS), _floor_sql("ended", MINUTE_MS)
     counter = "".join(f" when {_quote(outcome)} then {_quote(name)}" for outcome, name in _COUNTER_OF_OUTCOME.items())
     single = ", ".join([
-        _fact_sql(at_start, _quote("started")),
-        _fact_sql(at_start, "if(wait_ms is not null, 'waited', null)", "1", _bucket_sql("wait_ms")),
-        _fact_sql(at_end, f"case outcome {counter} end"),
-        _fact_sql(at_end, "if(run_ms is not null, 'ran', null)", "1", _bucket_sql("run_ms")),
+        _fact_sql(_quote("started"), minute=start),
+        _fact_sql("if(wait_ms is not null, 'waited', null)", bucket=_bucket_sql("wait_ms"), minute=start),
+        _fact_sql(f"case outcome {counter} end", minute=end),
+        _fact_sql("if(run_ms is not null, 'ran', null)", bucket=_bucket_sql("run_ms"), minute=end),
     ])  # fmt: skip
     is_wanted = f"fact.kind is not null and fact.minute between {span.start_ms} and {span.end_ms - 1}"
     busy, wasted = (
-        _fact_sql("piece.period", _quote(kind), "piece.to - piece.from") for kind in ("busy_ms", "wasted_ms")
+        _fact_sql(_quote(kind), "piece.to - piece.from", minute="piece.period") for kind in ("busy_ms", "wasted_ms")
     )
     facts = f"""concat(
         filter(array({single}), fact -> {is_wanted}),
@@ -185,9 +165,8 @@ def _attempt_facts(attempts: DataFrame, span: DaySpan) -> DataFrame:
 def split_by_period(started: str, ended: str, span: DaySpan, period_ms: int) -> str:
     """Return SQL that splits the time between two moments (milliseconds) into the minutes or days of a span.
 
-    Returns:
-        An array of ``period`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if a
-        moment is unknown or the time does not overlap the span.
+    It is an array of ``period`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if a moment is
+    unknown or the time does not overlap the span.
     """
     first = f"greatest({_floor_sql(started, period_ms)}, {span.start_ms}L)"
     last = f"least({_floor_sql(ended, period_ms)}, {span.end_ms - period_ms}L)"
@@ -201,13 +180,11 @@ def split_by_period(started: str, ended: str, span: DaySpan, period_ms: int) -> 
 
 
 def gap_periods(gaps: DataFrame, span: DaySpan, period_ms: int) -> DataFrame:
-    """Return the minutes or days of a span that overlap a gap.
+    """Return the minutes or days of a span that overlap a gap, in one row for each gap and period.
 
-    A gap without a known end lasts until it was detected. A gap without a known beginning includes all minutes before
-    its end, but creates rows (``creates_rows``) only for the period in which it ends.
-
-    Returns:
-        ``queue``, ``period`` (the first millisecond), ``lost``, ``creates_rows``: one row for each gap and period.
+    The columns are ``queue``, ``period`` (the first millisecond), ``lost``, ``creates_rows``. A gap without a known end
+    lasts until it was detected. A gap without a known beginning includes all minutes before its end, but creates rows
+    only for the period in which it ends.
     """
     ends = gaps.selectExpr(
         "queue", "lost", "unix_millis(last_at_before) as since",
@@ -224,25 +201,20 @@ def _floor_sql(ms: str, period_ms: int) -> str:
     return f"({ms} - {ms} % {period_ms}L)"
 
 
-def _minute_sql(ms: str) -> str:
-    return _floor_sql(ms, MINUTE_MS)
-
-
 def _bucket_sql(ms: str) -> str:
     """Return `bulltask.lake.log_histogram.bucket_of` as SQL."""
     return f"if({ms} <= 0, {ZERO}, cast(ceil(ln({ms}) / {math.log(GROWTH)!r}D) as int))"
 
 
-def _fact_sql(minute: str, kind: str, amount: str = "1", bucket: str = "cast(null as int)") -> str:
-    amount = f"cast({amount} as bigint)"
-    return f"named_struct('minute', {minute}, 'kind', {kind}, 'bucket', {bucket}, 'amount', {amount})"
+def _fact_sql(kind: str, amount: str = "1", *, bucket: str = "null", minute: str | None = None) -> str:
+    """Return the struct of a fact as SQL; a fact without a minute is one of a row that has a minute."""
+    fields = "" if minute is None else f"'minute', {minute}, "
+    bucket, amount = f"cast({bucket} as int)", f"cast({amount} as bigint)"
+    return f"named_struct({fields}'kind', {kind}, 'bucket', {bucket}, 'amount', {amount})"
 
 
 def _quote(text: str) -> str:
     return f"'{text}'"
-
-
-# The per-minute gold tables, and aggregates of minutes.
 
 
 _HISTOGRAM_KINDS: Final = {"wait": "waited", "run": "ran"}
@@ -250,13 +222,7 @@ _QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Aggregate ``gold.task_minute``, without its partition.
-
-    Args:
-        facts: The facts of `bulltask.spark.gold.minute_facts`.
-        gaps: Rows of ``bronze.gaps``.
-        span: The days.
-    """
+    """Aggregate ``gold.task_minute``, without its partition, from the facts of `minute_facts`."""
     lost = gap_periods(gaps, span, MINUTE_MS).groupBy("queue", F.col("period").alias("minute"))
     summed = _sum_facts(facts, ("queue", "name", "minute"))
     return (
@@ -279,22 +245,18 @@ def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("
         ``by``, ``since`` (the beginning, UTC) and the columns of ``gold.task_minute`` except ``events_lost``;
         ``complete`` is true if all minutes are complete.
     """
-    counters = ", ".join(_minute_fact_sql(name, name) for name in COUNTERS)
+    counters = ", ".join(_fact_sql(_quote(name), name) for name in COUNTERS)
+    entry = {kind: _fact_sql(_quote(kind), "entry.value", bucket="entry.key") for kind in _HISTOGRAM_KINDS.values()}
     histograms = (
-        f"transform(map_entries({column}_histogram_ms), entry -> {_minute_fact_sql(kind, 'entry.value', 'entry.key')})"
+        f"transform(map_entries({column}_histogram_ms), entry -> {entry[kind]})"
         for column, kind in _HISTOGRAM_KINDS.items()
     )
     nonzero = f"filter(concat(array({counters}), {', '.join(histograms)}), fact -> fact.amount != 0)"
-    flags = f"array({_minute_fact_sql('minute', '0')}, {_minute_fact_sql('incomplete', 'if(complete, 0, 1)')})"
+    flags = f"array({_fact_sql(_quote('minute'), '0')}, {_fact_sql(_quote('incomplete'), 'if(complete, 0, 1)')})"
     facts = minutes.select(
         *by, F.date_trunc(unit, "minute").alias("since"), F.expr(f"inline(concat({nonzero}, {flags}))")
     )
     return _sum_facts(facts, (*by, "since"), "sum(if(kind = 'incomplete', amount, 0)) = 0 as complete")
-
-
-def _minute_fact_sql(kind: str, amount: str, bucket: str = "null") -> str:
-    values = f"'bucket', cast({bucket} as int), 'amount', cast({amount} as bigint)"
-    return f"named_struct('kind', '{kind}', {values})"
 
 
 def _sum_facts(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
@@ -329,14 +291,10 @@ def percentile(counts: str, quantile: float) -> str:
 def capacity_minutes(
     minutes: DataFrame, attempts: DataFrame, span: DaySpan, capacities: Mapping[str, int]
 ) -> DataFrame:
-    """Aggregate ``gold.capacity_minute``, without its partition.
+    """Aggregate ``gold.capacity_minute``, without its partition, from ``gold.task_minute`` and the latest attempts.
 
-    Args:
-        minutes: Rows of ``gold.task_minute`` for the span.
-        attempts: The latest rows of ``silver.attempts``.
-        span: The days.
-        capacities: The maximum number of running jobs, by queue and ``*``; for other queues, the day's observed
-            maximum.
+    ``capacities`` are the maximum number of running jobs, by queue and ``*``; for other queues, the day's observed
+    maximum.
     """
     queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")
     configured = by_queue(capacities, "bigint")
@@ -374,20 +332,12 @@ def by_queue(values: Mapping[str, Any], kind: str) -> Column:
     return reduce(F.coalesce, [*cases, *default, F.lit(None)]).cast(kind)
 
 
-# The per-day gold tables: failures, objectives, costs.
-
-
 _SAMPLES: Final = 5
 _HOUR_MS: Final = 3_600_000
 
 
 def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
-    """Aggregate ``gold.errors_day``.
-
-    Args:
-        attempts: The latest rows of ``silver.attempts``.
-        span: The days.
-    """
+    """Aggregate ``gold.errors_day`` from the latest attempts."""
     keys = ("dt", "queue", "name", "error_fingerprint")
     failures = attempts.where((F.col("outcome") == "failed") & span.contains(F.col("ended_at"))).withColumn(
         "dt", day_of(F.col("ended_at"))
@@ -412,15 +362,7 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
 def slo_days(
     attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan, objectives: Iterable[Objective]
 ) -> DataFrame:
-    """Aggregate ``gold.slo_day``.
-
-    Args:
-        attempts: The latest rows of ``silver.attempts``.
-        jobs: The latest rows of ``silver.jobs``.
-        gaps: Rows of ``bronze.gaps``.
-        span: The days.
-        objectives: The objectives; without objectives there are no rows.
-    """
+    """Aggregate ``gold.slo_day`` from the latest attempts and jobs; without objectives there are no rows."""
     objectives = list(objectives)
     durations = _durations(attempts, jobs, span).where(F.lit(bool(objectives)))
     targets = F.filter(F.array(*_targets(objectives)), lambda target: target["target"].isNotNull())
@@ -482,13 +424,9 @@ def _matches(column: str, pattern: str) -> Column:
 
 
 def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mapping[str, Decimal]) -> DataFrame:
-    """Aggregate ``gold.cost_day``.
+    """Aggregate ``gold.cost_day`` from the rows of ``gold.task_minute``.
 
-    Args:
-        minutes: Rows of ``gold.task_minute`` for the span.
-        gaps: Rows of ``bronze.gaps``.
-        span: The days.
-        prices: The price of a slot per hour, by queue and ``*``; other queues have no cost.
+    ``prices`` are the price of a slot per hour, by queue and ``*``; other queues have no cost.
     """
     ended = reduce(Column.__add__, map(F.col, ("completed", "failed", "requeued", "stalled", "waiting_children")))
     cost = F.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / F.lit(_HOUR_MS)
@@ -519,9 +457,6 @@ def _days_with_gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Return the days of each queue that overlap a gap."""
     day = day_of(F.timestamp_millis("period"))
     return gap_periods(gaps, span, DAY_MS).select("queue", day.alias("dt"), F.lit(True).alias("has_gap")).distinct()
-
-
-# Build the gold tables for some days from bronze and silver.
 
 
 _DAY: Final = timedelta(days=1)
@@ -593,7 +528,7 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
         starts_early = F.col(started).isNull() | (F.col(started) < after)
         known = starts_early | is_snapshot | F.col("incarnation").isNull()
         return latest(read_table(spark, layout, table).where(is_near & known), table).where(
-            (ended_at >= F.lit(span.start)) & _starts_before(F.col(started), span)
+            (ended_at >= F.lit(span.start)) & (F.col(started).isNull() | (F.col(started) < F.lit(span.end)))
         )
 
     days = F.col("dt").between(str(span.first), str(span.last))
@@ -614,10 +549,6 @@ def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     return gaps.where(F.lit(False)) if overlapping.isEmpty() else overlapping
 
 
-def _starts_before(started: Column, span: DaySpan) -> Column:
-    return started.isNull() | (started < F.lit(span.end))
-
-
 def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
     """Build ``gold.task_minute`` for some days."""
     facts = minute_facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
@@ -628,14 +559,7 @@ def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
 def derived_tables(
     inputs: GoldInputs, minutes: DataFrame, span: DaySpan, slo_config: SLOConfig
 ) -> dict[Table, DataFrame]:
-    """Build the other gold tables for some days.
-
-    Args:
-        inputs: The rows that the tables are built from.
-        minutes: Rows of ``gold.task_minute`` for these days.
-        span: The days.
-        slo_config: Objectives, prices and capacities.
-    """
+    """Build the other gold tables for some days; ``minutes`` are the rows of ``gold.task_minute``."""
     attempts, jobs, gaps = inputs.attempts, inputs.jobs, inputs.gaps
     capacity = capacity_minutes(minutes, attempts, span, slo_config.capacities).withColumn(
         "dt", day_of(F.col("minute"))
@@ -681,14 +605,10 @@ def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, directory: Path,
 @contextmanager
 def _cached(inputs: GoldInputs) -> Iterator[GoldInputs]:
     """Cache the inputs that every table uses, so that they are read and sorted once."""
-    with _persisted(inputs.attempts) as attempts, _persisted(inputs.jobs) as jobs:
-        yield GoldInputs(inputs.added, attempts, jobs, inputs.gaps)
-
-
-@contextmanager
-def _persisted(frame: DataFrame) -> Iterator[DataFrame]:
-    yield frame.persist()
-    frame.unpersist()
+    attempts, jobs = inputs.attempts.persist(), inputs.jobs.persist()
+    yield GoldInputs(inputs.added, attempts, jobs, inputs.gaps)
+    attempts.unpersist()
+    jobs.unpersist()
 
 
 @contextmanager

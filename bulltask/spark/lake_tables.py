@@ -50,11 +50,7 @@ def spark_schema(table: Table) -> StructType:
 
 
 def as_table(frame: DataFrame, table: Table) -> DataFrame:
-    """Return a DataFrame with exactly a table's columns and partitions, in order and with their types.
-
-    Raises:
-        AnalysisException: A column is missing.
-    """
+    """Return a DataFrame with exactly a table's columns and partitions, in order and with their types."""
     return frame.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in spark_schema(table)))
 
 
@@ -84,18 +80,10 @@ def command_ingest_id(command: str, now: datetime | None = None) -> str:
 
 
 def append(rows: DataFrame, table: Table, layout: Layout, ingest_id: str) -> int:
-    """Append rows to a table of bronze or silver, for a command rather than the pipeline.
+    """Append rows to a table of bronze or silver, for a command rather than the pipeline; return their number.
 
-    The rows are written to a directory that readers skip, then published partition by partition.
-
-    Args:
-        rows: Rows with all columns of the table except ``ingest_id``.
-        table: The table.
-        layout: The lake.
-        ingest_id: The rows' ``ingest_id``, unique for each call and table.
-
-    Returns:
-        The number of rows.
+    The rows have all columns except ``ingest_id``. They are written to a directory that readers skip, then published
+    partition by partition.
     """
     columns = as_table(rows.selectExpr("*", "'' AS ingest_id"), table).drop("ingest_id")
     count = 0

@@ -49,8 +49,6 @@ __all__ = [
     "MAX_FINGERPRINT",
     "STATE_AFTER",
     "DerivedColumns",
-    "FindEarlier",
-    "SilverBatch",
     "attempts_of",
     "derive",
     "derive_silver",
@@ -99,13 +97,7 @@ FindEarlier = Callable[[pa.Table], pa.Table | None]
 
 @dataclass(frozen=True, slots=True)
 class SilverBatch:
-    """The tables that are derived from a batch.
-
-    Attributes:
-        attempts: New rows of ``silver.attempts``, with their partitions ``dt`` and ``queue``.
-        jobs: New rows of ``silver.jobs``, with the same partitions.
-        open_events: The events of jobs that are still open, with the columns `LIFECYCLE_COLUMNS`.
-    """
+    """The new rows of silver, with the partitions ``dt`` and ``queue``, and the events of jobs that are still open."""
 
     attempts: pa.Table
     jobs: pa.Table
@@ -115,13 +107,9 @@ class SilverBatch:
 def derive_silver(
     new: pa.Table, open_events: pa.Table | None, find_earlier: FindEarlier, time_out_before_ms: int
 ) -> SilverBatch:
-    """Derive the rows that a batch adds to silver.
+    """Derive the rows that a batch's events add to silver, given the previous batch's open events, if there are any.
 
-    Args:
-        new: The batch's events, as in ``bronze.events``.
-        open_events: The open events of the previous batch; ``None`` for the first batch.
-        find_earlier: The function that finds earlier events.
-        time_out_before_ms: An open job without events since this time times out.
+    An open job without events since ``time_out_before_ms`` times out.
     """
     lifecycles, unchanged = _merge_open_jobs(lifecycle_events(new), open_events, time_out_before_ms)
     derived = derive(_add_earlier_events(lifecycles, find_earlier))
@@ -172,9 +160,8 @@ def _add_earlier_events(lifecycles: Lifecycles, find_earlier: FindEarlier) -> Li
 def _select_rows(derived: DerivedColumns, time_out_before_ms: int) -> tuple[Bools, Bools, Bools]:
     """Select the events from which rows are written.
 
-    Returns:
-        Three masks of events: those that begin an attempt whose outcome is known since this batch; those whose
-        incarnation ends in this batch; those whose incarnation continues.
+    They are three masks of events: those that begin an attempt whose outcome is known since this batch; those whose
+    incarnation ends in this batch; those whose incarnation continues.
     """
     lifecycles = derived.lifecycles
     kind, last = lifecycles.kind[:-1], lifecycles.last
@@ -300,13 +287,7 @@ def job_numbers(events: pa.Table) -> Ints:
 
 
 def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
-    """Sort events.
-
-    Args:
-        events: The result of `lifecycle_events`, without duplicates.
-        jobs: The `job_numbers` of the events.
-        is_new: Whether each event belongs to this batch.
-    """
+    """Sort events, which are the result of `lifecycle_events`, without duplicates, by their `job_numbers`."""
     ms, seq = (events[name].fill_null(0).to_numpy() for name in ("event_ms", "event_seq"))
     order = np.lexsort((seq, ms, jobs))
     kind = pc.index_in(events["event"], pa.array(_KINDS, events["event"].type)).to_numpy()
@@ -426,9 +407,8 @@ def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     rows = _Rows(derived, np.flatnonzero(chosen))
     at = rows.at
     outcome = derived.outcome[at]
-    failed_reason, fingerprint = rows.failed_reasons(
-        np.where(outcome == _OUTCOMES.index("failed"), derived.end[at], -1)
-    )
+    failed = np.where(outcome == _OUTCOMES.index("failed"), derived.end[at], -1)
+    failed_reason, fingerprint = plain_reasons(rows.texts("failed_reason", failed))
     columns = {
         "attempt": pa.array(derived.attempt_count[at], pa.int32()),
         "queued_at": _times(derived.queued_ms[at]),
@@ -453,7 +433,8 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     decisive = np.where(_is_one_of(lifecycles.kind[kept], FINISHED), kept, at)
     state = lifecycles.kind[decisive]
     finished_ms = np.where(_is_one_of(state, FINISHED), lifecycles.ms[decisive], -1)
-    failed_reason, fingerprint = rows.failed_reasons(np.where(_is_one_of(state, ("failed",)), decisive, -1))
+    failed = np.where(_is_one_of(state, ("failed",)), decisive, -1)
+    failed_reason, fingerprint = plain_reasons(rows.texts("failed_reason", failed))
     columns = {
         "created_at": _times(added_ms),
         "first_started_at": _times(derived.first_started_ms[at]),
@@ -472,12 +453,7 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
 
 
 class _Rows:
-    """The common columns of the rows of both tables.
-
-    Args:
-        derived: The events.
-        at: The index of the event from which each row is derived.
-    """
+    """The common columns of the rows of both tables; ``at`` is the event from which each row is derived."""
 
     def __init__(self, derived: DerivedColumns, at: Ints) -> None:
         self._lifecycles = derived.lifecycles
@@ -491,16 +467,12 @@ class _Rows:
         )
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
-    def failed_reasons(self, decisive: Ints) -> tuple[pa.Array, pa.Array]:
-        """Return the `plain_reasons` of events."""
-        return plain_reasons(self._texts("failed_reason", decisive))
-
     def table(self, table: Table, columns: dict[str, pa.Array]) -> pa.Table:
         """Return the table with these columns; columns that cannot be derived from events are null."""
         makers: dict[str, Callable[[], pa.Array]] = {
-            "queue": lambda: self._texts("queue", self.at),
-            "job_id": lambda: self._texts("job_id", self.at),
-            "name": lambda: self._texts("name", self._added),
+            "queue": lambda: self.texts("queue", self.at),
+            "job_id": lambda: self.texts("job_id", self.at),
+            "name": lambda: self.texts("name", self._added),
             "incarnation": self._incarnation,
             "source": lambda: pa.repeat(pa.scalar("events"), len(self.at)),
         }
@@ -520,7 +492,7 @@ class _Rows:
         ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lifecycles.ms, self._lifecycles.seq))
         return pc.binary_join_element_wise(ms, seq, "-")
 
-    def _texts(self, column: str, at: Ints) -> pa.Array:
+    def texts(self, column: str, at: Ints) -> pa.Array:
         """Return a string column of events; null where there is no event."""
         indexes = np.append(self._lifecycles.order, 0)[at]
         texts = self._lifecycles.table[column].take(pa.array(indexes, mask=at < 0))
@@ -593,11 +565,7 @@ def plain_reason(reason: str | None) -> str | None:
 
 
 def error_fingerprint(reason: str | None) -> str | None:
-    """Return the fingerprint of a reason: its first line, with ``#`` for quoted text, hex and numbers.
-
-    Args:
-        reason: The result of `plain_reason`.
-    """
+    """Return the fingerprint of a plain reason: its first line, with ``#`` for quoted text, hex and numbers."""
     if reason is None:
         return None
     fingerprint = _FURTHER_LINES.sub("", reason)

@@ -20,6 +20,7 @@ from bulltask.registry.task import AnyTask
 from bulltask.spark.results import RESULT_FIELDS, JobLookup, lookup_deadline_ms
 from bulltask.spark.sink import (
     NUMBER,
+    SINGLE_JOB_OPTIONS,
     WEEK,
     JobBuilder,
     RowColumns,
@@ -36,13 +37,12 @@ from bulltask.spark.sink import (
 )
 from bulltask.transport.call import QueueKeys
 
-__all__ = ["MapOptions", "map_dataframe"]
+__all__ = ["map_dataframe"]
 
 
 _DATA: Final = "bulltask_data"
 _SEND_RESULT: Final = "bulltask_send_result"
 _JOB_RESULT: Final = "bulltask_job_result"
-_SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
 _RESULTS: Final = ("id", "state", "return_value", "failed_reason")
 
 
@@ -122,7 +122,8 @@ def map_dataframe(
         # Keep exactly these rows: rows from rand() or from a growing table would differ if they were computed again.
         rows = rows.withColumn(_SEND_RESULT, send_rows(sender)(F.struct(*fields))).localCheckpoint()
 
-    lookup = JobLookup(config, _keys(config, plan.queue), lookup_deadline_ms(wait), poll_ms)
+    keys = QueueKeys(config.prefix, bullmq_name(plan.queue, hash_tag=config.queue_hash_tag), plan.queue)
+    lookup = JobLookup(config, keys, lookup_deadline_ms(wait), poll_ms)
     with_results = rows.withColumn(
         _JOB_RESULT, vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col(f"{_SEND_RESULT}.id"))
     )
@@ -132,7 +133,7 @@ def map_dataframe(
 
 
 def _plan(task: AnyTask[Any, Any], config: Config, options: Mapping[str, Any]) -> JobPlan:
-    if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
+    if single := [name for name in SINGLE_JOB_OPTIONS if name in options]:
         raise ConfigError(f"{single[0]} applies to a single job, but these options are for all jobs")
     plan = plan_job(task.name, task._options, CallOptions.of(options), config)
     retention = plan.options.to_wire(0).get("removeOnComplete")
@@ -184,7 +185,3 @@ def _sender(plan: JobPlan, config: Config, settings: MapOptions) -> RowSender:
         raise ConfigError(f"chunk_size must be an integer from 1 to 10000, not {chunk_size!r}")
     ttl_ms = max(1, to_ms(settings.get("idempotency_ttl", WEEK), "idempotency_ttl"))
     return RowSender(builder, RowColumns("", ""), chunk_size, ttl_ms)
-
-
-def _keys(config: Config, queue: str) -> QueueKeys:
-    return QueueKeys(config.prefix, bullmq_name(queue, hash_tag=config.queue_hash_tag), queue)

@@ -33,7 +33,7 @@ from bulltask.spark.replay import ReplayResult, ReplaySelection, replay
 from bulltask.spark.source.options import broker_options
 from bulltask.spark.source.streams import pipeline_status
 
-__all__ = ["OnLoss", "Pipeline", "PipelineOptions", "stop_after_batch"]
+__all__ = ["Pipeline", "PipelineOptions", "stop_after_batch"]
 
 OnLoss = Literal["gap", "fail"]
 
@@ -306,12 +306,9 @@ def _remove_partial_offsets(checkpoint: Path) -> None:
 
 
 def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) -> None:
-    """Stop a query after its current batch. An interrupted batch loses no events.
+    """Stop a query, which may have ended, after its current batch. An interrupted batch loses no events.
 
-    Args:
-        query: The query, which may have ended.
-        is_urgent: A function that waits for at most the given number of seconds and returns whether to interrupt the
-            batch.
+    ``is_urgent`` waits for at most the given number of seconds and returns whether to interrupt the batch.
     """
     last_batch = _last_batch(query)
     # If the next batch has begun by then, it is interrupted: an unfinished batch leaves nothing in the tables.

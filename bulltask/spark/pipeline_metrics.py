@@ -16,12 +16,7 @@ __all__ = ["PipelineMetrics", "serve"]
 
 
 class PipelineMetrics(Collector):
-    """Collects the metrics for a scrape.
-
-    Args:
-        ledger: The ledger of the lake.
-        status: A function that returns the pipeline's current status.
-    """
+    """Collects the metrics for a scrape."""
 
     def __init__(self, ledger: Ledger, status: Callable[[], PipelineStatus]) -> None:
         self._ledger = ledger
@@ -38,19 +33,7 @@ class PipelineMetrics(Collector):
 
 
 def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
-    """Serve ``/metrics`` in a thread of this process.
-
-    Args:
-        collector: The metrics.
-        host: An address of this machine.
-        port: The port to listen on.
-
-    Returns:
-        A function that stops serving.
-
-    Raises:
-        ConfigError: The port is in use or not allowed, or the address does not belong to this machine.
-    """
+    """Serve ``/metrics`` in a thread of this process, and return a function that stops serving."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     try:

@@ -1,4 +1,4 @@
-"""Rebuild ``silver`` for some days from ``bronze.events``, after damage or an upgrade of bulltask."""
+"""Repair a lake: snapshots of the jobs in Redis, backfills of jobs whose events were lost, and rebuilds of silver."""
 
 from __future__ import annotations
 
@@ -25,25 +25,15 @@ from bulltask.spark.lake_tables import append, command_ingest_id, day_of, latest
 from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, STATE_AFTER, derive_silver, plain_reasons
 from bulltask.spark.sink import vectorized_udf
 
-__all__ = ["BackfillResult", "SnapshotResult", "backfill", "build_silver", "derived_silver", "snapshot"]
-
-
-# Snapshots: write jobs that are in Redis, by default the finished ones, to ``bronze.jobs``.
+__all__ = ["BackfillResult", "backfill", "build_silver", "derived_silver", "snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """The result of a snapshot.
-
-    Attributes:
-        ingest_id: The ``ingest_id`` of the rows.
-        rows: The number of jobs.
-        snapshot_at: The ``snapshot_at`` of the rows.
-    """
+    """The ``ingest_id`` of a snapshot's rows, and their number."""
 
     ingest_id: str
     rows: int
-    snapshot_at: datetime
 
 
 def snapshot(
@@ -56,19 +46,15 @@ def snapshot(
 ) -> SnapshotResult:
     """Write jobs that are in Redis to ``bronze.jobs``.
 
-    Args:
-        spark: The session.
-        layout: The lake.
-        source: The location of the queues, as options of ``format("bulltask")``.
-        states: The states of the jobs; default: ``completed`` and ``failed``.
-        since: Only jobs that finished at this time or later; unfinished jobs are then omitted.
+    ``source`` has the location of the queues, as options of ``format("bulltask")``. With ``since``, unfinished jobs are
+    omitted.
     """
     register(spark)
     snapshot_at = datetime.now(UTC)
     ingest_id = command_ingest_id("snapshot", snapshot_at)
     rows = _jobs_in_redis(spark, source, states, since).withColumn("snapshot_at", F.lit(snapshot_at))
     rows = rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at")))
-    return SnapshotResult(ingest_id, append(rows, SNAPSHOTS, layout, ingest_id), snapshot_at)
+    return SnapshotResult(ingest_id, append(rows, SNAPSHOTS, layout, ingest_id))
 
 
 def _jobs_in_redis(
@@ -82,7 +68,7 @@ def _jobs_in_redis(
     return rows.where(F.col("finished_at") >= F.lit(since))
 
 
-# Add jobs whose events were lost, if their hashes are known.
+# A backfill adds jobs whose events were lost, if their hashes are known.
 #
 # If the *completed* or *failed* event of a job is lost, the job is missing from ``silver``, or stays open forever. Its
 # hash has the last attempt and the outcome. The rows that are derived from them have the ``source`` ``snapshot``, and
@@ -131,22 +117,10 @@ def backfill(
     until: datetime,
     queues: Collection[str] | None = None,
 ) -> BackfillResult:
-    """Add jobs that finished in gaps to silver.
+    """Add jobs that finished in gaps to silver: gaps that end at ``since`` or later and begin before ``until``.
 
     First, the finished jobs of the queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs``
     are compared with ``silver.jobs``. Running a backfill again writes no new rows.
-
-    Args:
-        spark: The session.
-        layout: The lake.
-        source: The location of the queues, as options of ``format("bulltask")``.
-        since: Only gaps that end at this time or later.
-        until: Only gaps that begin before this time.
-        queues: Only gaps of these queues.
-
-    Raises:
-        ConfigError: ``until`` is not later than ``since``.
-        LakeError: There is no lake.
     """
     if until <= since:
         raise ConfigError(f"until ({until}) must be later than since ({since})")
@@ -159,9 +133,8 @@ def backfill(
     snapshot_at = datetime.now(UTC)
     examined = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
     reason = F.when(F.col("state") == "failed", F.col("failed_reason"))
-    missing = (
-        _missing(spark, layout, gaps).withColumn("reason", vectorized_udf(_plain_reasons, _REASON)(reason)).cache()
-    )
+    plain_reason = vectorized_udf(_plain_reasons, _REASON)(reason)
+    missing = _missing(spark, layout, gaps).withColumn("reason", plain_reason).cache()
     try:
         with hold_swaps(layout):
             missing.count()
@@ -169,7 +142,7 @@ def backfill(
         rows = missing.withColumns({"source": F.lit("snapshot"), "as_of": F.lit(snapshot_at)})
         append(_attempts(rows), ATTEMPTS, layout, ingest_id)
         jobs = append(_backfilled_jobs(rows), JOBS, layout, ingest_id)
-        jobs_by_gap = {row["gap"]: row["count"] for row in _by_gap(missing)}
+        jobs_by_gap = {row["gap"]: row["count"] for row in missing.groupBy("gap").count().collect()}
     finally:
         missing.unpersist()
     backfills = [
@@ -265,10 +238,6 @@ def _drop_continued(spark: SparkSession, layout: Layout, finished: DataFrame) ->
     return finished.join(known, same_job & same_incarnation & continued, "left_anti")
 
 
-def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
-    return missing.groupBy("gap").count().collect()  # type: ignore[return-value]  # columns of a Row are read by name
-
-
 def _last_attempt_number() -> Column:
     """Return the number of the last attempt."""
     return F.greatest(F.coalesce("attempts_started", "attempts_made", F.lit(1)), F.lit(1)).cast("int")
@@ -341,9 +310,6 @@ def _record_backfills(
     append(rows.withColumn("dt", day_of(F.col("backfilled_at"))), BACKFILLS, layout, ingest_id)
 
 
-# Rebuild ``silver`` for some days from ``bronze.events``, after damage or an upgrade of bulltask.
-
-
 def _row_type(table: Table) -> StructType:
     return StructType([field for field in spark_schema(table).fields if field.name != "ingest_id"])
 
@@ -352,20 +318,11 @@ _TABLES: Final = (ATTEMPTS, JOBS)
 _SILVER: Final = StructType([StructField(table.name, _row_type(table)) for table in _TABLES])
 _ROWS_PER_ARRAY: Final = 10_000
 
-Partitions = dict[tuple[str, str], list[Path]]
-"""Paths by the names of their day and queue directories."""
-
 
 def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *, open_job_timeout: timedelta) -> None:
-    """Rebuild the silver rows for some days from all events in bronze.
+    """Rebuild the silver rows for some days from all events in bronze, after damage or an upgrade of bulltask.
 
     Rows from snapshots and rows of open jobs that timed out are kept. The pipeline may be running.
-
-    Args:
-        spark: The session.
-        layout: The lake.
-        days: The days (UTC).
-        open_job_timeout: The time without events after which an open job times out, as for the pipeline.
 
     Raises:
         LakeError: Events that these days are derived from have expired.
@@ -388,9 +345,11 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
                 )
                 all_rows.write.partitionBy("dt", "queue").parquet(str(directories[table]))
         for table, new in directories.items():
-            for (day, queue), replaced in sorted((_new_partitions(new) | old[table]).items()):
-                has_rows = (new / day / queue).is_dir()
+            written = {(day.name, queue.name) for day in list_directories(new) for queue in list_directories(day)}
+            for day, queue in sorted(written | old[table].keys()):
+                has_rows = (day, queue) in written
                 target = layout.table(table) / day / queue / f"ingest_id={ingest_id}"
+                replaced = old[table].get((day, queue), [])
                 swaps.swap(new / day / queue if has_rows else None, target if has_rows else None, replaced)
 
 
@@ -408,7 +367,8 @@ def _check_not_expired(layout: Layout, days: Collection[date], open_job_timeout:
             )
 
 
-def _partitions(layout: Layout, table: Table, days: Collection[date]) -> Partitions:
+def _partitions(layout: Layout, table: Table, days: Collection[date]) -> dict[tuple[str, str], list[Path]]:
+    """Return the directories of some days, by the names of their day and queue directories."""
     partitions = {
         (day.name, queue.name): list_directories(queue)
         for day in (layout.day(table, path) for path in sorted(days))
@@ -419,34 +379,18 @@ def _partitions(layout: Layout, table: Table, days: Collection[date]) -> Partiti
     return {key: [path for path in paths if path.name != publishing] for key, paths in partitions.items()}
 
 
-def _new_partitions(new: Path) -> Partitions:
-    return {(day.name, queue.name): [] for day in list_directories(new) for queue in list_directories(day)}
-
-
 def _rows_to_keep(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
-    """Return the rows that are not, or can no longer be, derived from events."""
-    rows = read_table(spark, layout, table).drop("ingest_id")
-    return rows.where((F.col("source") == "snapshot") | _is_timed_out(table))
-
-
-def _is_timed_out(table: Table) -> Column:
-    if table is ATTEMPTS:
-        return F.col("outcome") == "open"
-    return ~F.col("state").isin("completed", "failed", "removed")
+    """Return the rows that are not, or can no longer be, derived from events: of snapshots, and of timed-out jobs."""
+    timed_out = "outcome = 'open'" if table is ATTEMPTS else "state not in ('completed', 'failed', 'removed')"
+    return read_table(spark, layout, table).drop("ingest_id").where(f"source = 'snapshot' or {timed_out}")
 
 
 @contextmanager
 def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[Table, DataFrame]]:
-    """Derive the attempts whose outcome is known and the finished jobs, which can be used inside the ``with`` block.
+    """Derive the rows of attempts whose outcome is known and of finished jobs, for use inside the ``with`` block.
 
-    Open jobs are omitted, as in batches (:mod:`~bulltask.spark.batches`).
-
-    Args:
-        events: All rows of ``bronze.events``.
-        time_out_before_ms: An open job without events since this time times out: it is written with its last state.
-
-    Yields:
-        Rows of ``silver.attempts`` and ``silver.jobs``, without ``ingest_id``.
+    Open jobs are omitted, as in batches (:mod:`~bulltask.spark.batches`), unless they have had no events since
+    ``time_out_before_ms``.
     """
     relevant = events.where(F.col("job_id").isNotNull() & F.col("event").isin(*STATE_AFTER)).select(*LIFECYCLE_COLUMNS)
     by_job = relevant.repartition("queue", "job_id")  # all events of a job are in one partition

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StringType, StructType
 
 from bulltask.config.config import Config
 from bulltask.jobs.errors import ConfigError, DecodeError
@@ -25,22 +25,14 @@ from bulltask.lake.storage import Layout, hold_swaps
 from bulltask.lake.tables import FINISHED, JOBS, SNAPSHOTS
 from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.sink import vectorized_udf
-from bulltask.spark.source.columns import hash_fields, job_record_batch
+from bulltask.spark.source.columns import JOBS as JOBS_READ
+from bulltask.spark.source.columns import arrow_schema, hash_fields, job_record_batch
 from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts.add import IdempotentWrite
 from bulltask.transport.scripts.job import job_fields
 
-__all__ = [
-    "HASH",
-    "HashLookup",
-    "ReplayResult",
-    "ReplaySelection",
-    "Replayer",
-    "StoredOptions",
-    "replay",
-    "replay_options",
-]
+__all__ = ["ReplayResult", "ReplaySelection", "replay", "replay_options"]
 
 
 _TOLERANCE: Final = timedelta(minutes=1)
@@ -51,14 +43,7 @@ _MAX_UNKNOWN_IDS: Final = 20
 _IDEMPOTENCY_TTL_MS: Final = 7 * 86_400_000
 
 _FIELDS: Final = ("name", "data", "opts", "created_at", "finished_at")
-HASH: Final = StructType(
-    [StructField(name, TimestampType() if name.endswith("_at") else StringType()) for name in _FIELDS]
-)
-"""The columns that are looked up."""
-
-_ARROW: Final = pa.schema(
-    [(name, pa.timestamp("us", tz="UTC") if name.endswith("_at") else pa.string()) for name in _FIELDS]
-)
+_HASH: Final = StructType([JOBS_READ[name] for name in _FIELDS])
 _JOBS_PER_ROUND_TRIP: Final = 500
 
 _SINGLE_JOB_OPTIONS: Final = frozenset(
@@ -72,13 +57,7 @@ _SINGLE_JOB_OPTIONS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ReplaySelection:
-    """The selection of finished jobs to send again.
-
-    Attributes:
-        where: An SQL condition on the columns of ``silver.jobs``.
-        queue: Only jobs of this queue.
-        limit: The maximum number of jobs, in order of queue and id.
-    """
+    """The selection of finished jobs to send again."""
 
     where: str
     queue: str | None = None
@@ -134,18 +113,11 @@ def replay(
     *,
     dry_run: bool = True,
 ) -> ReplayResult:
-    """Send finished jobs again, with the same name, data and options, but a new id.
+    """Send the selected finished jobs again, with the same name, data and options, but a new id.
 
     The new id is derived from the job and the time when it finished. A job is therefore not sent again while its copy
     is in Redis, nor for 7 days after a replay with the same condition has sent it. Options that belong only to the
     original job are dropped: its delay, its parent, its schedule, and when it expires.
-
-    Args:
-        spark: The session.
-        layout: The lake.
-        source: The location of the queues, as options of ``format("bulltask")``.
-        selection: The selected jobs.
-        dry_run: Send nothing; only return the result.
 
     Raises:
         ConfigError: The condition is invalid.
@@ -201,7 +173,7 @@ def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -
 
 def _with_data(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteOptions) -> DataFrame:
     """Add the data of each job, from Redis or else from the latest snapshot."""
-    look_up = vectorized_udf(HashLookup(options).look_up, HASH)
+    look_up = vectorized_udf(HashLookup(options).look_up, _HASH)
     with_hash = rows.withColumn("hash", look_up(F.struct("queue", "job_id")))
     with_redis = with_hash.withColumn(
         "in_redis", _is_same_incarnation(F.col("hash.created_at"), F.col("hash.finished_at"))
@@ -256,11 +228,7 @@ def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class HashLookup:
-    """Looks up the hashes of jobs, on the executors.
-
-    Attributes:
-        options: The location of Redis.
-    """
+    """Looks up the hashes of jobs, on the executors."""
 
     options: WriteOptions = field(repr=False)
 
@@ -275,9 +243,8 @@ class HashLookup:
                 for start in range(0, len(calls), _JOBS_PER_ROUND_TRIP):
                     replies += connection.run_many(calls[start : start + _JOBS_PER_ROUND_TRIP])
                 existing = [number for number, reply in enumerate(replies) if any(part is not None for part in reply)]
-                batch = job_record_batch(
-                    _ARROW, {}, [rows[n]["job_id"] for n in existing], [replies[n] for n in existing]
-                )
+                ids, hashes = [rows[n]["job_id"] for n in existing], [replies[n] for n in existing]
+                batch = job_record_batch(arrow_schema(_HASH), {}, ids, hashes)
                 positions = {number: position for position, number in enumerate(existing)}
                 yield batch.to_struct_array().take(pa.array([positions.get(n) for n in range(len(rows))], pa.int64()))
 
@@ -291,11 +258,7 @@ class StoredOptions(JobOptions):
 
 
 def replay_options(opts: str | None) -> StoredOptions:
-    """Return the options for sending a job again, given its stored options.
-
-    Raises:
-        DecodeError: The options are not a JSON object.
-    """
+    """Return the options for sending a job again, given its stored options."""
     try:
         stored = json.loads(opts or "{}")
     except ValueError as exc:
@@ -312,25 +275,17 @@ def replay_options(opts: str | None) -> StoredOptions:
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    """Sends jobs again. Spark serializes it for the executors, so it holds no connection.
-
-    Attributes:
-        config: The location of Redis, and the settings for queue names.
-        write_id: The id of the write.
-        idempotency_ttl_ms: How long Redis keeps the ids of added jobs.
-    """
+    """Sends jobs again. Spark serializes it for the executors, so it holds no connection."""
 
     config: Config = field(repr=False)  # its URL may have a password
     write_id: str
     idempotency_ttl_ms: int
 
     def statuses(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[str]]:
-        """Send the rows of some batches (``queue``, ``new_id``, ``name``, ``data``, ``opts``) and yield ``added`` or
-        ``duplicate`` for each row.
+        """Send the rows (``queue``, ``new_id``, ``name``, ``data``, ``opts``) and yield the status of each.
 
-        Raises:
-            BulltaskError: Redis cannot be reached, or a job's options are invalid. Jobs that were already sent are
-                not removed; running the replay again adds the missing ones.
+        It is ``added`` or ``duplicate``. Jobs that were sent before an error are not removed; running the replay again
+        adds the missing ones.
         """
         broker = broker_of(self.config)
         write = IdempotentWrite(self.write_id, self.idempotency_ttl_ms)

@@ -19,13 +19,14 @@ from bulltask.jobs.clock import Duration, to_ms, wall_ms
 from bulltask.jobs.codec import decode_text
 from bulltask.jobs.errors import ConfigError
 from bulltask.spark.sink import EnqueueResult, check_option_names, vectorized_udf
+from bulltask.spark.source.columns import arrow_schema
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, broker_options, read_options
 from bulltask.transport.call import QueueKeys, command
 from bulltask.transport.scripts.add import scan_added_ids
 from bulltask.transport.scripts.job import job_fields
 
-__all__ = ["RESULT_FIELDS", "GatherOptions", "JobLookup", "gather", "lookup_deadline_ms"]
+__all__ = ["RESULT_FIELDS", "JobLookup", "gather", "lookup_deadline_ms"]
 
 
 RESULT_FIELDS: Final = StructType(
@@ -36,9 +37,7 @@ RESULT_FIELDS: Final = StructType(
         StructField("finished_ms", LongType()),
     ]
 )
-_ARROW: Final = pa.struct(
-    {"state": pa.string(), "return_value": pa.string(), "failed_reason": pa.string(), "finished_ms": pa.int64()}
-)
+_ARROW: Final = pa.struct(list(arrow_schema(RESULT_FIELDS)))
 _IDS_PER_ROUND_TRIP: Final = 1_000
 _FIELDS: Final = ("timestamp", "returnvalue", "failedReason", "finishedOn")
 _UNFINISHED: Final = "unfinished"
@@ -80,7 +79,7 @@ def gather(
         ConfigError: An option is invalid, there is no string column ``id``, or Redis has no job from the write.
     """
     check_option_names(options, GatherOptions)
-    source = _source_options(queue, options)
+    source = read_options(WriteOptions, {**broker_options(options), "queue": queue})
     poll_ms = max(1, to_ms(options.get("poll", 2.0), "poll"))
     lookup = JobLookup(source.config, source.keys(queue), lookup_deadline_ms(wait), poll_ms)
     rows = _ids_of_write(ids, lookup) if isinstance(ids, EnqueueResult) else ids
@@ -106,13 +105,9 @@ def lookup_deadline_ms(wait: Duration | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class JobLookup:
-    """Looks up jobs and waits for them, on the executors.
+    """Looks up the jobs of a queue and waits for them, on the executors.
 
-    Attributes:
-        config: The location of Redis.
-        keys: The keys of the queue.
-        deadline_ms: When to stop waiting for unfinished jobs, by this machine's clock; 0 does not wait.
-        poll_ms: The time between two checks.
+    ``deadline_ms`` is when to stop waiting for unfinished jobs, by this machine's clock; 0 does not wait.
     """
 
     config: Config = field(repr=False)  # its URL may have a password
@@ -176,10 +171,6 @@ def _number(raw: bytes | None) -> int | None:
         return None if raw is None else int(float(raw))
     except (ValueError, OverflowError):
         return None
-
-
-def _source_options(queue: str, options: GatherOptions) -> WriteOptions:
-    return read_options(WriteOptions, {**broker_options(options), "queue": queue})
 
 
 def _ids_of_write(write: EnqueueResult, lookup: JobLookup) -> DataFrame:

@@ -1,4 +1,10 @@
-"""``enqueue``: add a job for each distinct row of a DataFrame."""
+"""Write rows as jobs: ``enqueue``, and the writers of ``format("bulltask")``.
+
+Each distinct row becomes one job, however often Spark retries a task: the same row of the same write always has the
+same id. Spark passes copies of a batch writer to its tasks, so all tasks have the same write id. A streaming query's
+writer is recreated for each batch, so its write id is derived from the query and the batch, which stay the same when a
+batch is run again.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +44,8 @@ from bulltask.transport.scripts.add import IdempotentWrite, SendResult
 
 __all__ = [
     "NUMBER",
+    "SINGLE_JOB_OPTIONS",
     "WEEK",
-    "EnqueueOptions",
     "EnqueueResult",
     "FileColumns",
     "JobBuilder",
@@ -52,17 +58,13 @@ __all__ = [
     "WriteArguments",
     "WriteCounts",
     "as_json",
-    "check_columns",
-    "check_job_options",
     "check_option_names",
     "check_write_id",
-    "column_values",
     "derived_id",
     "enqueue",
     "enqueue_file",
     "new_write_id",
     "number_duplicates",
-    "resume_hint",
     "resume_hint_on_error",
     "send_rows",
     "standard_rows",
@@ -72,27 +74,17 @@ __all__ = [
 ]
 
 
-# Turn rows into jobs: the columns of a write, the jobs that it builds, and their ids.
-#
-# The same row of the same write always has the same id.
-
-
 NUMBER: Final = "bulltask_number"
 """The column that numbers equal rows."""
 
-_SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
+SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
 _MAX_LENGTH: Final = 200
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f{}\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """The names of optional columns; an empty name means that the rows do not have the column.
-
-    Attributes:
-        id: The column with job ids.
-        queue: The column with queues.
-    """
+    """The names of the columns with ids and queues; ``""`` if the rows do not have the column."""
 
     id: str
     queue: str
@@ -100,12 +92,7 @@ class RowColumns:
 
 @dataclass(frozen=True, slots=True)
 class SharedOptions:
-    """The options of all jobs of a write, checked once.
-
-    Attributes:
-        options: The options.
-        timestamp_ms: The creation time of the jobs; ``None``: when they are sent.
-    """
+    """The options of all jobs of a write, checked once; ``timestamp_ms`` is ``None`` for the time of sending."""
 
     options: JobOptions
     timestamp_ms: int | None
@@ -114,10 +101,7 @@ class SharedOptions:
 def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> RowColumns:
     """Check the schema before anything is written, and return the names of the id and queue columns.
 
-    Args:
-        schema: The schema of the rows.
-        queue: The queue of all rows; ``None`` if a column contains the queues.
-        id_column: The column with job ids; ``None``: ``id`` if it exists.
+    ``queue`` is ``None`` if a column contains the queues; the default of ``id_column`` is ``id``, if it exists.
 
     Raises:
         ConfigError: A column is missing, has the wrong type, or would be ignored silently.
@@ -148,12 +132,8 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
 
 
 def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptions:
-    """Check and return the options of all jobs of a write, before any job is built.
-
-    Raises:
-        ConfigError: An option is unknown or invalid, or applies to a single job.
-    """
-    if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
+    """Check and return the options of all jobs of a write, before any job is built."""
+    if single := [name for name in SINGLE_JOB_OPTIONS if name in options]:
         raise ConfigError(
             f"[BULLTASK_OPTION_INVALID] {single[0]} applies to a single job, but these options are for all jobs"
         )
@@ -181,15 +161,7 @@ def column_values(batch: pa.RecordBatch, columns: RowColumns) -> tuple[Iterable[
 
 @dataclass(frozen=True, slots=True)
 class JobBuilder:
-    """Builds the jobs of one write, like ``Queue.add``.
-
-    Attributes:
-        config: The settings for queue names and the maximum size of a job.
-        write_id: The id of the write.
-        queue: The queue of all rows; ``None`` if a column contains the queues.
-        shared: The options of all jobs.
-        has_ids: Whether the rows have ids.
-    """
+    """Builds the jobs of one write, like ``Queue.add``; ``queue`` is ``None`` if a column contains the queues."""
 
     config: Config = field(repr=False)  # its URL may have a password
     write_id: str
@@ -198,13 +170,7 @@ class JobBuilder:
     has_ids: bool
 
     def build(self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int) -> NewJob:
-        """Build the job of a row.
-
-        Raises:
-            ConfigError: The row has no name or no queue, or its id is missing in a write with ids.
-            DecodeError: The data is not JSON.
-            EncodeError, PayloadTooLargeError, InvalidNameError: The job is invalid, as for ``Queue.add``.
-        """
+        """Build the job of a row; raise the errors of ``Queue.add``, or ``ConfigError`` for an incomplete row."""
         if self.queue is not None:
             queue = self.queue
         if name is None or queue is None or (self.has_ids and job_id is None):
@@ -247,15 +213,9 @@ def _checked_names(queue: str, name: str, hash_tag: bool) -> str:
 def derived_id(write_id: str, queue: str, name: str, data: bytes, number: int = 0) -> str:
     """Return the id of a row's job: ``s`` and 24 hexadecimal digits.
 
-    BullMQ 5.62 rejects ids that are numbers or contain a ``:``, so the id begins with a letter. Equal rows are the
-    same job unless they are numbered.
-
-    Args:
-        write_id: The id of the write (:func:`check_write_id`).
-        queue: BullMQ's name for the queue, so that ``emails`` and ``{emails}`` are the same.
-        name: The job's name.
-        data: The job's data as normalized JSON. The order of keys matters, and 1 differs from 1.0.
-        number: The number of the row among equal rows, from 0.
+    BullMQ 5.62 rejects ids that are numbers or contain a ``:``, so the id begins with a letter. Equal rows are the same
+    job unless they are numbered. ``queue`` is BullMQ's name, so that ``emails`` and ``{emails}`` are the same. In the
+    data, which is normalized JSON, the order of keys matters, and 1 differs from 1.0.
     """
     return "s" + hashlib.sha256(_id_prefix(write_id, queue, name, number) + data).hexdigest()[:24]
 
@@ -272,21 +232,12 @@ def new_write_id() -> str:
 
 
 def write_id_of_batch(write: str, batch: str | int) -> str:
-    """Return the write id of one batch of a streaming query.
-
-    Args:
-        write: The ``writeId`` of the streaming query, or Spark's id of it, which a checkpoint keeps.
-        batch: The number of the batch, which is the same if Spark runs the batch again.
-    """
+    """Return the write id of one batch of a streaming query: of its ``writeId``, or Spark's id of it."""
     return f"{write}-{batch}"
 
 
 def check_write_id(write_id: str) -> str:
-    """Return ``write_id`` if it may be part of a Redis key.
-
-    Raises:
-        ConfigError: The id is empty, longer than 200 characters, or contains spaces, control characters or braces.
-    """
+    """Return ``write_id`` if it may be part of a Redis key, else raise ``ConfigError``."""
     if not isinstance(write_id, str) or not write_id or len(write_id) > _MAX_LENGTH or _FORBIDDEN.search(write_id):
         raise ConfigError(
             f"write id {write_id!r:.60} must be a string of 1 to {_MAX_LENGTH} characters without spaces, control "
@@ -295,44 +246,23 @@ def check_write_id(write_id: str) -> str:
     return write_id
 
 
-# The writers of ``format("bulltask")``, and the sender of a task's rows.
-#
-# Each distinct row becomes one job, however often Spark retries a task. Spark passes copies of a batch writer to its
-# tasks, so all tasks have the same write id. A streaming query's writer is recreated for each batch, so its write id is
-# derived from the query and the batch, which stay the same when a batch is run again.
-
-
 _log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
 
 @dataclass
 class TaskCommit(WriterCommitMessage):
-    """The commit message of a task.
-
-    Attributes:
-        write_id: The id of the write.
-        counts: The counts of sent rows.
-    """
+    """The commit message of a task: the id of the write, and the counts of sent rows."""
 
     write_id: str
     counts: WriteCounts
 
 
 class JobsWriter(DataSourceArrowWriter):
-    """Performs a batch write.
-
-    Args:
-        options: The options of the write; without a write id, a new id is created.
-        schema: The schema of the rows.
-        overwrite: Whether the mode is ``overwrite``.
-
-    Raises:
-        ConfigError: A column or an option is invalid, or the mode is ``overwrite``.
-    """
+    """Performs a batch write; without a write id, a new id is created."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         reject_overwrite(overwrite=overwrite)
-        self._sender = _write_sender(options, schema, options.write_id or new_write_id())
+        self._sender = _row_sender(options, schema, options.job_opts, options.write_id or new_write_id())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a task."""
@@ -344,28 +274,15 @@ class JobsWriter(DataSourceArrowWriter):
 
 
 class JobsStreamWriter(DataSourceStreamArrowWriter):
-    """Performs the writes of a streaming query; each batch is a separate write.
-
-    Args:
-        options: The options of the write; a write id replaces the query's id.
-        schema: The schema of the rows.
-        overwrite: Whether the mode is ``complete``, in which a batch would replace earlier batches.
-
-    Raises:
-        ConfigError: As for :class:`JobsWriter`.
-    """
+    """Performs the writes of a streaming query; each batch is a separate write. A write id replaces the query's id."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         reject_overwrite(overwrite=overwrite)
         self._write_id = options.write_id
-        self._sender = _write_sender(options, schema, options.write_id or "unused")
+        self._sender = _row_sender(options, schema, options.job_opts, options.write_id or "unused")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of one task in a batch.
-
-        Raises:
-            ConfigError: The method is not called in a task of a streaming query.
-        """
+        """Send the rows of one task in a batch."""
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
@@ -388,11 +305,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
 
 
 def reject_overwrite(*, overwrite: bool) -> None:
-    """Reject the mode ``overwrite``: Spark would accept it, but a queue is never cleared.
-
-    Raises:
-        ConfigError: ``overwrite`` is true.
-    """
+    """Raise an error for the mode ``overwrite``: Spark would accept it, but a queue is never cleared."""
     if overwrite:
         raise ConfigError(
             "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace existing jobs: "
@@ -408,22 +321,18 @@ def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) ->
     )  # fmt: skip
 
 
-def _write_sender(options: WriteOptions, schema: StructType, write_id: str) -> RowSender:
+def _row_sender(options: WriteOptions, schema: StructType, job_opts: Mapping[str, Any], write_id: str) -> RowSender:
     columns = check_columns(schema, queue=options.queue, id_column=options.id_column)
-    shared = check_job_options(options.job_opts, options.config)
+    shared = check_job_options(job_opts, options.config)
     builder = JobBuilder(options.config, check_write_id(write_id), options.queue, shared, bool(columns.id))
     return RowSender(builder, columns, options.chunk_size, options.idempotency_ttl_ms if options.idempotent else None)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """The counts of a task's rows.
+    """The counts of a task's rows, of added jobs, and of rows whose job existed before.
 
-    Attributes:
-        rows: The number of rows.
-        added: The number of added jobs.
-        duplicates: The number of rows whose job already existed, or had already been added by this write. If a job is
-            sent twice because the first reply was lost, the second reply counts.
+    If a job is sent twice because the first reply was lost, the second reply counts.
     """
 
     rows: int = 0
@@ -435,12 +344,7 @@ class WriteCounts:
 class RowSender:
     """Sends the rows of a task. Spark serializes it for the executors, so it holds no connection.
 
-    Attributes:
-        builder: The builder of the jobs.
-        columns: The names of the id and queue columns.
-        chunk_size: The number of jobs in one round trip.
-        idempotency_ttl_ms: How long Redis keeps the ids of added jobs; ``None``: it does not keep them, and every row
-            counts as added.
+    If ``idempotency_ttl_ms`` is ``None``, Redis does not keep the ids of added jobs, and every row counts as added.
     """
 
     builder: JobBuilder
@@ -459,12 +363,9 @@ class RowSender:
     def results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
         """Send all rows of some Arrow batches; yield the results of each batch's rows.
 
-        The rows of a round trip are checked before it is sent.
-
-        Raises:
-            BulltaskError: A row is not a valid job, or Redis cannot be reached. Jobs that were already sent are
-                not removed, because they may have run; retrying the write adds the missing ones. Every error that
-                interrupts the write has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
+        The rows of a round trip are checked before it is sent. Jobs that were sent before an error are not removed,
+        because they may have run; retrying the write adds the missing ones. Every error has a note that says so
+        (``[BULLTASK_WRITE_ABORTED]``).
         """
         broker = broker_of(self.builder.config)
         rows = 0
@@ -496,9 +397,6 @@ def resume_hint(write_id: str) -> str:
         "the same rows again with this write id to add the missing ones. A streaming query does so when it is started "
         "again with its checkpoint."
     )
-
-
-# ``enqueue``: add a job for each distinct row of a DataFrame.
 
 
 SEND_RESULT: Final = StructType([StructField("id", StringType()), StructField("status", StringType())])
@@ -605,30 +503,25 @@ def enqueue(
     if df.isStreaming:
         raise ConfigError("enqueue needs a batch DataFrame; use enqueue_stream for a streaming DataFrame")
     rows = standard_rows(df, name, data, job_id)
-    rows = number_duplicates(
-        rows, ["name", "data"] if job_id is None else ["id"], options.get("on_duplicate_rows", "collapse")
-    )
-    sender = _enqueue_sender(rows.drop(NUMBER).schema, queue, options)
+    compared = ["name", "data"] if job_id is None else ["id"]
+    rows = number_duplicates(rows, compared, options.get("on_duplicate_rows", "collapse"))
+    source = read_options(WriteOptions, write_options(queue, options))
+    write_id = source.write_id or new_write_id()
+    sender = _row_sender(source, rows.drop(NUMBER).schema, options.get("opts", {}), write_id)
 
     part = F.spark_partition_id().alias("part")
     statuses = rows.select(part, send_rows(sender)(F.struct(*rows.columns))["status"].alias("status"))
     with resume_hint_on_error(sender):
         counts = statuses.groupBy("part", "status").count().collect()
     counts_by_key = {(row["part"], row["status"]): row["count"] for row in counts}
-    total, added = (
-        sum(counts_by_key.values()),
-        sum(count for (_, status), count in counts_by_key.items() if status == "added"),
-    )
-    seconds, partitions = (mono_ms() - start_ms) / 1000, len({part for part, _ in counts_by_key})
-    return EnqueueResult(sender.builder.write_id, queue, total, added, total - added, seconds, partitions)
+    total = sum(counts_by_key.values())
+    added = sum(count for (_, status), count in counts_by_key.items() if status == "added")
+    partitions = len({part for part, _ in counts_by_key})
+    return EnqueueResult(write_id, queue, total, added, total - added, (mono_ms() - start_ms) / 1000, partitions)
 
 
 def check_option_names(given: Mapping[str, object], kind: type) -> None:
-    """Check options for unknown names.
-
-    Raises:
-        TypeError: A name is unknown; the message lists the known names.
-    """
+    """Raise ``TypeError`` for an option that the ``TypedDict`` does not have."""
     known = kind.__annotations__  # a TypedDict includes inherited names
     if unknown := sorted(set(given) - set(known)):
         raise TypeError(f"unknown option {unknown[0]!r}; known options are {', '.join(known)}")
@@ -656,11 +549,7 @@ def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
 
 
 def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
-    """Return the rows with the standard columns of a write.
-
-    Raises:
-        ConfigError: ``data`` is a single name, not a list of names.
-    """
+    """Return the rows with the standard columns of a write."""
     if isinstance(data, str):
         raise ConfigError(f"data must be a column, or a list of column names: [{data!r}], not {data!r}")
     data_column = data if isinstance(data, Column) else F.struct(*data)
@@ -679,16 +568,7 @@ def as_json(column: str | Column) -> Column:
 
 
 def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> DataFrame:
-    """Number equal rows to keep them, or raise an error if there are any.
-
-    Args:
-        rows: The rows.
-        columns: The columns to compare.
-        mode: The value of ``on_duplicate_rows``.
-
-    Raises:
-        ConfigError: There are equal rows and ``mode`` is ``error``, or ``mode`` is invalid.
-    """
+    """Number rows that are equal in these columns to keep them, or raise an error if there are any."""
     if mode not in {"collapse", "keep", "error"}:
         raise ConfigError(f"on_duplicate_rows must be collapse, keep or error, not {mode!r}")
     if mode == "keep":
@@ -705,16 +585,6 @@ def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> Dat
     return rows
 
 
-def _enqueue_sender(schema: StructType, queue: str, arguments: EnqueueOptions) -> RowSender:
-    options = read_options(WriteOptions, write_options(queue, arguments))
-    shared = check_job_options(arguments.get("opts", {}), options.config)
-    columns = check_columns(schema, queue=queue, id_column=None)
-    builder = JobBuilder(
-        options.config, check_write_id(options.write_id or new_write_id()), queue, shared, bool(columns.id)
-    )
-    return RowSender(builder, columns, options.chunk_size, options.idempotency_ttl_ms)
-
-
 def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
     """Return the options of ``format("bulltask")`` that correspond to the arguments of ``enqueue``, except ``opts``."""
     options = {
@@ -729,14 +599,7 @@ def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FileColumns:
-    """How a file's columns are used.
-
-    Attributes:
-        data: The columns that become a job's data.
-        name: The name of all jobs, unless ``name_column`` is set.
-        name_column: The column with the jobs' names.
-        id_column: The column with the jobs' ids; ``None``: ids are derived from the rows.
-    """
+    """How a file's columns are used: for jobs' data, names unless all have the same ``name``, and ids, if any."""
 
     data: Sequence[str]
     name: str | None = None
@@ -747,18 +610,7 @@ class FileColumns:
 def enqueue_file(
     spark: SparkSession, path: str, queue: str, names: FileColumns, **options: Unpack[EnqueueOptions]
 ) -> EnqueueResult:
-    """Add a job to a queue for each distinct row of a Parquet file or a directory of them, as ``enqueue`` does.
-
-    Args:
-        spark: The session.
-        path: The file.
-        queue: The queue's name.
-        names: How the columns are used.
-        options: The options of ``enqueue``.
-
-    Raises:
-        ConfigError: A column does not exist, or as for ``enqueue``.
-    """
+    """Add a job for each distinct row of a Parquet file or a directory of them, with the options of ``enqueue``."""
     rows = spark.read.parquet(path)
     for column in (*names.data, names.name_column, names.id_column):
         if column is not None and column not in rows.columns:
@@ -779,12 +631,8 @@ def vectorized_udf(
 ) -> Callable[[Column], Column]:
     """Return a column function (an iterator Arrow UDF), called once in each task with an iterator of Arrow arrays.
 
-    ``mapInArrow`` would do the same for whole rows, but needs pandas. Spark treats the function as nondeterministic, so
-    it never skips a call or calls the function twice.
-
-    Args:
-        function: A function that yields an array of the same length for each array.
-        returns: The type of the elements.
+    ``mapInArrow`` would do the same for whole rows, but needs pandas. For each array, the function yields one of the
+    same length. Spark treats it as nondeterministic, so it never skips a call or calls it twice.
     """
 
     def typed(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:

@@ -1,4 +1,7 @@
-"""Spark in a worker's child: one JVM and one session, which its ``spark=True`` tasks use one after another."""
+"""Spark in a worker's child: one JVM and one session, which its ``spark=True`` tasks use one after another.
+
+:mod:`bulltask.worker.spark_tasks` imports this module and defines the interface.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,7 @@ from bulltask.jobs.errors import BulltaskError, ReleaseJob, TransientError
 from bulltask.spark.connector import session
 from bulltask.worker.spark_tasks import SparkAttempt
 
-__all__ = ["JVM_GONE", "SparkInChild", "SparkJobMonitor", "StageProgress"]
-
-
-# The progress of a running job on Spark, and the check of the job's lock.
+__all__ = ["SparkInChild"]
 
 
 JVM_GONE: Final = (Py4JError, OSError)
@@ -45,10 +45,6 @@ class SparkJobMonitor:
 
     It runs in a separate thread, with a separate connection to the JVM, because the task's connection is blocked while
     the task waits for Spark.
-
-    Args:
-        context: The Spark context.
-        attempt: The attempt.
     """
 
     def __init__(self, context: SparkContext, attempt: SparkAttempt) -> None:
@@ -73,12 +69,8 @@ class SparkJobMonitor:
         with suppress(*JVM_GONE):  # the task gets the same error
             while not self._ended.wait(interval):
                 self._check()
-                elapsed = mono_s() - start_s
-                interval = (
-                    _MIN_INTERVAL_S
-                    if self._lost
-                    else min(_MAX_INTERVAL_S, max(_MIN_INTERVAL_S, elapsed * _INTERVAL_FRACTION))
-                )
+                elapsed = 0 if self._lost else mono_s() - start_s
+                interval = min(_MAX_INTERVAL_S, max(_MIN_INTERVAL_S, elapsed * _INTERVAL_FRACTION))
             self._final_check()
 
     def _check(self) -> None:
@@ -108,10 +100,6 @@ class StageProgress:
 
     Earlier Spark jobs in the group are ignored, because a job that is run again has the same group. Finished Spark jobs
     are not queried again.
-
-    Args:
-        tracker: Spark's status tracker.
-        group: The job group.
     """
 
     def __init__(self, tracker: StatusTracker, group: str) -> None:
@@ -164,11 +152,6 @@ class StageProgress:
         }
 
 
-# Spark in a worker's child: one JVM and one session, which its ``spark=True`` tasks use one after another.
-#
-# :mod:`bulltask.worker.spark_tasks` imports this module and defines the interface.
-
-
 _STOP_TIMEOUT_S: Final = 10.0
 _EXIT_TIMEOUT_S: Final = 2.0
 
@@ -179,16 +162,10 @@ _CONF: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
 class SparkInChild:
     """Owns the JVM of a child; implements :class:`bulltask.worker.spark_tasks.SparkChild`.
 
-    The JVM is started for the first job, on the job's thread. It exits when its standard input is closed, and only
-    this process holds the other end of that pipe. The JVM and Spark's Python processes therefore always exit with the
-    child.
-
-    Args:
-        app: The session's name.
-        master: Spark's master; ``None`` for the master in Spark's settings.
-        conf: Spark's settings.
-        leave: A function that makes the child exit after its running jobs. A JVM that has died is not replaced, because
-            PySpark keeps references to it; a new child starts a new JVM.
+    The JVM is started for the first job, on the job's thread. It exits when its standard input is closed, and only this
+    process holds the other end of that pipe. The JVM and Spark's Python processes therefore always exit with the child.
+    ``leave`` makes the child exit after its running jobs: a JVM that has died is not replaced, because PySpark keeps
+    references to it; a new child starts a new JVM.
     """
 
     def __init__(self, app: str, master: str | None, conf: Mapping[str, str], leave: Callable[[], None]) -> None:
@@ -211,7 +188,9 @@ class SparkInChild:
         context = self._started()
         # Spark's handler would raise an exception in the running code; the supervisor handles Ctrl-C.
         signal.signal(signal.SIGINT, handler)
-        watch, failed = self._begin(context, attempt), True
+        _join_group(context, attempt)
+        watch, failed = SparkJobMonitor(context, attempt), True
+        self._running = context, attempt
         try:
             yield
             failed = False
@@ -275,12 +254,6 @@ class SparkInChild:
             conf.setMaster(self._master)
         gateway = launch_gateway(conf, {"process_group": 0})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - a session uses the existing gateway
-
-    def _begin(self, context: SparkContext, attempt: SparkAttempt) -> SparkJobMonitor:
-        _join_group(context, attempt)
-        watch = SparkJobMonitor(context, attempt)
-        self._running = context, attempt
-        return watch
 
     def _clear(self, context: SparkContext, attempt: SparkAttempt, *, failed: bool) -> None:
         """Cancel Spark jobs that the task's threads may have left running."""

@@ -1,4 +1,8 @@
-"""Redis replies as Arrow columns."""
+"""The columns of the tables that Spark reads, and Redis' replies as Arrow columns.
+
+The schemas are objects, because only a running JVM can parse DDL strings. Times are in UTC. Strings are as stored in
+Redis.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,9 @@ from pyspark.sql.types import DataType, IntegerType, LongType, StringType, Struc
 
 from bulltask.jobs.codec import decode_text
 from bulltask.jobs.errors import ConfigError, did_you_mean
+from bulltask.lake import tables
 from bulltask.lake.tables import MAX_TIME_MS
+from bulltask.spark.lake_tables import spark_schema
 from bulltask.spark.source.connection import gc_paused
 from bulltask.spark.source.offsets import EventGap
 from bulltask.transport.streams import RawEntry
@@ -37,46 +43,20 @@ __all__ = [
 ]
 
 
-# The columns of the tables that Spark reads, with their types in Spark and in Arrow.
-#
-# The schemas are objects, because only a running JVM can parse DDL strings. Times are in UTC. Strings are as stored in
-# Redis.
-
-
 GAP_EVENT: Final = "bulltask.gap"
 """The event in a row that represents lost events.
 
 ``extra`` has ``lost``, ``first_id_after``, ``exact`` and ``loss_reason``.
 """
 
-_TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
+
+def _columns_of(table: tables.Table, *omitted: str) -> StructType:
+    """Return ``queue`` and the columns of a table of bronze, which stores these rows."""
+    columns = [field for field in spark_schema(table).fields if field.name not in {*table.partitions, *omitted}]
+    return StructType([StructField("queue", StringType()), *columns])
 
 
-def _columns(*rows: tuple[str, DataType]) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in rows])
-
-
-JOBS: Final = _columns(
-    ("queue", _TEXT),
-    ("state", _TEXT),
-    ("id", _TEXT),
-    ("name", _TEXT),
-    ("data", _TEXT),  # JSON
-    ("opts", _TEXT),  # JSON
-    ("created_at", _TIME),
-    ("delay_ms", _LONG),
-    ("priority", _INT),
-    ("processed_at", _TIME),
-    ("finished_at", _TIME),
-    ("attempts_made", _INT),
-    ("attempts_started", _INT),
-    ("stalled_count", _INT),
-    ("return_value", _TEXT),  # JSON
-    ("failed_reason", _TEXT),
-    ("stacktrace", _TEXT),  # JSON: a list of strings
-    ("parent_key", _TEXT),
-    ("worker", _TEXT),
-)
+JOBS: Final = _columns_of(tables.SNAPSHOTS, "snapshot_at")
 """One row for each job. Times are by the clocks of the clients that wrote the job's hash."""
 
 JOB_FIELDS: Final[Mapping[str, str]] = {
@@ -99,22 +79,7 @@ JOB_FIELDS: Final[Mapping[str, str]] = {
 }
 """The hash field of each column except the first three."""
 
-EVENTS: Final = _columns(
-    ("queue", _TEXT),
-    ("event_id", _TEXT),
-    ("event_ms", _LONG),
-    ("event_seq", _LONG),
-    ("event_at", _TIME),
-    ("event", _TEXT),
-    ("job_id", _TEXT),
-    ("name", _TEXT),
-    ("prev", _TEXT),
-    ("delay_until", _TIME),
-    ("failed_reason", _TEXT),
-    ("return_value", _TEXT),  # JSON
-    ("attempts_made", _INT),
-    ("extra", _TEXT),  # JSON: an object of the fields that have no column
-)
+EVENTS: Final = _columns_of(tables.EVENTS)
 """One row for each entry of a queue's event stream, by Redis' clock. ``queue`` and ``event_id`` together are a key."""
 
 EVENT_FIELDS: Final[Mapping[str, str]] = {
@@ -129,17 +94,19 @@ EVENT_FIELDS: Final[Mapping[str, str]] = {
 }
 """The entry field of each column; ``extra`` has all other fields."""
 
-COUNTS: Final = _columns(("queue", _TEXT), ("state", _TEXT), ("jobs", _LONG))
+COUNTS: Final = StructType(
+    [StructField("queue", StringType()), StructField("state", StringType()), StructField("jobs", LongType())]
+)
 """One row for each state of each queue."""
 
 TABLES: Final[Mapping[str, StructType]] = {"jobs": JOBS, "events": EVENTS, "counts": COUNTS}
 """The tables by the value of the option ``table``."""
 
 _ARROW: Final[Mapping[DataType, Any]] = {
-    _TEXT: pa.string(),
-    _INT: pa.int32(),
-    _LONG: pa.int64(),
-    _TIME: pa.timestamp("us", tz="UTC"),
+    StringType(): pa.string(),
+    IntegerType(): pa.int32(),
+    LongType(): pa.int64(),
+    TimestampType(): pa.timestamp("us", tz="UTC"),
 }
 
 
@@ -149,18 +116,10 @@ def arrow_schema(schema: StructType) -> Any:
 
 
 def select_columns(table: str, schema: StructType | None) -> StructType:
-    """Return the columns to read: the columns of the user's schema, or all columns.
+    """Return the columns to read: those of the argument of ``.schema(…)``; ``None``: all columns of the table.
 
     A schema is the only way to read fewer columns, because Spark does not push a query's column selection down to a
-    Python data source.
-
-    Args:
-        table: ``jobs``, ``events`` or ``counts``.
-        schema: The argument of ``.schema(…)``; ``None`` without a schema.
-
-    Raises:
-        ConfigError: The schema has a column that the table does not have, or one with a different type; the message
-            begins with ``[BULLTASK_SCHEMA]``.
+    Python data source. A column that the table does not have, or has with a different type, is an error.
     """
     fields = {field.name: field for field in TABLES[table].fields}
     if schema is None:
@@ -182,8 +141,6 @@ def select_columns(table: str, schema: StructType | None) -> StructType:
     return StructType([fields[requested.name] for requested in schema.fields])
 
 
-# Redis replies as Arrow columns.
-#
 # Whole columns are converted in one step, because creating a Python object for each value of each row would take most
 # of a read's time. Invalid values from other programs never fail a read: invalid numbers become null, and text that is
 # not UTF-8 is escaped, as everywhere in bulltask.
@@ -214,13 +171,10 @@ def hash_fields(columns: Sequence[str]) -> tuple[str, ...]:
 def job_record_batch(
     schema: pa.Schema, constants: Mapping[str, str], ids: Sequence[str], replies: Sequence[Raw]
 ) -> pa.RecordBatch:
-    """Return jobs as an Arrow record batch.
+    """Return the jobs that exist as an Arrow record batch.
 
-    Args:
-        schema: The requested columns.
-        constants: Columns that have the same value in all rows: ``queue`` and ``state``.
-        ids: The jobs' ids.
-        replies: The fields of each job, in the order of :func:`hash_fields`. Jobs that do not exist are omitted.
+    ``constants`` are columns with the same value in all rows; ``replies`` have the fields in the order of
+    `hash_fields`.
     """
     names = hash_fields(schema.names)
     no_fields = [None] * len(names)
@@ -328,8 +282,8 @@ def count_record_batch(schema: pa.Schema, queue: str, counts: Mapping[str, int])
 
 def _typed(raw: Raw, kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(kind):
-        return _times(raw, kind)
-    return _numbers(raw, kind) if pa.types.is_integer(kind) else _texts(raw, kind)
+        return _as_times(_texts(raw, pa.string()), kind)
+    return _as_numbers(_texts(raw, pa.string()), kind) if pa.types.is_integer(kind) else _texts(raw, kind)
 
 
 def _texts(raw: Raw, kind: pa.DataType) -> pa.Array:
@@ -337,14 +291,6 @@ def _texts(raw: Raw, kind: pa.DataType) -> pa.Array:
         return pa.array(raw, kind)
     except pa.ArrowInvalid:  # not UTF-8
         return pa.array([None if value is None else decode_text(value) for value in raw], kind)
-
-
-def _numbers(raw: Raw, kind: pa.DataType) -> pa.Array:
-    return _as_numbers(_texts(raw, pa.string()), kind)
-
-
-def _times(raw: Raw, kind: pa.DataType) -> pa.Array:
-    return _as_times(_texts(raw, pa.string()), kind)
 
 
 def _as_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
@@ -366,11 +312,7 @@ def _as_times(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def _plain_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
-    """Convert numbers that consist only of digits and a sign.
-
-    Raises:
-        pa.ArrowInvalid: A string is not such a number, or the number is too large.
-    """
+    """Convert numbers that consist only of digits and a sign; otherwise raise ``ArrowInvalid``."""
     if pc.any(pc.match_substring(texts, "x")).as_py() or pc.any(pc.match_substring(texts, "X")).as_py():
         raise pa.ArrowInvalid("0x10 is a number for Arrow, but not for Redis")
     return texts.cast(kind)

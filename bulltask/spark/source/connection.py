@@ -1,4 +1,9 @@
-"""The queues of a read: the given queues, or all queues under the prefix."""
+"""The connection of a reader, with retries; and the queues of a read: the given queues, or all under the prefix.
+
+Spark creates readers in one process and uses copies of them in other processes, so no reader keeps a connection. All
+calls only read, so a call whose reply was lost can be sent again. The server reports whether it is a node of a cluster;
+if so, every call goes to the node that has the call's keys.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +62,6 @@ __all__ = [
 ]
 
 
-# The connection of a reader, with retries.
-#
-# Spark creates readers in one process and uses copies of them in other processes, so no reader keeps a connection. All
-# calls only read, so a call whose reply was lost can be sent again. The server reports whether it is a node of a
-# cluster; if so, every call goes to the node that has the call's keys.
-
-
 R = TypeVar("R")
 
 CLUSTER_OUTAGE_TIMEOUT_MS: Final = 60_000
@@ -76,10 +74,8 @@ _MAX_PAUSE_MS: Final = 1_000
 class Connection:
     """Runs calls on one server or cluster, with retries.
 
-    Args:
-        config: The location of the server, and the timeouts.
-        outage_timeout_ms: How long to wait for a server that is down, or for a cluster to replace a node. ``None``:
-            make four attempts, but only one if the connection is refused.
+    ``outage_timeout_ms`` is how long to wait for a server that is down, or for a cluster to replace a node. ``None``:
+    make four attempts, but only one if the connection is refused.
     """
 
     def __init__(self, config: Config, *, outage_timeout_ms: int | None = None) -> None:
@@ -171,7 +167,6 @@ class Connection:
                 self._pause(failures)
 
     def _gives_up(self, failures: int, waited_ms: int, *, refused: bool) -> bool:
-        """Return whether to stop retrying."""
         if self._outage_timeout_ms is not None:
             return waited_ms >= self._outage_timeout_ms
         return refused or (
@@ -225,8 +220,6 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-# The queues of a read: the given queues, or all queues under the prefix.
-#
 # Other programs may also have queues under the prefix, with any name. A queue that a lake cannot record is skipped with
 # a reason, so that it does not block the others.
 
@@ -239,12 +232,7 @@ _log = logging.getLogger(__name__)  # without a handler, it writes to the driver
 
 @dataclass(frozen=True, slots=True)
 class QueueSelection:
-    """The queues of a read.
-
-    Attributes:
-        queues: Their keys, sorted by name.
-        skipped: The reasons why queues are skipped, by BullMQ's name.
-    """
+    """The keys of the queues of a read, sorted by name, and why queues are skipped, by BullMQ's name."""
 
     queues: list[QueueKeys]
     skipped: dict[str, str]
@@ -253,16 +241,7 @@ class QueueSelection:
 def select_queues(
     connection: Connection, options: ReadOptions, filters: PushedFilters | None = None
 ) -> list[QueueKeys]:
-    """Return the keys of the queues to read, sorted by name, and log skipped queues.
-
-    Args:
-        connection: The connection to the server; used only if all queues are read.
-        options: The queues, and the settings for queue names.
-        filters: Filters on queues; default: no filters.
-
-    Raises:
-        ConfigError: With ``*``, two queues have the same name in bulltask, and ``skipUnsupportedQueues`` is off.
-    """
+    """Return the keys of the queues to read, without those that filters exclude, and log skipped queues."""
     selection = discover_queues(connection, options)
     log_skipped(selection.skipped)
     return [keys for keys in selection.queues if filters is None or filters.allows_queue(keys.queue)]
@@ -272,7 +251,7 @@ def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelect
     """Return the keys of the queues to read, and the reasons why queues are skipped.
 
     Raises:
-        ConfigError: As for :func:`select_queues`.
+        ConfigError: With ``*``, two queues have the same name in bulltask, and ``skipUnsupportedQueues`` is off.
     """
     prefix, bullmq_names = options.config.prefix, list[str]()
     if options.every:
@@ -312,7 +291,7 @@ def log_skipped(skipped: Mapping[str, str]) -> None:
 
 
 def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
-    """Return why a lake cannot record a queue; ``None`` if it can."""
+    """Return why a lake cannot record a queue; ``other`` has the same name in bulltask."""
     if other is not None:
         return (
             f"{_printable(other.name)} has the name {_printable(keys.queue)!r} in the lake; use --no-queue-hash-tag "

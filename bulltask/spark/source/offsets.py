@@ -64,11 +64,7 @@ class StreamId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> StreamId:
-        """Parse ``1760010061025-3``.
-
-        Raises:
-            DecodeError: The text is not the id of a stream entry.
-        """
+        """Parse ``1760010061025-3``; raise ``DecodeError`` if the text is not the id of a stream entry."""
         if not (match := _ID.fullmatch(text)):
             raise DecodeError(f"{text!r} is not the id of a stream entry; an id looks like 1760010061025-0")
         return cls(int(match[1]), int(match[2]))
@@ -214,13 +210,7 @@ _DESCRIPTIONS: Final[Mapping[LossReason, str]] = {
 def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tuple[QueueOffset, EventGap | None]:
     """Adjust an offset to the current stream: skip trimmed entries, or begin the stream's next generation.
 
-    Args:
-        queue: BullMQ's name for the queue.
-        offset: The position up to which the queue was read.
-        state: The current stream; ``None`` if it does not exist.
-
-    Returns:
-        The offset at which to continue, and the gap. The offset of a new generation is at its beginning.
+    Return the offset at which to continue, and the gap. The offset of a new generation is at its beginning.
     """
     if state is None:
         if offset.id == BEGINNING and offset.seen is None:
@@ -302,12 +292,7 @@ def _before_first(state: StreamState) -> StreamId:
 
 
 def first_offset(state: StreamState | None, start: StartAt) -> QueueOffset:
-    """Return the first offset of a queue that is older than the reader. Entries trimmed earlier do not count as lost.
-
-    Args:
-        state: The current stream; ``None`` if it does not exist.
-        start: Before the oldest entry, after the newest entry, or after an id.
-    """
+    """Return the first offset of a queue that is older than the reader; entries trimmed earlier are not lost."""
     if state is None:
         return START
     if start == "latest" or (isinstance(start, StreamId) and start >= state.last):
@@ -328,12 +313,9 @@ def with_stream_end(offset: QueueOffset, state: StreamState | None) -> QueueOffs
 def encode_offsets(offsets: Offsets, begin: Offsets | None = None) -> dict[str, Any]:
     """Return the offset that Spark stores.
 
-    Spark compares offsets as text, so equal offsets always give the same text: queues are sorted.
-
-    Args:
-        offsets: The offset of each queue.
-        begin: The start of the batch that ends at ``offsets``, if it is the first batch of a query. Spark stores only
-            the ends of batches, and requests the start of the first batch again, when the stream may have been trimmed.
+    Spark compares offsets as text, so equal offsets always give the same text: queues are sorted. ``begin`` is the
+    start of the first batch of a query: Spark stores only the ends of batches, and requests the start of the first
+    batch again, when the stream may have been trimmed.
     """
     encoded = {"version": _VERSION, "queues": _encode_queues(offsets)}
     return encoded if begin is None else {**encoded, "begin": _encode_queues(begin)}
@@ -351,26 +333,15 @@ def _encode_offset(offset: QueueOffset) -> dict[str, Any]:
 
 
 def decode_offsets(stored: Mapping[str, Any]) -> dict[str, QueueOffset]:
-    """Decode the result of :func:`encode_offsets`.
-
-    Raises:
-        DecodeError: The value is invalid or was written by a newer version of bulltask.
-    """
+    """Decode the result of :func:`encode_offsets`; raise ``DecodeError`` if it is invalid or of a newer version."""
     return _decode_section(stored, "queues")
 
 
 def batch_start(start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> dict[str, QueueOffset] | None:
-    """Return the start offsets of a batch.
+    """Return the start offsets of a batch, given Spark's start and end.
 
-    Args:
-        start: Spark's start offset; ``None`` for a query's first batch, for which Spark stores no start.
-        end: The end offset.
-
-    Returns:
-        The offsets; ``None`` for a first batch that was planned by an older version of bulltask.
-
-    Raises:
-        DecodeError: As for :func:`decode_offsets`.
+    Spark stores no start (``None``) for a query's first batch. The result is ``None`` if an older version of bulltask
+    planned that batch.
     """
     if "begin" in end and start != end:
         return _decode_section(end, "begin")

@@ -1,4 +1,11 @@
-"""The options of ``format("bulltask")``, checked before any task starts, including those from SQL."""
+"""The options of ``format("bulltask")``, checked before any task starts, including those from SQL.
+
+Spark passes options as strings, and the case of their names does not matter. An unknown name, an invalid value or a
+missing option raises a ``ConfigError`` whose message begins with a code, because ignoring it would read wrong rows.
+
+Options override bulltask's settings in the environment (``BULLTASK_BROKER_URL`` …), because a read may use a replica
+but a write must not. Both are resolved where the query is planned, and the executors get them with the plan.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +29,28 @@ from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.queue import LISTS, SETS
 
 __all__ = [
-    "EVERY",
     "OPTIONS",
     "REQUIRED",
-    "SPARK_OPTIONS",
     "BrokerOptions",
     "CountsOptions",
     "EventsOptions",
     "JobsOptions",
     "Operation",
     "Option",
+    "OptionsT",
     "ReadOptions",
     "SourceOptions",
     "StreamOptions",
     "WriteOptions",
     "app_name",
     "broker_options",
-    "option_error",
     "read_options",
-    "resolve_config",
     "table_of",
 ]
 
 
-# The location of Redis: resolved in this process, and passed to Spark as options.
-#
-# Spark plans reads in other processes, which have the environment that the JVM was started with. They would not see a
-# ``BULLTASK_BROKER_URL`` that a program sets later.
+_LOCATION: Final = {"url": "broker_url", "prefix": "prefix", "queue_hash_tag": "queue_hash_tag"}
+"""The setting of each of the `BrokerOptions`, which are also fields of the table of options."""
 
 
 class BrokerOptions(TypedDict, total=False):
@@ -66,20 +68,12 @@ class BrokerOptions(TypedDict, total=False):
 
 
 def broker_options(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options ``url``, ``prefix`` and ``queueHashTag`` of ``format("bulltask")``.
+    """Return the source's location of Redis: from a function's arguments (`BrokerOptions`), else from the settings.
 
-    Args:
-        arguments: The arguments of a function, including `BrokerOptions`; other values come from bulltask's settings.
-
-    Raises:
-        ConfigError: An option is invalid.
+    It is resolved here because Spark plans reads in other processes, which have the environment that the JVM was
+    started with. They would not see a ``BULLTASK_BROKER_URL`` that a program sets later.
     """
-    settings = {
-        "broker_url": arguments.get("url"),
-        "prefix": arguments.get("prefix"),
-        "queue_hash_tag": arguments.get("queue_hash_tag"),
-    }
-    config = resolve_config(settings)
+    config = resolve_config({setting: arguments.get(name) for name, setting in _LOCATION.items()})
     return {
         "url": embedded.resolve_url(config.broker_url).get_secret_value(),
         "prefix": config.prefix,
@@ -88,11 +82,7 @@ def broker_options(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 
 def resolve_config(overrides: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Config:
-    """Return bulltask's settings; values in ``overrides`` that are not ``None`` override the environment.
-
-    Raises:
-        ConfigError: A setting is invalid.
-    """
+    """Return bulltask's settings; ``overrides`` that are not ``None`` override the environment."""
     explicit = {name: value for name, value in overrides.items() if value is not None}
     overridden = {ENV_PREFIX + name.upper() for name in explicit}
     environment = os.environ if environ is None else environ
@@ -105,15 +95,6 @@ def resolve_config(overrides: Mapping[str, object], environ: Mapping[str, str] |
 def option_error(code: str, text: str) -> ConfigError:
     """Return the error for an invalid option; its message begins with a code."""
     return ConfigError(f"[BULLTASK_OPTION_{code}] {text}")
-
-
-# The options of ``format("bulltask")``, checked before any task starts, including those from SQL.
-#
-# Spark passes options as strings, and the case of their names does not matter. An unknown name, an invalid value or a
-# missing option raises a ``ConfigError`` whose message begins with a code, because ignoring it would read wrong rows.
-#
-# Options override bulltask's settings in the environment (``BULLTASK_BROKER_URL`` …), because a read may use a replica
-# but a write must not. Both are resolved where the query is planned, and the executors get them with the plan.
 
 
 EVERY: Final = "*"
@@ -131,9 +112,6 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
 Table = Literal["jobs", "events", "counts"]
 OptionsT = TypeVar("OptionsT", bound="SourceOptions")
-
-_SETTINGS: Final = {"url": "broker_url", "prefix": "prefix", "hash_tag": "queue_hash_tag"}
-"""Fields in the table that are bulltask settings."""
 
 
 class Operation(StrEnum):
@@ -244,7 +222,7 @@ _O = Option
 OPTIONS: Final = (
     _O("url", "url", _ALL, optional(url), None, "URL of Redis; default: BULLTASK_BROKER_URL"),
     _O("prefix", "prefix", _ALL, optional(plain_text), None, "prefix of BullMQ's keys; default: BULLTASK_PREFIX"),
-    _O("queueHashTag", "hash_tag", _ALL, optional(flag), None, "store 'emails' as '{emails}'; default: true"),
+    _O("queueHashTag", "queue_hash_tag", _ALL, optional(flag), None, "store 'emails' as '{emails}'; default: true"),
     _O("queue", "queues", _READS, _queue_names, REQUIRED, "comma-separated names, or * for all queues"),
     _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; default: the column 'queue'"),
     _O("skipUnsupportedQueues", "skip_unsupported", _READS, flag, False, "skip queues that a lake cannot record"),
@@ -273,11 +251,7 @@ OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of every read and write.
-
-    Attributes:
-        config: The settings for the location of Redis, and for queue names.
-    """
+    """The options of every read and write. ``config`` has the location of Redis, and settings for names."""
 
     operation: ClassVar[Operation]
     config: Config = field(repr=False)  # its URL may have a password
@@ -393,11 +367,7 @@ def app_name(stored_name: str, *, hash_tag: bool) -> str | None:
 
 
 def table_of(options: Mapping[str, str]) -> Table:
-    """Return the table of a batch read; default: ``jobs``.
-
-    Raises:
-        ConfigError: The table does not exist.
-    """
+    """Return the table of a batch read; default: ``jobs``."""
     row = next(row for row in OPTIONS if row.name == "table")
     return cast("Table", _value(row, _lower_names(options)))
 
@@ -405,12 +375,9 @@ def table_of(options: Mapping[str, str]) -> Table:
 def read_options(
     kind: type[OptionsT], options: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> OptionsT:
-    """Parse and check the options of one operation.
+    """Parse and check the options of one operation, as Spark passes them.
 
-    Args:
-        kind: The operation: :class:`JobsOptions`, :class:`StreamOptions` …
-        options: The options, as Spark passes them; the case of their names does not matter.
-        environ: The environment, for ``BULLTASK_BROKER_URL`` and other settings; default: this process's environment.
+    ``kind`` is the class of the operation's options; the default of ``environ`` is this process's environment.
 
     Raises:
         ConfigError: An option is unknown, invalid, missing, or not supported by this operation. The message begins with
@@ -421,7 +388,7 @@ def read_options(
     rows = [row for row in OPTIONS if kind.operation in row.operations]
     _reject_unknown(given, rows, kind.operation)
     fields = {row.field: _value(row, given) for row in rows}
-    fields["config"] = resolve_config({_SETTINGS[name]: fields.pop(name) for name in _SETTINGS}, environ)
+    fields["config"] = resolve_config({setting: fields.pop(name) for name, setting in _LOCATION.items()}, environ)
     if "queues" in fields:
         fields["every"] = fields["queues"] == (EVERY,)
         fields["queues"] = () if fields["every"] else _unique_queues(fields["queues"], fields["config"])

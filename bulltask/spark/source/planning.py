@@ -1,4 +1,12 @@
-"""Plan the end of the next batch of events: one batch limit and one cutoff time for all queues."""
+"""Plan batches of events: the end of the next batch, and the readable and the lost entries of a planned batch.
+
+Queues with different traffic must advance together in event time. A query that groups by minute drops events that are
+older than its watermark, and the queue that is furthest ahead moves the watermark. Therefore no queue is read beyond
+the time at which the batch limit cuts off the slowest queue.
+
+Spark plans a batch once but may read it twice: after a crash it requests the same range again, perhaps an hour later.
+Losses are therefore derived from the offsets of the range and from the current stream, without stored state.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +32,9 @@ from bulltask.spark.source.offsets import (
 
 __all__ = [
     "BatchLimits",
-    "BatchPlan",
     "EntryRange",
     "EventStreams",
     "ExpectedRows",
-    "QueueProgress",
     "ScanRequest",
     "ScanResult",
     "divide_limit",
@@ -38,22 +44,9 @@ __all__ = [
 ]
 
 
-# The readable and the lost entries of a planned batch.
-#
-# Spark plans a batch once but may read it twice: after a crash it requests the same range again, perhaps an hour later.
-# Losses are therefore derived from the offsets of the range and from the current stream, without stored state.
-
-
 @dataclass(frozen=True, slots=True)
 class EntryRange:
-    """A range of one queue's entries that can be read.
-
-    Attributes:
-        queue: BullMQ's name for the queue.
-        after: The range begins after this id.
-        upto: The last entry's id.
-        expect: The number of entries; ``None`` if unknown.
-    """
+    """One queue's readable entries after ``after``, up to and including ``upto``, and their number if it is known."""
 
     queue: str
     after: StreamId
@@ -94,12 +87,7 @@ class ExpectedRows:
 
 
 def expected_rows(start: QueueOffset | None, end: QueueOffset) -> ExpectedRows:
-    """Return the number of rows that a batch must have for a queue.
-
-    Args:
-        start: The batch's start offset; ``None`` if this batch only adds the queue.
-        end: The batch's end offset.
-    """
+    """Return the number of rows that a batch must have for a queue; no ``start``: the batch only adds the queue."""
     if start is None or replace(start, seen=end.seen) == end:
         return ExpectedRows(0)
     if start.generation != end.generation:
@@ -112,16 +100,9 @@ def expected_rows(start: QueueOffset | None, end: QueueOffset) -> ExpectedRows:
 def split_range(
     queue: str, start: QueueOffset | None, end: QueueOffset, state: StreamState | None
 ) -> tuple[list[EventGap], EntryRange | None]:
-    """Split one queue's part of a batch into gaps and the readable range.
+    """Split one queue's part of a batch into gaps and the readable range; every counted entry is in one of them.
 
-    Args:
-        queue: BullMQ's name for the queue.
-        start: The batch's start offset; ``None`` if this batch only adds the queue.
-        end: The batch's end offset.
-        state: The current stream; ``None`` if it does not exist.
-
-    Returns:
-        Gaps and a range. Every counted entry is either in a gap or in the range.
+    ``start`` is ``None`` if the batch only adds the queue, and ``state`` if the stream no longer exists.
     """
     if start is None or replace(start, seen=end.seen) == end:
         return [], None
@@ -161,13 +142,6 @@ def _uncounted(
     if gap is None and state is None and start.id < end.id:  # there were entries when the batch was planned
         gap = EventGap(queue, start.id, None, 0, exact=False, loss_reason=LossReason.STREAM_DELETED)
     return [] if gap is None else [gap], EntryRange(queue, start.id, end.id, None) if start.id < end.id else None
-
-
-# Plan the end of the next batch of events: one batch limit and one cutoff time for all queues.
-#
-# Queues with different traffic must advance together in event time. A query that groups by minute drops events that are
-# older than its watermark, and the queue that is furthest ahead moves the watermark. Therefore no queue is read beyond
-# the time at which the batch limit cuts off the slowest queue.
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,14 +289,7 @@ class QueueProgress:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """A request for the last of a queue's next entries.
-
-    Attributes:
-        queue: BullMQ's name for the queue.
-        after: Count entries after this id.
-        until: Count entries up to this id.
-        max_entries: The maximum number of entries to count; ``None`` for no limit.
-    """
+    """A request for the last of a queue's up to ``max_entries`` next entries after ``after``, up to ``until``."""
 
     queue: str
     after: StreamId
@@ -331,7 +298,7 @@ class ScanRequest:
 
 
 class EventStreams(Protocol):
-    """The interface to streams that a plan needs. All requests in a call may use one Redis pipeline."""
+    """The streams, in Redis or in a test's memory. All requests in a call may use one Redis pipeline."""
 
     def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
         """Return the state of each stream; ``None`` for a stream that does not exist."""
@@ -370,37 +337,22 @@ class BatchLimits:
 
 
 def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], limits: BatchLimits) -> BatchPlan:
-    """Plan the end of the next batch.
+    """Plan the end of the next batch; it equals ``start`` if there is nothing new.
 
     A queue that is not in ``start`` is only added, and is read from the next batch on, like a stream that was replaced.
     Within a batch, all of a queue's numbers therefore belong to one stream. Queues of ``start`` that are not in
     ``queues`` keep their offsets.
-
-    Args:
-        start: The end of the previous batch.
-        streams: The interface to the streams.
-        queues: The queues to read, by BullMQ's names.
-        limits: The limits of the batch.
-
-    Returns:
-        The end, equal to ``start`` if there is nothing new, and the gaps before it.
     """
-    state = streams.states(queues)
+    states = streams.states(queues)
     all_progress = []
     for queue in queues:
-        stream_state = state.get(queue)
+        state = states.get(queue)
         if queue in start:
-            all_progress.append(
-                QueueProgress.reading(
-                    queue, start[queue], stream_state, _target_offset(queue, stream_state, limits.target)
-                )
-            )
+            target_offset = _target_offset(queue, state, limits.target)
+            all_progress.append(QueueProgress.reading(queue, start[queue], state, target_offset))
         elif limits.target is None or queue in limits.target:
-            all_progress.append(
-                QueueProgress.discovered(
-                    queue, START if limits.count_missed else first_offset(stream_state, "earliest"), stream_state
-                )
-            )
+            first = START if limits.count_missed else first_offset(state, "earliest")
+            all_progress.append(QueueProgress.discovered(queue, first, state))
     _apply_limit(all_progress, streams, limits.max_entries)
     if limits.align:
         _align_queues(all_progress, streams)
@@ -411,10 +363,7 @@ def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], lim
 def divide_limit(pending: Mapping[str, int], max_entries: int | None) -> dict[str, int]:
     """Return the number of entries that a batch reads from each queue: all, or an equal share of the remaining limit.
 
-    Args:
-        pending: The number of entries of each queue.
-        max_entries: The batch limit across all queues; ``None`` for no limit. Each queue with entries contributes at
-            least one entry; otherwise it could wait forever.
+    Each queue with entries contributes at least one entry; otherwise it could wait forever.
     """
     if max_entries is None:
         return dict(pending)
@@ -438,19 +387,14 @@ def _target_offset(
 
 def _apply_limit(all_progress: Sequence[QueueProgress], streams: EventStreams, max_entries: int | None) -> None:
     """Move every queue to its target, or as far as its share of the batch limit allows."""
-    parts = divide_limit(
-        {progress.queue: progress.pending for progress in all_progress if progress.pending}, max_entries
-    )
+    pending = {progress.queue: progress.pending for progress in all_progress if progress.pending}
+    parts = divide_limit(pending, max_entries)
     over_limit = []
     for progress in all_progress:
         if progress.target_offset is not None and progress.pending:
             if parts[progress.queue] < progress.pending:
-                over_limit.append(
-                    (
-                        progress,
-                        ScanRequest(progress.queue, progress.end.id, progress.target_offset.id, parts[progress.queue]),
-                    )
-                )
+                end, target = progress.end.id, progress.target_offset.id
+                over_limit.append((progress, ScanRequest(progress.queue, end, target, parts[progress.queue])))
             else:
                 progress.advance_to_target()
     _scan(over_limit, streams)

@@ -1,4 +1,4 @@
-"""The streaming reader of events: it plans each batch from where the previous one ended."""
+"""The readers of ``format("bulltask")``: batch reads of jobs, events and counts, and the streaming read of events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -46,7 +46,6 @@ from bulltask.spark.source.connection import (
 from bulltask.spark.source.offsets import (
     BEGINNING,
     EventGap,
-    LossReason,
     QueueOffset,
     StreamId,
     StreamState,
@@ -56,7 +55,7 @@ from bulltask.spark.source.offsets import (
     first_offset,
     with_stream_end,
 )
-from bulltask.spark.source.options import CountsOptions, EventsOptions, JobsOptions, StreamOptions
+from bulltask.spark.source.options import CountsOptions, EventsOptions, JobsOptions, OptionsT, StreamOptions
 from bulltask.spark.source.planning import BatchLimits, EntryRange, ScanRequest, ScanResult, plan_batch, split_range
 from bulltask.spark.source.streams import find_end, max_lengths, parse_state, read_pages, read_states
 from bulltask.transport.broker import STATES
@@ -79,8 +78,9 @@ __all__ = [
     "StreamPartition",
 ]
 
+_log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
-# Spark filters that Redis can apply: ``=`` and ``IN`` on state and queue, and bounds on ``finished_at``.
+# Redis can apply ``=`` and ``IN`` on state and queue, and bounds on ``finished_at``.
 #
 # They are off by default. Spark up to 4.3 keeps a ``DataFrame``'s plan of a filtered read and does not plan it again: a
 # second query, or the other side of a union, silently gets the rows of the first. Filters are therefore safe only if
@@ -93,14 +93,7 @@ _MS = timedelta(milliseconds=1)
 
 @dataclass
 class PushedFilters:
-    """The filters that were pushed down to Redis.
-
-    Attributes:
-        queues: Only these queues; ``None`` for all.
-        states: Only these states; ``None`` for all.
-        low_ms: Only jobs that finished at this time or later.
-        high_ms: Only jobs that finished at this time or earlier.
-    """
+    """The filters that were pushed down to Redis; ``None`` accepts all values. Times are when jobs finished."""
 
     queues: frozenset[str] | None = None
     states: frozenset[str] | None = None
@@ -121,11 +114,9 @@ class PushedFilters:
         return low, "+inf" if self.high_ms is None else str(self.high_ms)
 
     def push(self, filter_: Filter) -> bool:
-        """Apply a filter if Redis can.
+        """Apply a filter if Redis can, and return whether only rows that match will be read.
 
-        Returns:
-            True if only rows that match will be read. Time bounds are whole milliseconds and apply only to finished
-            jobs, so Spark applies them again.
+        Time bounds are whole milliseconds and apply only to finished jobs, so Spark applies them again.
         """
         match filter_:
             case EqualTo(attribute=("state",), value=value):
@@ -165,7 +156,16 @@ def _both(known: frozenset[str] | None, wanted: Collection[Any]) -> frozenset[st
     return values if known is None else known & values
 
 
-# The batch reader of jobs: each job in the selected states once, read in parallel while workers move jobs.
+class _TableReader(DataSourceReader, Generic[OptionsT]):
+    """A batch reader of one table. It holds no connection: Spark copies it to other processes."""
+
+    def __init__(self, options: OptionsT, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._filters = PushedFilters()
+
+
+# A read of jobs returns each job in the selected states once, while workers move jobs.
 #
 # The plan queries each queue in one transaction, so that no job is between two states. For states from which workers
 # acquire jobs, the plan contains the ids. Completed and failed jobs keep their state, so they are split by the time at
@@ -180,15 +180,10 @@ RECENT_MS: Final = 10_000
 
 @dataclass(frozen=True)
 class JobsPartition(InputPartition):
-    """The jobs that one task reads.
+    """The jobs of one state that one task reads: those with these ids or, without ids, those of a time range.
 
-    Attributes:
-        queue: The queue's name without the hash tag; ``""`` for a partition without jobs.
-        bullmq_name: BullMQ's name for the queue.
-        state: The state of the jobs when the read was planned.
-        low: The earliest time at which the jobs finished, as a bound in Redis' syntax; for partitions without ``ids``.
-        high: The latest time at which they finished.
-        ids: The jobs' ids.
+    They finished between ``low`` and ``high``, bounds in Redis' syntax. ``queue`` is the name without the hash tag;
+    ``""`` for a partition without jobs.
     """
 
     queue: str = ""
@@ -199,18 +194,8 @@ class JobsPartition(InputPartition):
     ids: Sequence[str] = field(default=(), repr=False)
 
 
-class JobsReader(DataSourceReader):
-    """Plans and performs one read of jobs. It holds no connection and is cheap to create.
-
-    Args:
-        options: The location and states of the jobs.
-        schema: The columns to read, in order.
-    """
-
-    def __init__(self, options: JobsOptions, schema: StructType) -> None:
-        self._options = options
-        self._schema = arrow_schema(schema)
-        self._filters = PushedFilters()
+class JobsReader(_TableReader[JobsOptions]):
+    """Plans and performs one read of jobs."""
 
     def partitions(self) -> list[InputPartition]:
         """Query the queues and split the read into tasks."""
@@ -230,7 +215,8 @@ class JobsReader(DataSourceReader):
         constants = {"queue": partition.queue, "state": partition.state}
         names = hash_fields(self._schema.names)
         with Connection(self._options.config) as connection:
-            ids = _ids(connection, keys, partition)
+            call = ids_by_score(keys, partition.state, partition.low, partition.high)
+            ids = partition.ids or connection.run(call)
             for start in range(0, len(ids), self._options.fetch_size):
                 page = ids[start : start + self._options.fetch_size]
                 replies = connection.run_many([job_fields(keys, job_id, names) for job_id in page])
@@ -297,44 +283,23 @@ def _recent_edge(newest: str | None) -> str:
     return "-inf" if newest is None else str(int(float(newest)) - RECENT_MS)
 
 
-def _ids(connection: Connection, keys: QueueKeys, partition: JobsPartition) -> Sequence[str]:
-    if partition.ids:
-        return partition.ids
-    return connection.run(ids_by_score(keys, partition.state, partition.low, partition.high))
-
-
-# The batch readers of events and of counts.
-#
-# When the read is planned, the stream is split into ranges of ids, each with the number of entries that it must return.
-# The stream is bounded, so it may be trimmed while it is read. The expected numbers make it possible to detect missing
-# rows.
+# When a read of events is planned, the stream is split into ranges of ids, each with the number of entries that it must
+# return. The stream may be trimmed while it is read; with the expected numbers, missing rows are detected.
 
 
 @dataclass(frozen=True)
 class EventsPartition(InputPartition):
     """The events that one task reads.
 
-    Attributes:
-        queue: The queue's name without the hash tag.
-        span: The range of entries; ``None`` for a partition without events.
+    ``queue`` is the name without the hash tag; without events, ``span`` is ``None``.
     """
 
     queue: str = ""
     span: EntryRange | None = None
 
 
-class EventsReader(DataSourceReader):
-    """Reads all events that are in the streams when the read is planned.
-
-    Args:
-        options: The location of the queues.
-        schema: The columns to read, in order.
-    """
-
-    def __init__(self, options: EventsOptions, schema: StructType) -> None:
-        self._options = options
-        self._schema = arrow_schema(schema)
-        self._filters = PushedFilters()
+class EventsReader(_TableReader[EventsOptions]):
+    """Reads all events that are in the streams when the read is planned."""
 
     def partitions(self) -> list[InputPartition]:
         """Query the streams and split them into ranges."""
@@ -354,8 +319,7 @@ class EventsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range as Arrow record batches. Runs in a different process from :meth:`partitions`.
 
-        Raises:
-            EventsLostError: Entries of the range were trimmed after it was planned.
+        Raise ``EventsLostError`` if entries of the range were trimmed after it was planned.
         """
         assert isinstance(partition, EventsPartition)
         if partition.span is None:
@@ -371,26 +335,8 @@ class EventsReader(DataSourceReader):
             raise EventsLostError(gap.message)
 
 
-class PushdownEventsReader(EventsReader):
-    """A reader that queries only the queues that a filter names. Spark rejects it unless filter pushdown is enabled."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply filters on the queue; return the filters that Spark must still apply."""
-        return [item for item in filters if not self._filters.push_queue(item)]
-
-
-class CountsReader(DataSourceReader):
-    """Reads the number of jobs in each state of each queue, with one row for each state.
-
-    Args:
-        options: The location of the queues.
-        schema: The columns to read, in order.
-    """
-
-    def __init__(self, options: CountsOptions, schema: StructType) -> None:
-        self._options = options
-        self._schema = arrow_schema(schema)
-        self._filters = PushedFilters()
+class CountsReader(_TableReader[CountsOptions]):
+    """Reads the number of jobs in each state of each queue, with one row for each state."""
 
     def partitions(self) -> list[InputPartition]:
         """Return one partition: counting takes one round trip."""
@@ -405,12 +351,20 @@ class CountsReader(DataSourceReader):
             yield count_record_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
 
 
-class PushdownCountsReader(CountsReader):
+class _PushesQueues(_TableReader[OptionsT]):
     """A reader that queries only the queues that a filter names. Spark rejects it unless filter pushdown is enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Apply filters on the queue; return the filters that Spark must still apply."""
         return [item for item in filters if not self._filters.push_queue(item)]
+
+
+class PushdownEventsReader(_PushesQueues[EventsOptions], EventsReader):
+    """A reader of events that accepts filters."""
+
+
+class PushdownCountsReader(_PushesQueues[CountsOptions], CountsReader):
+    """A reader of counts that accepts filters."""
 
 
 def _cut_stream(connection: Connection, keys: QueueKeys, state: StreamState | None, size: int) -> list[EntryRange]:
@@ -428,41 +382,26 @@ def _cut_stream(connection: Connection, keys: QueueKeys, state: StreamState | No
     return [*spans, EntryRange(keys.name, after, state.last, remaining)]
 
 
-# The streaming reader of events: it plans each batch from where the previous one ended.
-#
 # Spark stores the end of each batch, requests the next batch, and after a crash requests the same batch again. The
 # reader therefore keeps no state except for logging; losses are derived from the offsets and the current streams.
 
 
-_log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
-
 _OUTAGE_TIMEOUT_MS: Final = 60_000
 """How long a running query waits for a server that is restarting and loading its data, before the query fails."""
 
-
-_StateReader = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
+_ReadStates = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
 
 
 @dataclass(frozen=True)
 class StreamPartition(InputPartition):
-    """The events that one task reads, or a record of lost events.
-
-    Attributes:
-        queue: The queue's name without the hash tag.
-        piece: The range of entries, or the lost entries.
-    """
+    """The events that one task reads, or a record of lost events. ``queue`` is the name without the hash tag."""
 
     queue: str
     piece: EntryRange | EventGap
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans and reads the batches of one query. It holds no connection and is cheap to create.
-
-    Args:
-        options: The queues, the limits, and the handling of losses.
-        schema: The columns to read, in order.
-    """
+    """Plans and reads the batches of one query. It holds no connection and is cheap to create."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
@@ -492,11 +431,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offsets({queue: now.end for queue, now in self._all_states().items() if now is not None})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Plan the next batch.
-
-        Raises:
-            EventsLostError: Events were trimmed before they were read, and ``failOnDataLoss`` is on.
-        """
+        """Plan the next batch; lost events raise ``EventsLostError`` if ``failOnDataLoss`` is on."""
         max_entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # A queue that was just added to a list of names may be old; with *, it was just created.
         limits = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
@@ -522,8 +457,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Split a planned batch into tasks.
 
-        Raises:
-            EventsLostError: As for :meth:`latestOffset`, because the batch may have been planned before a crash.
+        It may have been planned before a crash, so events may have been lost since.
         """
         start_offsets, result = batch_start(start, end) or {}, list[InputPartition]()
         with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
@@ -538,11 +472,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one piece as Arrow record batches. Runs in a different process from all other methods.
-
-        Raises:
-            EventsLostError: Entries were trimmed after the batch was split, and ``failOnDataLoss`` is on.
-        """
+        """Read one piece as Arrow record batches. Runs in a different process from all other methods."""
         assert isinstance(partition, StreamPartition)
         piece, count, page, remaining_first = partition.piece, 0, BEGINNING, None
         if isinstance(piece, EventGap):
@@ -616,7 +546,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _RedisStreams:
     """The streams in Redis; implements ``planning.EventStreams``."""
 
-    def __init__(self, connection: Connection, prefix: str, read_states: _StateReader) -> None:
+    def __init__(self, connection: Connection, prefix: str, read_states: _ReadStates) -> None:
         self._connection = connection
         self._prefix = prefix
         self._read_states = read_states
@@ -657,24 +587,15 @@ def _pieces(
     """
     if span is None or span.expect is None or span.expect <= size:
         return [] if span is None else [span], []
-    counted_pieces = list(_cut_counted(connection, keys, span, size))
-    if not (missing := span.missing(sum(count for _, count in counted_pieces))):
-        return [piece for piece, _ in counted_pieces], []
-    first = _first_entry(connection, keys)
-    gap = EventGap(span.queue, span.after, first, missing, exact=True, loss_reason=LossReason.TRIMMED_DURING_READ)
-    return [piece for piece, _ in counted_pieces], [gap]
-
-
-def _cut_counted(
-    connection: Connection, keys: QueueKeys, span: EntryRange, size: int
-) -> Iterator[tuple[EntryRange, int]]:
-    """Yield the remaining range in pieces of ``size`` entries, with the number of entries in each piece."""
-    after, count = span.after, size
+    pieces: list[EntryRange] = []
+    after, read, count = span.after, 0, size
     while count == size:
         last, count = find_end(connection, keys, after, span.upto, size)
         if last is not None:
-            yield EntryRange(span.queue, after, last, count), count
-            after = last
+            pieces.append(EntryRange(span.queue, after, last, count))
+            after, read = last, read + count
+    gap = span.gap(read, _first_entry(connection, keys)) if span.missing(read) else None
+    return pieces, [] if gap is None else [gap]
 
 
 def _first_entry(connection: Connection, keys: QueueKeys) -> StreamId | None:

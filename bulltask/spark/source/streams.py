@@ -1,4 +1,4 @@
-"""The state of event streams: how long they keep events, and how far a lake is behind them. Does not need Spark."""
+"""Queries on event streams in Redis: their entries, how long they keep them, and how far a lake is behind them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from bulltask.transport.streams import (
 )
 
 __all__ = [
-    "ObservedStreams",
     "find_end",
     "max_lengths",
     "observe_streams",
@@ -45,19 +44,12 @@ __all__ = [
 ]
 
 
-# Queries on event streams in Redis: their state, the last of the next entries up to a limit, and pages of entries.
-
-
 def read_states(
     connection: Connection, queues: Sequence[QueueKeys], unsupported: list[QueueKeys] | None = None
 ) -> list[StreamState | None]:
     """Return the state of each stream; ``None`` for a stream that does not exist.
 
-    Args:
-        connection: The connection to the server.
-        queues: The queues.
-        unsupported: Collects queues whose key is not a stream; their state is ``None``. If omitted, such a key is an
-            error.
+    ``unsupported`` collects queues whose key is not a stream; without it, such a key is an error.
     """
     calls: list[Call[Any]] = []
     for keys in queues:
@@ -114,21 +106,13 @@ def read_pages(
         position = entries[-1][0].decode()
 
 
-# The state of event streams: how long they keep events, and how far a lake is behind them. Does not need Spark.
-
-
 _RECENT_MS: Final = 10_000
 _MAX_COUNTED: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedStreams:
-    """The streams of a pipeline's queues.
-
-    Attributes:
-        streams: Each queue with the retention and the state of its stream.
-        skipped: The skipped queues.
-    """
+    """The streams of a pipeline's queues with their retention and state, and the skipped queues."""
 
     streams: Sequence[tuple[QueueKeys, StreamRetention, StreamState | None]]
     skipped: Sequence[SkippedQueue]
@@ -182,15 +166,7 @@ def _limit(stored: bytes | BulltaskError | None) -> int:
 
 
 def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus:
-    """Return the status of a pipeline.
-
-    Args:
-        layout: The lake.
-        source: The location of the queues, as options of ``format("bulltask")``.
-
-    Raises:
-        ConfigError: An option of the source is invalid.
-    """
+    """Return the status of a pipeline; ``source`` has the location of the queues, as options of the data source."""
     options = read_options(EventsOptions, {**source, "table": "events", "skipUnsupportedQueues": "true"})
     head = Ledger(layout).head()
     lags: Mapping[str, Lag] = {}

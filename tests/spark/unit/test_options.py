@@ -74,7 +74,7 @@ def test_every_default_is_valid_for_its_own_parser() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_option_has_a_field_in_the_options_class_of_its_operation(kind: type[SourceOptions]) -> None:
-    names = {row.field for row in OPTIONS if kind.operation in row.operations} - {"url", "prefix", "hash_tag"}
+    names = {row.field for row in OPTIONS if kind.operation in row.operations} - {"url", "prefix", "queue_hash_tag"}
     assert names == {field.name for field in fields(kind)} - {"config", "every"}
 
 
