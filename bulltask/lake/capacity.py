@@ -1,11 +1,15 @@
-"""Recommend a concurrency for queues, from gold tables and a queueing model, and explain the calculation."""
+"""Recommend a concurrency for queues, from gold tables and a queueing model, and explain the calculation.
+
+The model of how long jobs wait for a slot is M/M/c (Erlang C): jobs arrive at random, one by one, and the next free
+slot takes the job that has waited longest. The results match textbook tables.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,13 +18,7 @@ from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import pluralize, significant
 from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
 
-__all__ = ["Estimate", "Load", "Recommendation", "min_slots", "recommend", "waiting_probability"]
-
-
-# Estimate how long jobs wait for a slot, with the queueing model M/M/c (Erlang C).
-#
-# Jobs arrive at random, one by one, and the next free slot takes the job that has waited longest. The results match
-# textbook tables.
+__all__ = ["Load", "Recommendation", "min_slots", "recommend", "waiting_probability"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +58,7 @@ class Load:
 def waiting_probability(slots: int, load: float) -> float:
     """Return the probability that an attempt must wait because all slots are busy: the Erlang C formula.
 
-    Args:
-        slots: The number of slots, each for one job at a time.
-        load: The mean number of busy slots, in erlangs.
+    ``load`` is the mean number of busy slots, in erlangs.
     """
     if load >= slots:
         return 1.0
@@ -82,9 +78,6 @@ def min_slots(load: Load, max_wait_s: float, target: float) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if load.late_fraction(middle, max_wait_s) > 1 - target else (low, middle)
     return high
-
-
-# Recommend a concurrency for queues, from gold tables and a queueing model, and explain the calculation.
 
 
 Row = Mapping[str, Any]
@@ -181,7 +174,10 @@ def recommend(
         ConfigError: An argument is out of range.
     """
     max_wait_s = to_ms(max_wait, "max_wait") / 1000
-    _check(target, peak_factor)
+    if not 0 < target < 1:
+        raise ConfigError(f"target must be more than 0 and less than 1, not {target!r}")
+    if not 1 <= peak_factor < 1_000_000:
+        raise ConfigError(f"peak_factor must be 1 or more, not {peak_factor!r}")
     rows, capacity_minutes = list(task_minutes), list(capacity_minutes)
     tasks = _tasks(rows)
     minutes = _minutes([row for row in rows if row["complete"]], tasks)
@@ -208,13 +204,6 @@ def recommend(
     )  # fmt: skip
 
 
-def _check(target: float, peak_factor: float) -> None:
-    if not 0 < target < 1:
-        raise ConfigError(f"target must be more than 0 and less than 1, not {target!r}")
-    if not 1 <= peak_factor < 1_000_000:
-        raise ConfigError(f"peak_factor must be 1 or more, not {peak_factor!r}")
-
-
 @dataclass(frozen=True, slots=True)
 class _Task:
     """The work of a task's average job: attempts, and the mean and variance of their run times in ms."""
@@ -232,7 +221,7 @@ class _Minute:
     jobs: int = 0
     attempts: float = 0.0
     busy_ms: float = 0.0  # total run time of its attempts, whenever they run
-    squares: float = field(default=0.0)  # sum of the squares of the run times
+    squares: float = 0.0  # sum of the squares of the run times
 
     def load(self, factor: float) -> Load:
         mean_ms = self.busy_ms / self.attempts

@@ -1,4 +1,4 @@
-"""Compact past days: rewrite many small files into few large ones; does not require a JVM."""
+"""The lake's tables with Arrow: reading them while the pipeline writes, their gaps, a batch's files, and compaction."""
 
 from __future__ import annotations
 
@@ -53,9 +53,6 @@ __all__ = [
 ]
 
 
-# The lake's tables in Arrow: their schemas, and the latest of several rows with the same key.
-
-
 _TYPES: Final[Mapping[Kind, Any]] = {
     Kind.TEXT: pa.string(),
     Kind.INT: pa.int32(),
@@ -80,17 +77,16 @@ def partition_schema(table: Table) -> Any:
     return pa.schema([pa.field(name, pa.string()) for name in table.partitions])
 
 
-def latest_rows(rows: pa.Table, table: Table) -> pa.Table:
-    """Return one row for each key: the row with the latest ``as_of``.
+def latest_rows(rows: pa.Table, table: Table, *more: str) -> pa.Table:
+    """Return one row of a silver table for each key, in which nulls are equal: the row with the latest ``as_of``.
 
-    Args:
-        rows: Rows of a silver table with its key columns. Nulls are equal to each other.
-        table: The table.
+    Of rows with the same ``as_of``, it is the one with the greatest values in ``more`` columns.
     """
     if rows.num_rows < 2:
         return rows
     key = [name for name in table.key if name in rows.column_names]
-    ordered = rows.sort_by([*((name, "ascending") for name in key), ("as_of", "descending")]).combine_chunks()
+    order = [*((name, "ascending") for name in key), *((name, "descending") for name in ("as_of", *more))]
+    ordered = rows.sort_by(order).combine_chunks()
     is_same = pa.scalar(True)
     for name in key:
         column = ordered[name]
@@ -100,9 +96,6 @@ def latest_rows(rows: pa.Table, table: Table) -> pa.Table:
     head = pa.chunked_array([pa.array([True])])
     keep = pa.chunked_array(head.chunks + pc.invert(is_same).chunks)
     return ordered.filter(keep)
-
-
-# Read the lake's tables with Arrow, even while the pipeline writes them.
 
 
 T = TypeVar("T")
@@ -122,11 +115,8 @@ _PARQUET: Final = ds.ParquetFileFormat()
 class TableReader:
     """A reader of tables as they are on disk at one moment.
 
-    Args:
-        layout: The lake.
-
     Raises:
-        LakeError: There is no lake.
+        LakeError: There is no lake; or, in every method, a file cannot be read.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -153,44 +143,44 @@ class TableReader:
         columns: Sequence[str] | None = None,
         queue: str | None = None,
     ) -> T:
-        """Read a table's rows batch by batch, and return the result of ``reduce``.
+        """Read a table's rows batch by batch, in any order, and return the result of ``reduce``.
 
         If files disappear during the scan, because they were compacted or rewritten, ``reduce`` is called again with
-        the current rows.
-
-        Args:
-            table: The table.
-            days: The days to read.
-            reduce: A function of an iterator over record batches, in any order.
-            where: A filter, as an Arrow expression.
-            columns: The columns of the batches; default: all, including partitions.
-            queue: Only rows of this queue.
-
-        Raises:
-            LakeError: A file cannot be read.
+        the current rows. ``where`` is an Arrow expression; the default columns are all, including partitions.
         """
         day_list = list(days)
+        return self._retry(table, lambda: reduce(self._batches(table, day_list, queue, where, columns)))
+
+    def rows(
+        self,
+        table: Table,
+        days: Iterable[date] | None = None,
+        *,
+        where: Any = None,
+        columns: Sequence[str] | None = None,
+        queue: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return rows as :meth:`scan` reads them; by default those of all days."""
+
+        def collect(batches: Iterator[Any]) -> list[dict[str, Any]]:
+            return [row for batch in batches for row in batch.to_pylist()]
+
+        all_days = self.days(table) if days is None else days
+        return self.scan(table, all_days, collect, where=where, columns=columns, queue=queue)
+
+    def count(self, table: Table, days: Iterable[date], queue: str | None = None) -> int:
+        """Return the number of rows in some days, from the files' metadata; some may be superseded."""
+        day_list = list(days)
+        return self._retry(table, lambda: int(self._dataset(table, day_list, queue).count_rows()))
+
+    def _retry(self, table: Table, read: Callable[[], T]) -> T:
         for _ in range(_MAX_RETRIES):
             try:
-                return reduce(self._batches(table, day_list, queue, where, columns))
+                return read()
             except FileNotFoundError:
                 continue
             except (pa.ArrowException, OSError) as exc:
                 raise LakeError(f"{self._layout.table(table)} cannot be read: {exc}") from exc
-        raise LakeError(f"{self._layout.table(table)} cannot be read: its files are being replaced; try again")
-
-    def count(self, table: Table, days: Iterable[date], queue: str | None = None) -> int:
-        """Return the number of rows in some days, from the files' metadata; some may be superseded.
-
-        Raises:
-            LakeError: The files are being replaced.
-        """
-        day_list = list(days)
-        for _ in range(_MAX_RETRIES):
-            try:
-                return int(self._dataset(table, day_list, queue).count_rows())
-            except FileNotFoundError:
-                continue
         raise LakeError(f"{self._layout.table(table)} cannot be read: its files are being replaced; try again")
 
     def _batches(
@@ -225,13 +215,7 @@ def normalize_queue(queue: str, known: Collection[str]) -> str:
 def check_queues(root: Path, names: Iterable[str], known: Collection[str]) -> None:
     """Check that a lake has data for each queue, because a misspelled name looks like a queue without jobs.
 
-    Args:
-        root: The lake's directory.
-        names: Names as in the lake.
-        known: The queues in the lake; an empty lake accepts all names.
-
-    Raises:
-        ConfigError: The lake has no data for a queue; the message lists the queues that it has, most similar first.
+    An empty lake accepts all names. The error lists the queues that the lake has, most similar first.
     """
     for queue in names if known else ():
         if queue not in known:
@@ -243,13 +227,8 @@ def check_queues(root: Path, names: Iterable[str], known: Collection[str]) -> No
             )
 
 
-# Gaps: lost events, and the jobs that backfills have added. Does not require a JVM.
-
-
 CLOCK_TOLERANCE: Final = timedelta(seconds=10)
 """How much the clock of the worker that writes ``finishedOn`` to the job's hash may differ from Redis' clock."""
-
-Key = tuple[str, str, datetime]
 
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -293,21 +272,11 @@ def find_gaps(
     until: datetime | None = None,
     queues: Collection[str] | None = None,
 ) -> list[GapRow]:
-    """Return the gaps of a period, in the order in which they were detected.
-
-    Args:
-        layout: The lake.
-        since: Only gaps that end at this time or later.
-        until: Only gaps that begin before this time.
-        queues: Only gaps of these queues.
-
-    Raises:
-        LakeError: There is no lake.
-    """
-    reader, backfilled = TableReader(layout), dict[Key, int]()
-    for row in _read_rows(reader, BACKFILLS):
+    """Return the gaps that end at ``since`` or later and begin before ``until``, in order of their detection."""
+    reader, backfilled = TableReader(layout), dict[tuple[str, str, datetime], int]()
+    for row in reader.rows(BACKFILLS):
         backfilled[_gap_key(row)] = backfilled.get(_gap_key(row), 0) + row["backfilled_jobs"]
-    gaps = (_gap_row(row, backfilled.get(_gap_key(row))) for row in _read_rows(reader, GAPS))
+    gaps = (_gap_row(row, backfilled.get(_gap_key(row))) for row in reader.rows(GAPS))
     matching = (gap for gap in gaps if gap.overlaps(since, until) and (queues is None or gap.queue in queues))
     return sorted(matching, key=lambda gap: (gap.detected_at, gap.queue))
 
@@ -316,15 +285,12 @@ def days_in_gaps(layout: Layout, days: Iterable[date]) -> list[date]:
     """Return the days on which jobs without their *completed* or *failed* event may have finished.
 
     A backfill writes rows to these days only.
-
-    Raises:
-        LakeError: There is no lake.
     """
     periods = [gap.finish_period for gap in find_gaps(layout)]
     return [day for day in days if any(begin.date() <= day <= end.date() for begin, end in periods)]
 
 
-def _gap_key(row: dict[str, Any]) -> Key:
+def _gap_key(row: dict[str, Any]) -> tuple[str, str, datetime]:
     """Return the key of a gap. It includes the time, because every new stream of a queue begins at ``0-0``."""
     return row["queue"], row["last_id_before"], row["detected_at"]
 
@@ -334,14 +300,7 @@ def _gap_row(row: dict[str, Any], backfilled_jobs: int | None) -> GapRow:
     return GapRow(**known, backfilled_jobs=backfilled_jobs)
 
 
-def _read_rows(reader: TableReader, table: Table) -> list[dict[str, Any]]:
-    def read(batches: Iterator[Any]) -> list[dict[str, Any]]:
-        return [row for batch in batches for row in batch.to_pylist()]
-
-    return reader.scan(table, reader.days(table), read)
-
-
-# Staging: write a batch's files to a directory that readers skip, then move all of them into the tables.
+# A batch's files are written to a staging directory, which readers skip, and then moved into the tables.
 #
 # Once all files are written, renames make them visible. A process that is killed before the renames leaves nothing in
 # the tables. Files of a process that is killed between the renames are removed with the help of the ledger. Each run of
@@ -349,12 +308,7 @@ def _read_rows(reader: TableReader, table: Table) -> list[dict[str, Any]]:
 
 
 class Staging:
-    """The staging directory of one batch.
-
-    Args:
-        layout: The lake.
-        ingest_id: The ``ingest_id`` of the batch.
-    """
+    """The staging directory of one batch."""
 
     def __init__(self, layout: Layout, ingest_id: str) -> None:
         self._layout = layout
@@ -371,12 +325,7 @@ class Staging:
         return self.directory(table.full_name)
 
     def write(self, table: Table, rows: pa.Table) -> None:
-        """Write rows of a table, one file per partition.
-
-        Args:
-            table: The table.
-            rows: Rows with all columns of the table except ``ingest_id``, in any order.
-        """
+        """Write rows with all columns of a table except ``ingest_id``, one file per partition."""
         partitions = [name for name in table.partitions if name != "ingest_id"]
         columns = [column.name for column in table.columns]
         ordered = rows.take(pc.sort_indices(rows, [(name, "ascending") for name in partitions]))
@@ -408,8 +357,6 @@ def write_file(directory: Path, rows: pa.Table) -> None:
     pq.write_table(rows, directory / "part-0.parquet")
 
 
-# Compact past days: rewrite many small files into few large ones; does not require a JVM.
-#
 # Each batch of the pipeline writes a file for each queue. Compaction rewrites the files of a past day into files of
 # about the target size, and drops superseded rows of silver tables.
 
@@ -447,15 +394,8 @@ def compact(
 ) -> CompactResult:
     """Rewrite past days of a table into few files; partitions with few files are not changed.
 
-    Args:
-        layout: The lake.
-        table: Its full name, one of :data:`COMPACTED`.
-        before: Rewrite days before this one.
-        target_mb: Target size of a file in megabytes.
-        on_step: For tests, as in :class:`~bulltask.lake.storage.AtomicSwap`.
-
     Raises:
-        ConfigError: The table does not exist, or the size is invalid.
+        ConfigError: ``table`` is not one of the :data:`COMPACTED`, or the size is invalid.
         LakeError: There is no lake.
     """
     if table not in COMPACTED:
@@ -488,7 +428,7 @@ def _compact_queue(
     rows_after = _write(new, batches, pa.schema(columns), target_bytes)
     new_files = sorted(new.iterdir())
     bytes_after = sum(file.stat().st_size for file in new_files)
-    swaps.swap(new, directory / f"ingest_id={_new_ingest_id()}", old)
+    swaps.swap(new, directory / f"ingest_id=compact-{datetime.now(UTC):%Y%m%dT%H%M%S%f}", old)
     return replace(
         result,
         partitions=result.partitions + 1,
@@ -534,7 +474,3 @@ def _write(directory: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
                 if sink.tell() >= target_bytes:
                     break
     return rows
-
-
-def _new_ingest_id() -> str:
-    return f"compact-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bulltask.jobs.names import UNSEEN
 
-__all__ = ["ABSENT", "CONTROL", "Unit", "format_value", "json_text", "one_line", "pluralize", "shorten", "significant"]
+__all__ = ["CONTROL", "Unit", "format_value", "json_text", "one_line", "pluralize", "shorten", "significant"]
 
 ABSENT: Final = "\N{EN DASH}"
 
@@ -42,12 +42,7 @@ class Unit(StrEnum):
 
 
 def format_value(value: Any, unit: Unit) -> str:
-    """Return a value as text; ``None`` is a dash.
-
-    Args:
-        value: A number, text, time or ``None``.
-        unit: The kind of value.
-    """
+    """Return a value as text; ``None`` is a dash."""
     return ABSENT if value is None else _FORMATTERS[unit](value)
 
 
@@ -70,10 +65,7 @@ def shorten(name: str) -> str:
 def pluralize(number: float, noun: str, spec: str | Callable[[float], str] = ",") -> str:
     """Return a number with its noun: ``1 job``, ``2 jobs``.
 
-    Args:
-        number: The number.
-        noun: The singular; the plural adds an ``s``.
-        spec: A format specification or a function for the number; by default ``1234`` is ``1,234``.
+    ``spec`` formats the number; by default 1234 is ``1,234``.
     """
     text = format(number, spec) if isinstance(spec, str) else spec(number)
     return f"{text} {noun}{'' if text == '1' else 's'}"

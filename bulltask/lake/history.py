@@ -5,56 +5,36 @@ from __future__ import annotations
 import base64
 import json
 import math
+import operator
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self, TypedDict, Unpack
+from typing import Any, Final, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from bulltask.jobs.errors import ConfigError, did_you_mean
-from bulltask.lake.files import TableReader, check_queues, known_queues, normalize_queue
+from bulltask.lake.files import TableReader, check_queues, known_queues, latest_rows, normalize_queue
 from bulltask.lake.log_histogram import GROWTH, ZERO, percentile
 from bulltask.lake.records import AttemptRecord, EventRecord, JobHistory, JobPage, JobRecord, SnapshotRecord
 from bulltask.lake.storage import Layout
-from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS, Table
+from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS
 
-__all__ = [
-    "CLOCK_DIFFERENCE",
-    "MAX_LIMIT",
-    "MAX_UNKNOWN_AGE",
-    "STATES",
-    "AttemptCount",
-    "Every",
-    "History",
-    "JobCount",
-    "JobFilter",
-    "JobQuery",
-    "LatencyPoint",
-    "SearchPosition",
-    "StatsFilter",
-    "attempt_counts",
-    "check_limit",
-    "job_counts",
-    "latency",
-    "latest_ranks",
-    "moment",
-    "row_key",
-    "search",
-    "seen_expression",
-    "sort_rank",
-]
+__all__ = ["AttemptCount", "Every", "History", "JobCount", "JobFilter", "LatencyPoint", "moment"]
 
 
-# Validate the arguments of a search: filters, times, the cursor of the next page.
+Every = Literal["hour", "day"]
 
+Row = dict[str, Any]
+
+T = TypeVar("T")
 
 MAX_LIMIT: Final = 1_000
 """The maximum number of jobs in a page."""
@@ -91,6 +71,15 @@ class JobFilter(TypedDict, total=False):
     error_fingerprint: str | None
 
 
+class StatsFilter(TypedDict, total=False):
+    """The filters of statistics; the keys are those of :class:`bulltask.lake.history.JobFilter`."""
+
+    queue: str | None
+    name: str | None
+    since: datetime | date | None
+    until: datetime | date | None
+
+
 class SearchPosition(NamedTuple):
     """A job's position in the search order, which is descending."""
 
@@ -115,12 +104,7 @@ class JobQuery:
 
     @classmethod
     def of(cls, where: Mapping[str, Any]) -> Self:
-        """Validate the filters of a search.
-
-        Raises:
-            TypeError: A filter does not exist.
-            ConfigError: A filter is invalid.
-        """
+        """Validate the filters of a search."""
         names = [field.name for field in fields(cls)]
         for name, value in where.items():
             if name not in names:
@@ -146,11 +130,7 @@ class JobQuery:
         return base64.urlsafe_b64encode(parts.encode()).decode().rstrip("=")
 
     def position(self, cursor: str) -> SearchPosition:
-        """Parse a cursor.
-
-        Raises:
-            ConfigError: The cursor is invalid or from another search.
-        """
+        """Parse a cursor."""
         try:
             parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
             seen_us, queue, job_id, incarnation, checksum = parts
@@ -171,22 +151,14 @@ class JobQuery:
 
 
 def check_limit(limit: int) -> int:
-    """Check and return a page length.
-
-    Raises:
-        ConfigError: The length is not between 1 and :data:`MAX_LIMIT`.
-    """
+    """Check and return a page length."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
         raise ConfigError(f"limit must be from 1 to {MAX_LIMIT:,}, not {limit!r}")
     return limit
 
 
 def moment(value: Any, name: str) -> datetime | None:
-    """Return a time in UTC.
-
-    Raises:
-        ConfigError: The value is neither a ``datetime`` nor a ``date``.
-    """
+    """Return a ``datetime`` or a ``date`` in UTC."""
     if value is None:
         return None
     if isinstance(value, datetime):
@@ -196,7 +168,285 @@ def moment(value: Any, name: str) -> datetime | None:
     raise ConfigError(f"{name} must be a datetime or a date, not {value!r}")
 
 
-# Search the jobs of the lake, newest first, by the latest row of each job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCount:
+    """The number of a task's jobs in a state.
+
+    Attributes:
+        queue: The queue, without BullMQ's braces.
+        name: The task's name; ``None`` for jobs whose added event is missing.
+        state: As in :class:`bulltask.lake.records.JobRecord`.
+        jobs: The number of jobs.
+    """
+
+    queue: str
+    name: str | None
+    state: str
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCount:
+    """The number of attempts that ended in an hour or a day.
+
+    Attributes:
+        at: The start of the hour or day, UTC.
+        attempts: The number of attempts.
+    """
+
+    at: datetime
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPoint:
+    """How long the attempts of an hour or a day took.
+
+    Attributes:
+        at: The start of the hour or day, UTC; for the whole period, ``since``, or ``None`` if it was not given.
+        attempts: The number of attempts.
+        percentiles: Seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1%.
+    """
+
+    at: datetime | None
+    attempts: int
+    percentiles: dict[float, float]
+
+
+class History:
+    """The jobs of a lake, including those that Redis no longer has: search, individual jobs, statistics for dashboards.
+
+    ::
+
+        history = History("/data/lake")
+        page = history.search(state="failed", text="timed out", since=date(2026, 11, 1))
+        for job in page.jobs:
+            print(job.finished_at, job.queue, job.name, job.id, job.failed_reason)
+        print(history.job(page.jobs[0].id).attempts)
+
+    Only the latest state of a job counts: a job that failed and was completed by a later retry counts as completed. The
+    pipeline may write at the same time; each call reads the files that exist at that moment. A call may take seconds:
+    in asyncio, run it in a thread. Jobs that have not finished are not in the lake's table of jobs yet; :meth:`job`
+    finds their events.
+
+    Args:
+        root: The directory of the lake.
+
+    Raises:
+        LakeError: There is no lake. Every method also raises it if a file cannot be read.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._layout = Layout(root)
+        self._reader = TableReader(self._layout)
+
+    @property
+    def root(self) -> Path:
+        """The directory of the lake."""
+        return self._layout.root
+
+    def search(self, *, limit: int = 50, cursor: str | None = None, **where: Unpack[JobFilter]) -> JobPage:
+        """Search for finished or removed jobs, and open jobs that timed out, latest first.
+
+        Args:
+            limit: The number of jobs per page, up to 1,000.
+            cursor: :attr:`JobPage.cursor` of the previous page.
+            where: The filters of :class:`bulltask.lake.history.JobFilter`; a job must match all of them.
+
+        Raises:
+            ConfigError: A filter, the limit or the cursor is invalid, or the lake has no data for the queue.
+        """
+        query = self._query(where)
+        position = None if cursor is None else query.position(cursor)
+        rows = _search(self._reader, query, position, check_limit(limit) + 1)
+        if not rows:
+            self._check_queue(query.queue)
+        page, has_more = rows[:limit], len(rows) > limit
+        return JobPage(tuple(JobRecord.of(row) for _, row in page), query.cursor(page[-1][0]) if has_more else None)
+
+    def job(self, job_id: str, queue: str | None = None) -> JobHistory | None:
+        """Read a job's history; ``None`` if the lake does not have the job.
+
+        Args:
+            job_id: The job's id.
+            queue: The job's queue; required if several queues have a job with this id.
+
+        Raises:
+            ConfigError: Several queues have a job with this id, or the lake has no data for the queue.
+        """
+        queue = self._lake_name(queue)
+        id_columns = {JOBS: "job_id", ATTEMPTS: "job_id", EVENTS: "job_id", SNAPSHOTS: "id"}
+        rows = {
+            table: self._reader.rows(table, where=ds.field(column) == job_id, queue=queue)
+            for table, column in id_columns.items()
+        }
+        queues = sorted({row["queue"] for table_rows in rows.values() for row in table_rows})
+        if len(queues) > 1:
+            raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one")
+        if not queues:
+            self._check_queue(queue)
+            return None
+        snapshots = sorted(rows[SNAPSHOTS], key=lambda row: row["snapshot_at"])
+        return JobHistory(
+            id=job_id,
+            queue=queues[0],
+            incarnations=_incarnations(rows[JOBS]),
+            attempts=_attempts(rows[ATTEMPTS]),
+            events=_events(rows[EVENTS]),
+            snapshot=SnapshotRecord.of(snapshots[-1]) if snapshots else None,
+        )
+
+    def days(self) -> list[date]:
+        """Return the days (UTC) on which jobs finished, in order."""
+        return self._reader.days(JOBS)
+
+    def queues(self) -> list[str]:
+        """Return the queues that have jobs in the lake, in order, without the hash tag."""
+        return self._reader.queues(JOBS)
+
+    def job_counts(self, **where: Unpack[StatsFilter]) -> list[JobCount]:
+        """Count jobs by queue, task and state; each job counts once, with its latest state.
+
+        Args:
+            where: The filters of :class:`StatsFilter`; days and times as in :meth:`search`.
+
+        Raises:
+            ConfigError: A filter is invalid.
+        """
+        query, reader = self._query(where), self._reader
+        days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - CLOCK_DIFFERENCE]
+        older = [] if query.since is None else _older_rows(reader, query, query.since, days)
+        parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_PER_PASS)
+        totals: Counter[tuple[str, str | None, str]] = Counter()
+        for part in range(parts):
+            count = partial(_count_part, older=older, query=query, part=part, parts=parts)
+            totals += reader.scan(JOBS, days, count, columns=_COLUMNS, queue=query.queue)
+        ordered = sorted(totals.items(), key=lambda item: (item[0][0], item[0][1] or "", item[0][2]))
+        return [JobCount(queue=queue, name=name, state=state, jobs=jobs) for (queue, name, state), jobs in ordered]
+
+    def attempt_counts(
+        self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[StatsFilter]
+    ) -> list[AttemptCount]:
+        """Count the attempts that ended in each hour or day, omitting hours and days in which none ended.
+
+        Args:
+            outcome: Only attempts with this outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the
+                job runs again: the attempt failed, was released, throttled or rescheduled, or its child crashed),
+                ``stalled`` or ``waiting-children``.
+            every: ``hour`` or ``day``.
+            where: The filters of :class:`StatsFilter`.
+
+        Raises:
+            ConfigError: An argument is invalid.
+        """
+        query = self._query(where)
+        _check_every(every)
+
+        def count_by_time(batches: Iterator[Any]) -> Counter[datetime]:
+            totals: Counter[datetime] = Counter()
+            for batch in batches:
+                for row in pc.value_counts(pc.floor_temporal(batch["ended_at"], unit=every)).to_pylist():
+                    totals[row["values"].astimezone(UTC)] += row["counts"]
+            return totals
+
+        totals = self._scan_ended(query, count_by_time, ["ended_at"], ds.field("outcome") == outcome)
+        return [AttemptCount(at, attempts) for at, attempts in sorted(totals.items())]
+
+    def latency(
+        self,
+        metric: str = "run",
+        percentiles: Sequence[float] = (50, 95, 99),
+        *,
+        every: Every | None = "hour",
+        **where: Unpack[StatsFilter],
+    ) -> list[LatencyPoint]:
+        """Return percentiles of how long the attempts that ended in each hour or day waited or ran.
+
+        Args:
+            metric: ``run`` (execution time) or ``wait`` (for a worker).
+            percentiles: 0 to 100; the results are within 1%.
+            every: ``hour``, ``day``, or ``None`` for one point for the whole period.
+            where: The filters of :class:`StatsFilter`.
+
+        Raises:
+            ConfigError: An argument is invalid.
+        """
+        query = self._query(where)
+        if metric not in {"wait", "run"}:
+            raise ConfigError(f"metric must be 'wait' or 'run', not {metric!r}")
+        if every is not None:
+            _check_every(every)
+        if invalid := [value for value in percentiles if not 0 <= value <= 100]:
+            raise ConfigError(f"percentiles must be from 0 to 100, not {invalid[0]!r}")
+        column = f"{metric}_ms"
+        read = partial(_duration_histograms, column=column, every=every)
+        histograms = self._scan_ended(query, read, ["ended_at", column], ds.field(column).is_valid())
+        total = histograms.pop(None, None)
+        points = (
+            [(query.since, total)]
+            if total
+            else sorted((at, durations) for at, durations in histograms.items() if at is not None)
+        )
+        return [
+            LatencyPoint(at, durations.total(), {value: _percentile(durations, value) for value in percentiles})
+            for at, durations in points
+        ]
+
+    def _scan_ended(
+        self, query: JobQuery, read: Callable[[Iterator[Any]], T], columns: Sequence[str], condition: Any
+    ) -> T:
+        """Read the attempts that match a query and a condition, and have ended."""
+        where = ds.field("ended_at").is_valid() & condition
+        if query.since is not None:
+            where &= ds.field("ended_at") >= _time(query.since)
+        if query.until is not None:
+            where &= ds.field("ended_at") < _time(query.until)
+        if query.name is not None:
+            where &= ds.field("name") == query.name
+        days = [day for day in self._reader.days(ATTEMPTS) if query.includes(day)]
+        return self._reader.scan(ATTEMPTS, days, read, columns=columns, where=where, queue=query.queue)
+
+    def _query(self, where: Mapping[str, Any]) -> JobQuery:
+        query = JobQuery.of(where)
+        return replace(query, queue=self._lake_name(query.queue))
+
+    def _lake_name(self, queue: str | None) -> str | None:
+        """Return a queue's name in the lake: ``mail`` for BullMQ's ``{mail}``, unless the lake has both."""
+        if queue is None or not queue.startswith("{"):
+            return queue
+        return normalize_queue(queue, known_queues(self._reader))
+
+    def _check_queue(self, queue: str | None) -> None:
+        """Raise an error if there are no rows because the queue is unknown."""
+        if queue is not None:
+            check_queues(self.root, [queue], known_queues(self._reader))
+
+    def __repr__(self) -> str:
+        return f"<History {self.root}>"
+
+
+def _incarnations(rows: list[Row]) -> tuple[JobRecord, ...]:
+    best: dict[str | None, Row] = {}
+    for row in sorted(rows, key=sort_rank):
+        best[row["incarnation"]] = row
+    ordered = sorted(best.values(), key=lambda row: (row["created_at"] or row["as_of"], row["as_of"]), reverse=True)
+    return tuple(JobRecord.of(row) for row in ordered)
+
+
+def _attempts(rows: list[Row]) -> tuple[AttemptRecord, ...]:
+    best: dict[tuple[str | None, int], Row] = {}
+    for row in sorted(rows, key=lambda row: (row["as_of"], row["ended_at"] or row["as_of"], row["outcome"])):
+        best[row["incarnation"], row["attempt"]] = row
+    ordered = sorted(best.values(), key=lambda row: (row["started_at"] or row["as_of"], row["attempt"]))
+    return tuple(AttemptRecord.of(row) for row in ordered)
+
+
+def _events(rows: list[Row]) -> tuple[EventRecord, ...]:
+    once = {(row["event_ms"], row["event_seq"]): row for row in rows}
+    return tuple(EventRecord.of(row) for _, row in sorted(once.items()))
+
+
+# A search reads the jobs of the lake, newest first, by the latest row of each job.
 #
 # A job that failed and was completed by a later retry has two rows, and only the later row may match. The later row can
 # be in the directory of another day, so a matching row is a candidate until all rows of its job have been read. Days
@@ -221,20 +471,11 @@ _MAX_DAYS_PER_READ: Final = 16
 
 _ORDER: Final = [(name, "descending") for name in ("seen_at", "queue", "job_id", "incarnation_or_empty")]
 
-Row = dict[str, Any]
 
-
-def search(
+def _search(
     reader: TableReader, query: JobQuery, after: SearchPosition | None, max_rows: int
 ) -> list[tuple[SearchPosition, Row]]:
-    """Return up to ``max_rows`` rows of ``silver.jobs`` that match, in order, with their positions.
-
-    Args:
-        reader: The lake.
-        query: The filters.
-        after: Only rows after this position.
-        max_rows: The maximum number of rows.
-    """
+    """Return up to ``max_rows`` rows of ``silver.jobs`` after a position that match, in order, with their positions."""
     rows: dict[SearchPosition, Row] = {}
     while len(rows) < max_rows:
         max_candidates = max_rows - len(rows) + _EXTRA_CANDIDATES
@@ -277,13 +518,9 @@ def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[Se
         return
     first = min(_earliest_time(row) for row in candidates).date() - CLOCK_DIFFERENCE
     ids = sorted({row["job_id"] for row in candidates})
-    rows = reader.scan(
-        JOBS,
-        [day for day in reader.days(JOBS) if day >= first],
-        lambda batches: [row for batch in batches for row in batch.to_pylist()],
-        where=ds.field("job_id").isin(ids),
-        columns=["queue", "job_id", "incarnation", "as_of", "finished_at", "state"],
-    )
+    columns = ["queue", "job_id", "incarnation", "as_of", "finished_at", "state"]
+    days = [day for day in reader.days(JOBS) if day >= first]
+    rows = reader.rows(JOBS, days, where=ds.field("job_id").isin(ids), columns=columns)
     ranks = latest_ranks(rows)
     for row in candidates:
         # A candidate that is no longer there has expired or is being rewritten: it still counts.
@@ -346,10 +583,7 @@ def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
         parts.append(seen < _time(query.until))
     if after is not None:
         parts.append(_after(after))
-    expression = None
-    for part in parts:
-        expression = part if expression is None else expression & part
-    return expression
+    return reduce(operator.and_, parts) if parts else None
 
 
 def _after(after: SearchPosition) -> Any:
@@ -390,10 +624,8 @@ def _time(moment: datetime) -> Any:
     return pa.scalar(moment, pa.timestamp("us", tz="UTC"))
 
 
-# Statistics for dashboards: jobs by state, attempts over time, percentiles of wait and run times.
+# Statistics count each job once, by its latest row, and each attempt, which has one row.
 
-
-Every = Literal["hour", "day"]
 
 _ROWS_PER_PASS: Final = 500_000
 """How many rows are deduplicated in one pass; with more, each pass reads a part of the ids."""
@@ -403,140 +635,9 @@ _VALUES: Final = ["name", "state", "seen_at"]
 _COLUMNS: Final = [*_KEY, "name", "state", "finished_at", "as_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCount:
-    """The number of a task's jobs in a state.
-
-    Attributes:
-        queue: The queue, without BullMQ's braces.
-        name: The task's name; ``None`` for jobs whose added event is missing.
-        state: As in :class:`bulltask.lake.records.JobRecord`.
-        jobs: The number of jobs.
-    """
-
-    queue: str
-    name: str | None
-    state: str
-    jobs: int
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptCount:
-    """The number of attempts that ended in an hour or a day.
-
-    Attributes:
-        at: The start of the hour or day, UTC.
-        attempts: The number of attempts.
-    """
-
-    at: datetime
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyPoint:
-    """How long the attempts of an hour or a day took.
-
-    Attributes:
-        at: The start of the hour or day, UTC; for the whole period, ``since``, or ``None`` if it was not given.
-        attempts: The number of attempts.
-        percentiles: Seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1%.
-    """
-
-    at: datetime | None
-    attempts: int
-    percentiles: dict[float, float]
-
-
-def job_counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
-    """Count the jobs that a search with this query finds, by queue, task and state."""
-    days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - CLOCK_DIFFERENCE]
-    older = [] if query.since is None else _older_rows(reader, query, query.since, days)
-    parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_PER_PASS)
-    totals: Counter[tuple[str, str | None, str]] = Counter()
-    for part in range(parts):
-        totals += reader.scan(
-            JOBS,
-            days,
-            partial(_count_part, older=older, query=query, part=part, parts=parts),
-            columns=_COLUMNS,
-            queue=query.queue,
-        )
-    ordered = sorted(totals.items(), key=lambda item: (item[0][0], item[0][1] or "", item[0][2]))
-    return [JobCount(queue=queue, name=name, state=state, jobs=jobs) for (queue, name, state), jobs in ordered]
-
-
-def attempt_counts(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> list[AttemptCount]:
-    """Count the attempts with an outcome per hour or day. Each has one row, so none is counted twice."""
-    _check_every(every)
-
-    def count_by_time(batches: Iterator[Any]) -> Counter[datetime]:
-        totals: Counter[datetime] = Counter()
-        for batch in batches:
-            for row in pc.value_counts(pc.floor_temporal(batch["ended_at"], unit=every)).to_pylist():
-                totals[row["values"].astimezone(UTC)] += row["counts"]
-        return totals
-
-    where = _ended_filter(query) & (ds.field("outcome") == outcome)
-    days = _matching_days(reader, query)
-    totals = reader.scan(ATTEMPTS, days, count_by_time, columns=["ended_at"], where=where, queue=query.queue)
-    return [AttemptCount(at, attempts) for at, attempts in sorted(totals.items())]
-
-
-def latency(
-    reader: TableReader, query: JobQuery, metric: str, percentiles: Sequence[float], every: Every | None
-) -> list[LatencyPoint]:
-    """Return percentiles of how long attempts waited or ran.
-
-    Raises:
-        ConfigError: The metric, a percentile or ``every`` is invalid.
-    """
-    if metric not in {"wait", "run"}:
-        raise ConfigError(f"metric must be 'wait' or 'run', not {metric!r}")
-    if every is not None:
-        _check_every(every)
-    if invalid := [value for value in percentiles if not 0 <= value <= 100]:
-        raise ConfigError(f"percentiles must be from 0 to 100, not {invalid[0]!r}")
-    column = f"{metric}_ms"
-    histograms = reader.scan(
-        ATTEMPTS,
-        _matching_days(reader, query),
-        partial(_duration_histograms, column=column, every=every),
-        columns=["ended_at", column],
-        where=_ended_filter(query) & ds.field(column).is_valid(),
-        queue=query.queue,
-    )
-    total = histograms.pop(None, None)
-    points = (
-        [(query.since, total)]
-        if total
-        else sorted((at, durations) for at, durations in histograms.items() if at is not None)
-    )
-    return [
-        LatencyPoint(at, durations.total(), {value: _percentile(durations, value) for value in percentiles})
-        for at, durations in points
-    ]
-
-
 def _check_every(every: str) -> None:
     if every not in {"hour", "day"}:
         raise ConfigError(f"every must be 'hour' or 'day', not {every!r}")
-
-
-def _matching_days(reader: TableReader, query: JobQuery) -> list[Any]:
-    return [day for day in reader.days(ATTEMPTS) if query.includes(day)]
-
-
-def _ended_filter(query: JobQuery) -> Any:
-    """Return an expression for the attempts that match a query."""
-    where = ds.field("ended_at").is_valid()
-    if query.since is not None:
-        where &= ds.field("ended_at") >= _time(query.since)
-    if query.until is not None:
-        where &= ds.field("ended_at") < _time(query.until)
-    if query.name is not None:
-        where &= ds.field("name") == query.name
-    return where
 
 
 def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Sequence[date]) -> list[Any]:
@@ -553,11 +654,11 @@ def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Seq
                 first_days[job_id] = min(day, first_days.get(job_id, day))
         return first_days
 
-    def read_first_days() -> dict[str, date]:
-        columns = ["job_id", "created_at"]
-        return reader.scan(JOBS, days, first_day_by_job, columns=columns, where=began_before, queue=query.queue)
-
-    if not before or not (first_days := read_first_days()):
+    if not before:
+        return []
+    columns = ["job_id", "created_at"]
+    first_days = reader.scan(JOBS, days, first_day_by_job, columns=columns, where=began_before, queue=query.queue)
+    if not first_days:
         return []
     nearby = [day for day in before if day >= min(first_days.values()) - CLOCK_DIFFERENCE]
     is_one = ds.field("job_id").isin(list(first_days))
@@ -577,16 +678,8 @@ def _count_part(
     ids = pc.value_counts(table["job_id"])
     # Few ids have several rows, of which only the latest counts.
     repeated = pc.is_in(table["job_id"], ids.field("values").filter(pc.greater(ids.field("counts"), 1)))
-    totals = _count_rows(table.filter(pc.invert(repeated)), query)
-    return totals + _count_rows(_latest_rows(table.filter(repeated)), query)
-
-
-def _latest_rows(table: Any) -> Any:
-    """Return the latest row for each key."""
-    last = pc.ScalarAggregateOptions(skip_nulls=False)
-    table = table.sort_by([(name, "ascending") for name in ("as_of", "seen_at", "state")])
-    table = table.group_by(_KEY, use_threads=False).aggregate([(name, "last", last) for name in _VALUES])
-    return table.rename_columns({f"{name}_last": name for name in _VALUES})
+    latest = latest_rows(table.filter(repeated), JOBS, "seen_at", "state")
+    return _count_rows(table.filter(pc.invert(repeated)), query) + _count_rows(latest, query)
 
 
 def _count_rows(table: Any, query: JobQuery) -> Counter[tuple[str, str | None, str]]:
@@ -634,198 +727,3 @@ def _duration_histograms(
 def _percentile(durations: Counter[int], percent: float) -> float:
     """Return a percentile in seconds."""
     return (percentile(durations, percent / 100) or 0) / 1000
-
-
-# ``History``: search the lake for jobs and their outcomes. Needs neither a JVM nor Redis.
-
-
-class StatsFilter(TypedDict, total=False):
-    """The filters of statistics; the keys are those of :class:`bulltask.lake.history.JobFilter`."""
-
-    queue: str | None
-    name: str | None
-    since: datetime | date | None
-    until: datetime | date | None
-
-
-class History:
-    """The jobs of a lake, including those that Redis no longer has: search, individual jobs, statistics for dashboards.
-
-    ::
-
-        history = History("/data/lake")
-        page = history.search(state="failed", text="timed out", since=date(2026, 11, 1))
-        for job in page.jobs:
-            print(job.finished_at, job.queue, job.name, job.id, job.failed_reason)
-        print(history.job(page.jobs[0].id).attempts)
-
-    Only the latest state of a job counts: a job that failed and was completed by a later retry counts as completed. The
-    pipeline may write at the same time; each call reads the files that exist at that moment. A call may take seconds:
-    in asyncio, run it in a thread. Jobs that have not finished are not in the lake's table of jobs yet; :meth:`job`
-    finds their events.
-
-    Args:
-        root: The directory of the lake.
-
-    Raises:
-        LakeError: There is no lake. Every method also raises it if a file cannot be read.
-    """
-
-    def __init__(self, root: str | Path) -> None:
-        self._layout = Layout(root)
-        self._reader = TableReader(self._layout)
-
-    @property
-    def root(self) -> Path:
-        """The directory of the lake."""
-        return self._layout.root
-
-    def search(self, *, limit: int = 50, cursor: str | None = None, **where: Unpack[JobFilter]) -> JobPage:
-        """Search for finished or removed jobs, and open jobs that timed out, latest first.
-
-        Args:
-            limit: The number of jobs per page, up to 1,000.
-            cursor: :attr:`JobPage.cursor` of the previous page.
-            where: The filters of :class:`bulltask.lake.history.JobFilter`; a job must match all of them.
-
-        Raises:
-            ConfigError: A filter, the limit or the cursor is invalid, or the lake has no data for the queue.
-        """
-        query = self._query(where)
-        position = None if cursor is None else query.position(cursor)
-        rows = search(self._reader, query, position, check_limit(limit) + 1)
-        if not rows:
-            self._check_queue(query.queue)
-        page, has_more = rows[:limit], len(rows) > limit
-        return JobPage(tuple(JobRecord.of(row) for _, row in page), query.cursor(page[-1][0]) if has_more else None)
-
-    def job(self, job_id: str, queue: str | None = None) -> JobHistory | None:
-        """Read a job's history; ``None`` if the lake does not have the job.
-
-        Args:
-            job_id: The job's id.
-            queue: The job's queue; required if several queues have a job with this id.
-
-        Raises:
-            ConfigError: Several queues have a job with this id, or the lake has no data for the queue.
-        """
-        queue = self._lake_name(queue)
-        id_columns = {JOBS: "job_id", ATTEMPTS: "job_id", EVENTS: "job_id", SNAPSHOTS: "id"}
-        rows = {table: self._rows(table, ds.field(column) == job_id, queue) for table, column in id_columns.items()}
-        queues = sorted({row["queue"] for table_rows in rows.values() for row in table_rows})
-        if len(queues) > 1:
-            raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one")
-        if not queues:
-            self._check_queue(queue)
-            return None
-        snapshots = sorted(rows[SNAPSHOTS], key=lambda row: row["snapshot_at"])
-        return JobHistory(
-            id=job_id,
-            queue=queues[0],
-            incarnations=_incarnations(rows[JOBS]),
-            attempts=_attempts(rows[ATTEMPTS]),
-            events=_events(rows[EVENTS]),
-            snapshot=SnapshotRecord.of(snapshots[-1]) if snapshots else None,
-        )
-
-    def days(self) -> list[date]:
-        """Return the days (UTC) on which jobs finished, in order."""
-        return self._reader.days(JOBS)
-
-    def queues(self) -> list[str]:
-        """Return the queues that have jobs in the lake, in order, without the hash tag."""
-        return self._reader.queues(JOBS)
-
-    def job_counts(self, **where: Unpack[StatsFilter]) -> list[JobCount]:
-        """Count jobs by queue, task and state; each job counts once, with its latest state.
-
-        Args:
-            where: The filters of :class:`StatsFilter`; days and times as in :meth:`search`.
-
-        Raises:
-            ConfigError: A filter is invalid.
-        """
-        return job_counts(self._reader, self._query(where))
-
-    def attempt_counts(
-        self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[StatsFilter]
-    ) -> list[AttemptCount]:
-        """Count the attempts that ended in each hour or day, omitting hours and days in which none ended.
-
-        Args:
-            outcome: Only attempts with this outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the
-                job runs again: the attempt failed, was released, throttled or rescheduled, or its child crashed),
-                ``stalled`` or ``waiting-children``.
-            every: ``hour`` or ``day``.
-            where: The filters of :class:`StatsFilter`.
-
-        Raises:
-            ConfigError: An argument is invalid.
-        """
-        return attempt_counts(self._reader, self._query(where), outcome, every)
-
-    def latency(
-        self,
-        metric: str = "run",
-        percentiles: Sequence[float] = (50, 95, 99),
-        *,
-        every: Every | None = "hour",
-        **where: Unpack[StatsFilter],
-    ) -> list[LatencyPoint]:
-        """Return percentiles of how long the attempts that ended in each hour or day waited or ran.
-
-        Args:
-            metric: ``run`` (execution time) or ``wait`` (for a worker).
-            percentiles: 0 to 100; the results are within 1%.
-            every: ``hour``, ``day``, or ``None`` for one point for the whole period.
-            where: The filters of :class:`StatsFilter`.
-
-        Raises:
-            ConfigError: An argument is invalid.
-        """
-        return latency(self._reader, self._query(where), metric, percentiles, every)
-
-    def _query(self, where: Mapping[str, Any]) -> JobQuery:
-        query = JobQuery.of(where)
-        return replace(query, queue=self._lake_name(query.queue))
-
-    def _lake_name(self, queue: str | None) -> str | None:
-        """Return a queue's name in the lake: ``mail`` for BullMQ's ``{mail}``, unless the lake has both."""
-        if queue is None or not queue.startswith("{"):
-            return queue
-        return normalize_queue(queue, known_queues(self._reader))
-
-    def _rows(self, table: Table, where: Any, queue: str | None) -> list[Row]:
-        def read(batches: Iterator[Any]) -> list[Row]:
-            return [row for batch in batches for row in batch.to_pylist()]
-
-        return self._reader.scan(table, self._reader.days(table), read, where=where, queue=queue)
-
-    def _check_queue(self, queue: str | None) -> None:
-        """Raise an error if there are no rows because the queue is unknown."""
-        if queue is not None:
-            check_queues(self.root, [queue], known_queues(self._reader))
-
-    def __repr__(self) -> str:
-        return f"<History {self.root}>"
-
-
-def _incarnations(rows: list[Row]) -> tuple[JobRecord, ...]:
-    best: dict[str | None, Row] = {}
-    for row in sorted(rows, key=sort_rank):
-        best[row["incarnation"]] = row
-    ordered = sorted(best.values(), key=lambda row: (row["created_at"] or row["as_of"], row["as_of"]), reverse=True)
-    return tuple(JobRecord.of(row) for row in ordered)
-
-
-def _attempts(rows: list[Row]) -> tuple[AttemptRecord, ...]:
-    best: dict[tuple[str | None, int], Row] = {}
-    for row in sorted(rows, key=lambda row: (row["as_of"], row["ended_at"] or row["as_of"], row["outcome"])):
-        best[row["incarnation"], row["attempt"]] = row
-    ordered = sorted(best.values(), key=lambda row: (row["started_at"] or row["as_of"], row["attempt"]))
-    return tuple(AttemptRecord.of(row) for row in ordered)
-
-
-def _events(rows: list[Row]) -> tuple[EventRecord, ...]:
-    once = {(row["event_ms"], row["event_seq"]): row for row in rows}
-    return tuple(EventRecord.of(row) for _, row in sorted(once.items()))

@@ -67,29 +67,13 @@ class JobRecord:
     @classmethod
     def of(cls, row: Row) -> Self:
         """Create the object from a table row."""
-        row = _in_utc(row)
+        seen_at = {"seen_at": row["finished_at"] or row["as_of"]}
         return cls(
-            id=row["job_id"],
-            queue=row["queue"],
-            name=row["name"],
-            state=row["state"],
-            created_at=row["created_at"],
-            started_at=row["first_started_at"],
-            finished_at=row["finished_at"],
-            seen_at=row["finished_at"] or row["as_of"],
-            attempt_count=row["attempt_count"],
-            stalls=row["stalls"],
-            wait_time=_seconds(row["wait_ms"]),
-            run_time=_seconds(row["run_ms"]),
-            total=_seconds(row["total_ms"]),
-            failed_reason=row["failed_reason"],
-            error_fingerprint=row["error_fingerprint"],
-            parent_key=row["parent_key"],
-            data_bytes=row["data_bytes"],
-            source=row["source"],
-            as_of=row["as_of"],
-            incarnation=row["incarnation"],
-        )
+            **_fields(
+                cls, {**row, **seen_at}, id="job_id", started_at="first_started_at", wait_time="wait_ms",
+                run_time="run_ms", total="total_ms",
+            )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +113,7 @@ class AttemptRecord:
     @classmethod
     def of(cls, row: Row) -> Self:
         """Create the object from a table row."""
-        row = _in_utc(row)
-        names = (
-            "attempt incarnation queued_at started_at ended_at outcome failed_reason error_fingerprint worker source"
-        ).split()
-        return cls(
-            wait_time=_seconds(row["wait_ms"]), run_time=_seconds(row["run_ms"]), **{name: row[name] for name in names}
-        )
+        return cls(**_fields(cls, row, wait_time="wait_ms", run_time="run_ms"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +147,7 @@ class EventRecord:
     @classmethod
     def of(cls, row: Row) -> Self:
         """Create the object from a table row."""
-        row = _in_utc(row)
-        names = "event name prev delay_until failed_reason return_value attempts_made extra".split()
-        return cls(id=row["event_id"], at=row["event_at"], **{name: row[name] for name in names})
+        return cls(**_fields(cls, row, id="event_id", at="event_at"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,17 +189,8 @@ class SnapshotRecord:
     @classmethod
     def of(cls, row: Row) -> Self:
         """Create the object from a table row."""
-        row = _in_utc(row)
-        names = "state name failed_reason priority attempts_made attempts_started worker parent_key".split()
-        return cls(
-            at=row["snapshot_at"],
-            data_text=row["data"],
-            opts_text=row["opts"],
-            return_value_text=row["return_value"],
-            stacktrace_text=row["stacktrace"],
-            delay=_seconds(row["delay_ms"]),
-            **{name: row[name] for name in names},
-        )
+        texts = {f"{name}_text": name for name in ("data", "opts", "return_value", "stacktrace")}
+        return cls(**_fields(cls, row, at="snapshot_at", delay="delay_ms", **texts))
 
     @property
     def data(self) -> Any:
@@ -287,13 +254,19 @@ class JobPage:
     cursor: str | None
 
 
-def _in_utc(row: Row) -> Row:
-    """Return the row with times in ``datetime.UTC`` instead of Arrow's named zone."""
-    return {name: value.astimezone(UTC) if isinstance(value, datetime) else value for name, value in row.items()}
+def _fields(record: type[Any], row: Row, **columns: str) -> dict[str, Any]:
+    """Return a record's fields from the columns with their names, or from ``columns``.
 
-
-def _seconds(ms: int | None) -> float | None:
-    return None if ms is None else ms / 1000
+    Times are in ``datetime.UTC`` instead of Arrow's named zone, and milliseconds become seconds.
+    """
+    values = {}
+    for field in fields(record):
+        column = columns.get(field.name, field.name)
+        value = row[column]
+        if isinstance(value, datetime):
+            value = value.astimezone(UTC)
+        values[field.name] = value / 1000 if column.endswith("_ms") and value is not None else value
+    return values
 
 
 def _value(text: str | None) -> Any:

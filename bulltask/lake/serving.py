@@ -16,7 +16,7 @@ from bulltask.lake.history import History
 from bulltask.lake.records import to_json
 from bulltask.observe.http_requests import LOCAL_HOSTS, RequestDeadline, host_of
 
-__all__ = ["HOST", "HistoryServer"]
+__all__ = ["HistoryServer"]
 
 HOST: Final = "127.0.0.1"
 
@@ -29,14 +29,7 @@ class HistoryServer(ThreadingHTTPServer):
     ``GET /search``, ``/job``, ``/job-counts``, ``/attempt-counts`` and ``/latency`` call the methods of
     :class:`bulltask.lake.history.History`; their arguments are query parameters, with times in ISO 8601. The status is
     400 for invalid parameters, 404 for an unknown job, 503 for a lake that cannot be read; the body of an error is
-    ``{"error": "…"}``.
-
-    Args:
-        history: The history to serve.
-        port: The port to listen on; 0 for any free port.
-
-    Raises:
-        ConfigError: The port is not available.
+    ``{"error": "…"}``. Port 0 is any free port.
     """
 
     daemon_threads = True
@@ -55,16 +48,7 @@ class HistoryServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def respond(self, path: str, parameters: Parameters) -> Any:
-        """Return the response as JSON values; ``None`` for an unknown job or path.
-
-        Args:
-            path: The URL's path.
-            parameters: The URL's parameters.
-
-        Raises:
-            ConfigError, TypeError: A parameter is invalid.
-            LakeError: The lake cannot be read.
-        """
+        """Return the response as JSON values; ``None`` for an unknown job or path. Invalid parameters raise errors."""
         handlers: Mapping[str, Callable[[dict[str, Any]], Any]] = {
             "/search": lambda arguments: self._history.search(**arguments),
             "/job": lambda arguments: self._history.job(arguments["id"], arguments.get("queue")),
@@ -93,16 +77,17 @@ class _Handler(RequestDeadline):
             return
         try:
             url = urlsplit(self.path)
-            response = self.server.respond(url.path, _parameters(url.query))
+            parameters = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
+            response = self.server.respond(url.path, parameters)
         except (ValueError, TypeError, OverflowError, RecursionError) as exc:  # ConfigError is a ValueError
             self._send(HTTPStatus.BAD_REQUEST, {"error": str(exc)})
         except BulltaskError as exc:
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(exc)})
         else:
-            missing = {"error": "there is no such job or path"}
-            self._send(
-                HTTPStatus.NOT_FOUND if response is None else HTTPStatus.OK, missing if response is None else response
-            )
+            if response is None:
+                self._send(HTTPStatus.NOT_FOUND, {"error": "there is no such job or path"})
+            else:
+                self._send(HTTPStatus.OK, response)
 
     def log_message(self, *_: Any) -> None:
         """Log nothing."""
@@ -117,10 +102,6 @@ class _Handler(RequestDeadline):
         self.wfile.write(data)
 
 
-def _parameters(query: str) -> dict[str, str]:
-    return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
-
-
 def _time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
@@ -128,15 +109,11 @@ def _time(text: str) -> datetime:
         raise ConfigError(f"invalid time {text!r}: write it like 2026-11-22T14:00:00Z") from None
 
 
-def _percentiles(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
-
-
 _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "since": _time,
     "until": _time,
     "limit": int,
-    "percentiles": _percentiles,
+    "percentiles": lambda text: tuple(float(part) for part in text.split(",")),
     "every": lambda text: text or None,
 }
 """Parsers of parameters that are not text; an empty ``every`` requests one point for the whole period."""

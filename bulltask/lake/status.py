@@ -1,23 +1,24 @@
-"""The status of a pipeline, from its ledger and from Redis."""
+"""The status of a pipeline, from its ledger and from Redis; and how long a queue's event stream should be.
+
+An event stream is bounded: Redis keeps the newest ``maxLen`` entries (10,000 by default). Events that are trimmed
+before they have been read are lost. The documentation and ``bulltask pipeline doctor`` use the figures in this module.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from bulltask.lake.storage import BatchRecord
 
 __all__ = [
-    "BYTES_PER_EVENT",
     "DEFAULT_LENGTH",
-    "EVENTS_PER_JOB",
     "Lag",
     "PipelineStatus",
     "QueueStatus",
-    "RetentionExample",
     "RetentionNeed",
     "SkippedQueue",
     "StreamRetention",
@@ -26,13 +27,6 @@ __all__ = [
     "retention_examples",
     "status_of",
 ]
-
-
-# How long Redis keeps a queue's events, and how long its event stream should be.
-#
-# An event stream is bounded: Redis keeps the newest ``maxLen`` entries (10,000 by default). Events that are trimmed
-# before they have been read are lost. The documentation and ``bulltask pipeline doctor`` use the figures in this
-# module.
 
 
 DEFAULT_LENGTH: Final = 10_000
@@ -104,11 +98,7 @@ def recommended_length(rate: float, need: RetentionNeed) -> int:
 
 
 def busiest_rate(spans: Iterable[tuple[int, int]]) -> float | None:
-    """Return the events per second of the busiest span of time.
-
-    Args:
-        spans: The number of events and the milliseconds of each span; a span under a second counts as a second.
-    """
+    """Return the events per second of the busiest span: its number of events, and its milliseconds, at least 1,000."""
     return max((count * 1_000 / max(ms, 1_000) for count, ms in spans if count), default=None)
 
 
@@ -138,17 +128,11 @@ def retention_examples(jobs_per_s: Iterable[int] = (10, 50, 200, 1_000, 5_000)) 
     examples: list[RetentionExample] = []
     for jobs in jobs_per_s:
         rate = jobs * EVENTS_PER_JOB
-        quarter_hour = recommended_length(rate, RetentionNeed(10, 5, 900))
         half_minute = recommended_length(rate, RetentionNeed(10, 5))
-        examples.append(
-            RetentionExample(
-                jobs, rate, DEFAULT_LENGTH / rate, half_minute, quarter_hour, quarter_hour * BYTES_PER_EVENT / 1e6
-            )
-        )
+        quarter_hour = recommended_length(rate, RetentionNeed(10, 5, 900))
+        size_mb = quarter_hour * BYTES_PER_EVENT / 1e6
+        examples.append(RetentionExample(jobs, rate, DEFAULT_LENGTH / rate, half_minute, quarter_hour, size_mb))
     return examples
-
-
-# The status of a pipeline, from its ledger and from Redis.
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,16 +227,7 @@ def status_of(
     redis_error: str | None = None,
     skipped: Sequence[SkippedQueue] = (),
 ) -> PipelineStatus:
-    """Combine data from the ledger and from Redis.
-
-    Args:
-        root: The directory of the lake.
-        head: The last committed batch; ``None`` before the first.
-        lags: How far the lake is behind each queue, by name without the hash tag.
-        writer_pid: Id of the process whose pipeline is writing to the lake.
-        redis_error: Why there are no lags.
-        skipped: The skipped queues.
-    """
+    """Combine data from the ledger and from Redis; ``lags`` has queue names without the hash tag."""
     last = head or BatchRecord("", number=0)
     names = sorted({*last.last_ids, *last.lost, *lags})
     return PipelineStatus(
@@ -276,6 +251,7 @@ def _queue(name: str, last: BatchRecord, lag: Lag | None) -> QueueStatus:
         return status
     stream = lag.stream
     headroom_s = max(0.0, (stream.limit - lag.events) / stream.rate) if stream.rate else None
-    return QueueStatus(
-        status.queue, status.last_id, status.lost, lag.events, lag.seconds, stream.length, stream.limit, headroom_s
-    )
+    return replace(
+        status, lag_events=lag.events, lag_s=lag.seconds, stream_length=stream.length, stream_limit=stream.limit,
+        headroom_s=headroom_s,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Remove old days from tables; does not require a JVM."""
+"""The storage of a lake: its directories, its pipeline's lock, atomic swaps, and the ledger of batches."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ import uuid_utils
 from bulltask.jobs.errors import ConfigError, DecodeError, LakeError, LakeInUseError, did_you_mean
 from bulltask.lake.tables import TABLES, Table
 
+if sys.platform != "win32":
+    import fcntl
+
 __all__ = [
     "STEPS",
     "AtomicSwap",
@@ -35,7 +38,6 @@ __all__ = [
     "batch_ingest_id",
     "batch_of",
     "check_local",
-    "check_platform",
     "expire",
     "find_tables",
     "finish_intents",
@@ -73,9 +75,8 @@ _ESCAPED: Final = {code: f"%{code:02X}" for code in (*range(1, 32), *map(ord, "\
 def batch_ingest_id(query_id: str, batch_id: int) -> str:
     """Return the ``ingest_id`` of a batch. A batch that is run again has the same id.
 
-    Args:
-        query_id: Spark's id of the query. A new checkpoint has a new id, and numbers its batches from 0 again.
-        batch_id: The number of the batch.
+    It begins with Spark's id of the query, because a new checkpoint has a new one, and numbers its batches from 0
+    again.
     """
     return f"{query_id.replace('-', '')[:8]}-{batch_id:08d}"
 
@@ -87,11 +88,7 @@ def batch_of(ingest_id: str) -> tuple[str, int]:
 
 
 def check_local(root: str | Path) -> None:
-    """Check that a lake's directory is in a file system, not in an object store.
-
-    Raises:
-        ConfigError: It is a URL.
-    """
+    """Raise an error if a lake's directory is not in a file system, but in an object store."""
     if _URL.match(str(root)):
         raise ConfigError(
             f"{root} is a URL, but a lake must be a directory in a file system: object stores are not supported yet. "
@@ -100,25 +97,14 @@ def check_local(root: str | Path) -> None:
 
 
 class Layout:
-    """The paths of a lake.
-
-    Args:
-        root: The directory of the lake, with the same path for all readers and writers.
-
-    Raises:
-        ConfigError: It is a URL.
-    """
+    """The paths of a lake, whose directory has the same path for all readers and writers."""
 
     def __init__(self, root: str | Path) -> None:
         check_local(root)
         self.root = Path(root)
 
     def check(self) -> None:
-        """Check that there is a lake.
-
-        Raises:
-            LakeError: There is no lake.
-        """
+        """Raise ``LakeError`` if there is no lake."""
         if not any((self.root / name).is_dir() for name in ("bronze", "silver", "gold", _INTERNAL)):
             raise LakeError(
                 f"there is no lake in {self.root} (no bronze/ or silver/): use the --lake of 'bulltask pipeline run', "
@@ -160,12 +146,7 @@ class Layout:
                     yield directory
 
     def remove(self, ingest_id: str, tables: Iterable[Table] | None = None) -> None:
-        """Remove the files of a write, before it is rerun.
-
-        Args:
-            ingest_id: The ``ingest_id`` of the write.
-            tables: The tables; default: all tables that are partitioned by ``ingest_id``.
-        """
+        """Remove the files of a write, before it is rerun, from these or all tables of bronze and silver."""
         for table in TABLES.values() if tables is None else tables:
             if "ingest_id" in table.partitions:
                 for path in self.written_directories(table, ingest_id):
@@ -189,22 +170,11 @@ def list_directories(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] not in "_.")
 
 
-# A lock that lets one pipeline at a time write to a lake. It is released when the process that holds it ends.
-
-
-if sys.platform != "win32":
-    import fcntl
-
-
-_NAME: Final = "lock"
+_LOCK: Final = "lock"
 
 
 def check_platform() -> None:
-    """Check that this system has the locks with which a process writes to a lake.
-
-    Raises:
-        ConfigError: It has not.
-    """
+    """Raise an error on Windows, which lacks the locks with which a process writes to a lake."""
     if sys.platform == "win32":
         raise ConfigError("on Windows, bulltask cannot write to a lake: run this command in WSL 2 or a Linux container")
 
@@ -212,17 +182,13 @@ def check_platform() -> None:
 class RunLock:
     """The lock of the pipeline that is writing to a lake, acquired by the constructor. A ``kill -9`` releases it, too.
 
-    Args:
-        layout: The lake. Its directories are created.
-
     Raises:
         LakeInUseError: Another pipeline is already writing to the lake.
-        ConfigError: This is Windows.
     """
 
     def __init__(self, layout: Layout) -> None:
         check_platform()
-        path = layout.internal(_NAME)
+        path = layout.internal(_LOCK)
         self._releasing = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -260,7 +226,7 @@ def writer_pid(layout: Layout) -> int | None:
     if sys.platform == "win32":
         return None
     try:
-        file = os.open(layout.internal(_NAME), os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(layout.internal(_LOCK), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
@@ -280,7 +246,7 @@ def writer_pid(layout: Layout) -> int | None:
 # directory to its final path. While the intent exists, the new directory is part of the table, at either path.
 
 
-_MAX_RETRIES = 50
+_MAX_RETRIES: Final = 50
 """How many times a day is listed again because directories were swapped."""
 
 
@@ -300,17 +266,7 @@ class _Intent:
 
 
 def list_files(layout: Layout, table: Table, day: date, queue: str | None = None) -> list[tuple[Path, Path]]:
-    """Return the files of a table's day, each with the directory whose path contains its partitions.
-
-    Args:
-        layout: The lake.
-        table: The table.
-        day: The day.
-        queue: Only files of this queue.
-
-    Raises:
-        FileNotFoundError: Directories were swapped each time they were listed.
-    """
+    """Return the files of a table's day, each with the directory whose path contains its partitions."""
     for _ in range(_MAX_RETRIES):
         before, intents = _swap_version(layout), _read_intents(layout)
         files = _list_day(layout, table, day, queue, intents)
@@ -386,10 +342,6 @@ def _walk(
 # that writes. Readers that cannot retry a read use a :func:`hold_swaps` block; swaps wait until it ends.
 
 
-if sys.platform != "win32":
-    import fcntl
-
-
 STEPS: Final = ("files-written", "intent-written", "moved-away", "in-place", "cleared")
 """The steps of a swap, in order. Tests kill the process after each step."""
 
@@ -403,9 +355,7 @@ def ignore_step(_: str) -> None:
 class AtomicSwap:
     """The swaps of one command: a context manager that first completes the swaps of killed processes.
 
-    Args:
-        layout: The lake.
-        on_step: Called with each of :data:`STEPS`.
+    Only tests pass ``on_step``: it is called after each of the :data:`STEPS`.
     """
 
     def __init__(self, layout: Layout, on_step: OnStep = ignore_step) -> None:
@@ -437,12 +387,9 @@ class AtomicSwap:
         return self._temporary / str(self._count)
 
     def swap(self, new: Path | None, target: Path | None, old: Sequence[Path]) -> None:
-        """Replace old directories with a new one.
+        """Remove the old directories, and move a new one, from :meth:`new_directory`, to ``target``.
 
-        Args:
-            new: A path from :meth:`new_directory`, completely written; ``None`` to only remove the old directories.
-            target: The new directory's final path; it must not exist unless it is one of the old directories.
-            old: The directories to remove.
+        The new directory must be completely written. Without one, the old directories are only removed.
         """
         self._on_step("files-written")
         self._count += 1
@@ -453,9 +400,9 @@ class AtomicSwap:
             "target": None if target is None else str(target.relative_to(root)),
             "old": [str(path.relative_to(root)) for path in old],
         }
-        with _exclusive(self._layout):
+        with _file_lock(self._layout, fcntl.LOCK_EX):
             path = self._layout.internal("intents", f"{name}.json")
-            _write_atomically(path, json.dumps(intent))
+            _write_json(path, intent)
             self._on_step("intent-written")
             _finish(self._layout, path, self._on_step)
             self._on_step("cleared")
@@ -466,15 +413,14 @@ class AtomicSwap:
 
 
 def finish_intents(layout: Layout) -> int:
-    """Complete the swaps of killed commands and remove their unfinished files; every writer does this first.
+    """Complete the swaps of killed commands, and remove their unfinished files; return the number of these swaps.
 
-    Returns:
-        The number of completed swaps.
+    Every writer does this first.
     """
     if not _intents(layout) and not _all_temporary(layout):
         return 0
     check_platform()
-    with _exclusive(layout):
+    with _file_lock(layout, fcntl.LOCK_EX):
         intents = _intents(layout)
         for intent in intents:
             _finish(layout, intent, ignore_step)
@@ -545,13 +491,6 @@ def hold_swaps(layout: Layout) -> Iterator[None]:
 
 
 @contextmanager
-def _exclusive(layout: Layout) -> Iterator[None]:
-    """Let one process at a time move directories."""
-    with _file_lock(layout, fcntl.LOCK_EX):
-        yield
-
-
-@contextmanager
 def _file_lock(layout: Layout, operation: int) -> Iterator[None]:
     """Hold a file lock, which the kernel releases if the process dies."""
     directory = layout.internal("intents")
@@ -564,14 +503,15 @@ def _file_lock(layout: Layout, operation: int) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked in the meantime has the file open, too
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically: readers see all of it, or no file."""
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file atomically: readers see the old content or the new one, even after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".temporary")
     with temporary.open("w") as file:
-        file.write(text)
+        json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
-    temporary.rename(path)
+    temporary.replace(path)
 
 
 # The ledger: the records of a lake's committed batches.
@@ -654,11 +594,7 @@ class BatchRecord:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Decode the result of :meth:`to_json`.
-
-        Raises:
-            DecodeError: It has another version.
-        """
+        """Decode the result of :meth:`to_json`."""
         if stored.get("version") != _VERSION:
             raise DecodeError(
                 f"the record of a batch has version {stored.get('version')!r}, but this bulltask reads "
@@ -676,11 +612,7 @@ class BatchRecord:
 
 
 class Ledger:
-    """The records of a lake's batches.
-
-    Args:
-        layout: The lake.
-    """
+    """The records of a lake's batches."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -716,12 +648,12 @@ class Ledger:
 
     def begin_publishing(self, ingest_id: str) -> None:
         """Record that the files of a batch will be moved into the tables."""
-        _write(self._publishing, {"ingest_id": ingest_id})
+        _write_json(self._publishing, {"ingest_id": ingest_id})
 
     def commit(self, record: BatchRecord) -> None:
         """Commit a batch."""
-        _write(self._file(record.ingest_id), record.to_json())
-        _write(self._head, record.to_json())
+        _write_json(self._file(record.ingest_id), record.to_json())
+        _write_json(self._head, record.to_json())
         self._publishing.unlink(missing_ok=True)
         self._remove_old_records()
 
@@ -749,20 +681,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     return stored
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file atomically: readers see the old content or the new one, even after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"_{path.name}")
-    with new.open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-
-
-# Remove old days from tables; does not require a JVM.
-
-
 @dataclass(frozen=True, slots=True)
 class ExpiredDay:
     """A day of a table that was removed, or would be.
@@ -781,11 +699,7 @@ class ExpiredDay:
 
 
 def find_tables(names: Iterable[str]) -> list[Table]:
-    """Return tables by their full names, and all tables of a layer by the layer's name.
-
-    Raises:
-        ConfigError: There is no table or layer with that name.
-    """
+    """Return tables by their full names, and all tables of a layer by the layer's name."""
     tables: dict[str, Table] = {}
     for name in names:
         matching = {full: table for full, table in TABLES.items() if name in {full, table.layer}}
@@ -799,17 +713,9 @@ def find_tables(names: Iterable[str]) -> list[Table]:
 def expire(
     layout: Layout, tables: Sequence[Table], *, before: date, dry_run: bool = True, on_step: OnStep = ignore_step
 ) -> list[ExpiredDay]:
-    """Remove old days from tables. The pipeline's own state (checkpoint, open jobs) is always kept.
+    """Remove the days before this one from tables, or with ``dry_run`` only return them.
 
-    Args:
-        layout: The lake.
-        tables: The tables.
-        before: Remove days before this one.
-        dry_run: Remove nothing; only return the days.
-        on_step: For tests, as in :class:`~bulltask.lake.storage.AtomicSwap`.
-
-    Raises:
-        LakeError: There is no lake.
+    The pipeline's own state (checkpoint, open jobs) is always kept.
     """
     layout.check()
     expired = [

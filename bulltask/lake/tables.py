@@ -92,13 +92,12 @@ class Table:
         return f"{self.layer}.{self.name}"
 
 
-def _columns(kinds: Mapping[str, Kind], lines: str) -> tuple[Column, ...]:
+def _columns(lines: str) -> tuple[Column, ...]:
     """Parse lines of ``name kind meaning``."""
     rows = (line.split(maxsplit=2) for line in lines.strip().splitlines())
-    return tuple(Column(name, kinds[kind], doc) for name, kind, doc in rows)
+    return tuple(Column(name, Kind[kind.upper()], doc) for name, kind, doc in rows)
 
 
-_KINDS: Final = {kind.name.lower(): kind for kind in Kind}
 _BY_BATCH: Final = ("dt", "queue", "ingest_id")
 _BY_DAY: Final = ("dt",)
 
@@ -108,9 +107,7 @@ EVENTS: Final = Table(
     "one entry of a queue's event stream; dt is the day of event_at",
     _BY_BATCH,
     ("queue", "event_id"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         event_id text the entry's id in its stream
         event_ms long first part of event_id: epoch milliseconds, by Redis' clock
         event_seq long second part of event_id: numbers the entries of one millisecond, from 0
@@ -124,8 +121,7 @@ EVENTS: Final = Table(
         return_value text result as JSON; only in completed
         attempts_made int attempts that count toward the maximum; only in retries-exhausted
         extra text all other fields as a JSON object
-        """,
-    ),
+    """),
 )
 GAPS: Final = Table(
     "bronze",
@@ -133,9 +129,7 @@ GAPS: Final = Table(
     "events of one queue that were lost before they were read; dt is the day of detected_at",
     _BY_BATCH,
     ("queue", "last_id_before", "detected_at"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         last_id_before text id of the last event before the gap
         first_id_after text id of the first event after the gap; null if there is no event yet
         lost long number of lost events
@@ -144,8 +138,7 @@ GAPS: Final = Table(
         last_at_before time time of last_id_before; null if the gap is at the beginning of the stream
         first_at_after time time of first_id_after
         detected_at time when the gap was detected
-        """,
-    ),
+    """),
 )
 SNAPSHOTS: Final = Table(
     "bronze",
@@ -153,9 +146,7 @@ SNAPSHOTS: Final = Table(
     "the hash of one job when it was read; dt is the day of finished_at or, if that is null, of snapshot_at",
     _BY_BATCH,
     ("queue", "id", "snapshot_at"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         state text state of the job when it was read
         id text id of the job
         name text name of the task
@@ -175,8 +166,7 @@ SNAPSHOTS: Final = Table(
         parent_key text Redis key of the parent job
         worker text worker id of the worker that ran the job last; its name if it is a Node.js worker
         snapshot_at time when the job was read
-        """,
-    ),
+    """),
 )
 BACKFILLS: Final = Table(
     "bronze",
@@ -184,15 +174,12 @@ BACKFILLS: Final = Table(
     "the result of one backfill for one gap; dt is the day of backfilled_at",
     _BY_BATCH,
     ("queue", "last_id_before", "detected_at", "backfilled_at"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         last_id_before text last_id_before of the gap; identifies it, together with queue and detected_at
         detected_at time detected_at of the gap; needed because each new stream of a queue can have a gap after 0-0
         backfilled_jobs long number of jobs that the backfill added to silver
         backfilled_at time when the backfill ran
-        """,
-    ),
+    """),
 )
 ATTEMPTS: Final = Table(
     "silver",
@@ -200,9 +187,7 @@ ATTEMPTS: Final = Table(
     "one attempt of a job; dt is the day of ended_at or, if that is null, of as_of",
     _BY_BATCH,
     ("queue", "job_id", "incarnation", "attempt"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         job_id text id of the job
         incarnation text id of the added event; distinguishes jobs that used the same id; null if the event is missing
         attempt int number of the attempt, from 1
@@ -218,8 +203,7 @@ ATTEMPTS: Final = Table(
         worker text worker id (for a Node.js worker, its name), from a snapshot
         source text events, or snapshot if a backfill added the row
         as_of time time of the row's last event; of rows with the same key, the one with the latest as_of is current
-        """,
-    ),
+    """),
 )
 JOBS: Final = Table(
     "silver",
@@ -227,9 +211,7 @@ JOBS: Final = Table(
     "one finished or removed job; dt is the day of finished_at or, if that is null, of as_of",
     _BY_BATCH,
     ("queue", "job_id", "incarnation"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         job_id text id of the job
         incarnation text as in silver.attempts
         name text name of the task
@@ -248,8 +230,7 @@ JOBS: Final = Table(
         data_bytes int size of the job's data in bytes, from a snapshot
         source text events, or snapshot if a backfill added the row
         as_of time as in silver.attempts
-        """,
-    ),
+    """),
 )
 TASK_MINUTE: Final = Table(
     "gold",
@@ -257,9 +238,7 @@ TASK_MINUTE: Final = Table(
     "one task of one queue in one minute",
     _BY_DAY,
     ("queue", "name", "minute"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         queue text queue of the jobs
         name text name of the task; null for jobs without an added event, and in one row per minute that overlaps a gap
         minute time start of the minute
@@ -284,8 +263,7 @@ TASK_MINUTE: Final = Table(
         run_histogram_ms counts the same for run times
         events_lost long lost events of all gaps that overlap the minute; a gap counts in full in each of its minutes
         complete flag true if no gap of the queue overlaps the minute
-        """,
-    ),
+    """),
 )
 ERRORS_DAY: Final = Table(
     "gold",
@@ -293,9 +271,7 @@ ERRORS_DAY: Final = Table(
     "failures of one task with one fingerprint on one day",
     _BY_DAY,
     ("queue", "name", "error_fingerprint"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         queue text queue of the jobs
         name text name of the task
         error_fingerprint text fingerprint of the failures, as in silver.attempts
@@ -305,8 +281,7 @@ ERRORS_DAY: Final = Table(
         last_seen time end of the last failed attempt
         sample_failed_reason text complete reason for the last failure
         sample_job_ids texts ids of up to five of the jobs, latest first
-        """,
-    ),
+    """),
 )
 CAPACITY_MINUTE: Final = Table(
     "gold",
@@ -314,9 +289,7 @@ CAPACITY_MINUTE: Final = Table(
     "one queue in one minute",
     _BY_DAY,
     ("queue", "minute"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         queue text name of the queue
         minute time start of the minute
         added long jobs added
@@ -328,8 +301,7 @@ CAPACITY_MINUTE: Final = Table(
         utilization double busy_slots / capacity; null without a capacity
         wait_p95 long 95th percentile of the wait times of the attempts that started, milliseconds, within 1%
         complete flag true if no gap of the queue overlaps the minute
-        """,
-    ),
+    """),
 )
 SLO_DAY: Final = Table(
     "gold",
@@ -337,9 +309,7 @@ SLO_DAY: Final = Table(
     "one objective for one task on one day",
     _BY_DAY,
     ("queue", "name", "metric", "threshold_ms"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         queue text queue of the jobs
         name text name of the task
         metric text wait (of first attempts), run (of attempts) or total (of finished jobs)
@@ -350,8 +320,7 @@ SLO_DAY: Final = Table(
         attainment double good / measured
         error_budget_remaining double 1 - (1 - attainment) / (1 - target): at most 1, negative if overspent
         complete flag true if no gap of the queue overlaps the day
-        """,
-    ),
+    """),
 )
 COST_DAY: Final = Table(
     "gold",
@@ -359,9 +328,7 @@ COST_DAY: Final = Table(
     "the cost of one task on one day",
     _BY_DAY,
     ("queue", "name"),
-    _columns(
-        _KINDS,
-        """
+    _columns("""
         queue text queue of the jobs
         name text name of the task
         jobs long finished jobs
@@ -371,8 +338,7 @@ COST_DAY: Final = Table(
         cost money busy_s times the price of a slot per second; null if no price is configured
         cost_per_job money cost / jobs; null without jobs or without a configured price
         complete flag true if no gap of the queue overlaps the day
-        """,
-    ),
+    """),
 )
 
 TABLES: Final[Mapping[str, Table]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.lake.report.data import MAX_TASKS, by_task, read, top_with_others
+from bulltask.lake.report.data import MAX_TASKS, TaskAggregate, by_task, read, top_with_others
 from tests.support.gold import task_minute
 from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import DAY, build_report, period, values
@@ -16,7 +16,7 @@ def test_attempts_with_every_outcome_are_counted(lake: LakeBuilder) -> None:
     ends: dict[str, Any] = {"completed": 1, "failed": 2, "requeued": 3, "stalled": 4, "waiting_children": 5}
     rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MAX_TASKS + 2)]
     lake.gold("task_minute", rows)
-    shown = top_with_others(by_task(read(lake.layout, DAY)))
+    shown = top_with_others(by_task(read(lake.layout, DAY)), TaskAggregate.combine)
     assert [(task.queue, task.attempts) for task in shown[:2]] == [("q0", 15), ("q1", 15)]
     assert (shown[-1].label, shown[-1].queue, shown[-1].attempts) == ("3 others", None, 45)
     assert len(shown) == MAX_TASKS

@@ -1,4 +1,8 @@
-"""The geometry of charts: percentages and SVG paths, which a template puts on the page."""
+"""The charts of a report: time series, and their geometry, which a template puts on the page.
+
+Only the lines are SVG, stretched to the available width. Ticks and legends are HTML text, with the same size on all
+screens.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +26,12 @@ from bulltask.lake.report.data import (
     incomplete_minutes,
 )
 
-__all__ = [
-    "Chart",
-    "Curve",
-    "Range",
-    "Ranges",
-    "Series",
-    "Tick",
-    "backlog",
-    "bands",
-    "busy",
-    "chart",
-    "percentiles",
-    "ranges",
-    "rates",
-]
-
-
-# Time series for a report's charts.
+__all__ = ["Chart", "Ranges", "Series", "backlog", "bands", "busy", "chart", "percentiles", "ranges", "rates"]
 
 
 @dataclass(slots=True)
 class Series:
-    """A series: a value or ``None`` for each point of the axis.
-
-    Attributes:
-        label: The label.
-        values: The values, in order of time.
-        others: Whether the series combines all tasks or queues without a separate series.
-    """
+    """A value or ``None`` for each point of the axis; ``others`` combines all tasks or queues without a series."""
 
     label: str
     values: list[float | None]
@@ -69,14 +50,9 @@ def rates(data: ReportData, axis: Axis, names: Sequence[str]) -> list[Series]:
 def percentiles(
     histograms: DurationHistograms, axis: Axis, labels: Sequence[str], quantile: float, *, others: bool
 ) -> list[Series]:
-    """Return a percentile over time for each line of ``histograms``.
+    """Return a percentile over time for each line of the ``waits`` or ``runs`` of the data.
 
-    Args:
-        histograms: ``waits`` or ``runs`` of the data.
-        axis: The time axis.
-        labels: The label of each line.
-        quantile: 0.95 for the 95th percentile.
-        others: Whether the last line combines all tasks without a separate line.
+    With ``others``, the last line combines all tasks without a separate line.
     """
     counts: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     columns = (histograms.over_time[name].to_pylist() for name in ("line", "at", "bucket", "count"))
@@ -129,12 +105,6 @@ def _by_queue(
     return [*lines.values(), *([rest] if has_rest else [])]
 
 
-# The geometry of charts: percentages and SVG paths, which a template puts on the page.
-#
-# Only the lines are SVG, stretched to the available width. Ticks and legends are HTML text, with the same size on all
-# screens.
-
-
 WIDTH, HEIGHT = 1000, 100
 """The size of the SVG in its own coordinates."""
 
@@ -155,14 +125,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A drawn line.
-
-    Attributes:
-        label: The label.
-        path: The ``d`` attribute of its SVG path.
-        style: A number from 0; lines with the same number look the same in all charts.
-        others: Whether the line combines all tasks or queues without a separate line.
-    """
+    """A drawn line: an SVG path's ``d``. Lines with the same number as ``style`` look the same in all charts."""
 
     label: str
     path: str
@@ -231,14 +194,9 @@ class _Scale:
 def chart(
     title: str, unit: str, axis: Axis, lines: Sequence[Series], lost: Iterable[tuple[float, float]] = ()
 ) -> Chart:
-    """Lay out a chart.
+    """Lay out a chart of series with at least one value; ``lost`` is the result of :func:`bands`.
 
-    Args:
-        title: The title.
-        unit: The unit of the values, as text; ``ms`` makes the axis logarithmic.
-        axis: The time axis.
-        lines: The series, with at least one value. Series without values are omitted; all others keep their style.
-        lost: The result of :func:`bands`.
+    Series without values are omitted; all others keep their style. The unit ``ms`` makes the axis logarithmic.
     """
     drawn = [(style, line) for style, line in enumerate(lines) if any(value is not None for value in line.values)]
     values = [value for _, line in drawn for value in line.values if value is not None]
@@ -278,12 +236,7 @@ def bands(axis: Axis, minutes: Iterable[int]) -> list[tuple[float, float]]:
 
 
 def ranges(aggregates: Sequence[TaskAggregate], metric: str) -> Ranges | None:
-    """Return the percentiles of tasks on a common axis; ``None`` if nothing was measured.
-
-    Args:
-        aggregates: The tasks.
-        metric: ``wait`` or ``run``.
-    """
+    """Return the percentiles of tasks, ``wait`` or ``run``, on a common axis; ``None`` if nothing was measured."""
     measured = [
         (aggregate, [getattr(aggregate, metric)(quantile) for quantile in (0.5, 0.95, 0.99)])
         for aggregate in aggregates

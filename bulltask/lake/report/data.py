@@ -1,12 +1,16 @@
-"""Aggregates for each task and queue across the whole period."""
+"""The data of a report: read from gold tables with Arrow, and aggregated for each task and queue.
+
+Neither a JVM nor Redis is needed. Each day is aggregated to the steps of the charts before the next is read, so memory
+does not grow with the number of jobs.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,9 +34,7 @@ __all__ = [
     "QueueAggregate",
     "ReportData",
     "Row",
-    "Span",
     "TaskAggregate",
-    "TaskKey",
     "busiest_day",
     "by_queue",
     "by_task",
@@ -43,8 +45,7 @@ __all__ = [
 ]
 
 
-# The days and queues of a report.
-
+T = TypeVar("T")
 
 MINUTE: Final = timedelta(minutes=1)
 _MAX_DAYS: Final = 366
@@ -98,12 +99,6 @@ class Period:
 
     def __str__(self) -> str:
         return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
-
-
-# Read a report's data from gold tables with Arrow: no JVM, no Redis.
-#
-# Each day is aggregated to the steps of the charts before the next is read, so memory does not grow with the number of
-# jobs.
 
 
 TaskKey = tuple[str, str | None]
@@ -165,12 +160,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class DurationHistograms:
-    """Histograms of durations (:mod:`bulltask.lake.log_histogram`).
+    """Histograms of durations (:mod:`bulltask.lake.log_histogram`), of each task and over time.
 
-    Attributes:
-        by_task: A histogram for each task, across the whole period.
-        over_time: A table with ``line`` (an index of ``ReportData.shown``, or the next index for all other tasks),
-            ``at`` (a minute of the axis), ``bucket``, ``count``.
+    ``over_time`` is a table with ``line`` (an index of ``ReportData.shown``, or the next index for all other tasks),
+    ``at`` (a minute of the axis), ``bucket``, ``count``.
     """
 
     by_task: Mapping[TaskKey, Mapping[int, int]]
@@ -217,15 +210,7 @@ class ReportData:
 
 
 def read(layout: Layout, period: Period) -> ReportData:
-    """Read the data of a period.
-
-    Args:
-        layout: The lake.
-        period: Its days and queues.
-
-    Raises:
-        LakeError: There is no lake, or it cannot be read.
-    """
+    """Read the data of a period."""
     reader = TableReader(layout)
     axis = _axis(reader, period)
     step = axis.step if axis else 1
@@ -280,21 +265,14 @@ def _axis(reader: TableReader, period: Period) -> Axis | None:
     return Axis.spanning(min(minutes), max(minutes)) if minutes else None
 
 
-def _queue_filter(period: Period) -> Any:
-    return ds.field("queue").isin(list(period.queues)) if period.queues else None
-
-
 def _days(reader: TableReader, table: Table, period: Period, columns: Sequence[str]) -> Iterator[Any]:
     """Yield a table's days, one after the other."""
     full_schema = arrow_schema(table)
     schema = pa.schema([full_schema.field(name) for name in columns])
+    where = ds.field("queue").isin(list(period.queues)) if period.queues else None
     for day in period.days:
         yield reader.scan(
-            table,
-            [day],
-            lambda batches: pa.Table.from_batches(batches, schema),
-            where=_queue_filter(period),
-            columns=columns,
+            table, [day], lambda batches: pa.Table.from_batches(batches, schema), where=where, columns=columns
         )
 
 
@@ -344,7 +322,8 @@ def _histograms(
     for day in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", "wait_histogram_ms", "run_histogram_ms"]):
         names = pc.binary_join_element_wise(day["queue"], pc.fill_null(day["name"], _NULL), _NULL)
         tasks = names.combine_chunks().dictionary_encode()
-        keys = [(queue, None if name == _NULL else name) for queue, name in map(_split, tasks.dictionary.to_pylist())]
+        pairs = (text.split(_NULL, 1) for text in tasks.dictionary.to_pylist())
+        keys = [(queue, None if name == _NULL else name) for queue, name in pairs]
         lines = pa.array([shown.index(key) if key in shown else len(shown) for key in keys], pa.int32())
         rows = pa.table({"task": tasks.indices, "line": lines.take(tasks.indices), "at": _with_steps(day, step)["at"]})
         for index, column in enumerate(("wait_histogram_ms", "run_histogram_ms")):
@@ -355,10 +334,6 @@ def _histograms(
     schema = pa.schema([("line", pa.int32()), ("at", pa.int64()), ("bucket", pa.int32()), ("count", pa.int64())])
     waits, runs = (DurationHistograms(dict(totals[index]), _concat(parts[index], schema)) for index in (0, 1))
     return waits, runs
-
-
-def _split(text: str) -> list[str]:
-    return text.split(_NULL, 1)
 
 
 def _flatten(rows: Any, counts: Any) -> Any:
@@ -420,9 +395,6 @@ def _day_range(reader: TableReader) -> tuple[date, date] | None:
 def _built_at(layout: Layout, period: Period) -> datetime | None:
     times = [directory.stat().st_mtime for day in period.days if (directory := layout.day(TASK_MINUTE, day)).is_dir()]
     return datetime.fromtimestamp(times[-1], UTC) if times else None
-
-
-# Aggregates for each task and queue across the whole period.
 
 
 MAX_TASKS: Final = 15
@@ -547,21 +519,16 @@ def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
     }
 
 
-def top_with_others(aggregates: Sequence[TaskAggregate], max_tasks: int = MAX_TASKS) -> list[TaskAggregate]:
-    """Return at most ``max_tasks`` aggregates; the last combines the remaining tasks."""
-    if len(aggregates) <= max_tasks:
-        return list(aggregates)
-    rest = aggregates[max_tasks - 1 :]
-    return [*aggregates[: max_tasks - 1], TaskAggregate.combine(rest, f"{len(rest)} others")]
+def top_with_others(items: Sequence[T], combine: Callable[[Sequence[T], str], T]) -> list[T]:
+    """Return the aggregates or costs of at most `MAX_TASKS` tasks; the last one combines the remaining tasks."""
+    if len(items) <= MAX_TASKS:
+        return list(items)
+    rest = items[MAX_TASKS - 1 :]
+    return [*items[: MAX_TASKS - 1], combine(rest, f"{len(rest)} others")]
 
 
 def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
-    """Return the aggregates of each queue.
-
-    Args:
-        data: The period.
-        minutes: The number of minutes that the report covers, for means.
-    """
+    """Return the aggregates of each queue; means are over the ``minutes`` that the report covers."""
     names = data.queues.schema.names[2:]
     aggregations = [(name, "max" if name.endswith("_max") else "sum") for name in names]
     incomplete = incomplete_minutes(data)

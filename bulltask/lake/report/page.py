@@ -1,4 +1,4 @@
-"""Format a report as one self-contained HTML file."""
+"""Build a report: its figures, charts and tables, and format it as a self-contained HTML file or as Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from bulltask.lake.formatting import Unit, format_value, one_line, pluralize, sh
 from bulltask.lake.report import sections
 from bulltask.lake.report.charts import Chart, Ranges, backlog, bands, busy, chart, percentiles, ranges, rates
 from bulltask.lake.report.data import (
-    MAX_TASKS,
     Axis,
     Period,
     QueueAggregate,
@@ -53,16 +52,12 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 __all__ = [
-    "MAX_ROWS",
-    "Alert",
-    "Figure",
     "Report",
     "capacity_table",
     "html",
     "make_report",
     "markdown",
     "notes",
-    "queues_shown",
     "recommendation_text",
     "short_errors",
     "steps",
@@ -70,14 +65,8 @@ __all__ = [
 ]
 
 
-# Build a report: its figures, charts and tables, independent of the output format.
-
-
 _REASONS: Final = 10
 """How many failure reasons are listed."""
-
-_RATES: Final = ("added", "completed", "failed")
-_REPEATED: Final = ("requeued", "stalled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +149,12 @@ class Report:
 
 
 def _report(data: ReportData, recommendations: Recommendations, created_at: datetime, *, build: str) -> Report:
-    """Build a report from its data.
-
-    Args:
-        data: The data of the period.
-        recommendations: Recommended concurrencies.
-        created_at: When the report was created.
-        build: The command that builds the gold tables, for the warning that there are no gold tables.
-    """
+    """Build a report; ``build`` is the command that builds the gold tables, for the warning that there are none."""
     aggregates, axis = by_task(data), data.axis
     queues = by_queue(data, axis.minutes if axis else 0)
     failed, prices = failures(data), costs(data)
     all_reasons = reasons(failed)
-    top = top_with_others(aggregates)
+    top = top_with_others(aggregates, TaskAggregate.combine)
     return Report(
         data,
         created_at,
@@ -184,17 +166,10 @@ def _report(data: ReportData, recommendations: Recommendations, created_at: date
         failed,
         all_reasons[:_REASONS],
         (len(all_reasons[_REASONS:]), sum(reason.count for reason in all_reasons[_REASONS:])),
-        _top_costs(prices),
+        top_with_others(prices, Cost.combine),
         queues,
         recommendations,
     )
-
-
-def _top_costs(prices: Sequence[Cost]) -> list[Cost]:
-    if len(prices) <= MAX_TASKS:
-        return list(prices)
-    rest = prices[MAX_TASKS - 1 :]
-    return [*prices[: MAX_TASKS - 1], Cost.combine(rest, f"{len(rest)} others")]
 
 
 def _alerts(data: ReportData, build: str) -> list[Alert]:
@@ -281,10 +256,10 @@ def _charts(
     others = len(task_labels) - len(data.shown)
     names = [task_labels[key] for key in data.shown] + ([f"{others} others"] if others else [])
     specs = {
-        "throughput": ("Jobs per minute", "", rates(data, axis, _RATES)),
+        "throughput": ("Jobs per minute", "", rates(data, axis, ("added", "completed", "failed"))),
         "wait": ("Wait for a worker, p95", "ms", percentiles(data.waits, axis, names, 0.95, others=others > 0)),
         "run": ("Run time, p95", "ms", percentiles(data.runs, axis, names, 0.95, others=others > 0)),
-        "requeues": ("Attempts per minute", "", rates(data, axis, _REPEATED)),
+        "requeues": ("Attempts per minute", "", rates(data, axis, ("requeued", "stalled"))),
         "busy": ("Busy slots", "slots", busy(data, axis, queues)),
         "backlog": ("Backlog since the start", "jobs", backlog(data, axis, queues)),
     }
@@ -301,11 +276,7 @@ def make_report(
 ) -> Report:
     """Build the report of some days; :func:`~bulltask.lake.report.page.html` and others format it.
 
-    Args:
-        layout: The lake.
-        period: The days, and the queues with or without the hash tag.
-        target: The capacity target; default: 99% of the attempts start within 2 s.
-        created_at: The creation time of the report; default: now.
+    The queues may have the hash tag. The default target is that 99% of the attempts start within 2 s.
 
     Raises:
         LakeError: There is no lake, or it cannot be read.
@@ -333,9 +304,6 @@ def _with_lake_names(layout: Layout, period: Period) -> Period:
 
 def _queues_in(batches: Iterator[Any]) -> set[str]:
     return {queue for batch in batches for queue in batch["queue"].unique().to_pylist()}
-
-
-# The tables and notes of a report, for HTML and Markdown.
 
 
 MAX_ROWS: Final = 20
@@ -368,11 +336,9 @@ def tables(report: Report) -> Mapping[str, ReportTable]:
         ),
         "gaps": sections.gaps(report.data).first(MAX_ROWS, "bulltask pipeline gaps"),
     }
-    return (
-        {**result, "expectations": expectations(report.recommendations.overall)}
-        if report.recommendations.overall
-        else result
-    )
+    if report.recommendations.overall:
+        result["expectations"] = expectations(report.recommendations.overall)
+    return result
 
 
 def _reasons(found: Sequence[Reason]) -> ReportTable:
@@ -431,10 +397,8 @@ def recommendation_text(recommendations: Recommendations) -> str:
     if recommendation is None:
         return ""
     condition = " if the same workers process all these queues" if len(recommendations.by_queue) > 1 else ""
-    target, max_wait = (
-        format_value(recommendation.target, Unit.FRACTION),
-        format_value(recommendation.max_wait_s, Unit.SECONDS),
-    )
+    target = format_value(recommendation.target, Unit.FRACTION)
+    max_wait = format_value(recommendation.max_wait_s, Unit.SECONDS)
     summary = (
         f"Recommended concurrency{condition}: {recommendation.concurrency:,}, so that {target} of the attempts start"
         f" within {max_wait}, even in the busiest minute."
@@ -449,11 +413,9 @@ def queues_shown(report: Report, max_names: int = 8) -> str:
     ]
     if not names:
         return "all queues"
-    return (
-        ("queue " if len(names) == 1 else "queues ") + ", ".join(names)
-        if len(names) <= max_names
-        else f"{len(names)} queues"
-    )
+    if len(names) > max_names:
+        return f"{len(names)} queues"
+    return ("queue " if len(names) == 1 else "queues ") + ", ".join(names)
 
 
 def notes(report: Report) -> list[str]:
@@ -486,66 +448,55 @@ def steps(minutes: int) -> str:
     return f"{minutes} minutes" if minutes < 60 else f"{minutes // 60} hours" if minutes > 60 else "an hour"
 
 
-# Format a report as Markdown, for chats, tickets and wikis.
-
-
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 60
 
 
 def markdown(report: Report) -> str:
     """Return the Markdown of a report, in which untrusted text cannot become markup."""
-    return "\n".join(_markdown_lines(report))
-
-
-def _markdown_lines(report: Report) -> Iterator[str]:
-    yield f"# Jobs, {report.data.period.title}\n"
     covered = f" · {report.covered}" if report.covered else ""
-    yield f"{markdown_text(queues_shown(report))}{covered} · created {report.created_at:%Y-%m-%d %H:%M} UTC\n"
-    for alert in report.alerts:
-        yield f"> **{markdown_text(alert.title)}**\n>\n> {markdown_text(alert.text)}\n"
-    if report.empty:
-        return
-    yield "| | | |\n|---|---:|---|"
-    for figure in report.figures:
-        yield f"| {figure.label} | **{figure.value}** | {figure.detail} |"
-    yield ""
-    yield from _sections(report)
-    yield "---\n"
-    yield from (f"* {note}" for note in notes(report))
-    yield ""
+    lines = [
+        f"# Jobs, {report.data.period.title}\n",
+        f"{markdown_text(queues_shown(report))}{covered} · created {report.created_at:%Y-%m-%d %H:%M} UTC\n",
+    ]
+    lines += [f"> **{markdown_text(alert.title)}**\n>\n> {markdown_text(alert.text)}\n" for alert in report.alerts]
+    if not report.empty:
+        lines.append("| | | |\n|---|---:|---|")
+        lines += [f"| {figure.label} | **{figure.value}** | {figure.detail} |" for figure in report.figures]
+        lines += ["", *_sections(report), "---\n", *(f"* {note}" for note in notes(report)), ""]
+    return "\n".join(lines)
 
 
 def _sections(report: Report) -> Iterator[str]:
     report_tables, charts = tables(report), report.charts
+
+    def section(name: str, without_rows: str) -> str:
+        table = report_tables[name]
+        return as_markdown(table) if table.rows else without_rows
+
     yield "## Throughput\n"
     yield from _sparks(charts["throughput"])
     yield "## Wait and run times\n"
     yield as_markdown(report_tables["tasks"])
     yield "## Failures\n"
-    yield as_markdown(report_tables["reasons"]) if report.reasons else "No jobs failed.\n"
+    yield section("reasons", "No jobs failed.\n")
     if report.reasons_left[0]:
         reasons, count = report.reasons_left
         yield f"{reasons:,} other reasons: {count:,} failures\n"
     yield "## Requeued and stalled attempts\n"
-    yield (
-        as_markdown(report_tables["requeues"])
-        if report_tables["requeues"].rows
-        else "No attempts were requeued or stalled.\n"
-    )
+    yield section("requeues", "No attempts were requeued or stalled.\n")
     yield "## Capacity\n"
     yield recommendation_text(report.recommendations)
     if "busy" in charts:
         yield from _sparks(charts["busy"])
     yield as_markdown(report_tables["capacity"])
     yield "## Objectives\n"
-    yield as_markdown(report_tables["slo"]) if report_tables["slo"].rows else "No objectives are set.\n"
+    yield section("slo", "No objectives are set.\n")
     yield "## Cost\n"
-    yield as_markdown(report_tables["cost"]) if report_tables["cost"].rows else "No attempts ran.\n"
+    yield section("cost", "No attempts ran.\n")
     yield "## Completeness\n"
     lost = any(alert.kind == "incomplete" for alert in report.alerts)
-    no_gaps = "The gaps are no longer in bronze.gaps.\n" if lost else "No events were lost.\n"
-    yield as_markdown(report_tables["gaps"]) if report_tables["gaps"].rows else no_gaps
+    yield section("gaps", "The gaps are no longer in bronze.gaps.\n" if lost else "No events were lost.\n")
 
 
 def _sparks(chart: Chart) -> Iterator[str]:
@@ -566,8 +517,6 @@ def _spark(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[max(0, round(mean / highest * (len(_BLOCKS) - 1)))] for mean in means)
 
 
-# Format a report as one self-contained HTML file.
-#
 # Names of tasks and failure reasons are untrusted: Jinja2 escapes them, and the page's Content Security Policy allows
 # only the page's script.
 
@@ -633,11 +582,9 @@ def _time_range(reason: Reason, *, short: bool) -> str:
 def _recommended_index(report: Report) -> int | None:
     """Return the index of the recommended concurrency among the estimates."""
     recommendation = report.recommendations.overall
-    return (
-        None
-        if recommendation is None
-        else [estimate.concurrency for estimate in recommendation.estimates].index(recommendation.concurrency)
-    )
+    if recommendation is None:
+        return None
+    return [estimate.concurrency for estimate in recommendation.estimates].index(recommendation.concurrency)
 
 
 def _resource(name: str) -> str:
@@ -651,14 +598,10 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("bulltask.lake.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    units: dict[str, Unit] = {unit.name.lower(): unit for unit in Unit}
-    filters: dict[str, Callable[[Any], str]] = {name: partial(_format, unit=unit) for name, unit in units.items()}
-    environment.filters.update(filters, line=one_line, lines=_lines)
+    for unit in Unit:
+        environment.filters[unit.name.lower()] = partial(format_value, unit=unit)
+    environment.filters.update(line=one_line, lines=_lines)
     return environment
-
-
-def _format(value: Any, unit: Unit) -> str:
-    return format_value(value, unit)
 
 
 def _lines(text: str) -> str:

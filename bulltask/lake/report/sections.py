@@ -1,4 +1,4 @@
-"""The sections of a report as tables: tasks, failures, capacity, objectives, cost, gaps."""
+"""The sections of a report as tables: tasks, failures, capacity, objectives, cost, gaps; and tables as text."""
 
 from __future__ import annotations
 
@@ -43,9 +43,6 @@ __all__ = [
     "slo",
     "tasks",
 ]
-
-
-# Tables of a report, and their output as text, Markdown, JSON or CSV.
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +170,9 @@ def _csv_cell(value: Any) -> Any:
 _SIGNS: Final = frozenset("=+-@")
 
 
-# Recommended concurrencies, for all queues together and for each queue.
-
-
 @dataclass(frozen=True, slots=True)
 class CapacityTarget:
-    """The target for the recommended concurrency.
-
-    Attributes:
-        max_wait: How long an attempt may wait for a worker, in seconds.
-        fraction: The fraction of attempts that wait no longer, 0 to 1.
-        peak_factor: Safety factor on the load of the busiest minute.
-    """
+    """The target of a recommendation: the ``fraction`` of attempts that wait at most ``max_wait`` seconds."""
 
     max_wait: float = 2.0
     fraction: float = 0.99
@@ -193,12 +181,7 @@ class CapacityTarget:
 
 @dataclass(frozen=True, slots=True)
 class Recommendations:
-    """Recommended concurrencies.
-
-    Attributes:
-        overall: The recommendation if the same workers process all queues; ``None`` if no attempt has run.
-        by_queue: The recommendation for each queue if it has separate workers.
-    """
+    """Recommended concurrencies: for workers of all queues, and for separate workers of each queue."""
 
     overall: Recommendation | None = None
     by_queue: Mapping[str, Recommendation] = field(default_factory=dict)
@@ -207,16 +190,7 @@ class Recommendations:
 def recommend_concurrency(
     task_minutes: Iterable[Row], queue_minutes: Iterable[Row], target: CapacityTarget
 ) -> Recommendations:
-    """Recommend a concurrency for all queues together and for each queue.
-
-    Args:
-        task_minutes: Rows of gold.task_minute.
-        queue_minutes: Rows of gold.capacity_minute.
-        target: The capacity target.
-
-    Raises:
-        ConfigError: The target is out of range.
-    """
+    """Recommend concurrencies, from rows of ``gold.task_minute`` and ``gold.capacity_minute``."""
     tasks, queues = _by_queue(task_minutes), _by_queue(queue_minutes)
     overall = _recommend([row for rows in tasks.values() for row in rows], queues, target)
     if len(tasks) == 1:
@@ -248,13 +222,7 @@ def expectations(recommendation: Recommendation) -> ReportTable:
         ReportColumn("in_time", "Start within target", Unit.FRACTION),
         ReportColumn("utilization", "Utilization", Unit.FRACTION),
     ]
-    return ReportTable(
-        columns,
-        [[estimate.concurrency, estimate.in_time, estimate.utilization] for estimate in recommendation.estimates],
-    )
-
-
-# The sections of a report as tables: tasks, failures, capacity, objectives, cost, gaps.
+    return ReportTable(columns, _values(recommendation.estimates, columns))
 
 
 _QUEUE: Final = ReportColumn("queue", "Queue", Unit.NAME)
@@ -263,19 +231,7 @@ _NAME: Final = ReportColumn("name", "Task", Unit.NAME)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failures of one task with one fingerprint in the whole period.
-
-    Attributes:
-        queue: The queue.
-        name: The task's name.
-        error_fingerprint: The fingerprint of the failures.
-        count: The number of failures.
-        fraction: Their fraction of all failures of the task.
-        first_seen: End of the first failed attempt.
-        last_seen: End of the last failed attempt.
-        sample_failed_reason: The reason for one of the failures.
-        sample_job_ids: Up to five jobs, latest first.
-    """
+    """The failures of one task with one fingerprint in the period; ``fraction`` is of all failures of the task."""
 
     queue: str
     name: str
@@ -290,16 +246,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The failures of all tasks with one fingerprint.
-
-    Attributes:
-        error_fingerprint: The fingerprint of the failures.
-        count: The number of failures.
-        fraction: Their fraction of all failures.
-        tasks: The failures by task, most frequent first.
-        first_seen: End of the first failed attempt.
-        last_seen: End of the last failed attempt.
-    """
+    """The failures of all tasks with one fingerprint; ``tasks`` are the failures by task, most frequent first."""
 
     error_fingerprint: str
     count: int
@@ -422,7 +369,7 @@ def errors(rows: Iterable[Failure]) -> ReportTable:
         ReportColumn("sample_failed_reason", "Example", Unit.TEXT),
         ReportColumn("sample_job_ids", "Job IDs", Unit.TEXTS),
     ]
-    return ReportTable(columns, [[getattr(row, column.name) for column in columns] for row in rows])
+    return ReportTable(columns, _values(rows, columns))
 
 
 def cost(rows: Iterable[Cost]) -> ReportTable:
@@ -438,7 +385,7 @@ def cost(rows: Iterable[Cost]) -> ReportTable:
         ReportColumn("cost", "Cost", Unit.MONEY),
         ReportColumn("per_job", "Per job", Unit.MONEY),
     ]
-    return ReportTable(columns, [[getattr(row, column.name) for column in columns] for row in rows])
+    return ReportTable(columns, _values(rows, columns))
 
 
 def slo(data: ReportData) -> ReportTable:
@@ -461,13 +408,9 @@ def slo(data: ReportData) -> ReportTable:
         attainment = good / measured if measured else None
         complete = all(day["complete"] for day in days)
         queue, name, metric, threshold_ms, target = key
-        left = _error_budget_remaining(attainment, target)
+        left = None if attainment is None or target >= 1 else 1 - (1 - attainment) / (1 - target)
         rows.append([queue, name or UNKNOWN, metric, threshold_ms, target, measured, good, attainment, left, complete])
     return ReportTable(columns, sorted(rows, key=lambda row: (row[8] is None, row[8], row[1])))
-
-
-def _error_budget_remaining(attained: float | None, target: float) -> float | None:
-    return None if attained is None or target >= 1 else 1 - (1 - attained) / (1 - target)
 
 
 def capacity(aggregates: Iterable[QueueAggregate]) -> ReportTable:
@@ -485,7 +428,7 @@ def capacity(aggregates: Iterable[QueueAggregate]) -> ReportTable:
         ReportColumn("wait_p95", "Wait p95, worst minute", Unit.MS),
         ReportColumn("incomplete", "Incomplete minutes", Unit.COUNT),
     ]
-    return ReportTable(columns, [[getattr(aggregate, column.name) for column in columns] for aggregate in aggregates])
+    return ReportTable(columns, _values(aggregates, columns))
 
 
 def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
@@ -497,10 +440,10 @@ def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
         ReportColumn("jobs", "Jobs", Unit.COUNT),
         ReportColumn("failure_rate", "Failed", Unit.FRACTION),
         *(
-            ReportColumn(f"wait_p{quantile * 100:.0f}", f"Wait p{quantile * 100:.0f}", Unit.MS)
+            ReportColumn(f"{metric.lower()}_p{quantile * 100:.0f}", f"{metric} p{quantile * 100:.0f}", Unit.MS)
+            for metric in ("Wait", "Run")
             for quantile in quantiles
         ),
-        *(ReportColumn(f"run_p{quantile * 100:.0f}", f"Run p{quantile * 100:.0f}", Unit.MS) for quantile in quantiles),
     ]
     rows = [
         [
@@ -528,24 +471,14 @@ def requeues(aggregates: Iterable[TaskAggregate]) -> ReportTable:
         ReportColumn("stalled_fraction", "Stalled fraction", Unit.FRACTION),
         ReportColumn("wasted_ms", "Wasted time", Unit.MS),
     ]
-    return ReportTable(
-        columns,
-        [_requeued(task) for task in aggregates if task.counts["requeued"] or task.counts["stalled"]],
-    )
-
-
-def _requeued(aggregate: TaskAggregate) -> list[Any]:
-    requeued, stalled, attempts = aggregate.counts["requeued"], aggregate.counts["stalled"], aggregate.attempts or 1
-    return [
-        aggregate.queue,
-        aggregate.label,
-        aggregate.attempts,
-        requeued,
-        requeued / attempts,
-        stalled,
-        stalled / attempts,
-        aggregate.counts["wasted_ms"],
-    ]
+    rows = []
+    for task in aggregates:
+        requeued, stalled, attempts = task.counts["requeued"], task.counts["stalled"], task.attempts or 1
+        if requeued or stalled:
+            wasted_ms = task.counts["wasted_ms"]
+            shares = [requeued, requeued / attempts, stalled, stalled / attempts]
+            rows.append([task.queue, task.label, task.attempts, *shares, wasted_ms])
+    return ReportTable(columns, rows)
 
 
 def gaps(data: ReportData) -> ReportTable:
@@ -560,7 +493,12 @@ def gaps(data: ReportData) -> ReportTable:
         ReportColumn("detected_at", "Detected", Unit.TIME),
         ReportColumn("backfilled_jobs", "Jobs backfilled", Unit.COUNT),
     ]
-    return ReportTable(columns, [[getattr(gap, column.name) for column in columns] for gap in data.gaps])
+    return ReportTable(columns, _values(data.gaps, columns))
+
+
+def _values(items: Iterable[Any], columns: Sequence[ReportColumn]) -> list[list[Any]]:
+    """Return the attributes of objects that have the names of the columns."""
+    return [[getattr(item, column.name) for column in columns] for item in items]
 
 
 def _grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
