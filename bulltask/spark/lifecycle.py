@@ -1,9 +1,9 @@
 """The lifecycle of jobs, derived from their queues' events: the rows of ``silver.attempts`` and ``silver.jobs``.
 
 `derive_silver` is the only derivation: the pipeline calls it in the driver for each batch, and a rebuild calls it in
-Spark's executors, for the events of some jobs at a time. It computes with NumPy arrays, takes and returns Arrow tables,
-and accesses no files. ``tests/support/lifecycle_oracle.py`` states the same rules in plain Python, one event at a time,
-and property tests compare both.
+Spark's executors (`derive_rows`), for the events of some jobs at a time. It computes with NumPy arrays, takes and
+returns Arrow tables, and accesses no files. ``tests/support/lifecycle_oracle.py`` states the same rules in plain
+Python, one event at a time, and property tests compare both.
 
 The rules follow from the events that BullMQ's scripts write:
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ __all__ = [
     "DerivedColumns",
     "attempts_of",
     "derive",
+    "derive_rows",
     "derive_silver",
     "error_fingerprint",
     "in_order",
@@ -79,6 +80,8 @@ STATE_AFTER: Final = {
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+_ROWS_PER_ARRAY: Final = 10_000
 
 FindEarlier = Callable[[pa.Table], pa.Table | None]
 """A function that returns the events of jobs (``queue``, ``job_id``) in all earlier batches, or ``None``."""
@@ -120,6 +123,27 @@ def derive_silver(
         _by_day(jobs_of(derived, is_job), "finished_at"),
         continues if unchanged is None else pa.concat_tables([unchanged, continues]),
     )
+
+
+def derive_rows(structs: Iterator[pa.StructArray], *, time_out_before_ms: int) -> Iterator[pa.Array]:
+    """Derive the rows of the jobs of a partition of Spark, from all of their events, in an executor.
+
+    A function of columns returns as many elements as it gets. There are at most as many attempts, and as many jobs, as
+    events; the other elements are null.
+    """
+    batches = list(map(pa.RecordBatch.from_struct_array, structs))
+    if not batches:
+        return
+    events = pa.Table.from_batches(batches)
+    silver = derive_silver(events, None, lambda _: None, time_out_before_ms)
+    columns = []
+    for table, rows in ((ATTEMPTS, silver.attempts), (JOBS, silver.jobs)):
+        names = [name for name in arrow_schema(table).names if name != "ingest_id"]
+        found = rows.select(names).to_struct_array().combine_chunks()
+        columns.append(pa.concat_arrays([found, pa.nulls(events.num_rows - len(found), found.type)]))
+    result = pa.StructArray.from_arrays(columns, [ATTEMPTS.name, JOBS.name])
+    for at in range(0, len(result), _ROWS_PER_ARRAY):
+        yield result.slice(at, _ROWS_PER_ARRAY)
 
 
 def _merge_open_jobs(

@@ -22,7 +22,7 @@ from bulltask.lake.storage import AtomicSwap, Layout, Ledger, hold_swaps, list_d
 from bulltask.lake.tables import ATTEMPTS, BACKFILLS, EVENTS, FINISHED, JOBS, MAX_TIME_MS, SNAPSHOTS, Table
 from bulltask.spark.connector import register
 from bulltask.spark.lake_tables import append, command_ingest_id, day_of, latest, read_table, spark_schema
-from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, STATE_AFTER, derive_silver, plain_reasons
+from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, STATE_AFTER, derive_rows, plain_reasons
 from bulltask.spark.sink import vectorized_udf
 
 __all__ = ["BackfillResult", "backfill", "build_silver", "derived_silver", "snapshot"]
@@ -310,13 +310,14 @@ def _record_backfills(
     append(rows.withColumn("dt", day_of(F.col("backfilled_at"))), BACKFILLS, layout, ingest_id)
 
 
-def _row_type(table: Table) -> StructType:
-    return StructType([field for field in spark_schema(table).fields if field.name != "ingest_id"])
-
-
 _TABLES: Final = (ATTEMPTS, JOBS)
-_SILVER: Final = StructType([StructField(table.name, _row_type(table)) for table in _TABLES])
-_ROWS_PER_ARRAY: Final = 10_000
+_SILVER: Final = StructType(
+    [
+        StructField(table.name, StructType([field for field in spark_schema(table) if field.name != "ingest_id"]))
+        for table in _TABLES
+    ]
+)
+"""The type of the elements that `derive_rows` returns."""
 
 
 def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *, open_job_timeout: timedelta) -> None:
@@ -394,7 +395,7 @@ def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[
     """
     relevant = events.where(F.col("job_id").isNotNull() & F.col("event").isin(*STATE_AFTER)).select(*LIFECYCLE_COLUMNS)
     by_job = relevant.repartition("queue", "job_id")  # all events of a job are in one partition
-    derive = vectorized_udf(partial(_derive_rows, time_out_before_ms=time_out_before_ms), _SILVER)
+    derive = vectorized_udf(partial(derive_rows, time_out_before_ms=time_out_before_ms), _SILVER)
     rows = by_job.select(derive(F.struct(*LIFECYCLE_COLUMNS)).alias("row")).persist()
     try:
         yield {
@@ -402,27 +403,3 @@ def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[
         }
     finally:
         rows.unpersist()
-
-
-def _no_earlier_events(_jobs: pa.Table) -> None:
-    return None
-
-
-def _derive_rows(structs: Iterator[pa.StructArray], *, time_out_before_ms: int) -> Iterator[pa.Array]:
-    """Derive the rows of the jobs of a partition, in an executor.
-
-    A function of columns returns as many elements as it gets. There are at most as many attempts, and as many jobs, as
-    events; the other elements are null.
-    """
-    batches = list(map(pa.RecordBatch.from_struct_array, structs))
-    if not batches:
-        return
-    events = pa.Table.from_batches(batches)
-    silver = derive_silver(events, None, _no_earlier_events, time_out_before_ms)
-    columns = []
-    for table, rows in zip(_TABLES, (silver.attempts, silver.jobs), strict=True):
-        found = rows.select(_row_type(table).names).to_struct_array().combine_chunks()
-        columns.append(pa.concat_arrays([found, pa.nulls(events.num_rows - len(found), found.type)]))
-    result = pa.StructArray.from_arrays(columns, _SILVER.names)
-    for at in range(0, len(result), _ROWS_PER_ARRAY):
-        yield result.slice(at, _ROWS_PER_ARRAY)

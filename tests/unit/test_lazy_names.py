@@ -55,15 +55,16 @@ def test_a_program_that_sends_jobs_of_tasks_imports_no_queues_and_no_events() ->
 
 
 @pytest.mark.slow
-def test_spark_executors_import_no_app_and_no_queue() -> None:
-    modules = imported_modules(f"import {DATA_SOURCE}")
-    assert DATA_SOURCE in modules
+@pytest.mark.parametrize("module", [DATA_SOURCE, "bulltask.spark.lifecycle"])
+def test_spark_executors_import_no_app_and_no_queue(module: str) -> None:
+    modules = imported_modules(f"import {module}")
+    assert module in modules
     assert (
         modules
         & {"bulltask.app", "bulltask.queue.aio.queue", "bulltask.registry.task", "bulltask.observe.events", "click"}
         == set()
     )
-    assert modules & {"structlog", "prometheus_client"} == set()
+    assert modules & {"pandas", "structlog", "prometheus_client"} == set()
 
 
 @pytest.mark.parametrize("package", LAZY)
