@@ -741,7 +741,8 @@ class App:
     @property
     def _config(self) -> Config:
         """The configuration; reading it freezes the settings."""
-        return self.conf.freeze()
+        frozen = self.conf._frozen  # noqa: SLF001 - each send reads it
+        return self.conf.freeze() if frozen is None else frozen
 
     @property
     def _typed(self) -> bool | None:

@@ -22,7 +22,7 @@ from bulltask.cli.options import job_lake_option, redis_options
 from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, safe, stamp
 from bulltask.config.config import Config
 from bulltask.jobs.errors import BrokerAuthError, BrokerError, ConfigError, InvalidNameError, JobError
-from bulltask.jobs.fields import BULLTASK_KEY
+from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import Revocation, bullmq_name, check_queue_name, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.lake.formatting import json_text

@@ -159,9 +159,6 @@ _CHANGE_MS: Final = 1_000
 """A smaller change is not reported."""
 
 
-_NEVER_MS: Final = -(1 << 62)
-
-
 class ServerClock:
     """The server's time, extrapolated with the monotonic clock.
 
@@ -178,15 +175,11 @@ class ServerClock:
     def __init__(self) -> None:
         self.on_change: Callable[[int], object] | None = None
         """Called when the server's clock was set, with the difference in milliseconds."""
+        self.due_at_ms = 0
+        """When to set the clock again (``mono_ms``): the server's may have changed, or it is uncertain."""
         self._offset_ms: float | None = None
         self._error_ms = 0.0
         self._slow_readings = 0
-        self._synced_at_ms = _NEVER_MS
-
-    @property
-    def due(self) -> bool:
-        """True if the clock was set too long ago (the server's may have changed), or is uncertain."""
-        return mono_ms() - self._synced_at_ms >= self.resync_ms
 
     @property
     def is_uncertain(self) -> bool:
@@ -214,7 +207,7 @@ class ServerClock:
             self._offset_ms = offset_ms
             self._error_ms = error_ms
         self._slow_readings = self._slow_readings + 1 if is_slow else 0
-        self._synced_at_ms = _NEVER_MS if self.is_uncertain else mono_ms()
+        self.due_at_ms = 0 if self.is_uncertain else mono_ms() + self.resync_ms
 
     def now_ms(self) -> int:
         """Return the server's time in epoch milliseconds (this machine's before the first reply)."""

@@ -1,4 +1,4 @@
-"""JSON that Node and Python read in the same way.
+"""JSON that Node and Python read in the same way, and the numbers of a job's hash.
 
 The output is identical to that of ``JSON.stringify``. A value that the two languages would read differently is rejected
 before anything is sent or stored, and the message contains the value's path:
@@ -22,11 +22,15 @@ __all__ = [
     "MAX_SAFE_INTEGER",
     "ON_SURROGATE",
     "Json",
+    "counter",
     "decode",
     "decode_object",
     "decode_text",
     "encode",
+    "field_number",
     "has_more_tokens",
+    "number",
+    "read_int",
 ]
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -123,7 +127,12 @@ def decode(data: bytes | str | None, *, what: str = "value") -> Any:
         return None
     try:
         text = data if isinstance(data, str) else data.decode("utf-8", "surrogatepass")
-        value = _loads(text)
+        try:
+            value, end = _scan(text, 0)  # without the decoder's search for surrounding whitespace, which is rare
+        except (StopIteration, ValueError):
+            value, end = None, -1
+        if end != len(text):  # whitespace, or an error
+            value = _decoder.decode(text)
     except ValueError as exc:
         raise DecodeError(f"{what} is not valid JSON: {exc}") from exc
     except RecursionError:
@@ -182,15 +191,6 @@ _CONTAINERS: Final = (dict, list, tuple)
 # json.loads() with options builds a new decoder in every call, which costs more than decoding a job.
 _decoder = json.JSONDecoder(parse_constant=_reject_constant)
 _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]  # not in the stub
-
-
-def _loads(text: str) -> Any:
-    """Decode without the decoder's search for surrounding whitespace, which is rare."""
-    try:
-        value, end = _scan(text, 0)
-    except (StopIteration, ValueError):
-        value, end = None, -1  # whitespace, or an error
-    return value if end == len(text) else _decoder.decode(text)
 
 
 def _is_too_deep(value: object) -> bool:
@@ -279,3 +279,76 @@ _CHECKS: Final[Mapping[type, Callable[[Any], str | None]]] = {
 
 def _short(value: int) -> str:
     return str(value) if abs(value) < 10**40 else f"of about {value.bit_length()} bits"
+
+
+# ---- numbers in options and in the fields of a job's hash ------------------------------------------------------------
+#
+# They are clamped when they are read, so that later code cannot overflow. Node stores ``Number.MAX_VALUE`` as
+# ``1.7976931348623157e+308``. As a Python integer, this number has 309 digits, and overflows in msgpack, in shared
+# memory and in divisions.
+
+
+_EXACT_DIGITS: Final = 15  # of a number that needs no clamping
+_MAX_DIGITS: Final = 19  # of the largest integer that Redis supports
+_ZERO: Final = ord("0")
+
+
+def number(value: object) -> int | None:
+    """Return a finite number from decoded JSON as an integer within ±(2^53-1), ``None`` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):  # 1e999 is legal JSON
+        return None
+    whole = int(value)
+    return whole if -MAX_SAFE_INTEGER <= whole <= MAX_SAFE_INTEGER else _clamped(whole)
+
+
+def field_number(raw: bytes | str) -> int:
+    """Return the number in a hash field, within ±(2^53-1); Lua writes some numbers with an exponent.
+
+    Raises:
+        ValueError: It is not a finite number.
+    """
+    if raw.isdigit() and len(raw) <= _EXACT_DIGITS:  # almost every number
+        return int(raw)
+    read = float(raw)
+    if not math.isfinite(read):
+        raise ValueError(f"not a finite number: {raw[:40]!r}")
+    whole = int(read)
+    return whole if -MAX_SAFE_INTEGER <= whole <= MAX_SAFE_INTEGER else _clamped(whole)
+
+
+def counter(raw: bytes) -> int:
+    """Return the number in a hash field that Redis can increment (``HINCRBY``): no ``+`` sign, no leading zeros.
+
+    Raises:
+        ValueError: Redis could not increment it.
+    """
+    digits = raw.removeprefix(b"-")
+    if not (digits.isdigit() and len(digits) <= _MAX_DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":
+        raise ValueError(f"not a counter: {raw[:40]!r}")
+    value = int(raw)
+    if not -(2**63) <= value < 2**63 - 1:
+        raise ValueError(f"a counter at its maximum: {raw[:40]!r}")
+    return value if -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER else _clamped(value)
+
+
+def _clamped(value: int) -> int:
+    return max(-MAX_SAFE_INTEGER, min(value, MAX_SAFE_INTEGER))
+
+
+def read_int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[bytes], int] = field_number) -> int:
+    """Return a numeric field; 0 if the field is missing.
+
+    Raises:
+        DecodeError: It is not a number.
+    """
+    value = raw.get(name)
+    if value is None:
+        return 0
+    if value.isdigit() and len(value) <= _EXACT_DIGITS and (value[0] != _ZERO or len(value) == 1):
+        return int(value)  # almost every number
+    try:
+        return read(value)
+    except ValueError as exc:
+        raise DecodeError(f"field {name.decode()} of job {job_id} is not a number: {value[:40]!r}") from exc

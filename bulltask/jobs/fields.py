@@ -1,22 +1,21 @@
 """The parts of a stored job, one after the other: each is read from a job's hash, whichever client wrote it.
 
-Numbers, retention, time limits, the options as a whole, a checkpoint, the failure of an attempt, and the results that a
-job receives from its child jobs. ``bulltask.jobs.job`` puts them together.
+Retention, time limits, a checkpoint, the failure of an attempt, and the results that a job receives from its child
+jobs. ``bulltask.jobs.job`` puts them together.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import traceback
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_ms, value_class
+from bulltask.jobs.codec import MAX_SAFE_INTEGER, number
 from bulltask.jobs.errors import (
     BulltaskError,
     ConfigError,
@@ -28,13 +27,11 @@ from bulltask.jobs.errors import (
 
 __all__ = [
     "ARGUMENTS_CHARS",
-    "BULLTASK_KEY",
     "CHECKPOINT_FIELD",
     "ERROR_FIELD",
     "GROUP",
     "KEEP_ALL",
     "KEEP_FAILED",
-    "MAX_NUMBER",
     "NO_CHECKPOINT",
     "NO_LIMITS",
     "NO_RESULTS",
@@ -47,116 +44,18 @@ __all__ = [
     "KeepJobs",
     "Replacement",
     "Shape",
-    "StoredOptions",
     "TimeLimits",
     "arguments_for",
-    "check_parent",
-    "counter",
-    "field_number",
     "keep_option",
     "keep_to_wire",
     "member_id",
-    "number",
-    "read_int",
-    "read_options",
     "reason_of",
     "storable_arguments",
+    "stored_keep",
     "trace_text",
     "truncate_reason",
     "truncate_traces",
 ]
-
-
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-#
-# They are clamped when they are read, so that later code cannot overflow. Node stores ``Number.MAX_VALUE`` as
-# ``1.7976931348623157e+308``. As a Python integer, this number has 309 digits, and overflows in msgpack, in shared
-# memory and in divisions.
-
-
-MAX_NUMBER: Final = 2**53 - 1
-"""Largest absolute value; larger numbers are clamped to it."""
-
-_EXACT_DIGITS: Final = 15  # of a number that needs no clamping
-_MAX_DIGITS: Final = 19  # of the largest integer that Redis supports
-
-
-def number(value: object) -> int | None:
-    """Return a finite number from decoded JSON as an integer within ±(2^53-1), ``None`` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if isinstance(value, float) and not math.isfinite(value):  # 1e999 is legal JSON
-        return None
-    whole = int(value)
-    return whole if -MAX_NUMBER <= whole <= MAX_NUMBER else _clamped(whole)
-
-
-def field_number(raw: bytes | str) -> int:
-    """Return the number in a hash field, within ±(2^53-1); Lua writes some numbers with an exponent.
-
-    Raises:
-        ValueError: It is not a finite number.
-    """
-    if raw.isdigit() and len(raw) <= _EXACT_DIGITS:  # almost every number
-        return int(raw)
-    read = float(raw)
-    if not math.isfinite(read):
-        raise ValueError(f"not a finite number: {raw[:40]!r}")
-    whole = int(read)
-    return whole if -MAX_NUMBER <= whole <= MAX_NUMBER else _clamped(whole)
-
-
-def counter(raw: bytes) -> int:
-    """Return the number in a hash field that Redis can increment (``HINCRBY``): no ``+`` sign, no leading zeros.
-
-    Raises:
-        ValueError: Redis could not increment it.
-    """
-    if len(raw) == 1 and raw.isdigit():  # almost every counter
-        return int(raw)
-    digits = raw.removeprefix(b"-")
-    if not (digits.isdigit() and len(digits) <= _MAX_DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":
-        raise ValueError(f"not a counter: {raw[:40]!r}")
-    value = int(raw)
-    if not -(2**63) <= value < 2**63 - 1:
-        raise ValueError(f"a counter at its maximum: {raw[:40]!r}")
-    return value if -MAX_NUMBER <= value <= MAX_NUMBER else _clamped(value)
-
-
-def _clamped(value: int) -> int:
-    return max(-MAX_NUMBER, min(value, MAX_NUMBER))
-
-
-def read_int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[bytes], int] = field_number) -> int:
-    """Return a numeric field; 0 if the field is missing.
-
-    Raises:
-        DecodeError: It is not a number.
-    """
-    value = raw.get(name)
-    if value is None:
-        return 0
-    if len(value) == 1 and value.isdigit():  # almost every number, except times
-        return int(value)
-    try:
-        return read(value)
-    except ValueError as exc:
-        raise DecodeError(f"field {name.decode()} of job {job_id} is not a number: {value[:40]!r}") from exc
-
-
-def check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
-    """Check the fields ``parent`` and ``parentKey``, which BullMQ's scripts read when the job finishes.
-
-    Raises:
-        DecodeError: One of them is malformed.
-    """
-    parent = codec.decode_object(raw.get(b"parent", b"{}"), what=f"field parent of job {job_id}")
-    # Node stores the id as the caller gave it, so it may be a number.
-    if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
-        raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
-    # BullMQ's scripts search for the colon in quadratic time: a long string without a colon would block Redis.
-    if b":" not in raw.get(b"parentKey", b":"):
-        raise DecodeError(f"field parentKey of job {job_id} is not a job's key: {raw[b'parentKey'][:40]!r}")
 
 
 # ---- retention of finished jobs, as users write it and as BullMQ stores it -------------------------------------------
@@ -211,7 +110,7 @@ def stored_keep(option: object) -> Mapping[str, int] | None:
 
 
 def _whole(value: Any, name: str, *, low: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_NUMBER:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_SAFE_INTEGER:
         raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r:.200}")
     return value
 
@@ -331,84 +230,6 @@ def _stored_ms(limit: object) -> int | None:
 
 def _text(limit_ms: int | None) -> str:
     return f"{(limit_ms or 0) / 1000:g} s"
-
-
-# ---- the options, as any client may have written them ----------------------------------------------------------------
-
-
-BULLTASK_KEY: Final = "bulltask"
-"""The option that contains bulltask's own options."""
-
-_MAX_CACHED_BYTES: Final = 1_000
-"""Longer options contain a canvas or headers, and are rarely equal to those of another job."""
-
-
-class StoredOptions(dict[str, Any]):
-    """A job's ``opts``. Do not change it: jobs with the same options share one object.
-
-    The cached properties are therefore computed only once for all jobs with the same options.
-    """
-
-    @cached_property
-    def bulltask(self) -> Mapping[str, Any]:
-        """The options that only bulltask reads; empty if another client sent the job."""
-        options = self.get(BULLTASK_KEY)
-        return options if isinstance(options, dict) else {}
-
-    @cached_property
-    def attempts(self) -> int:
-        """Maximum number of attempts; 0 and 1 both mean a single attempt."""
-        return number(self.get("attempts")) or 0
-
-    @cached_property
-    def deduplication_id(self) -> str:
-        """The deduplication id, ``""`` for none."""
-        stored = self.get("de")
-        return str(stored.get("id", "")) if isinstance(stored, dict) else ""
-
-    @cached_property
-    def keep(self) -> Mapping[str, Mapping[str, int] | None]:
-        """BullMQ's ``keepJobs`` map for each retention option, ``None`` for one that is not set."""
-        return {option: stored_keep(self.get(option)) for option in ("removeOnComplete", "removeOnFail")}
-
-    @cached_property
-    def canvas(self) -> Mapping[str, Any]:
-        """The job's place in a canvas, empty for most jobs."""
-        canvas = self.bulltask.get("canvas")
-        return canvas if isinstance(canvas, dict) else {}
-
-    @cached_property
-    def retries_before(self) -> int:
-        """Retries in another queue, from which the job was moved."""
-        return number(self.bulltask.get("retries")) or 0
-
-    @cached_property
-    def time_limits(self) -> TimeLimits:
-        """The sender's limits for one attempt."""
-        return TimeLimits.from_wire(self.bulltask)
-
-
-def read_options(stored: bytes, job_id: str) -> StoredOptions:
-    """Return a job's options from the field ``opts``.
-
-    Raises:
-        DecodeError: The field is not a JSON object; the message names the job.
-    """
-    if len(stored) > _MAX_CACHED_BYTES:
-        return _parse(stored, job_id)
-    try:
-        return _parse_once(stored)
-    except DecodeError:
-        return _parse(stored, job_id)  # for the message
-
-
-def _parse(stored: bytes, job_id: str) -> StoredOptions:
-    return StoredOptions(codec.decode_object(stored, what=f"field opts of job {job_id}"))
-
-
-@lru_cache(maxsize=1_000)
-def _parse_once(stored: bytes) -> StoredOptions:
-    return _parse(stored, "")
 
 
 # ---- the checkpoint: how far a checkpointed task got -----------------------------------------------------------------

@@ -11,34 +11,30 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property, lru_cache
 from typing import Any, Final, Protocol
 
 from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff, bullmq_delay_ms, bulltask_delay_ms, check_strategy, warn_about_long_delay
 from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, value_class
-from bulltask.jobs.codec import MAX_SAFE_INTEGER
+from bulltask.jobs.codec import MAX_SAFE_INTEGER, counter, number, read_int
 from bulltask.jobs.errors import BulltaskError, ConfigError, DecodeError, PayloadTooLargeError
 from bulltask.jobs.fields import (
-    BULLTASK_KEY,
     CHECKPOINT_FIELD,
     KEEP_ALL,
     NO_LIMITS,
     REPLACEMENT_FIELD,
-    StoredOptions,
     TimeLimits,
-    check_parent,
-    counter,
     keep_option,
     keep_to_wire,
-    number,
-    read_int,
-    read_options,
+    stored_keep,
     truncate_reason,
     truncate_traces,
 )
 from bulltask.jobs.names import check_reference, qualified_name
 
 __all__ = [
+    "BULLTASK_KEY",
     "FAILURE_FLAGS",
     "INCOMPATIBLE_FIELD",
     "MAX_PRIORITY",
@@ -54,6 +50,7 @@ __all__ = [
     "ParentLink",
     "PlannedJob",
     "RunningJob",
+    "StoredOptions",
     "check_priority",
     "check_size",
     "check_together",
@@ -556,6 +553,89 @@ def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: 
         )
 
 
+# ---- the options, as any client may have written them ----------------------------------------------------------------
+
+
+BULLTASK_KEY: Final = "bulltask"
+"""The option that contains bulltask's own options."""
+
+_MAX_CACHED_BYTES: Final = 1_000
+"""Longer options contain a canvas or headers, and are rarely equal to those of another job."""
+
+
+class StoredOptions(dict[str, Any]):
+    """A job's ``opts``. Do not change it: jobs with the same options share one object.
+
+    The cached properties are therefore computed only once for all jobs with the same options.
+    """
+
+    @cached_property
+    def bulltask(self) -> Mapping[str, Any]:
+        """The options that only bulltask reads; empty if another client sent the job."""
+        options = self.get(BULLTASK_KEY)
+        return options if isinstance(options, dict) else {}
+
+    @cached_property
+    def attempts(self) -> int:
+        """Maximum number of attempts; 0 and 1 both mean a single attempt."""
+        return number(self.get("attempts")) or 0
+
+    @cached_property
+    def deduplication_id(self) -> str:
+        """The deduplication id, ``""`` for none."""
+        stored = self.get("de")
+        return str(stored.get("id", "")) if isinstance(stored, dict) else ""
+
+    @cached_property
+    def keep(self) -> Mapping[str, Mapping[str, int] | None]:
+        """BullMQ's ``keepJobs`` map for each retention option, ``None`` for one that is not set."""
+        return {option: stored_keep(self.get(option)) for option in ("removeOnComplete", "removeOnFail")}
+
+    @cached_property
+    def canvas(self) -> Mapping[str, Any]:
+        """The job's place in a canvas, empty for most jobs."""
+        canvas = self.bulltask.get("canvas")
+        return canvas if isinstance(canvas, dict) else {}
+
+    @cached_property
+    def may_expire(self) -> bool:
+        """Whether the job has an expiry, see :attr:`RunningJob.expires_ms`."""
+        return "ttl" in self.bulltask or "expires" in self.bulltask
+
+    @cached_property
+    def retries_before(self) -> int:
+        """Retries in another queue, from which the job was moved."""
+        return number(self.bulltask.get("retries")) or 0
+
+    @cached_property
+    def time_limits(self) -> TimeLimits:
+        """The sender's limits for one attempt."""
+        return TimeLimits.from_wire(self.bulltask)
+
+
+def _read_options(stored: bytes, job_id: str) -> StoredOptions:
+    """Return a job's options from the field ``opts``.
+
+    Raises:
+        DecodeError: The field is not a JSON object; the message names the job.
+    """
+    if len(stored) > _MAX_CACHED_BYTES:
+        return _parse(stored, job_id)
+    try:
+        return _parse_once(stored)
+    except DecodeError:
+        return _parse(stored, job_id)  # for the message
+
+
+def _parse(stored: bytes, job_id: str) -> StoredOptions:
+    return StoredOptions(codec.decode_object(stored, what=f"field opts of job {job_id}"))
+
+
+@lru_cache(maxsize=1_000)
+def _parse_once(stored: bytes) -> StoredOptions:
+    return _parse(stored, "")
+
+
 # ---- an acquired job -------------------------------------------------------------------------------------------------
 
 
@@ -608,7 +688,8 @@ class RunningJob:
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
         """Like :meth:`from_hash`, but return a :meth:`placeholder` for a job that cannot be read."""
-        raw = _fields(flat)
+        parts = iter(flat)
+        raw = dict(zip(parts, parts, strict=True))
         if b"name" not in raw:
             return cls.placeholder(queue, job_id, f"job {job_id} has no name: it was not added by a BullMQ client")
         try:
@@ -623,13 +704,14 @@ class RunningJob:
         Raises:
             DecodeError: A field has an unexpected value; the message names the job and the field.
         """
-        return cls._from_fields(queue, job_id, _fields(flat))
+        parts = iter(flat)
+        return cls._from_fields(queue, job_id, dict(zip(parts, parts, strict=True)))
 
     @classmethod
     def _from_fields(cls, queue: str, job_id: str, raw: Mapping[bytes, bytes]) -> RunningJob:
-        opts = read_options(raw.get(b"opts", b"{}"), job_id)
+        opts = _read_options(raw.get(b"opts", b"{}"), job_id)
         if b"parent" in raw or b"parentKey" in raw:
-            check_parent(raw, job_id)
+            _check_parent(raw, job_id)
         return cls(
             queue=queue,
             id=job_id,
@@ -754,9 +836,19 @@ class RunningJob:
         return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0 else None
 
 
-def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    parts = iter(flat)
-    return dict(zip(parts, parts, strict=True))
+def _check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
+    """Check the fields ``parent`` and ``parentKey``, which BullMQ's scripts read when the job finishes.
+
+    Raises:
+        DecodeError: One of them is malformed.
+    """
+    parent = codec.decode_object(raw.get(b"parent", b"{}"), what=f"field parent of job {job_id}")
+    # Node stores the id as the caller gave it, so it may be a number.
+    if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
+        raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
+    # BullMQ's scripts search for the colon in quadratic time: a long string without a colon would block Redis.
+    if b":" not in raw.get(b"parentKey", b":"):
+        raise DecodeError(f"field parentKey of job {job_id} is not a job's key: {raw[b'parentKey'][:40]!r}")
 
 
 def _number(value: object) -> int:

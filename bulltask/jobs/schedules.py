@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, Unpack
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, zone_of
+from bulltask.jobs.codec import field_number, number
 from bulltask.jobs.cron import ALIASES, Cron
 from bulltask.jobs.errors import ConfigError, DecodeError, warn_user
-from bulltask.jobs.fields import field_number, number
 
 __all__ = ["crontab", "schedule"]
 

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import value_class
+from bulltask.jobs.codec import field_number, number
 from bulltask.jobs.errors import DecodeError, InvalidJobError, JobExpiredError
-from bulltask.jobs.fields import BULLTASK_KEY, field_number, number
+from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import REVOKED, JobState
 
 __all__ = [

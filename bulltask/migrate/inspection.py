@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bulltask.jobs import codec
 from bulltask.jobs.errors import BrokerAuthError, DecodeError
-from bulltask.jobs.fields import BULLTASK_KEY
+from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.schedules import Repeat
 from bulltask.queue.schedulers import all_rows
 from bulltask.transport.call import BullKeys, Call, QueueKeys, SyncClient, command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from bulltask.config.process import exit_if_forked
@@ -32,15 +32,17 @@ class Bus:
     Args:
         on_error: Called when a listener raises, once for each pair of listener and event class, so that a broken
             listener does not flood the log. Without it the exception is dropped.
+
+    Attributes:
+        listeners: The listeners of each event class; a frequent event is created only if it has some.
     """
 
-    __slots__ = ("_on_error", "_reported", "_routes", "_subscribed")
+    __slots__ = ("_on_error", "_reported", "_subscribed", "listeners")
 
     def __init__(self, on_error: OnError | None = None) -> None:
         self._on_error = on_error
         self._subscribed: list[tuple[type[Event], Listener]] = []
-        # Event class to listeners; filled by the first emit() or wants(), emptied by subscribe().
-        self._routes: dict[type[Event], tuple[Listener, ...]] = {}
+        self.listeners: Mapping[type[Event], tuple[Listener, ...]] = _ListenersOfClass(())
         self._reported: set[tuple[str, type[Event]]] = set()
 
     def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
@@ -50,27 +52,15 @@ class Bus:
         (in the supervisor: its services).
         """
         self._subscribed.append((kind, listener))
-        self._routes = {}  # a new dict rather than clear(), as another thread may be in emit()
-
-    def wants(self, kind: type[Event]) -> bool:
-        """Return whether ``kind`` has a listener; frequent events are created only if it does."""
-        routes = self._routes
-        return bool(routes[kind] if kind in routes else self._route(kind))
+        self.listeners = _ListenersOfClass(self._subscribed)  # a new one, as another thread may be in emit()
 
     def emit(self, event: Event) -> None:
         """Call the listeners of ``event``. An ``Exception`` that a listener raises is reported and dropped."""
-        kind = type(event)
-        routes = self._routes
-        for listener in routes[kind] if kind in routes else self._route(kind):
+        for listener in self.listeners[type(event)]:
             try:
                 listener(event)
             except Exception as exc:  # noqa: BLE001 - a listener must not fail a job
                 self._report(listener, event, exc)
-
-    def _route(self, kind: type[Event]) -> tuple[Listener, ...]:
-        routes = self._routes  # read before the list: a subscribe() in between replaces this dict
-        routes[kind] = listeners = tuple(call for subscribed, call in self._subscribed if issubclass(kind, subscribed))
-        return listeners
 
     def _report(self, listener: Listener, event: Event, exc: Exception) -> None:
         name = f"{getattr(listener, '__module__', '?')}.{getattr(listener, '__qualname__', type(listener).__name__)}"
@@ -82,6 +72,18 @@ class Bus:
             self._on_error(name, event, exc)
         except Exception:  # noqa: BLE001 - on_error failed
             return
+
+
+class _ListenersOfClass(dict[type[Event], tuple[Listener, ...]]):
+    """The listeners of each event class, looked up when the first event of the class is emitted."""
+
+    def __init__(self, subscribed: Sequence[tuple[type[Event], Listener]]) -> None:
+        super().__init__()
+        self._subscribed = tuple(subscribed)
+
+    def __missing__(self, kind: type[Event]) -> tuple[Listener, ...]:
+        self[kind] = listeners = tuple(call for subscribed, call in self._subscribed if issubclass(kind, subscribed))
+        return listeners
 
 
 class Listeners:

@@ -225,7 +225,7 @@ class JobStarted(ChildEvent):
         "job_id": e.job_id,
         "queue": e.queue,
         "task": e.task,
-        "duration": seconds(e.duration_ms),
+        "duration": round(e.duration_ms / 1000, 6),
     },
     count=lambda block, e: block.attempt(e.queue, "completed", e.duration_ms),
 )

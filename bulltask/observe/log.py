@@ -143,7 +143,8 @@ def configure(
     add_attributes_to_handlers()
     if hijack_root or (hijack_root is None and all(isinstance(h, _Bridge) for h in logging.getLogger().handlers)):
         _bridge(number, context, renderer, writer)
-    logger = structlog.wrap_logger(_Sink(writer), processors=processors, wrapper_class=wrapper)
+    sink = _Sink(writer, as_json=as_json, worker_id=worker_id)
+    logger = structlog.wrap_logger(sink, processors=processors, wrapper_class=wrapper)
     return cast("FilteringBoundLogger", logger.bind())
 
 
@@ -172,10 +173,10 @@ class LogListener:
 
     Args:
         log: The logger from ``bulltask.observe.log.configure``.
-        encrypts: Whether a queue's payloads are encrypted, so that results are not logged.
+        encrypts: Whether a queue's payloads are encrypted, so that results are not logged; ``None``: no queue's are.
     """
 
-    def __init__(self, log: FilteringBoundLogger, encrypts: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(self, log: FilteringBoundLogger, encrypts: Callable[[str], bool] | None = None) -> None:
         self._log = log
         self._encrypts = encrypts
 
@@ -186,31 +187,33 @@ class LogListener:
         """
         for kind, declared in EVENTS.items():
             if self._log.is_enabled_for(declared.level):
-                listener: Listener = self._completed if kind is JobCompleted else self._writer(declared)
-                bus.subscribe(kind, listener)
+                bus.subscribe(kind, self._listener(declared, has_result=kind is JobCompleted))
 
-    def _completed(self, event: JobCompleted) -> None:
-        declared = EVENTS[JobCompleted]
-        fields = declared.fields(event)
-        fields["result"] = "***" if self._encrypts(event.queue) else shorten(_REPR.repr(event.result), RESULT_CHARS)
-        self._log.info(declared.text, **fields)
+    def _listener(self, declared: Declaration, *, has_result: bool) -> Listener:
+        """Return the function that writes the lines of one class of events, with all that is known in advance."""
+        write, write_info = self._writer(declared.level), self._writer(logging.INFO)
+        read, hint, encrypts = declared.fields, declared.hint, self._encrypts
+        when, info_if = declared.when, declared.info_if
 
-    def _writer(self, declared: Declaration) -> Listener:
-        write = getattr(self._log, logging.getLevelName(declared.level).lower())
-        text, read, hint = declared.text, declared.fields, declared.hint
-        if not hint and declared.when is None and declared.info_if is None:
-            return lambda event: write(text, **read(event))
-
-        def write_line(event: Event) -> None:
-            if declared.when is not None and not declared.when(event):
+        def write_line(event: Any) -> None:
+            if when is not None and not when(event):
                 return
             fields = read(event)
+            if has_result:
+                is_encrypted = encrypts is not None and encrypts(event.queue)
+                result = "***" if is_encrypted else _REPR.repr(event.result)
+                fields["result"] = result if len(result) <= RESULT_CHARS else shorten(result, RESULT_CHARS)
             if what_to_do := hint if isinstance(hint, str) else hint(event):
                 fields["hint"] = what_to_do
-            is_info = declared.info_if is not None and declared.info_if(event)
-            (self._log.info if is_info else write)(text, **fields)
+            (write if info_if is None or not info_if(event) else write_info)(declared.text, **fields)
 
         return write_line
+
+    def _writer(self, level: int) -> Callable[..., None]:
+        """Return the function that writes a line with this level, given its text and fields."""
+        name, sink = logging.getLevelName(level).lower(), getattr(self._log, "_logger", None)
+        writer: Callable[..., None] = getattr(self._log, name)
+        return sink.event_writer(name) if isinstance(sink, _Sink) and sink.as_json else writer
 
 
 def listener_errors(log: FilteringBoundLogger) -> OnError:
@@ -333,10 +336,33 @@ def _as_record(_: WrappedLogger, __: str, fields: EventDict) -> Mapping[str, Any
 class _Sink:
     """The last part of structlog's chain, which receives the rendered line."""
 
-    def __init__(self, writer: LineWriter) -> None:
+    def __init__(self, writer: LineWriter, *, as_json: bool = False, worker_id: str | None = None) -> None:
+        self.as_json = as_json
+        self._worker_id = worker_id
         self.msg = self.log = writer.write
         self.debug = self.info = self.warn = self.warning = writer.write
         self.error = self.exception = self.failure = self.err = self.critical = self.fatal = writer.write
+
+    def event_writer(self, level: str) -> Callable[..., None]:
+        """Return a function that writes an event's line as JSON.
+
+        It does what structlog's chain does, in a third of the time: a child writes two such lines for each job.
+        """
+        first = {"timestamp": "", "level": level, "event": ""}
+        if self._worker_id is not None:
+            first["worker_id"] = self._worker_id
+        write_text = self.msg
+
+        def write(text: str, **fields: Any) -> None:
+            line: EventDict = {**first, **fields}
+            line["event"] = text
+            _add_timestamp(None, level, line)
+            structlog.contextvars.merge_contextvars(None, level, line)
+            if "job_id" not in line or "task" not in line:
+                add_job_fields(None, level, line)
+            write_text(_to_json(redact_fields(None, level, line)))
+
+        return write
 
 
 class _Factory:
@@ -349,6 +375,9 @@ class _Factory:
         return self._sink
 
 
+_add_timestamp: Final = structlog.processors.TimeStamper(fmt="iso", utc=True)
+
+
 def _context(worker_id: str | None) -> list[Processor]:
     """Return the processors that add the fields of every line."""
 
@@ -357,7 +386,7 @@ def _context(worker_id: str | None) -> list[Processor]:
             fields.setdefault("worker_id", worker_id)
         return fields
 
-    return [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), add_worker_id]
+    return [structlog.processors.add_log_level, _add_timestamp, add_worker_id]
 
 
 def add_job_fields(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
@@ -388,7 +417,7 @@ _NAMES = frozenset({"job_id", "queue", "scheduler", "task"})  # Redis sets no li
 def redact_fields(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
     """Replace passwords in URLs, and shorten names and ids (a processor)."""
     for key in _NAMES & fields.keys():
-        if isinstance(name := fields[key], str):
+        if isinstance(name := fields[key], str) and len(name) > NAME_CHARS:
             fields[key] = shorten(name, NAME_CHARS)
     if job_ids := fields.get("job_ids"):
         fields["job_ids"] = [shorten(str(job_id), NAME_CHARS) for job_id in job_ids]
@@ -416,9 +445,12 @@ def _for_terminals(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
 
 def _render_json(_: WrappedLogger, __: str, fields: EventDict) -> str:
     first = {key: fields.pop(key) for key in ("timestamp", "level", "event", "worker_id") if key in fields}
-    line = {**first, **fields}
+    return _to_json({**first, **fields})
+
+
+def _to_json(line: Mapping[str, Any]) -> str:
     try:
-        return jsonlib.dumps(line, default=_safe_repr, allow_nan=False)
+        return _encode(line)
     except (TypeError, ValueError, RecursionError):  # NaN, a key that is not a string, a circular reference
         return jsonlib.dumps({str(key): _plain(value) for key, value in line.items()})
 
@@ -432,6 +464,9 @@ def _safe_repr(value: object) -> str:
         return repr(value)
     except Exception as exc:  # noqa: BLE001 - user code; a broken repr() must not lose the line
         return f"<{type(value).__name__}: its repr() raised {type(exc).__name__}>"
+
+
+_encode: Final = jsonlib.JSONEncoder(default=_safe_repr, allow_nan=False).encode
 
 
 def _dropped_line(count: int, context: Iterable[Processor], renderer: Iterable[Processor]) -> str:
@@ -500,7 +535,7 @@ class LineWriter:
 
     def write(self, line: str) -> None:
         """Write ``line`` and a newline, or drop it if that takes longer than about a second. Never raises."""
-        text = redact_text(line, json=True)
+        text = redact_text(line, json=True) if "://" in line else line
         if self._pid != os.getpid():  # one of the parent's threads may have held the lock
             self._enter_process()
         if not self._threads.acquire(timeout=self.timeout_ms / 1000):
@@ -522,28 +557,25 @@ class LineWriter:
         if self._torn:
             lines.insert(0, "")
         data = "\n".join(lines).encode(errors="backslashreplace")
-        deadline = mono_s() + self.timeout_ms / 1000
-        locked = self._acquire_lock(deadline)
-        try:
-            sent = self._send(self._fd, data, deadline)
-        finally:
-            if locked and self._lock_fd is not None:
-                fcntl.lockf(self._lock_fd, fcntl.LOCK_UN)
+        sent = self._send(self._fd, data) if self._may_block else os.write(self._fd, data)
         self._late = sent < len(data)
         self._torn = self._late and sent > 0
         self.dropped = self.dropped + 1 if self._late else 0
 
-    def _send(self, fd: int, data: bytes, deadline: float) -> int:
+    def _send(self, fd: int, data: bytes) -> int:
         """Write ``data`` in parts that do not block; return the number of bytes written before the deadline."""
-        if not self._may_block:
-            return os.write(fd, data)
-        sent = 0
-        while sent < len(data):
-            timeout = 0.0 if self._late else max(0.0, deadline - mono_s())
-            if not self._writable.poll(timeout * 1000):
-                break
-            with contextlib.suppress(BlockingIOError):  # another process that shares the stream has set O_NONBLOCK
-                sent += os.write(fd, data[sent : sent + ATOMIC])
+        sent, deadline = 0, mono_s() + self.timeout_ms / 1000
+        locked = self._acquire_lock(deadline)
+        try:
+            while sent < len(data):
+                timeout = 0.0 if self._late else max(0.0, deadline - mono_s())
+                if not self._writable.poll(timeout * 1000):
+                    break
+                with contextlib.suppress(BlockingIOError):  # another process that shares the stream has set O_NONBLOCK
+                    sent += os.write(fd, data[sent : sent + ATOMIC])
+        finally:
+            if locked and self._lock_fd is not None:
+                fcntl.lockf(self._lock_fd, fcntl.LOCK_UN)
         return sent
 
     def _acquire_lock(self, deadline: float) -> bool:

@@ -11,8 +11,8 @@ from bulltask.jobs import codec
 from bulltask.jobs.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.jobs.clock import Duration, mono_ms, to_ms, zone_of
 from bulltask.jobs.errors import ConfigError, NoPendingChildrenError, Retry
-from bulltask.jobs.fields import StoredOptions, reason_of, trace_text
-from bulltask.jobs.job import JobRef, RunningJob
+from bulltask.jobs.fields import reason_of, trace_text
+from bulltask.jobs.job import JobRef, RunningJob, StoredOptions
 from bulltask.jobs.names import FAN_OUT, MAX_NAME
 from bulltask.jobs.payloads import PayloadFormat
 from bulltask.jobs.stored_job import StoredJob

@@ -43,7 +43,7 @@ from bulltask.registry.call import NamedTask, check_args, check_kwargs
 from bulltask.registry.options import CallKeywords, CallOptions, SignatureKeywords, translate_call_options
 from bulltask.registry.protocols import Sender
 from bulltask.registry.request import current_sender
-from bulltask.registry.results import AsyncResult, GroupResult
+from bulltask.registry.results import AsyncResult, GroupResult, result_of
 from bulltask.registry.stamping import STAMPED_HEADERS, Stamper, StampingVisitor
 from bulltask.registry.types import CONVERTERS, Definitions, Mismatch, Schema, shown
 
@@ -74,7 +74,6 @@ __all__ = [
     "check_overrides_passed",
     "chord",
     "group",
-    "handle",
     "handles",
     "is_call",
     "is_overridden",
@@ -1270,15 +1269,6 @@ def job_of(call: _Call) -> NewJob:
     return call
 
 
-def handle(task: Callee, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[Any]:
-    """Return the handle of a job of ``task`` that was sent, and is stored under ``job_id``."""
-    result = AsyncResult(job_id, job.queue, sender._results, sender._now_ms(), task._codec.result_decoder)
-    own = not isinstance(task, NamedTask) and task._options.ignore_result
-    if own if (ignored := job.options.ignore_result) is None else ignored:
-        result._mark_ignored()
-    return result
-
-
 def handles(
     sender: Sender, tasks: Tasks, jobs: Sequence[tuple[_Call, NewJob]], ids: Iterable[str]
 ) -> list[AsyncResult[Any]]:
@@ -1353,7 +1343,8 @@ def send_call(
         return cast(AsyncResult[Any], task._sender()._send_canvas(call))
     sender = task._sender()
     job = task._build(task._codec.encode(args, kwargs, options.get("serializer")), CallOptions.of(options))
-    return handle(task, sender, job, sender._send([job])[0])
+    ignored = not isinstance(task, NamedTask) and task._options.ignore_result
+    return result_of(sender, job, sender._send([job])[0], task._codec.result_decoder, ignored=ignored)
 
 
 async def send_recorded(call: Signature[Any, Any] | None, returned: Any) -> AsyncResult[Any]:

@@ -22,8 +22,9 @@ import uuid_utils
 from bulltask.config.config import Config
 from bulltask.jobs import codec
 from bulltask.jobs.errors import ConfigError
-from bulltask.jobs.fields import BULLTASK_KEY, NO_RESULTS, ChildResults, Replacement, Shape, member_id
+from bulltask.jobs.fields import NO_RESULTS, ChildResults, Replacement, Shape, member_id
 from bulltask.jobs.job import (
+    BULLTASK_KEY,
     FAILURE_FLAGS,
     JobOptions,
     JobRef,

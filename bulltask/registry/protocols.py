@@ -29,7 +29,6 @@ __all__ = [
     "Sender",
     "WaitOptions",
     "allow_join_result",
-    "check_wait_options",
     "warn_about_wait",
     "warn_in_tasks",
 ]
@@ -52,17 +51,6 @@ class WaitOptions(TypedDict, total=False):
     no_ack: bool
     follow_parents: bool
     on_message: Callable[[Any], object] | None
-
-
-def check_wait_options(given: WaitOptions) -> None:
-    """Raise ``TypeError`` for an unknown option, and warn about one whose effect the caller may miss."""
-    if unknown := given.keys() - WaitOptions.__annotations__.keys():
-        raise TypeError(f"get() got an unexpected keyword argument {min(unknown)!r}")
-    if given.get("on_message") is not None:
-        warn_user(
-            "get(on_message=…) has no effect, because results are not messages: read result.progress, or listen to the "
-            "queue's events"
-        )
 
 
 @contextmanager

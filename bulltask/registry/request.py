@@ -21,8 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, cast
 
+from bulltask.jobs.codec import number
 from bulltask.jobs.errors import ConfigError, InvalidJobError
-from bulltask.jobs.fields import NO_LIMITS, ChildResults, TimeLimits, number
+from bulltask.jobs.fields import NO_LIMITS, ChildResults, TimeLimits
 from bulltask.jobs.job import NewJob, RunningJob
 from bulltask.registry.protocols import Sender
 from bulltask.registry.stamping import STAMPED_HEADERS

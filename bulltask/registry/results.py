@@ -30,12 +30,13 @@ from bulltask.jobs.errors import (
     TaskError,
     TaskRejectedError,
     TaskRevokedError,
+    warn_user,
 )
 from bulltask.jobs.fields import GROUP, REASON_CHARS, arguments_for, reason_of
-from bulltask.jobs.job import JobRef
+from bulltask.jobs.job import JobRef, NewJob
 from bulltask.jobs.names import REVOKED, JobState, Revocation, check_reference
 from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredSnapshot
-from bulltask.registry.protocols import ResultReader, Sender, WaitOptions, allow_join_result, check_wait_options
+from bulltask.registry.protocols import ResultReader, Sender, WaitOptions, allow_join_result
 from bulltask.registry.request import current_sender
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "RemoteTraceback",
     "ResultSet",
     "allow_join_result",
+    "result_of",
 ]
 
 
@@ -70,6 +72,17 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n\n{self.text.rstrip()}\n"
+
+
+def _check_wait_options(given: WaitOptions) -> None:
+    """Raise ``TypeError`` for an unknown option, and warn about one whose effect the caller may miss."""
+    if unknown := given.keys() - WaitOptions.__annotations__.keys():
+        raise TypeError(f"get() got an unexpected keyword argument {min(unknown)!r}")
+    if given.get("on_message") is not None:
+        warn_user(
+            "get(on_message=…) has no effect, because results are not messages: read result.progress, or listen to the "
+            "queue's events"
+        )
 
 
 class AsyncResult(Generic[R]):
@@ -178,7 +191,7 @@ class AsyncResult(Generic[R]):
                 this process; its cause is the worker's traceback. Otherwise, ``TaskError`` is raised, with the
                 traceback in its message.
         """
-        check_wait_options(celery)
+        _check_wait_options(celery)
         if self._waits_not:
             return cast(R, None)
         with nullcontext() if disable_sync_subtasks else allow_join_result():
@@ -531,6 +544,24 @@ _POLL_MS: Final = 200
 """How long :meth:`ResultSet.iterate` waits for one member before it looks at all of them again."""
 
 
+def result_of(
+    sender: Sender, job: NewJob, job_id: str, decode: Callable[[Any], Any] | None, *, ignored: bool
+) -> AsyncResult[Any]:
+    """Return the handle of a job that was sent, and is stored under ``job_id``.
+
+    Args:
+        sender: The app.
+        job: The job.
+        job_id: Its id; after deduplication, that of the existing job.
+        decode: Converts the result to the type of its hint.
+        ignored: The task's option ``ignore_result``, which applies if the call has none.
+    """
+    result = AsyncResult(job_id, job.queue, sender._results, sender._now_ms(), decode)
+    if ignored if job.options.ignore_result is None else job.options.ignore_result:
+        result._mark_ignored()
+    return result
+
+
 class ResultSet(Generic[R]):
     """Several handles: waits for all of their jobs, and reads their states together (Celery's ``ResultSet``).
 
@@ -591,7 +622,7 @@ class ResultSet(Generic[R]):
         exceptions.
         """
         deadline = _Deadline(timeout)
-        check_wait_options(celery)
+        _check_wait_options(celery)
         with nullcontext() if disable_sync_subtasks else allow_join_result():
             return [member.get(deadline.left(), propagate=propagate) for member in self.results]  # type: ignore[misc]
 

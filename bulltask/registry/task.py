@@ -45,7 +45,6 @@ from bulltask.registry.canvas import (
     Takes3,
     TakesMany,
     Unchecked,
-    handle,
     record_call,
     send_call,
     send_recorded,
@@ -67,7 +66,7 @@ from bulltask.registry.request import (
     registered_task,
     source_location,
 )
-from bulltask.registry.results import AsyncResult
+from bulltask.registry.results import AsyncResult, result_of
 from bulltask.registry.types import CallConversion, CallTypes, Definitions, Schema
 
 __all__ = [
@@ -217,7 +216,8 @@ class AnyTask(JobMethods, Generic[P, R]):
             return self.apply_async(args, kwargs)  # the same as is_overridden, but a call takes longer
         data = self._codec.encode(args, kwargs)
         job = self._plan(sender, data).job(data)
-        return handle(self, sender, job, sender._send([job])[0])
+        ignored, decode = self._options.ignore_result, self._codec.result_decoder
+        return result_of(sender, job, sender._send([job])[0], decode, ignored=ignored)
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """:meth:`delay` for asyncio: ``await add.adelay(1, 2)`` in an async web handler."""
@@ -225,7 +225,8 @@ class AnyTask(JobMethods, Generic[P, R]):
             return await self.aapply_async(args, kwargs)
         sender, data = self._sender(), self._codec.encode(args, kwargs)
         job = self._plan(sender, data).job(data)
-        return handle(self, sender, job, (await sender._asend([job]))[0])
+        ignored, decode = self._options.ignore_result, self._codec.result_decoder
+        return result_of(sender, job, (await sender._asend([job]))[0], decode, ignored=ignored)
 
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Unpack[CallKeywords[R]]
@@ -264,7 +265,8 @@ class AnyTask(JobMethods, Generic[P, R]):
             return cast(AsyncResult[R], await self._sender()._asend_canvas(call))
         sender = self._sender()
         job = self._build(self._codec.encode(args, kwargs, options.get("serializer")), CallOptions.of(options))
-        return handle(self, sender, job, (await sender._asend([job]))[0])
+        ignored, decode = self._options.ignore_result, self._codec.result_decoder
+        return result_of(sender, job, (await sender._asend([job]))[0], decode, ignored=ignored)
 
     def apply(
         self,

@@ -18,8 +18,7 @@ from pyspark.sql.types import StringType, StructType
 
 from bulltask.config.config import Config
 from bulltask.jobs.errors import ConfigError, DecodeError
-from bulltask.jobs.fields import BULLTASK_KEY
-from bulltask.jobs.job import JobOptions, NewJob
+from bulltask.jobs.job import BULLTASK_KEY, JobOptions, NewJob
 from bulltask.lake.files import TableReader
 from bulltask.lake.storage import Layout, hold_swaps
 from bulltask.lake.tables import FINISHED, JOBS, SNAPSHOTS

@@ -372,7 +372,7 @@ class _Run:
         try:
             if isinstance(outcome, RateLimitedOutcome):
                 self._client.run(finisher.limit_call(acquired, outcome))
-            self._client.run(finisher.call(acquired, outcome, fetch_next=False))
+            self._client.run(finisher.call(acquired, outcome, fetch_next=False)[0])
         except _NEED_FALLBACK as exc:
             fallback = finisher.failed_writes.fallback(acquired, outcome, exc)
             if fallback is None:

@@ -78,7 +78,7 @@ class AsyncClient:
     async def connect(self, deadline_ms: int | None = None) -> None:
         """Connect now instead of on the first call, and set the clock; ``deadline_ms`` as in :meth:`run_many`."""
         connection = await self._connected(deadline_ms)
-        if self._clock is not None and self._clock.due:
+        if self._clock is not None and mono_ms() >= self._clock.due_at_ms:
             await self._read_clock(self._clock, connection, deadline_ms)
 
     async def close(self) -> None:
@@ -97,7 +97,7 @@ class AsyncClient:
             connection = await self._connected(deadline_ms)
         if self._authenticate_ms is not None and mono_ms() >= self._authenticate_ms:
             connection = await self._authenticate_again(connection, deadline_ms)
-        if self._clock is not None and self._clock.due:
+        if self._clock is not None and mono_ms() >= self._clock.due_at_ms:
             await self._read_clock(self._clock, connection, deadline_ms)
         replies = await self._round_trip(connection, packed, deadline_ms)
         if self._endpoint.primary is not None and await self._link.amust_close(replies):

@@ -72,6 +72,27 @@ class _PerLoop(Generic[T]):
         return self._objects.pop(asyncio.get_running_loop(), None)
 
 
+class _KeysOfQueues(dict[str, QueueKeys]):
+    """The keys of queues by their names in the app, made on first use: see :meth:`Broker.keys`."""
+
+    def __init__(self, config: Config, *, in_cluster: bool) -> None:
+        super().__init__()
+        self._config = config
+        self._in_cluster = in_cluster
+
+    def __missing__(self, queue: str) -> QueueKeys:
+        name = bullmq_name(check_queue_name(queue), hash_tag=self._config.queue_hash_tag)
+        keys = QueueKeys(self._config.prefix, name, queue)
+        if self._in_cluster and guard_key(keys.base) is None:
+            raise BrokerConfigError(
+                f"queue {queue}: in a Redis Cluster, all keys of a queue must be in one slot, but {keys.base}* "
+                "have no hash tag. Set queue_hash_tag=True, the default (Node then uses the name with braces: "
+                f"'{{{queue}}}'), or prefix='{{bull}}' in every app and Node client"
+            )
+        self[queue] = keys
+        return keys
+
+
 class Broker:
     """An app's connections to Redis: its clients, which connect on first use, and the objects that use them.
 
@@ -99,18 +120,19 @@ class Broker:
         self.clock = ServerClock() if clock is None else clock
         self.pool = ClientPool(self.client)
         self._waiters = ClientPool(lambda: self.blocking_client(RECHECK_MS))
-        self._keys: dict[str, QueueKeys] = {}
+        self._keys = _KeysOfQueues(config, in_cluster=is_cluster)
         self._async_clients = _PerLoop(self.async_client)
         async_client = self._async_clients.get
         watchers = _PerLoop[dict[str, StreamWatcher]](dict)
         self._event_streams = _PerLoop[dict[str, SharedStream]](dict)
-        self.producer = Producer(self.pool, async_client, self.keys, self.clock, config, is_cluster=is_cluster)
+        keys = self._keys.__getitem__
+        self.producer = Producer(self.pool, async_client, keys, self.clock, config, is_cluster=is_cluster)
         results = Results(
             self.pool,
             self._waiters,
             async_client,
             lambda queue: self._watcher(watchers.get(), queue),
-            self.keys,
+            keys,
             lambda ref, terminate: self.revocation(ref.queue, ref.id, terminate=terminate),
         )
         results.payloads = self.payloads
@@ -124,18 +146,7 @@ class Broker:
 
         Raises ``BrokerConfigError`` if, in a cluster, the keys would be on several nodes.
         """
-        keys = self._keys.get(queue)
-        if keys is None:
-            name = bullmq_name(check_queue_name(queue), hash_tag=self.config.queue_hash_tag)
-            keys = QueueKeys(self.config.prefix, name, queue)
-            if self.topology is not None and guard_key(keys.base) is None:
-                raise BrokerConfigError(
-                    f"queue {queue}: in a Redis Cluster, all keys of a queue must be in one slot, but {keys.base}* "
-                    "have no hash tag. Set queue_hash_tag=True, the default (Node then uses the name with braces: "
-                    f"'{{{queue}}}'), or prefix='{{bull}}' in every app and Node client"
-                )
-            self._keys[queue] = keys
-        return keys
+        return self._keys[queue]
 
     def revocation(self, queue: str, job_id: str, *, terminate: bool) -> Operation[Revocation]:
         """Return the operation that revokes a job. Connect its client first, because it needs the server's time."""

@@ -191,16 +191,18 @@ class PackedCall(Call[Any]):
 
 
 def _pack(args: tuple[Arg, ...]) -> bytes:
-    try:
-        return _hiredis_pack(args)
-    except UnicodeEncodeError:
-        # An id from another client may not be UTF-8, so it is sent as it was received (see replies.text).
-        encoded = (arg.encode("utf-8", ON_SURROGATE) if isinstance(arg, str) else arg for arg in args)
-        return _hiredis_pack(tuple(encoded))
+    return b"*%d\r\n%b" % (len(args), _pack_without_count(args))
 
 
 def _pack_without_count(args: tuple[Arg, ...]) -> bytes:
-    return _pack(args).partition(b"\r\n")[2]
+    try:
+        packed = _hiredis_pack(args)
+    except UnicodeEncodeError:
+        # An id from another client may not be UTF-8, so it is sent as it was received (see text()).
+        packed = _hiredis_pack(
+            tuple(arg.encode("utf-8", ON_SURROGATE) if isinstance(arg, str) else arg for arg in args)
+        )
+    return packed.partition(b"\r\n")[2]
 
 
 # Half of a script call's arguments are the same in all calls for a queue. Packing them for each call would take 3 to 5%
@@ -600,16 +602,13 @@ def parse_fetched(reply: Any) -> Fetched:
         return NO_JOB
     fields, job_id, limited_ms, due_ms = reply
     if fields:
-        if not isinstance(job_id, bytes | int) or not _is_hash(fields):
+        is_hash = isinstance(fields, list) and not len(fields) % 2 and set(map(type, fields)) == {bytes}
+        if not is_hash or not isinstance(job_id, bytes | int):
             raise ValueError(f"not a job: {reply!r:.100}")
         return Fetched(text(job_id), fields)
     if limited_ms or due_ms:
         return Fetched(limited_ms=max(0, int(limited_ms)), due_ms=max(0, int(float(due_ms))))
     return NO_JOB
-
-
-def _is_hash(fields: Any) -> bool:
-    return isinstance(fields, list) and not len(fields) % 2 and set(map(type, fields)) == {bytes}
 
 
 def raise_for(reply: Any, job_id: str, queue: str) -> None:

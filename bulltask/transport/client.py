@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from redis.exceptions import AuthenticationError, NoScriptError, ResponseError
 
@@ -43,6 +43,7 @@ _PING_AFTER_S = 0.002  # the server's timeout starts a little later than the cli
 _FRESH_MS = 100
 _SLICE_MS = 250
 _ARRIVED_MS = 100
+_NEVER_MS: Final = 2**62
 
 
 class Client:
@@ -62,7 +63,7 @@ class Client:
         self._clock = clock
         self._name = name
         self._connection: Connection | None = None
-        self._deadline_ms: int | None = None
+        self._deadline_ms = _NEVER_MS
         self._authenticate_ms: int | None = None
         self._used_ms = 0
         self._identified: tuple[Connection | None, int] = (None, 0)
@@ -71,11 +72,14 @@ class Client:
 
     def set_deadline(self, deadline_ms: int | None) -> None:
         """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
-        self._deadline_ms = deadline_ms
+        self._deadline_ms = _NEVER_MS if deadline_ms is None else deadline_ms
 
     def run(self, call: Call[R]) -> R:
         """Make one call; errors as in ``SyncClient``."""
-        return self._result(call, self._replies([call], [call.packed()])[0])
+        replies = self._round_trip(self._ready(), [call.packed()])
+        if type(replies[0]) is NoScriptError:
+            replies = self._with_missing_scripts([call], replies)
+        return self._result(call, replies[0])
 
     def wait(self, call: Call[R], wait_ms: int, ping: Callable[[], object]) -> R:
         """Make a call that blocks for up to ``wait_ms``, to the millisecond; errors as in ``SyncClient``."""
@@ -120,7 +124,7 @@ class Client:
     def start_many(self, calls: Sequence[Call[Any]], packed: Sequence[bytes]) -> Callable[[], list[Any]]:
         """Send calls without waiting for their replies, as in ``SyncClient``."""
         self._read_unread()
-        clock_due = self._clock is not None and self._clock.due
+        clock_due = self._clock is not None and mono_ms() >= self._clock.due_at_ms
         if self._connection is None or clock_due or self._authenticate_ms is not None or self._endpoint.primary:
             results = self.try_many(calls, packed)
             return lambda: results
@@ -156,7 +160,9 @@ class Client:
         connection = self._connection or self._connected()
         with self._closed_after_error():
             self._used_ms = now_ms = mono_ms()
-            connection.send(b"".join(packed), self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
+            connection.send(
+                b"".join(packed), min(now_ms + self._endpoint.command_timeout_ms, self._deadline_ms), now_ms
+            )
 
     def receive(self, count: int) -> list[Any]:
         """Read the raw replies to the ``count`` calls that :meth:`send` has sent; an error reply is an exception."""
@@ -268,7 +274,7 @@ class Client:
         """Return the connection, with all its replies read and the clock set."""
         if (connection := self._connection) is None or self._unread is not None or self._authenticate_ms is not None:
             connection = self._connected()
-        if self._clock is not None and self._clock.due:
+        if self._clock is not None and mono_ms() >= self._clock.due_at_ms:
             self._read_clock(self._clock, connection)
         return connection
 
@@ -277,10 +283,14 @@ class Client:
     ) -> list[Any]:
         try:
             self._used_ms = now_ms = mono_ms()
-            connection.send(b"".join(packed), self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
+            connection.send(
+                b"".join(packed), min(now_ms + self._endpoint.command_timeout_ms, self._deadline_ms), now_ms
+            )
             if between is not None:
                 between()
-            replies = [connection.read() for _ in packed]
+            replies = []
+            for _ in packed:  # not a comprehension, which takes another call
+                replies.append(connection.read())  # noqa: PERF401
         except redis_errors.CONNECTION_ERRORS as exc:
             self.close()
             raise redis_errors.connection_error(exc, self._link.url, connecting=False) from exc
@@ -319,12 +329,14 @@ class Client:
     def _connected(self) -> Connection:
         self._read_unread()
         if self._connection is None:
-            endpoint = self._link.find_server(self._endpoint.within(self._remaining_ms()), self._deadline_ms)
+            deadline_ms = None if self._deadline_ms == _NEVER_MS else self._deadline_ms
+            remaining_ms = None if deadline_ms is None else max(1, deadline_ms - mono_ms())
+            endpoint = self._link.find_server(self._endpoint.within(remaining_ms), deadline_ms)
             connection = endpoint.connection(self._name)
             now_ms = mono_ms()
-            timeout_ms = endpoint.connect_timeout_ms + endpoint.command_timeout_ms
+            until_ms = now_ms + endpoint.connect_timeout_ms + endpoint.command_timeout_ms
             try:
-                connection.connect(self._until(timeout_ms, now_ms), now_ms)
+                connection.connect(min(until_ms, self._deadline_ms), now_ms)
             except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
                 connection.close()
                 raise self._link.not_connected(exc) from redis_errors.visible_cause(exc)
@@ -344,7 +356,8 @@ class Client:
         now_ms = mono_ms()
         try:
             call = self._endpoint.authentication().call()
-            connection.send(call.packed(), self._until(self._endpoint.command_timeout_ms, now_ms), now_ms)
+            until_ms = min(now_ms + self._endpoint.command_timeout_ms, self._deadline_ms)
+            connection.send(call.packed(), until_ms, now_ms)
             connection.read()
         except (AuthenticationError, BrokerError):
             return  # the server may not know a new password yet; the connection remains authenticated as before
@@ -375,14 +388,6 @@ class Client:
         """Return how long a wait may last before this client checks whether the primary has changed."""
         slice_ms = wait_ms if self._endpoint.primary is None else min(wait_ms, _SLICE_MS)
         return max(0, slice_ms) / 1000 + _PING_AFTER_S
-
-    def _until(self, timeout_ms: int, now_ms: int) -> int:
-        """Return the deadline (``mono_ms``) of an operation that starts at ``now_ms`` and has this timeout."""
-        deadline_ms = now_ms + timeout_ms
-        return deadline_ms if self._deadline_ms is None else min(deadline_ms, self._deadline_ms)
-
-    def _remaining_ms(self) -> int | None:
-        return None if self._deadline_ms is None else max(1, self._deadline_ms - mono_ms())
 
     def _read_clock(self, clock: ServerClock, connection: Connection) -> None:
         sent_ms = mono_ms()

@@ -480,7 +480,7 @@ class ClusterClient:
     def connect(self) -> None:
         """Read the slot map and set the clock, unless both are known; raises the errors of :meth:`run`."""
         self._ensure_map()
-        if self._clock is not None and self._clock.due:
+        if self._clock is not None and mono_ms() >= self._clock.due_at_ms:
             self._set_clock(self._clock)
             while self._clock.is_uncertain:
                 self._set_clock(self._clock)
@@ -502,7 +502,7 @@ class ClusterClient:
         """
         self._interrupted.clear()
         rounds = Rounds(self._topology, calls, self._until_ms(), self.safe_url, self._watched, waits=self._waits)
-        if self._clock is not None and self._clock.due and calls:
+        if self._clock is not None and mono_ms() >= self._clock.due_at_ms and calls:
             self.connect()
         pause_ms: int | None = 0 if calls else None
         while pause_ms is not None:
@@ -776,7 +776,7 @@ class AsyncClusterClient:
             async with self._connecting:
                 if not self._topology.is_known:
                     self._topology.set(await self._read_map(deadline_ms))
-                if self._clock is not None and self._clock.due:
+                if self._clock is not None and mono_ms() >= self._clock.due_at_ms:
                     await self._set_clock(self._clock, deadline_ms)
                     while self._clock.is_uncertain:
                         await self._set_clock(self._clock, deadline_ms)
@@ -794,7 +794,7 @@ class AsyncClusterClient:
         return (
             self._topology.is_known
             and self._topology_version == self._topology.version
-            and (self._clock is None or not self._clock.due)
+            and (self._clock is None or mono_ms() < self._clock.due_at_ms)
         )
 
     async def _exchange(self, batches: Sequence[Batch], deadline_ms: int | None) -> Sequence[list[Any] | BrokerError]:

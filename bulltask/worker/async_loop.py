@@ -24,6 +24,7 @@ from bulltask.jobs import clock as loop_timers
 from bulltask.jobs.clock import mono_ms, mono_s, to_ms
 from bulltask.jobs.errors import RECOVERABLE, BrokerError, BulltaskError, JobError
 from bulltask.jobs.job import RunningJob
+from bulltask.observe.events import JobStarted
 from bulltask.observe.hooks import Lifespan
 from bulltask.registry.request import current_job, job_in
 from bulltask.transport.call import AnyAsyncClient, Call, Fetched
@@ -41,7 +42,7 @@ from bulltask.worker.outcomes import (
     released_last,
 )
 from bulltask.worker.run_hooks import LoopHooks
-from bulltask.worker.slots import ChildLimits, ExitCode, Slot, SlotPool, WakeupPipe
+from bulltask.worker.slots import ChildLimits, ExitCode, Slot, SlotPool, SlotState, WakeupPipe
 
 __all__ = [
     "AsyncLoop",
@@ -233,7 +234,9 @@ class NextJobs:
         """
         acquired.slot.activate(acquired.queue_index, acquired.job.id, mono_ms())
         attempt = self._runner.begin(acquired.job)
-        self._fetcher.emit_started(acquired.job)
+        job, bus = acquired.job, self._fetcher.bus
+        if bus.listeners[JobStarted]:
+            bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
         self._child_limits.count_job()
         return attempt
 
@@ -266,7 +269,7 @@ class AsyncOutcomeWriter:
         written: Outcome | None = outcome
         # The next job would have to wait until the hooks of this one have run.
         fetch_next = fetch_next and not self._finisher.have_hooks(outcome)
-        acquired.slot.finish(mono_ms())
+        acquired.slot.enter(SlotState.FINISHING, mono_ms())
         try:
             if duration_ms < _SHORT_MS:
                 fetched = await self._write(acquired, outcome, fetch_next=fetch_next)
@@ -309,8 +312,9 @@ class AsyncOutcomeWriter:
         client = self._client()
         if isinstance(outcome, RateLimitedOutcome):
             await client.run(self._finisher.limit_call(acquired, outcome))
-        reply: Any = await client.run(self._finisher.call(acquired, outcome, fetch_next=fetch_next))
-        return reply if fetch_next and isinstance(reply, Fetched) and reply.job_id else None
+        call, fetches = self._finisher.call(acquired, outcome, fetch_next=fetch_next)
+        reply: Any = await client.run(call)
+        return reply if fetches and reply.job_id else None
 
     async def _write_again(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         async def write(outcome: Outcome, _lost_reply: bool) -> None:

@@ -53,6 +53,7 @@ from bulltask.jobs.job import JobRef, PlannedJob, RunningJob, check_together
 from bulltask.jobs.names import FAN_OUT, REVOKED, STARMAP
 from bulltask.jobs.payloads import CLOUDPICKLE, ENVELOPE_START, PLAIN, PayloadCodec, PayloadFormat
 from bulltask.jobs.stored_job import FailedJob
+from bulltask.observe.events import JobStarted
 from bulltask.observe.signals import TASK_SIGNALS
 from bulltask.queue.aio.flow import AsyncFlowProducer
 from bulltask.queue.schedulers import add_next_iteration, scheduling_retry_delay_ms
@@ -214,11 +215,6 @@ class JobPayloads:
             InvalidJobError: The data does not match the task.
         """
         canvas = job.opts.canvas
-        if not (canvas or self._config.encryption_keys or job.data.startswith(ENVELOPE_START)):  # nearly every job
-            data = codec.decode(job.data, what=f"data of job {job.id}")
-            if task._codec.conversion is not None or task._is_batch:
-                return JobArguments(*task._codec.decode(data))
-            return JobArguments(*task._codec.arguments.unbind(data))
         loaded = self.codec.load_arguments(job)
         data, is_pickled = loaded.value, loaded.is_pickled
         pickled = task._codec.pickled_parameters(data) if is_pickled else set()
@@ -246,6 +242,13 @@ class JobPayloads:
                 data, place = data[place], 0
             if isinstance(data[place], dict):
                 data[place] = FailedRequest(data[place], self._app)
+
+    def plain_reader(self, task: AnyTask[..., Any]) -> Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None:
+        """Return the function that reads most jobs' arguments from their decoded data; ``None``: :meth:`arguments`."""
+        if self._config.encryption_keys:
+            return None
+        codec = task._codec
+        return codec.decode if codec.conversion is not None or task._is_batch else codec.arguments.unbind
 
     def plain_encoder(self, task: AnyTask[..., Any]) -> Callable[[object], bytes] | None:
         """Return the function that writes the task's return values as JSON; ``None`` if :meth:`result` must do more."""
@@ -434,6 +437,7 @@ class TaskPlan:
         rate: Its rate limit, else the app's, which decides whether a job may start; ``None`` for most tasks.
         off_main_thread: Whether its function runs on the event loop, or in a thread.
         needs_context: Whether its function is called with a context, or with a job of a batch.
+        read_arguments: Returns the arguments in a job's decoded data; ``None`` if they may be encrypted.
         encode_result: Writes a return value, if that takes no more than JSON; ``None`` if it does.
     """
 
@@ -442,6 +446,7 @@ class TaskPlan:
     rate: TaskRate | None
     off_main_thread: bool
     needs_context: bool
+    read_arguments: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None
     encode_result: Callable[[object], bytes] | None
 
 
@@ -512,14 +517,17 @@ class AttemptRunner:
         task: AnyTask[..., Any] | None = self._app.tasks.get(job.name) if plan is None else plan.task
         context = None
         try:
-            if job.deferred_failure or job.releases or self._limits_starts or job.expires_ms is not None:
+            if job.deferred_failure or job.releases or self._limits_starts or job.opts.may_expire:
                 self._check(job)
             if job.replacement:
                 return self._outcome_of_replacement(job)
             if task is None:
                 raise self._not_registered(job.name)  # noqa: TRY301 - handled like a problem with the arguments
             plan = plan or self._new_plan(task)
-            arguments = self._payloads.arguments(job, task, self._job_client)
+            if plan.read_arguments is None or job.opts.canvas or job.data.startswith(ENVELOPE_START):
+                arguments = self._payloads.arguments(job, task, self._job_client)
+            else:  # nearly every job
+                arguments = JobArguments(*plan.read_arguments(codec.decode(job.data, what=f"data of job {job.id}")))
             own = job.opts.time_limits
             limits = plan.limits if own is NO_LIMITS else own.with_defaults(plan.limits)
             if plan.needs_context:
@@ -545,6 +553,7 @@ class AttemptRunner:
             # Spark's session is bound to the thread that has created it.
             off_main_thread=task._is_async or (self._threads.enabled and not task._options.spark),
             needs_context=task._is_batch or task._bind or task._has_base,
+            read_arguments=self._payloads.plain_reader(task),
             encode_result=self._payloads.plain_encoder(task),
         )
         if self.keeps_plans:
@@ -981,7 +990,9 @@ class JobStarter:
             and self._fetcher.throttle_if_limited(acquired, attempt.plan.rate)
         ):
             return THROTTLED
-        self._fetcher.emit_started(job)
+        bus = self._fetcher.bus
+        if bus.listeners[JobStarted]:
+            bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
         if self._child_limits.exist and self._child_limits.count_job():
             self._fetcher.closing = True  # this is the last job
         return attempt

@@ -19,6 +19,7 @@ import uuid_utils
 from bulltask.config.config import Config
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.clock import ServerClock, mono_ms
+from bulltask.jobs.codec import counter
 from bulltask.jobs.errors import (
     BrokerAuthError,
     BrokerConfigError,
@@ -30,7 +31,7 @@ from bulltask.jobs.errors import (
     InvalidJobError,
     JobError,
 )
-from bulltask.jobs.fields import KEEP_ALL, counter
+from bulltask.jobs.fields import KEEP_ALL
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import REVOKED, name_in_app
 from bulltask.jobs.payloads import PayloadCodec

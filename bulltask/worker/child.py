@@ -345,7 +345,8 @@ def child_bus(
 ) -> Bus:
     """Return a child's bus with the log, the metrics and the app's listeners; call it in the child."""
     bus = Bus(on_error=listener_errors(logger))
-    LogListener(logger, PayloadCodec(app._config).encrypts).attach(bus)
+    encrypts = PayloadCodec(app._config).encrypts if app._config.encryption_keys else None
+    LogListener(logger, encrypts).attach(bus)
     if memory is not None:
         MetricsListener(memory.block(index + 1), queues).attach(bus)
     attach_process_signals(bus)

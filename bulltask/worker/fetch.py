@@ -14,11 +14,11 @@ from typing import Any, Final
 from bulltask.config.config import Config
 from bulltask.config.parsers import TaskRate
 from bulltask.jobs.clock import ServerClock, mono_ms
+from bulltask.jobs.codec import MAX_SAFE_INTEGER
 from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, BulltaskError, Interrupt, JobError
-from bulltask.jobs.fields import MAX_NUMBER
 from bulltask.jobs.job import RunningJob
 from bulltask.observe.bus import Bus
-from bulltask.observe.events import JobStarted, JobThrottled
+from bulltask.observe.events import JobThrottled
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, Fetched, QueueKeys, SyncClient, command, text
 from bulltask.transport.cluster import HashSlotWaits
@@ -195,7 +195,7 @@ class RoundRobin:
             if self._are_many:
                 self._turn = index
         else:
-            self._due_at_ms[index] = int(min(score_ms, MAX_NUMBER))  # a client may store any delay
+            self._due_at_ms[index] = int(min(score_ms, MAX_SAFE_INTEGER))  # a client may store any delay
 
     def reopen(self, also: Iterable[int] = ()) -> None:
         """Poll the queues again, because only a fetch promotes delayed jobs and replaces a lost marker.
@@ -441,7 +441,7 @@ class JobFetcher:
         self._clock = broker.clock
         self._config = broker.config
         self._control = control
-        self._bus = bus
+        self.bus = bus
         self._wakeup_pipe = wakeup_pipe
         self._fetch_options = FetchOptionsCache(broker.config, worker_id)
         self.client = broker.worker_client()
@@ -502,7 +502,7 @@ class JobFetcher:
             if not self.may_acquire:
                 self._pause(slot)
                 continue
-            slot.reserve(mono_ms())
+            slot.enter(SlotState.RESERVED, mono_ms())
             try:
                 self.client.connect()  # also sets the clock, which decides when delayed jobs are due
                 self._release_jobs_without_reply()
@@ -711,18 +711,15 @@ class JobFetcher:
         limit = max_concurrent(fetched.fields, self._config.max_crashes) if CRASHES_FIELD in fetched.fields else 0
         return AcquiredJob(slot, index, keys, job, limit)
 
-    def emit_started(self, job: RunningJob) -> None:
-        """Emit ``JobStarted`` for an acquired job."""
-        if self._bus.wants(JobStarted):
-            self._bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
-
     def throttle_if_limited(self, acquired: AcquiredJob, rate: TaskRate) -> bool:
         """Delay an acquired job if its task has reached its rate limit, and give its slot back; False if it may start.
 
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.
         """
         job, interrupted, delay_ms = acquired.job, False, None
-        acquired.slot.finish(mono_ms())  # an active job whose lock the call removes would be reported
+        acquired.slot.enter(
+            SlotState.FINISHING, mono_ms()
+        )  # an active job whose lock the call removes would be reported
         while True:
             call = start_or_throttle(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
             try:
@@ -738,9 +735,9 @@ class JobFetcher:
                     break  # the stalled check recovers the job if no other worker has it
                 interrupted = True
         if delay_ms:
-            self._bus.emit(JobThrottled(job.id, job.queue, job.name, delay_ms))
+            self.bus.emit(JobThrottled(job.id, job.queue, job.name, delay_ms))
         if delay_ms == 0:
-            acquired.slot.start(mono_ms())
+            acquired.slot.enter(SlotState.ACTIVE, mono_ms())
         else:
             self.pool.give_back(acquired.slot)
         return delay_ms != 0
@@ -816,7 +813,7 @@ class JobFetcher:
         if self.has_several_queues or self._control.has_permits:
             self._queue_wait.wait()
             return None
-        slot.reserve(mono_ms())
+        slot.enter(SlotState.RESERVED, mono_ms())
         keys = self.round_robin.queues[0]
         try:
             fetched = self._queue_wait.wait(fetch_now(keys, self._fetch_options[keys, slot.token]))

@@ -19,6 +19,7 @@ from bulltask.config.config import Config
 from bulltask.config.process import exit_if_forked
 from bulltask.jobs import codec
 from bulltask.jobs.clock import ServerClock, mono_ms
+from bulltask.jobs.codec import counter
 from bulltask.jobs.errors import (
     RECOVERABLE,
     BrokerAuthError,
@@ -32,8 +33,8 @@ from bulltask.jobs.errors import (
     NoPendingChildrenError,
     PendingChildrenError,
 )
-from bulltask.jobs.fields import BULLTASK_KEY, ERROR_FIELD, KEEP_ALL, NO_RESULTS, StoredOptions, counter
-from bulltask.jobs.job import RELEASES_FIELD, RunningJob
+from bulltask.jobs.fields import ERROR_FIELD, KEEP_ALL, NO_RESULTS
+from bulltask.jobs.job import BULLTASK_KEY, RELEASES_FIELD, RunningJob, StoredOptions
 from bulltask.jobs.names import FAN_OUT, REVOKED
 from bulltask.jobs.stored_job import FAILED_JOB_FIELD
 from bulltask.observe.bus import Bus
@@ -87,12 +88,12 @@ from bulltask.worker.outcomes import (
     retried_event,
 )
 from bulltask.worker.run_hooks import RunHooks
+from bulltask.worker.slots import SlotState
 
 __all__ = [
     "FailedWriteHandler",
     "Finisher",
     "OutcomeWriter",
-    "fetches_next",
     "options_after_retry",
 ]
 
@@ -102,9 +103,6 @@ __all__ = [
 
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 """Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`FailedWriteHandler.fallback`."""
-
-_FETCHING_SCRIPT: Final = "moveToFinished"
-"""The script that can also fetch the next job; a call that does not fetch one is wrapped in another script."""
 
 _FAST_RETRIES: Final = 10
 _SLOW_RETRY_MS: Final = 1_000
@@ -128,11 +126,6 @@ def run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     raise AssertionError(f"{coroutine!r} waits")
-
-
-def fetches_next(call: Call[Any]) -> bool:
-    """Return whether a call that writes an outcome also fetches the next job."""
-    return call.script is not None and call.script.name == _FETCHING_SCRIPT
 
 
 def _reason(job_id: str, outcome: Outcome, exc: BulltaskError) -> str:
@@ -250,7 +243,7 @@ class FailedWriteHandler:
 
         Redis executed it if the attempt was counted, or if the job no longer exists and its retention permits removal.
         Otherwise the lock has expired and another worker has the job, or Redis has lost its data. Counts above
-        ``MAX_NUMBER`` cannot be compared, so such a write is assumed not to have been executed.
+        2^53-1 cannot be compared, so such a write is assumed not to have been executed.
         """
         job, may_be_removed = acquired.job, self._may_be_removed(acquired.job)
         expected = job.attempts_made + 1 - job.opts.retries_before
@@ -318,51 +311,44 @@ class Finisher:
         self._fetch_options = FetchOptionsCache(config, worker_id)
         self._pid = os.getpid()
 
-    def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
-        """Return the call that writes ``outcome``; only ``moveToFinished`` can fetch the next job in the same step."""
+    def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> tuple[Call[Any], bool]:
+        """Return the call that writes ``outcome``, and whether it also fetches the next job.
+
+        Args:
+            acquired: The job.
+            outcome: Its outcome.
+            fetch_next: Fetch the next job if the call can: that of a job that completes or fails, with few exceptions.
+        """
         if os.getpid() != self._pid:
             exit_if_forked(self._pid)  # a process that user code has forked must not finish its parent's job
-        call = self._call(acquired, outcome, fetch_next)
-        return call if fetch_next and fetches_next(call) else wake_next(acquired.keys, call)
-
-    def _call(  # noqa: C901 - one case for each outcome
-        self, acquired: AcquiredJob, outcome: Outcome, fetch_next: bool
-    ) -> Call[Any]:
-        keys, job, token = acquired.keys, acquired.job, acquired.slot.token
+        keys, job = acquired.keys, acquired.job
         # The server's time may be milliseconds ahead of this estimate; a job must not finish before it was acquired.
         now_ms = max(self._clock.now_ms(), job.processed_on_ms)
-        match outcome:
-            case CompletedOutcome():
-                keep = job.keep("removeOnComplete", self._config.keep_completed)
-                if "age" in keep and "count" not in keep:
-                    # Otherwise, BullMQ's script would look for old jobs once per job, which takes a tenth of its time.
-                    if now_ms < self._next_removals_ms.get(job.queue, 0):
-                        keep = KEEP_ALL
-                    else:
-                        self._next_removals_ms[job.queue] = now_ms + _REMOVAL_INTERVAL_MS
-                fields = [] if outcome.checkpoint is None else checkpoint_fields(outcome)
-                finish = FinishOptions(True, outcome.value, keep, job.opts.attempts, fields)
-                options, fans_out = self._fetch_options[keys, token], job.name == FAN_OUT
-                fetch = fetch_next and not fans_out
-                call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
-                return with_dependents(keys, job, call, outcome.value, now_ms) if fans_out else call
-            case FailedOutcome():
-                return self._failed_call(acquired, outcome, fetch_next, now_ms)
-            case RetriedOutcome(delay_ms=0):
-                fields = _retry_fields(job, outcome)
-                return retry_job(keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
-            case RetriedOutcome():
-                fields = _retry_fields(job, outcome)
-                return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
-            case RescheduledByWorkerOutcome() | IncompatibleOutcome():
-                move = move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
-                if isinstance(outcome, IncompatibleOutcome):
-                    move = delay_incompatible(keys, job.id, move, outcome.reason, outcome.since)
-                return move
-            case _:
-                return _requested_call(acquired, outcome, now_ms)
+        call: Call[Any]
+        if isinstance(outcome, CompletedOutcome):
+            keep = job.keep("removeOnComplete", self._config.keep_completed)
+            if "age" in keep and "count" not in keep:
+                # Otherwise, BullMQ's script would look for old jobs once per job, which takes a tenth of its time.
+                if now_ms < self._next_removals_ms.get(job.queue, 0):
+                    keep = KEEP_ALL
+                else:
+                    self._next_removals_ms[job.queue] = now_ms + _REMOVAL_INTERVAL_MS
+            fields = [] if outcome.checkpoint is None else checkpoint_fields(outcome)
+            finish = FinishOptions(True, outcome.value, keep, job.opts.attempts, fields)
+            options, fans_out = self._fetch_options[keys, acquired.slot.token], job.name == FAN_OUT
+            fetches = fetch_next and not fans_out
+            call = move_to_finished(keys, job.id, options, finish, fetch_next=fetches, now_ms=now_ms)
+            if fans_out:
+                call = with_dependents(keys, job, call, outcome.value, now_ms)
+        elif isinstance(outcome, FailedOutcome):
+            call, fetches = self._failed_call(acquired, outcome, fetch_next, now_ms)
+        else:
+            call, fetches = _move_call(acquired, outcome, now_ms), False
+        return (call, True) if fetches else (wake_next(keys, call), False)
 
-    def _failed_call(self, acquired: AcquiredJob, outcome: FailedOutcome, fetch_next: bool, now_ms: int) -> Call[Any]:
+    def _failed_call(
+        self, acquired: AcquiredJob, outcome: FailedOutcome, fetch_next: bool, now_ms: int
+    ) -> tuple[Call[Any], bool]:
         keys, job, token, revoked = acquired.keys, acquired.job, acquired.slot.token, outcome.category == REVOKED
         fields = [*job.failure_fields(outcome.reason, outcome.trace), *checkpoint_fields(outcome)]
         if outcome.failed_job is not None:
@@ -383,8 +369,10 @@ class Finisher:
         call = with_dependents(keys, job, call, None, now_ms)
         failure: Call[Any] = fail_malformed(keys, call, token) if outcome.malformed else call
         if revoked and not outcome.malformed:
-            return finish_revoked(keys, call)
-        return finish_with_errbacks(failure, errbacks) if errbacks else failure
+            failure = finish_revoked(keys, call)
+        elif errbacks:
+            failure = finish_with_errbacks(failure, errbacks)
+        return failure, fetch
 
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
         """Return the call that rate-limits the job's queue; make it before the job is released.
@@ -429,7 +417,7 @@ class Finisher:
         job = acquired.job
         if type(outcome) is not CompletedOutcome:
             self._emit_other(job, outcome, duration_ms)
-        elif self._bus.wants(JobCompleted):
+        elif self._bus.listeners[JobCompleted]:
             self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
         hooks = self._hooks
         if hooks is not None and (hooks.runs or type(outcome) is not CompletedOutcome) and hooks.follow(outcome):
@@ -491,20 +479,34 @@ def options_after_retry(job: RunningJob, outcome: RetriedOutcome) -> StoredOptio
     return StoredOptions({**job.opts, BULLTASK_KEY: {**own, **changed}})
 
 
-def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
-    call, fields = _move_call(acquired, outcome, now_ms), request_fields(acquired.job, outcome)
-    return move_with_fields(acquired.keys, acquired.job.id, fields, call) if fields else call
-
-
-def _move_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
-    keys, job_id, token = acquired.keys, acquired.job.id, acquired.slot.token
+def _move_call(
+    acquired: AcquiredJob,
+    outcome: RetriedOutcome | RescheduledByWorkerOutcome | IncompatibleOutcome | RequestedOutcome,
+    now_ms: int,
+) -> Call[Any]:
+    """Return the call that writes the outcome of a job that will run again."""
+    keys, job, token = acquired.keys, acquired.job, acquired.slot.token
+    call: Call[Any]
     match outcome:
+        case RetriedOutcome(delay_ms=0):
+            fields = _retry_fields(job, outcome)
+            return retry_job(keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
+        case RetriedOutcome():
+            fields = _retry_fields(job, outcome)
+            return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
+        case RescheduledByWorkerOutcome():
+            return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
+        case IncompatibleOutcome():
+            move = move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
+            return delay_incompatible(keys, job.id, move, outcome.reason, outcome.since)
         case RescheduledByTaskOutcome():
-            return move_to_delayed(keys, job_id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
+            call = move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
         case ReleasedOutcome() | RateLimitedOutcome():
-            return move_from_active_to_wait(keys, job_id, token)
+            call = move_from_active_to_wait(keys, job.id, token)
         case WaitingForChildrenOutcome():
-            return move_to_waiting_children(keys, job_id, token, now_ms)
+            call = move_to_waiting_children(keys, job.id, token, now_ms)
+    fields = request_fields(job, outcome)
+    return move_with_fields(keys, job.id, fields, call) if fields else call
 
 
 class OutcomeWriter:
@@ -521,7 +523,7 @@ class OutcomeWriter:
         """
         fetcher, fetch_error = self._fetcher, None
         written: Outcome | None = outcome
-        acquired.slot.finish(mono_ms())
+        acquired.slot.enter(SlotState.FINISHING, mono_ms())
         try:
             next_job = self._exchange(acquired, outcome, fetch=fetcher.may_fetch_next)
         except (BrokerError, JobError) as exc:
@@ -533,8 +535,8 @@ class OutcomeWriter:
         self.after_write(acquired, written, duration_ms)
         return next_job
 
-    def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
-        """Return the call that writes an outcome, and fetches the next job if that would be in the same queue."""
+    def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> tuple[Call[Any], bool]:
+        """:meth:`Finisher.call`, but fetch the next job only if it would be from the same queue."""
         fetch_next = fetch_next and not self._fetcher.has_several_queues
         return self._finisher.call(acquired, outcome, fetch_next=fetch_next)
 
@@ -548,7 +550,7 @@ class OutcomeWriter:
         Each job has its own call, so an error affects only one job.
         """
         for acquired, _ in ended:
-            acquired.slot.finish(mono_ms())
+            acquired.slot.enter(SlotState.FINISHING, mono_ms())
         for (acquired, outcome), error in zip(ended, self._write_batch(ended), strict=True):
             written: Outcome | None = outcome
             if isinstance(error, BrokerError | JobError):
@@ -584,14 +586,12 @@ class OutcomeWriter:
                 for acquired, outcome in ended
                 if isinstance(outcome, RateLimitedOutcome)
             ]
-            calls = [self._finisher.call(acquired, outcome, fetch_next=False) for acquired, outcome in ended]
+            calls = [self._finisher.call(acquired, outcome, fetch_next=False)[0] for acquired, outcome in ended]
             return self._fetcher.client.try_many([*limits, *calls])[len(limits) :]
         except BrokerError as exc:
             return [exc] * len(ended)
 
-    def _exchange(  # noqa: C901 - the outcome, and the job, each with its errors
-        self, acquired: AcquiredJob, outcome: Outcome, *, fetch: bool
-    ) -> AcquiredJob | None:
+    def _exchange(self, acquired: AcquiredJob, outcome: Outcome, *, fetch: bool) -> AcquiredJob | None:
         """Write the outcome and fetch the next job, from the same or another queue, in one round trip."""
         fetcher, slot = self._fetcher, acquired.slot
         if isinstance(outcome, RateLimitedOutcome):
@@ -600,12 +600,10 @@ class OutcomeWriter:
         if fetcher.has_several_queues:
             index = fetcher.round_robin.after(index)
         same = index == acquired.queue_index
-        call = self._finisher.call(acquired, outcome, fetch_next=fetch and same)
-        if not fetch or (same and not fetches_next(call)):
-            fetcher.client.run(call)
-            return None
-        if same:
-            return fetcher.adopt(index, slot, fetcher.client.run(call))
+        call, fetches = self._finisher.call(acquired, outcome, fetch_next=fetch and same)
+        if same or not fetch:
+            reply = fetcher.client.run(call)
+            return fetcher.adopt(index, slot, reply) if fetches else None
         finished, fetched = fetcher.client.try_many([call, fetcher.fetch_call(index, slot)])
         if isinstance(finished, BulltaskError):
             fetcher.release_fetched(index, slot, fetched)

@@ -12,7 +12,7 @@ from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, JobError
 from bulltask.transport.call import Call, Fetched
 from bulltask.worker.attempt import THROTTLED, Attempt, AttemptRunner, JobStarter
 from bulltask.worker.fetch import JobFetcher
-from bulltask.worker.finish import OutcomeWriter, fetches_next
+from bulltask.worker.finish import OutcomeWriter
 from bulltask.worker.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.slots import LONG_MS, ChildBlock, ControlPage, Slot, SlotState
 
@@ -43,18 +43,15 @@ class PrefetchCount:
 
     Args:
         maximum: The largest number; 0 and 1 turn prefetching off.
+
+    Attributes:
+        jobs: How many jobs to acquire in one round trip.
     """
 
     def __init__(self, maximum: int) -> None:
         self._maximum = max(1, maximum)
         self._slowest_ms = _LONGEST_MS
-
-    @property
-    def jobs(self) -> int:
-        """How many jobs to acquire in one round trip."""
-        if self._slowest_ms * 2 > FLUSH_MS:
-            return min(self._maximum, 2 if self._slowest_ms <= _OVERLAP_MS else 1)
-        return min(self._maximum, int(FLUSH_MS / self._slowest_ms) if self._slowest_ms else self._maximum)
+        self.jobs = 1
 
     @property
     def expected_ms(self) -> float:
@@ -65,12 +62,16 @@ class PrefetchCount:
         """Record how long a job took; after a long one, the next jobs are acquired one at a time."""
         if duration_ms > LONG_MS:
             duration_ms = _LONGEST_MS
-        slowest_ms = self._slowest_ms * _DECAY
-        self._slowest_ms = min(max(duration_ms, slowest_ms), _LONGEST_MS)
+        self._slowest_ms = slowest_ms = min(max(duration_ms, self._slowest_ms * _DECAY), _LONGEST_MS)
+        jobs = int(FLUSH_MS / slowest_ms) if slowest_ms else self._maximum
+        if jobs < 2:
+            jobs = 2 if slowest_ms <= _OVERLAP_MS else 1
+        self.jobs = min(self._maximum, jobs)
 
     def record_long_job(self) -> None:
         """Prefetch no more, as after a long job: jobs that run alongside others, or in a batch, are not prefetched."""
         self._slowest_ms = _LONGEST_MS
+        self.jobs = 1
 
 
 # Runs short jobs on the main thread, several per round trip (docs/adr/0038-prefetching-short-jobs.md).
@@ -83,18 +84,14 @@ _RECHECK_MS: Final = 1_000
 
 
 class _EndedJob(NamedTuple):
-    """A job whose attempt has ended, and whose outcome may not be written yet."""
+    """A job whose attempt has ended, and whose outcome may not be written yet; the call may also fetch a job."""
 
     acquired: AcquiredJob
     outcome: Outcome
     duration_ms: float
     call: Call[Any]
+    fetches: bool
     packed: bytes
-
-    @property
-    def fetches(self) -> bool:
-        """Whether the call also fetches a job."""
-        return fetches_next(self.call)
 
 
 class PrefetchLoop:
@@ -189,7 +186,7 @@ class PrefetchLoop:
             self._pool.give_back(*(acquired.slot for acquired in ready))
             ready.clear()
         if alone is not None:
-            alone.slot.start(mono_ms())
+            alone.slot.enter(SlotState.ACTIVE, mono_ms())
         return alone
 
     def _wanted(self) -> int:
@@ -214,13 +211,13 @@ class PrefetchLoop:
             if self._runs_alone(acquired) or (ended and next_end_ms >= FLUSH_MS):
                 break
             self._ready.popleft()
-            acquired.slot.start(mono_ms())
+            acquired.slot.enter(SlotState.ACTIVE, mono_ms())
             attempt = self._starter.begin(acquired)
             if attempt is THROTTLED:
                 continue
             outcome, duration_ms = self._outcome(attempt, acquired.slot)
-            call = self._writer.call(acquired, outcome, fetch_next=fetching < wanted)
-            item = _EndedJob(acquired, outcome, duration_ms, call, self._fetcher.client.pack(call))
+            call, fetches = self._writer.call(acquired, outcome, fetch_next=fetching < wanted)
+            item = _EndedJob(acquired, outcome, duration_ms, call, fetches, self._fetcher.client.pack(call))
             ended.append(item)
             fetching += item.fetches
             is_stored = acquired.slot.end(item.packed, mono_ms())
@@ -271,15 +268,15 @@ class PrefetchLoop:
         self._pool.give_back(slot)
 
     def _without_fetch(self, item: _EndedJob) -> _EndedJob:
-        call = self._writer.call(item.acquired, item.outcome, fetch_next=False)
-        return item._replace(call=call, packed=self._fetcher.client.pack(call))
+        call, _ = self._writer.call(item.acquired, item.outcome, fetch_next=False)
+        return item._replace(call=call, fetches=False, packed=self._fetcher.client.pack(call))
 
     def _send(self, items: Sequence[_EndedJob]) -> None:
         """Send the calls; :meth:`_read_replies` reads the replies."""
         without_reply = [item for item in items if item.acquired.slot.state == SlotState.NO_REPLY]
         items = [item for item in items if item.acquired.slot.state != SlotState.NO_REPLY]
         for item in items:
-            item.acquired.slot.finish(mono_ms())
+            item.acquired.slot.enter(SlotState.FINISHING, mono_ms())
         if items:
             self._replies = self._start(items)
             self._sent = items

@@ -579,7 +579,7 @@ class Takeover:
             for slot, ended_id in of_queue:
                 job_id = locked.get(slot.token)
                 if job_id is None:
-                    slot.record_takeover(SlotState.RELEASED, mono_ms())
+                    slot.enter(SlotState.RELEASED, mono_ms())
                 elif job_id == ended_id:
                     pending.append(slot)
                 else:
@@ -595,15 +595,15 @@ class Takeover:
             replies = self._client.send_packed([slot.outcome for slot in slots])
         except BrokerUnavailableError:
             for slot in slots:
-                slot.record_takeover(SlotState.NO_REPLY, mono_ms())
+                slot.enter(SlotState.NO_REPLY, mono_ms())
             raise
         unstarted = []
         for slot, job in zip(slots, map(next_job, replies), strict=True):
             if isinstance(job, BrokerUnavailableError):  # of one node of a cluster, or the reply was damaged
-                slot.record_takeover(SlotState.NO_REPLY, mono_ms())
+                slot.enter(SlotState.NO_REPLY, mono_ms())
             if not isinstance(job, Fetched):
                 continue  # the child makes the call again, and handles the error
-            slot.record_takeover(SlotState.WRITTEN, mono_ms())
+            slot.enter(SlotState.WRITTEN, mono_ms())
             if job.job_id:
                 unstarted.append((slot, job.job_id))
         self._release(unstarted, SlotState.WRITTEN)
@@ -616,11 +616,11 @@ class Takeover:
         """
         jobs = jobs[::-1]
         for slot, _ in jobs:
-            slot.record_takeover(SlotState.RELEASING, mono_ms())
+            slot.enter(SlotState.RELEASING, mono_ms())
         calls = [release_unstarted(self._queues[slot.read().queue_index], job_id, slot.token) for slot, job_id in jobs]
         for (slot, _), reply in zip(jobs, self._client.try_many(calls) if calls else (), strict=True):
             if not isinstance(reply, BrokerError):  # a JobError means that the lock is lost
-                slot.record_takeover(after, mono_ms())
+                slot.enter(after, mono_ms())
 
 
 def _is_delayed(block: ChildBlock, slots: Sequence[Slot], now_ms: int) -> bool:

@@ -244,12 +244,15 @@ class Slot:
         """The position of the slot's job among the jobs that its child has acquired: many come in one millisecond."""
         return self._words[_ORDER]
 
-    def reserve(self, now_ms: int) -> None:
-        """Record that a fetch is starting: from now on, the token may lock a job."""
-        self._set(SlotState.RESERVED, now_ms)
+    def enter(self, state: SlotState, now_ms: int) -> None:
+        """Record that the slot is in another state now."""
+        words = self._words
+        words[_SEQ] += 1
+        words[_STATE], words[_SINCE] = state, now_ms
+        words[_SEQ] += 1
 
     def activate(self, queue_index: int, job_id: str, now_ms: int, state: SlotState = SlotState.ACTIVE) -> int:
-        """Record that a job was acquired and is running; in state ``PREFETCHED``, it starts with :meth:`start`.
+        """Record that a job was acquired and is running, or is ``PREFETCHED``.
 
         Returns:
             When the slot entered the state before.
@@ -328,10 +331,6 @@ class Slot:
         words = self._words
         return words[_STATE] == SlotState.ACTIVE and (0 < words[_SOFT_AT] <= now_ms or 0 < words[_HARD_AT] <= now_ms)
 
-    def start(self, now_ms: int) -> None:
-        """Record that the attempt of a prefetched job is starting."""
-        self._set(SlotState.ACTIVE, now_ms)
-
     def end(self, call: bytes, now_ms: int) -> bool:
         """Store the call that writes the attempt's outcome; return False if it is too long."""
         if len(call) > OUTCOME_BYTES:
@@ -361,24 +360,10 @@ class Slot:
         """The slot's :class:`SlotState`: a quick check without the seqlock of :meth:`read`."""
         return self._words[_STATE]
 
-    def record_takeover(self, state: SlotState, now_ms: int) -> None:
-        """Record what the supervisor, which holds the block's lock, has done with the job."""
-        self._set(state, now_ms)
-
-    def finish(self, now_ms: int) -> None:
-        """Record that the job's outcome is being written; its lock is still needed."""
-        self._set(SlotState.FINISHING, now_ms)
-
     def free(self, now_ms: int) -> None:
         """Record that the token locks no job."""
         self._words[_OUTCOME_LENGTH] = 0
-        self._set(SlotState.FREE, now_ms)
-
-    def _set(self, state: SlotState, now_ms: int) -> None:
-        words = self._words
-        words[_SEQ] += 1
-        words[_STATE], words[_SINCE] = state, now_ms
-        words[_SEQ] += 1
+        self.enter(SlotState.FREE, now_ms)
 
     def read(self) -> SlotView:
         """Return a consistent copy, for the supervisor."""
@@ -791,14 +776,14 @@ class SlotPool:
         """Take up to ``count`` slots for a fetch."""
         slots: list[Slot] = []
         while len(slots) < count and (slot := self.take()) is not None:
-            slot.reserve(mono_ms())
+            slot.enter(SlotState.RESERVED, mono_ms())
             slots.append(slot)
         return slots
 
     def clear(self, slot: Slot) -> None:
         """Record that a slot has no job, before its owner uses it again."""
         if slot in self.without_reply:
-            slot.reserve(mono_ms())
+            slot.enter(SlotState.RESERVED, mono_ms())
         else:
             slot.free(mono_ms())
 

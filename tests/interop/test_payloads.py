@@ -14,8 +14,7 @@ import redis
 
 from bulltask import App
 from bulltask.config.settings import Settings
-from bulltask.jobs.fields import StoredOptions
-from bulltask.jobs.job import JobRef, RunningJob
+from bulltask.jobs.job import JobRef, RunningJob, StoredOptions
 from bulltask.jobs.payloads import PayloadCodec, PayloadFormat
 from bulltask.testing.worker import wait_until
 from tests.interop.node_program import node_program

@@ -16,10 +16,10 @@ def paths(redis_server: object) -> dict[str, JobPath]:
 
 def test_a_job_passes_through_few_files(paths: dict[str, JobPath]) -> None:
     files = set[str]().union(*(path.files for path in paths.values()))
-    assert len(files) <= 36, sorted(files)
+    assert len(files) <= 30, sorted(files)
 
 
 def test_writing_an_outcome_and_starting_the_next_job_takes_few_functions(paths: dict[str, JobPath]) -> None:
     cycle = paths["cycle"]
-    within_limits = len(cycle.files) <= 23 and len(cycle.functions) <= 90 and cycle.changes <= 76
+    within_limits = len(cycle.files) <= 20 and len(cycle.functions) <= 60 and cycle.changes <= 50
     assert within_limits, f"{cycle}\n{cycle.by_file()}"

@@ -317,7 +317,7 @@ async def test_the_clock_is_set_on_connect_and_once_a_minute(
     assert calls("time")[0] == 1
     assert client._clock is not None
     assert abs(client._clock.now_ms() - wall_ms()) < 1_000
-    monkeypatch.setattr(ServerClock, "resync_ms", 0)
+    monkeypatch.setattr(client._clock, "due_at_ms", 0)
     await client.run(command("PING"))
     assert calls("time")[0] == 2
 

@@ -27,7 +27,7 @@ from bulltask.errors import (
     ConfigError,
     JobNotFoundError,
 )
-from bulltask.jobs.clock import ServerClock, wall_ms
+from bulltask.jobs.clock import ServerClock, mono_ms, wall_ms
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call, QueueKeys, SyncClient, command, script_call
@@ -383,13 +383,13 @@ def test_a_slow_reading_of_the_clock_does_not_replace_a_precise_one() -> None:
 
 def test_over_a_slow_network_the_clock_is_read_at_most_three_times() -> None:
     clock, readings = ServerClock(), 0
-    while clock.due:
+    while mono_ms() >= clock.due_at_ms:
         readings += 1
         clock.set(1_000_000_000_000, 0, 300)
     assert readings == 2
     clock.set(1_000_000_000_000, 0, 310)
-    assert not clock.due
-    while clock.due or readings == 2:
+    assert mono_ms() < clock.due_at_ms
+    while mono_ms() >= clock.due_at_ms or readings == 2:
         readings += 1
         clock.set(1_000_000_000_000, 0, 1_000 * 3**readings)
     assert readings == 5
@@ -410,7 +410,7 @@ def test_the_clock_is_set_on_connect_and_once_a_minute(
         client.run(command("PING"))
     client.run(command("PING"))
     assert calls("time")[0] == 2, "on the new connection"
-    monkeypatch.setattr(ServerClock, "resync_ms", 0)
+    monkeypatch.setattr(client._clock, "due_at_ms", 0)
     client.run(command("PING"))
     assert calls("time")[0] == 3
     client.close()
@@ -559,7 +559,7 @@ def test_the_clock_is_set_before_calls_are_started(
     client.connect()
     calls = count_calls(redis_client)
     assert start(client, echo("first"))() == ["first"]
-    monkeypatch.setattr(client._clock, "resync_ms", 0)
+    monkeypatch.setattr(client._clock, "due_at_ms", 0)
     assert start(client, echo("second"))() == ["second"]
     assert calls("time") == (1, 0)
 

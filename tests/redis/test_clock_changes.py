@@ -44,7 +44,7 @@ def age_reading(clock: ServerClock, changed_ms: int) -> None:
     """Make the last reading one from before the server's clock was set, more than 5 s ago."""
     assert clock._offset_ms is not None
     clock._offset_ms -= changed_ms
-    clock._synced_at_ms -= ServerClock.resync_ms
+    clock.due_at_ms = 0
 
 
 def test_a_recent_reading_is_not_repeated(app: App, redis_client: redis.Redis) -> None:

@@ -120,7 +120,7 @@ def on_server(server_factory: Callable[..., RedisServer]) -> Iterator[Callable[.
 
 @pytest.mark.every_topology
 def test_the_lock_of_a_slowly_fetched_job_is_renewed(worker: Supervised) -> None:
-    worker.slot.reserve(mono_ms() - LONG_AGO_MS)
+    worker.slot.enter(SlotState.RESERVED, mono_ms() - LONG_AGO_MS)
     job_id = worker.acquire(worker.slot, 1)
     worker.heartbeat.tick(0, 0)
     assert worker.lock_ttl_ms(job_id, 1) > 20_000
@@ -128,7 +128,7 @@ def test_the_lock_of_a_slowly_fetched_job_is_renewed(worker: Supervised) -> None
 
 def test_the_lock_of_a_job_fetched_while_another_finishes_is_renewed(worker: Supervised) -> None:
     worker.slot.activate(0, "has-ended", mono_ms())
-    worker.slot.finish(mono_ms() - LONG_AGO_MS)
+    worker.slot.enter(SlotState.FINISHING, mono_ms() - LONG_AGO_MS)
     job_id = worker.acquire(worker.slot, 1)
     worker.heartbeat.tick(0, 0)
     assert worker.lock_ttl_ms(job_id, 1) > 20_000
@@ -136,7 +136,7 @@ def test_the_lock_of_a_job_fetched_while_another_finishes_is_renewed(worker: Sup
 
 
 def test_a_heartbeat_does_not_search_for_the_job_of_a_recent_fetch(worker: Supervised) -> None:
-    worker.slot.reserve(mono_ms())
+    worker.slot.enter(SlotState.RESERVED, mono_ms())
     before = worker.redis.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
     worker.heartbeat.tick(0, 0)
     assert worker.redis.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"] == before
@@ -296,7 +296,7 @@ def test_an_expired_lock_is_not_reacquired_if_the_job_was_released(worker: Super
 def test_the_lock_of_a_job_is_not_reacquired_after_a_takeover(worker: Supervised, state: SlotState) -> None:
     """The child's next job may take hours. Meanwhile, another worker has acquired the first one and lost its lock."""
     job_id = worker.run(worker.slot)
-    worker.slot.record_takeover(state, mono_ms() - LONG_AGO_MS)
+    worker.slot.enter(state, mono_ms() - LONG_AGO_MS)
     worker.expire(job_id)
     worker.heartbeat.tick(0, 0)
     assert worker.lock_ttl_ms(job_id) == -2
@@ -306,7 +306,7 @@ def test_the_lock_of_a_job_is_not_reacquired_after_a_takeover(worker: Supervised
 
 def test_the_lock_of_a_job_that_may_not_have_been_released_is_renewed(worker: Supervised) -> None:
     job_id = worker.run(worker.slot)
-    worker.slot.record_takeover(SlotState.RELEASING, mono_ms() - LONG_AGO_MS)
+    worker.slot.enter(SlotState.RELEASING, mono_ms() - LONG_AGO_MS)
     worker.heartbeat.tick(0, 0)
     assert worker.lock_ttl_ms(job_id) > 20_000
 
@@ -360,7 +360,7 @@ def test_a_child_keeps_a_slowly_fetched_job_unless_another_worker_has_it(worker:
             worker.redis.delete(worker.keys[0].lock(job_id))
             if not owned:
                 worker.redis.set(worker.keys[0].lock(job_id), "another worker's")
-            worker.slot.reserve(mono_ms() - LONG_AGO_MS - 1_000)
+            worker.slot.enter(SlotState.RESERVED, mono_ms() - LONG_AGO_MS - 1_000)
             acquired = fetcher.adopt(0, worker.slot, fetched)
             assert (acquired is not None) == owned
             if acquired is not None:

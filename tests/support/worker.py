@@ -68,7 +68,7 @@ def fixed_prefetch_count(jobs: int) -> str:
     """Return source code that makes a worker acquire this many jobs per round trip, however long they take."""
     return f"""
 from bulltask.worker.prefetch import PrefetchCount
-PrefetchCount.jobs = {jobs}
+PrefetchCount.jobs = property(lambda self: {jobs}, lambda self, _: None)
 """
 
 
@@ -77,12 +77,12 @@ PREFETCHING = {
     "off": fixed_prefetch_count(1),
     "always": """
 from bulltask.worker.prefetch import PrefetchCount
-PrefetchCount.jobs = property(lambda self: self._maximum)
+PrefetchCount.jobs = property(lambda self: self._maximum, lambda self, _: None)
 """,
     "random": """
 import random
 from bulltask.worker.prefetch import PrefetchCount
-PrefetchCount.jobs = property(lambda self: random.randint(1, self._maximum))
+PrefetchCount.jobs = property(lambda self: random.randint(1, self._maximum), lambda self, _: None)
 """,
 }
 """Source code that makes a worker prefetch jobs never, always, or at random: ``BULLTASK_TEST_PREFETCHING``."""

@@ -26,13 +26,13 @@ async def most_writes_at_once(duration_ms: float) -> int:
 
     finisher: Any = SimpleNamespace(
         have_hooks=lambda _: False,
-        call=lambda *_, **__: object(),
+        call=lambda *_, **__: (object(), False),
         after_finish=lambda *_: None,
         emit=lambda *_: None,
     )
     client: Any = SimpleNamespace(run=run)
     backoff: Any = SimpleNamespace(reset=lambda: None)
-    acquired: Any = SimpleNamespace(slot=SimpleNamespace(finish=lambda _: None))
+    acquired: Any = SimpleNamespace(slot=SimpleNamespace(enter=lambda *_: None))
     writer = AsyncOutcomeWriter(finisher, lambda: client, backoff)
     await asyncio.gather(*(writer.write(acquired, CompletedOutcome(b"1", 1), duration_ms) for _ in range(20)))
     return most

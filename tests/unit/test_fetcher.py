@@ -164,7 +164,7 @@ def test_a_fetch_longer_than_half_the_lock_duration_renews_the_lock(
     time: SimpleNamespace, lasted_ms: int, replies: list[Any], state: str
 ) -> None:
     child = FakeChild(*replies)
-    child.slot.reserve(time.ms)
+    child.slot.enter(SlotState.RESERVED, time.ms)
     time.ms += lasted_ms
     acquired = child.fetcher.adopt(0, child.slot, JOB)
     assert (acquired is not None) == (state == "acquired")
@@ -184,7 +184,7 @@ def test_a_throttled_job_is_not_running_while_the_script_removes_its_lock(
     monkeypatch: pytest.MonkeyPatch, delay_ms: int, after: SlotState
 ) -> None:
     child, states = FakeChild(), list[int]()
-    child.slot.reserve(mono_ms())
+    child.slot.enter(SlotState.RESERVED, mono_ms())
     acquired = child.fetcher.adopt(0, child.slot, JOB)
     assert acquired is not None
 

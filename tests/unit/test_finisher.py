@@ -13,8 +13,8 @@ import pytest
 
 from bulltask.config.settings import Settings
 from bulltask.events import Bus, Event, JobFailed, JobRetried
-from bulltask.jobs.fields import KEEP_ALL, StoredOptions
-from bulltask.jobs.job import RunningJob
+from bulltask.jobs.fields import KEEP_ALL
+from bulltask.jobs.job import RunningJob, StoredOptions
 from bulltask.jobs.names import REVOKED
 from bulltask.lua.loader import bulltask_script
 from bulltask.lua.wrappers import outcome_scripts
@@ -84,17 +84,19 @@ def acquired() -> AcquiredJob:
     ],
 )
 def test_each_outcome_is_written_by_its_script(finisher: Finisher, outcome: Outcome, script: str) -> None:
-    call = finisher._call(acquired(), outcome, fetch_next=True)
+    call, fetches = finisher.call(acquired(), outcome, fetch_next=True)
     assert call.script is not None
-    assert call.script.name == script
+    assert call.script.name == (script if fetches else f"wakeNext:{script}")
+    assert fetches == (script == "moveToFinished")
+    alone, fetches = finisher.call(acquired(), outcome, fetch_next=False)
+    assert not fetches
     # If the child dies, its supervisor needs the script's source.
-    calls = [finisher.call(acquired(), outcome, fetch_next=fetch_next) for fetch_next in (False, True)]
-    assert {call.known_sha for call in calls} <= outcome_scripts().keys()
+    assert {call.known_sha, alone.known_sha} <= outcome_scripts().keys()
 
 
 def test_a_job_does_not_finish_before_it_was_acquired(finisher: Finisher) -> None:
     job = replace(acquired().job, processed_on_ms=1_004)
-    call = finisher.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
+    call, _ = finisher.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
     assert call.argv[1] == 1_004, "the clock of this process says 1,000"
 
 
@@ -104,7 +106,7 @@ def test_a_busy_child_removes_old_jobs_every_few_milliseconds() -> None:
     def keep(queue: str = "mail", **option: int) -> Any:
         stored = StoredOptions({"removeOnComplete": option or day})
         job = replace(acquired().job, queue=queue, opts=stored)
-        call = child.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
+        call, _ = child.call(replace(acquired(), job=job), CompletedOutcome(b"1", 1), fetch_next=True)
         return msgpack.unpackb(call.argv[7])["keepJobs"]
 
     child = Finisher(CONFIG, cast(Any, SimpleNamespace(now_ms=lambda: now_ms)), Bus(), "worker")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError, DecodeError, InvalidNameError
 from bulltask.jobs.backoff import Backoff
-from bulltask.jobs.fields import StoredOptions
 from bulltask.jobs.job import (
     MAX_PRIORITY,
     Deduplication,
@@ -19,6 +18,7 @@ from bulltask.jobs.job import (
     JobRef,
     NewJob,
     RunningJob,
+    StoredOptions,
 )
 from bulltask.jobs.names import JobState, check_job_id, check_job_name, check_queue_name, check_scheduler_id
 from bulltask.registry.request import ancestry

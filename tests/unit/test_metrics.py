@@ -294,8 +294,8 @@ def test_threads_of_one_child_lose_no_counts() -> None:
 
 def test_metrics_subscribe_only_to_events_that_have_a_metric() -> None:
     bus = attach_listener(MetricsMemory(["mail"], 2, ChildLimit), 1)
-    assert not bus.wants(events.JobStarted)
-    assert bus.wants(events.JobCompleted)
+    assert not bus.listeners[events.JobStarted]
+    assert bus.listeners[events.JobCompleted]
 
 
 def test_the_metrics_can_be_opened_again_from_a_file_descriptor() -> None:

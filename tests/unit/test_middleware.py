@@ -8,8 +8,7 @@ import pytest
 
 from bulltask import App, ConfigError, Middleware, Request
 from bulltask.hooks import OutgoingJob
-from bulltask.jobs.fields import StoredOptions
-from bulltask.jobs.job import RunningJob
+from bulltask.jobs.job import RunningJob, StoredOptions
 from bulltask.signals import task_postrun, task_prerun
 from bulltask.worker.outcomes import ReleasedOutcome
 from bulltask.worker.run_hooks import RunHooks

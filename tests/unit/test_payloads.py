@@ -21,8 +21,7 @@ from bulltask import App
 from bulltask.config.settings import Settings
 from bulltask.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
 from bulltask.jobs.codec import has_more_tokens
-from bulltask.jobs.fields import StoredOptions
-from bulltask.jobs.job import JobRef, RunningJob
+from bulltask.jobs.job import JobRef, RunningJob, StoredOptions
 from bulltask.jobs.payloads import (
     ENVELOPE_KEY,
     Envelope,

@@ -19,8 +19,8 @@ from bulltask import App, ErrorCategory, PermanentError, Retry, TransientError
 from bulltask.errors import InvalidJobError, JobExpiredError
 from bulltask.events import Bus
 from bulltask.jobs.clock import ServerClock
-from bulltask.jobs.fields import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, StoredOptions, truncate_traces
-from bulltask.jobs.job import RunningJob
+from bulltask.jobs.fields import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, truncate_traces
+from bulltask.jobs.job import RunningJob, StoredOptions
 from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
 from bulltask.transport.call import QueueKeys
@@ -389,7 +389,7 @@ def test_the_stored_size_of_a_failure_is_bounded(error: Exception) -> None:
     outcome = decide_retry(error, failed, task(), app)
     assert len(outcome.reason) <= REASON_CHARS
     acquired = AcquiredJob(Slots(1, 1).children[0].slots()[0], 0, QueueKeys("bull", "{mail}", "mail"), failed, 0)
-    call = Finisher(app._config, ServerClock(), Bus(), "worker").call(acquired, outcome, fetch_next=False)
+    call, _ = Finisher(app._config, ServerClock(), Bus(), "worker").call(acquired, outcome, fetch_next=False)
     assert len(call.packed()) < TRACES_CHARS + 3 * REASON_CHARS
 
 

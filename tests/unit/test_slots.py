@@ -58,11 +58,11 @@ def test_a_new_slot_is_free_and_has_a_token() -> None:
 
 def test_a_slot_has_its_state_and_the_time_of_the_last_change() -> None:
     slot = one_slot()
-    slot.reserve(5)
+    slot.enter(SlotState.RESERVED, 5)
     assert (slot.read().state, slot.read().since_ms, slot.since_ms) == (SlotState.RESERVED, 5, 5)
     slot.activate(3, "job-1", 7)
     assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 3, "job-1", 7)
-    slot.finish(9)
+    slot.enter(SlotState.FINISHING, 9)
     assert slot.read() == SlotView(SlotState.FINISHING, slot.token, 3, "job-1", 9)
     slot.free(11)
     assert (slot.read().state, slot.read().since_ms) == (SlotState.FREE, 11)
@@ -86,33 +86,29 @@ def test_a_job_id_that_is_too_long_is_not_stored(job_id: str) -> None:
 
 
 ID_CHARACTERS = st.characters(exclude_categories=["Cs"])
-operations: st.SearchStrategy[tuple[str, Any]] = st.one_of(
-    st.tuples(st.sampled_from(["reserve", "finish", "free"]), st.none()),
-    st.tuples(st.just("activate"), st.tuples(st.integers(0, 100), st.text(ID_CHARACTERS, max_size=400))),
+operations: st.SearchStrategy[tuple[SlotState, Any]] = st.one_of(
+    st.tuples(st.sampled_from([SlotState.RESERVED, SlotState.FINISHING, SlotState.FREE]), st.none()),
+    st.tuples(st.just(SlotState.ACTIVE), st.tuples(st.integers(0, 100), st.text(ID_CHARACTERS, max_size=400))),
 )
-STATES = {
-    "reserve": SlotState.RESERVED,
-    "finish": SlotState.FINISHING,
-    "free": SlotState.FREE,
-    "activate": SlotState.ACTIVE,
-}
 
 
 @given(st.lists(operations), st.data())
-def test_a_write_to_a_slot_does_not_change_other_slots(steps: list[tuple[str, Any]], data: st.DataObject) -> None:
+def test_a_write_to_a_slot_does_not_change_other_slots(steps: list[tuple[SlotState, Any]], data: st.DataObject) -> None:
     slots = new_slots(children=2, per_child=2)
     every = [slot for block in slots.children for slot in block.slots()]
     expected = {slot: slot.read() for slot in every}
-    for now_ms, (name, argument) in enumerate(steps, 1):
+    for now_ms, (state, argument) in enumerate(steps, 1):
         slot = data.draw(st.sampled_from(every))
         before = expected[slot]
         queue, job_id = argument or (before.queue_index, before.job_id)
-        if name == "activate":
+        if state is SlotState.ACTIVE:
             slot.activate(queue, job_id, now_ms)
             job_id = job_id if len(job_id.encode()) <= ID_BYTES else ""
+        elif state is SlotState.FREE:
+            slot.free(now_ms)
         else:
-            getattr(slot, name)(now_ms)
-        expected[slot] = SlotView(STATES[name], slot.token, queue, job_id, now_ms)
+            slot.enter(state, now_ms)
+        expected[slot] = SlotView(state, slot.token, queue, job_id, now_ms)
         assert {slot: slot.read() for slot in every} == expected
 
 
@@ -153,7 +149,7 @@ def test_deadlines_apply_to_one_attempt_while_it_is_active() -> None:
     slot.set_deadlines(deadlines)
     assert slot.read().deadlines == deadlines
     assert [slot.is_overdue(now_ms) for now_ms in (99, 100, 200)] == [False, True, True]
-    slot.finish(150)
+    slot.enter(SlotState.FINISHING, 150)
     assert not slot.is_overdue(300), "its outcome is being written"
     slot.activate(0, "job-2", 400)
     assert (slot.read().deadlines, slot.is_overdue(10**9)) == (Deadlines(), False)

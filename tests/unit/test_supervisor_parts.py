@@ -241,7 +241,7 @@ def test_a_reserved_slot_keeps_the_job_id_of_its_previous_job() -> None:
     reserved, active = slots.children[0].slots()
     for slot in (reserved, active):
         slot.activate(0, "7", 1)
-    reserved.reserve(2)
+    reserved.enter(SlotState.RESERVED, 2)
     dead = pool._remove_dead(0, pool._children[0], 9)
     assert dead.tokens == (reserved.token, active.token)
     assert dead.jobs == ((0, active.token, "7"),)
@@ -255,8 +255,8 @@ def test_the_jobs_of_a_dead_child_do_not_include_those_that_were_taken_over() ->
     written, releasing, active = slots.children[0].slots()
     for slot in (written, releasing, active):
         slot.activate(0, "7", 1)
-    written.record_takeover(SlotState.WRITTEN, 2)
-    releasing.record_takeover(SlotState.RELEASING, 2)
+    written.enter(SlotState.WRITTEN, 2)
+    releasing.enter(SlotState.RELEASING, 2)
     dead = pool._remove_dead(0, pool._children[0], 9)
     assert dead.jobs == ((0, active.token, "7"),)
     assert dead.tokens == (written.token, releasing.token, active.token)

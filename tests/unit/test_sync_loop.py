@@ -113,7 +113,7 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
             durations.append(duration_ms)
 
     child_limits: Any = SimpleNamespace(exist=False)
-    fetcher: Any = SimpleNamespace(emit_started=lambda _: None)
+    fetcher: Any = SimpleNamespace(bus=Bus())
     collector: Any = SimpleNamespace(batches={})
     starter = JobStarter(fetcher, runner, nothing, nothing, child_limits)
     writer = Writer(fetcher, nothing)

@@ -147,7 +147,7 @@ def test_the_child_looks_for_the_next_job_of_an_outcome_if_it_may_not_have_been_
 
 def test_a_job_that_a_sent_call_has_fetched_is_released_first(worker: FakeWorker) -> None:
     sent = worker.slots[0]
-    sent.finish(3)
+    sent.enter(SlotState.FINISHING, 3)
     worker.locked = [(sent.token, "9")]
     worker.tick()
     assert (worker.sent, worker.released) == ([], ["9", "4", "3"])
@@ -158,7 +158,7 @@ def test_a_sent_call_that_has_fetched_no_job_is_checked_once(worker: FakeWorker)
     for slot in worker.slots[2:]:
         slot.free(3)
     sent = worker.slots[0]
-    sent.finish(3)
+    sent.enter(SlotState.FINISHING, 3)
     worker.tick()
     assert (worker.sent, worker.released, sent.state) == ([], [], SlotState.RELEASED)
     worker.locked = [(sent.token, "9")]  # of another call of the child, after the long job
@@ -168,7 +168,7 @@ def test_a_sent_call_that_has_fetched_no_job_is_checked_once(worker: FakeWorker)
 
 def test_a_call_that_was_sent_but_not_executed_is_made_by_the_supervisor(worker: FakeWorker) -> None:
     sent = worker.slots[0]
-    sent.finish(3)
+    sent.enter(SlotState.FINISHING, 3)
     worker.locked, worker.replies[b"call 1"] = [(sent.token, "1")], [[b"name", b"send"], b"9", 0, 0]
     worker.tick()
     assert (worker.sent, worker.released) == ([b"call 1"], ["9", "4", "3"])
@@ -177,7 +177,7 @@ def test_a_call_that_was_sent_but_not_executed_is_made_by_the_supervisor(worker:
 
 def test_a_sent_call_that_redis_executes_meanwhile_is_checked_again(worker: FakeWorker) -> None:
     sent = worker.slots[0]
-    sent.finish(3)
+    sent.enter(SlotState.FINISHING, 3)
     worker.locked, worker.replies[b"call 1"] = [(sent.token, "1")], -2
     worker.tick()
     assert sent.state == SlotState.FINISHING
@@ -190,7 +190,7 @@ def test_the_child_looks_for_a_job_that_a_sent_call_has_fetched_if_it_may_not_ha
     worker: FakeWorker,
 ) -> None:
     sent = worker.slots[0]
-    sent.finish(3)
+    sent.enter(SlotState.FINISHING, 3)
     worker.locked, worker.release_reply = [(sent.token, "9")], BrokerUnavailableError("gone")
     worker.tick()
     assert sent.state == SlotState.RELEASING
@@ -201,7 +201,7 @@ def test_the_outcome_of_an_async_job_is_left_to_the_child(worker: FakeWorker) ->
         slot.free(3)
     finishing, running, *_ = worker.slots
     finishing.activate(0, "1", 1)
-    finishing.finish(3)
+    finishing.enter(SlotState.FINISHING, 3)
     running.activate(0, "2", 2)
     worker.tick()
     assert finishing.state == SlotState.FINISHING
@@ -224,9 +224,9 @@ def test_jobs_that_were_acquired_in_one_millisecond_keep_their_order(worker: Fak
     for number, slot in enumerate(reversed(prefetched), 3):
         slot.activate(0, str(number), 1, SlotState.PREFETCHED)
     for slot in (finished, running):
-        slot.finish(3)
+        slot.enter(SlotState.FINISHING, 3)
     worker.locked = [(finished.token, "5"), (running.token, "6")]
     running.end(b"call 2", 3)
-    running.finish(3)
+    running.enter(SlotState.FINISHING, 3)
     worker.tick()
     assert worker.released == ["6", "5", "4", "3"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask.errors import EncodeError
-from bulltask.jobs import fields as numbers
+from bulltask.jobs import codec as numbers
 from bulltask.jobs.codec import ON_SURROGATE, encode
 from bulltask.jobs.fields import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, trace_text, truncate_reason, truncate_traces
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError
-from bulltask.jobs.fields import BULLTASK_KEY, NO_LIMITS, StoredOptions, TimeLimits
-from bulltask.jobs.job import RunningJob
+from bulltask.jobs.fields import NO_LIMITS, TimeLimits
+from bulltask.jobs.job import BULLTASK_KEY, RunningJob, StoredOptions
 
 app = App("limits", "redis://127.0.0.1:1/0")
 

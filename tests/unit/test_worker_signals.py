@@ -21,7 +21,7 @@ from bulltask.testing.worker import wait_until
 from bulltask.worker.child import StackDumper, tasks_text
 from bulltask.worker.child_pool import ChildPool, StackCollector
 from bulltask.worker.recovery import JobsOfDeadChild
-from bulltask.worker.slots import ChildBlock, ChildLimit, ProcessState, Slots, WakeupPipe
+from bulltask.worker.slots import ChildBlock, ChildLimit, ProcessState, Slots, SlotState, WakeupPipe
 from bulltask.worker.supervisor import SIGNAL_METHODS, STOP_METHODS, ProcessSpec, SignalQueue
 
 # Python 3.12 warns about a fork in a process with threads (xdist's). These children only write to memory and exit.
@@ -188,10 +188,10 @@ def test_an_exited_child_is_distinguished_from_a_dead_child(start_pool: Callable
 def test_running_jobs_of_a_dead_child_are_distinguished_from_other_jobs(start_pool: Callable[..., PoolHarness]) -> None:
     def child_main(block: ChildBlock) -> None:
         reserved, active, finishing = block.slots()
-        reserved.reserve(1)
+        reserved.enter(SlotState.RESERVED, 1)
         active.activate(0, "1", 1)
         finishing.activate(0, "2", 1)
-        finishing.finish(2)
+        finishing.enter(SlotState.FINISHING, 2)
         os.kill(os.getpid(), signal.SIGKILL)
 
     harness = start_pool(child_main)

@@ -24,8 +24,7 @@ from django.utils.module_loading import import_string
 from bulltask.contrib.django.project import api, normalize_json, project_app
 from bulltask.jobs import codec
 from bulltask.jobs.errors import BulltaskError, Interrupt, Reject, SoftTimeLimitExceeded, TaskCancelled
-from bulltask.jobs.fields import BULLTASK_KEY
-from bulltask.jobs.job import NewJob
+from bulltask.jobs.job import BULLTASK_KEY, NewJob
 from bulltask.jobs.names import JobState, check_queue_name
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.registry.call import build_job

@@ -8,8 +8,9 @@ from typing import Any, Final
 from bulltask.config.config import Config
 from bulltask.jobs import codec
 from bulltask.jobs.clock import value_class
+from bulltask.jobs.codec import counter
 from bulltask.jobs.errors import DecodeError
-from bulltask.jobs.fields import ERROR_FIELD, counter
+from bulltask.jobs.fields import ERROR_FIELD
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import REVOKED, JobState, Revocation
 from bulltask.jobs.stored_job import Finished, StoredJob, StoredSnapshot

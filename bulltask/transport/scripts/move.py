@@ -354,10 +354,12 @@ def move_to_finished(
         )
         if len(options.packed_finishes) > _MAX_PACKED:
             options.packed_finishes.clear()
-    args = (job_id, now_ms, prop, finish.value, target, int(fetch_next), keys.base, packed, _pack(finish.fields))
+    fields = to_msgpack(list(finish.fields)) if finish.fields else ""
+    args = (job_id, now_ms, prop, finish.value, target, int(fetch_next), keys.base, packed, fields)
 
     def parse_reply(reply: Any) -> Fetched:
-        raise_for(reply, job_id, keys.name)
+        if not isinstance(reply, list):
+            raise_for(reply, job_id, keys.name)
         return parse_fetched(reply)
 
     return script_call(wrappers.with_guard("moveToFinished", "promotionGuard"), script_keys, args, parse_reply)

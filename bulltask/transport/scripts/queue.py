@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from bulltask.jobs import codec
 from bulltask.jobs.errors import BrokerError, DecodeError, QueueActiveError, QueueError, QueueNotPausedError
-from bulltask.jobs.fields import BULLTASK_KEY
+from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import REVOKED
 from bulltask.jobs.schedules import Repeat, Scheduler, iteration_id
 from bulltask.lua import loader, wrappers

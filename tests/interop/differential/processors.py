@@ -144,8 +144,8 @@ class WorkerProcessor:
     def close(self) -> None:
         self._app.close()
 
-    def _finish(self, call: Call[Any], token: str) -> ActiveJob | None:
-        reply = self._client.run(call)
+    def _finish(self, call: tuple[Call[Any], bool], token: str) -> ActiveJob | None:
+        reply = self._client.run(call[0])
         return self._held(reply, token) if isinstance(reply, Fetched) else None
 
     def _held(self, fetched: Fetched, token: str) -> ActiveJob | None:
