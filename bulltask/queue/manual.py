@@ -19,7 +19,7 @@ from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import QueueContext
 from bulltask.queue.fields import JobFields
 from bulltask.queue.schedulers import SCHEDULING_ERRORS, add_next_iteration, scheduling_retry_delay_ms
-from bulltask.transport.call import Call, Fetched, command, text
+from bulltask.transport.call import NO_JOB, Call, Fetched, FetchedJob, NoJob, command, text
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import move as scripts
 from bulltask.transport.scripts.add import add_deferred_duplicate
@@ -54,12 +54,12 @@ class Acquisition:
         """Acquire the next job, if there is one."""
         keys, now_ms = self._context.keys, self._context.now_ms()
         fetched = yield from execute(move_to_active(keys, self._fetch, now_ms))
-        self._limited_ms = fetched.limited_ms
-        self._due_ms = max(1, fetched.due_ms - now_ms) if fetched.due_ms else 0
-        if not fetched.job_id and self._popped is not None and self.wait_ms <= 0:
-            yield from execute(
-                command("ZADD", keys.marker, *self._popped)
-            )  # another client may acquire this marker's job
+        no_job = fetched if isinstance(fetched, NoJob) else NO_JOB
+        self._limited_ms = no_job.limited_ms
+        self._due_ms = max(1, no_job.due_ms - now_ms) if no_job.due_ms else 0
+        if no_job is fetched and self._popped is not None and self.wait_ms <= 0:
+            # Another client may acquire this marker's job.
+            yield from execute(command("ZADD", keys.marker, *self._popped))
         return (yield from _to_stored_job(self._context, fetched, self._fetch))
 
     @property
@@ -90,7 +90,7 @@ def _to_stored_job(context: QueueContext, fetched: Fetched, fetch: FetchOptions)
     If a scheduler added it, its next iteration is added first. A job that must not run, because it stalled too often or
     a child job has failed it, fails, and the next job is acquired instead.
     """
-    while fetched.job_id:
+    while isinstance(fetched, FetchedJob):
         stored = StoredJob.from_hash(context.queue, fetched.job_id, list(fetched.fields))
         if stored.scheduler_id is not None or "repeat" in stored.opts:
             yield from _add_next_iteration(context, stored, fetched, fetch)
@@ -101,7 +101,7 @@ def _to_stored_job(context: QueueContext, fetched: Fetched, fetch: FetchOptions)
 
 
 def _add_next_iteration(
-    context: QueueContext, stored: StoredJob, fetched: Fetched, fetch: FetchOptions
+    context: QueueContext, stored: StoredJob, fetched: FetchedJob, fetch: FetchOptions
 ) -> Operation[None]:
     keys, now_ms, zone = context.keys, context.now_ms(), zone_of(context.broker.config.timezone)
     try:

@@ -31,7 +31,7 @@ from bulltask.jobs.stored_job import Finished, StoredSnapshot
 from bulltask.observe.events import ChildEvent, JobCompleted, JobFailed, JobStarted, JobThrottled
 from bulltask.queue.schedulers import add_next_iteration
 from bulltask.transport.broker import scan_all
-from bulltask.transport.call import Call, QueueKeys, SyncClient, command, text
+from bulltask.transport.call import Call, FetchedJob, QueueKeys, SyncClient, command, text
 from bulltask.transport.client import ClientPool
 from bulltask.transport.operation import arun_generator, run_generator, run_sync
 from bulltask.transport.results import Results
@@ -304,7 +304,7 @@ class _Run:
         replies = self._client.run(collect_batch(first.keys, options, first.job.name, self._clock.now_ms()))
         batch = [first]
         for slot, fetched in zip(slots, replies, strict=False):
-            if fetched.job_id:
+            if isinstance(fetched, FetchedJob):
                 job = RunningJob.read(first.keys.queue, fetched.job_id, fetched.fields)
                 if job.name == first.job.name:
                     batch.append(AcquiredJob(slot, first.queue_index, first.keys, job, 0))
@@ -352,12 +352,13 @@ class _Run:
             options = self._options(keys, self._runner.slots[0])
             now_ms = self._clock.now_ms()
             fetched = self._client.run(move_to_active(keys, options, now_ms))
-            if fetched.job_id:
+            if isinstance(fetched, FetchedJob):
                 job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
                 if not self._is_unregistered(job):
                     return AcquiredJob(self._runner.slots[0], index, keys, job, 0)
                 self._client.run(move_from_active_to_wait(keys, job.id, options.token))
                 self.unregistered[keys.queue] = job.name
+                continue
             due += [fetched.due_ms] if fetched.due_ms else []
             due += [now_ms + fetched.limited_ms] if fetched.limited_ms else []
         self.next_ms = min(due, default=None)

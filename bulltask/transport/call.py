@@ -44,6 +44,8 @@ __all__ = [
     "BullKeys",
     "Call",
     "Fetched",
+    "FetchedJob",
+    "NoJob",
     "PackedCall",
     "QueueKeys",
     "SyncClient",
@@ -574,23 +576,33 @@ JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
 
 
 @value_class
-class Fetched:
-    """Result of a fetch: a job, or the reason why there is none.
+class FetchedJob:
+    """The job that a fetch has acquired.
 
     Attributes:
-        job_id: The job's id, ``""`` for none.
+        job_id: The job's id.
         fields: The job's hash as a flat list of names and values.
+    """
+
+    job_id: str
+    fields: Sequence[bytes]
+
+
+@value_class
+class NoJob:
+    """The reply to a fetch from a queue that has no job now.
+
+    Attributes:
         limited_ms: Time until the queue's rate limit ends.
         due_ms: When the next delayed job is due (server time); 0 if there is none.
     """
 
-    job_id: str = ""
-    fields: Sequence[bytes] = ()
     limited_ms: int = 0
     due_ms: int = 0
 
 
-NO_JOB: Final = Fetched()
+Fetched = FetchedJob | NoJob
+NO_JOB: Final = NoJob()
 
 
 def parse_fetched(reply: Any) -> Fetched:
@@ -605,9 +617,9 @@ def parse_fetched(reply: Any) -> Fetched:
         is_hash = isinstance(fields, list) and not len(fields) % 2 and set(map(type, fields)) == {bytes}
         if not is_hash or not isinstance(job_id, bytes | int):
             raise ValueError(f"not a job: {reply!r:.100}")
-        return Fetched(text(job_id), fields)
+        return FetchedJob(text(job_id), fields)
     if limited_ms or due_ms:
-        return Fetched(limited_ms=max(0, int(limited_ms)), due_ms=max(0, int(float(due_ms))))
+        return NoJob(max(0, int(limited_ms)), max(0, int(float(due_ms))))
     return NO_JOB
 
 

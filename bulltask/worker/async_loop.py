@@ -27,7 +27,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.observe.events import JobStarted
 from bulltask.observe.hooks import Lifespan
 from bulltask.registry.request import current_job, job_in
-from bulltask.transport.call import AnyAsyncClient, Call, Fetched
+from bulltask.transport.call import AnyAsyncClient, Call, FetchedJob
 from bulltask.transport.scripts.move import find_by_token, release_unstarted, renew_lock
 from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
 from bulltask.worker.broker_backoff import ReconnectBackoff, max_concurrent
@@ -213,7 +213,7 @@ class NextJobs:
         """Fetch no jobs for a while, because the main thread needs free slots; any thread may call it."""
         self._paused_until_ms = mono_ms() + _PAUSE_MS
 
-    def acquired(self, previous: AcquiredJob, fetched: Fetched) -> AcquiredJob:
+    def acquired(self, previous: AcquiredJob, fetched: FetchedJob) -> AcquiredJob:
         """Return the job that was fetched into the slot of the previous job."""
         job = RunningJob.read(previous.keys.queue, fetched.job_id, fetched.fields)
         limit = max_concurrent(fetched.fields, self._max_crashes)
@@ -263,9 +263,9 @@ class AsyncOutcomeWriter:
 
     async def write(
         self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float, *, fetch_next: bool = False
-    ) -> Fetched | None:
+    ) -> FetchedJob | None:
         """Write the outcome of one job; return the next job, which is locked with the same slot's token, if any."""
-        fetched: Fetched | None = None
+        fetched: FetchedJob | None = None
         written: Outcome | None = outcome
         # The next job would have to wait until the hooks of this one have run.
         fetch_next = fetch_next and not self._finisher.have_hooks(outcome)
@@ -308,13 +308,13 @@ class AsyncOutcomeWriter:
             if not await self._run_until_reply(self._finisher.malformed.call(keys, token, job_id, exc)):
                 await self._run_until_reply(release_unstarted(keys, job_id, token))
 
-    async def _write(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Fetched | None:
+    async def _write(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> FetchedJob | None:
         client = self._client()
         if isinstance(outcome, RateLimitedOutcome):
             await client.run(self._finisher.limit_call(acquired, outcome))
         call, fetches = self._finisher.call(acquired, outcome, fetch_next=fetch_next)
         reply: Any = await client.run(call)
-        return reply if fetches and reply.job_id else None
+        return reply if fetches and isinstance(reply, FetchedJob) else None
 
     async def _write_again(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         async def write(outcome: Outcome, _lost_reply: bool) -> None:
@@ -683,7 +683,7 @@ class AsyncLoop:
         return bool(self._max_concurrent) or self._is_awaited
 
     async def _start_next(
-        self, previous: AcquiredJob, fetched: Fetched, fetching_since_ms: int, *, was_offered: bool
+        self, previous: AcquiredJob, fetched: FetchedJob, fetching_since_ms: int, *, was_offered: bool
     ) -> None:
         """Start the job that was fetched into the slot of the previous job, or release it."""
         next_jobs = self._next_jobs

@@ -20,7 +20,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import JobThrottled
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import Call, Fetched, QueueKeys, SyncClient, command, text
+from bulltask.transport.call import Call, Fetched, FetchedJob, NoJob, QueueKeys, SyncClient, command, text
 from bulltask.transport.cluster import HashSlotWaits
 from bulltask.transport.cluster_slots import slot_of_key
 from bulltask.transport.scripts.move import (
@@ -167,12 +167,12 @@ class RoundRobin:
             return False
         return all(other == index or self._closed_until_ms[other] > now_ms for other in others)
 
-    def record_empty(self, index: int, fetched: Fetched) -> None:
+    def record_empty(self, index: int, no_job: NoJob) -> None:
         """Record that the queue had no job, and when to poll it again."""
         self._closed_until_ms[index] = _NEVER_MS if self._are_many else mono_ms() + EMPTY_POLL_MS
         self._open.discard(index)
-        self._due_at_ms[index] = fetched.due_ms
-        self.rate_limited(index, fetched.limited_ms)
+        self._due_at_ms[index] = no_job.due_ms
+        self.rate_limited(index, no_job.limited_ms)
 
     def rate_limited(self, index: int, limit_ms: int) -> None:
         """Record that the queue is rate-limited for ``limit_ms``; the event loop's thread calls this too."""
@@ -607,7 +607,7 @@ class JobFetcher:
             self.record_lost_call(fetched, slot, index)
         elif isinstance(fetched, BrokerError):
             self.fail_malformed(index, slot, fetched)
-        elif isinstance(fetched, Fetched) and fetched.job_id:
+        elif isinstance(fetched, FetchedJob):
             try:
                 self.client.run(move_from_active_to_wait(self.round_robin.queues[index], fetched.job_id, slot.token))
             except BrokerError as exc:
@@ -697,7 +697,7 @@ class JobFetcher:
         self, index: int, slot: Slot, fetched: Fetched, state: SlotState = SlotState.ACTIVE
     ) -> AcquiredJob | None:
         """Return the job in a fetch's reply, and set its slot to ``state``; ``None`` if the queue had no job."""
-        if not fetched.job_id:
+        if isinstance(fetched, NoJob):
             self.round_robin.record_empty(index, fetched)
             return None
         keys, now_ms = self.round_robin.queues[index], mono_ms()
@@ -820,9 +820,11 @@ class JobFetcher:
         except BaseException:
             self.record_lost_reply(slot)  # Redis may have run the fetch
             raise
+        if isinstance(fetched, FetchedJob | NoJob):
+            return self.adopt(0, slot, fetched)
         if isinstance(fetched, BrokerError):
             self.fail_malformed(0, slot, fetched)
-        return self.adopt(0, slot, fetched) if isinstance(fetched, Fetched) else None
+        return None
 
     def _end_wait(self) -> None:
         """Undo what an interrupted wait may have done: it may have popped a marker, and acquired a job."""

@@ -30,7 +30,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import REVOKED
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import CrashLimitReached, JobFailed, JobRecovered, JobReleased, JobRetried, JobRevoked
-from bulltask.transport.call import Call, Fetched, QueueKeys, SyncClient, command, parse_fetched
+from bulltask.transport.call import Call, Fetched, FetchedJob, NoJob, QueueKeys, SyncClient, command, parse_fetched
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.job import finish_revoked, job_fields
 from bulltask.transport.scripts.move import (
@@ -601,10 +601,10 @@ class Takeover:
         for slot, job in zip(slots, map(next_job, replies), strict=True):
             if isinstance(job, BrokerUnavailableError):  # of one node of a cluster, or the reply was damaged
                 slot.enter(SlotState.NO_REPLY, mono_ms())
-            if not isinstance(job, Fetched):
+            if not isinstance(job, FetchedJob | NoJob):
                 continue  # the child makes the call again, and handles the error
             slot.enter(SlotState.WRITTEN, mono_ms())
-            if job.job_id:
+            if isinstance(job, FetchedJob):
                 unstarted.append((slot, job.job_id))
         self._release(unstarted, SlotState.WRITTEN)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from bulltask.jobs.clock import ServerClock, mono_ms, mono_s
 from bulltask.jobs.errors import BrokerError, JobError
-from bulltask.transport.call import Fetched
+from bulltask.transport.call import Fetched, NoJob
 from bulltask.transport.scripts.move import move_from_active_to_wait
 from bulltask.worker.async_loop import AsyncLoop, NextJobs
 from bulltask.worker.attempt import THROTTLED, Attempt, AttemptRunner, BatchRunner, JobStarter
@@ -117,11 +117,9 @@ class BatchCollector:
             raise
 
     def _pause_ms(self, replies: Sequence[Fetched], wanted: int) -> int:
-        if not replies or (replies[-1].job_id and len(replies) < wanted):
-            return -1  # the next job belongs to another task
-        last = replies[-1]
-        if last.job_id:
-            return 0
+        last = replies[-1] if replies else None
+        if not isinstance(last, NoJob):
+            return 0 if len(replies) == wanted else -1  # the next job belongs to another task
         if last.limited_ms:
             return -1  # the queue is rate-limited
         return max(1, last.due_ms - self._clock.now_ms()) if last.due_ms else _FOREVER_MS

@@ -12,6 +12,7 @@ import pytest
 from bulltask import App, AsyncResult
 from bulltask.events import Bus, CrashLimitReached
 from bulltask.lua import loader
+from bulltask.transport.call import FetchedJob
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import EXTRA_CRASHES, ReconnectBackoff
 from bulltask.worker.recovery import JobsOfDeadChild, Recovery
@@ -144,7 +145,9 @@ class DyingChild:
         acquired = {}
         for token in itertools.islice(self._tokens, count):
             options = FetchOptions(token, 30_000, "manual")
-            acquired[self._client.run(move_to_active(self._keys, options, self._app._now_ms())).job_id] = token
+            fetched = self._client.run(move_to_active(self._keys, options, self._app._now_ms()))
+            assert isinstance(fetched, FetchedJob)
+            acquired[fetched.job_id] = token
         return acquired
 
     def die(self, tokens: Iterable[str], running: Iterable[str]) -> int:

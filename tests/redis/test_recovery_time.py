@@ -12,6 +12,7 @@ import redis
 
 from bulltask import App
 from bulltask.events import Bus
+from bulltask.transport.call import FetchedJob
 from bulltask.transport.scripts.move import FetchOptions, move_to_active, renew_locks
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.locks import StalledCheck
@@ -98,8 +99,9 @@ def test_the_job_of_a_killed_worker_waits_again_within_the_promised_time(
         client, keys = app._broker.client(), app._broker.keys("default")
         client.connect()
         lock = FetchOptions("t", lock_ms, "killed")
-        job_id = client.run(move_to_active(keys, lock, app._broker.clock.now_ms())).job_id
-        renewal = renew_locks(keys, [("t", job_id)], lock_ms)
+        fetched = client.run(move_to_active(keys, lock, app._broker.clock.now_ms()))
+        assert isinstance(fetched, FetchedJob)
+        renewal = renew_locks(keys, [("t", fetched.job_id)], lock_ms)
         simulation.every(lock_ms // 4, lock_ms // 4, killed_ms, partial(client.run, renewal))
         simulation.check_stalled(app, 0, killed_ms)
         simulation.check_stalled(app, rng.randrange(killed_ms - interval_ms, killed_ms + 1))

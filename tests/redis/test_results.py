@@ -18,7 +18,7 @@ from bulltask import App, AsyncResult, JobState
 from bulltask.errors import BrokerUnavailableError, DecodeError, JobNotFoundError, ResultTimeoutError, TaskError
 from bulltask.testing.worker import RedisServer, wait_until
 from bulltask.transport import results
-from bulltask.transport.call import QueueKeys
+from bulltask.transport.call import FetchedJob, QueueKeys
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 from tests.conftest import ServerFactory
 from tests.support.flaky_proxy import FlakyProxy
@@ -39,7 +39,9 @@ class Worker:
 
     def acquire(self) -> str:
         self._client.connect()
-        return self._client.run(move_to_active(KEYS, CLAIM, self._broker.clock.now_ms())).job_id
+        fetched = self._client.run(move_to_active(KEYS, CLAIM, self._broker.clock.now_ms()))
+        assert isinstance(fetched, FetchedJob)
+        return fetched.job_id
 
     def finish_call(self, job_id: str, value: object, failure: str | None, keep: int) -> Any:
         text = json.dumps(value) if failure is None else failure

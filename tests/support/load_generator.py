@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import Call, QueueKeys
+from bulltask.transport.call import Call, FetchedJob, QueueKeys
 from bulltask.transport.scripts.add import add_job
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 
@@ -77,7 +77,8 @@ class LoadGenerator:
                     self.finished += active_ids
                     self.added += replies[len(calls) - self._concurrency :]
                     self._changed.notify_all()
-                active_ids = [reply.job_id for reply in replies[: len(calls) - self._concurrency] if reply.job_id]
+                fetched = replies[: len(calls) - self._concurrency]
+                active_ids = [reply.job_id for reply in fetched if isinstance(reply, FetchedJob)]
         except BaseException as exc:  # noqa: BLE001 - raised again in the test's thread
             with self._changed:
                 self._failure = exc

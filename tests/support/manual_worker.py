@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import QueueKeys
+from bulltask.transport.call import FetchedJob, QueueKeys
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 
 __all__ = ["ManualWorker"]
@@ -30,7 +30,8 @@ class ManualWorker:
     def acquire(self) -> str:
         """Acquire the next job; return its id, or ``""`` if there is none."""
         self._client.connect()
-        return self._client.run(move_to_active(self.keys, self._options, self._broker.clock.now_ms())).job_id
+        fetched = self._client.run(move_to_active(self.keys, self._options, self._broker.clock.now_ms()))
+        return fetched.job_id if isinstance(fetched, FetchedJob) else ""
 
     def finish(self, job_id: str, value: Any = None, *, failure: str | None = None) -> None:
         """Complete an acquired job with ``value``, or fail it."""

@@ -13,14 +13,14 @@ from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.events import Bus
 from bulltask.jobs.clock import mono_ms
-from bulltask.transport.call import Call, Fetched, QueueKeys
+from bulltask.transport.call import Call, FetchedJob, NoJob, QueueKeys
 from bulltask.worker import fetch as module
 from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.slots import ControlPage, SlotPool, Slots, SlotState
 
 CONFIG = Settings({"lock_duration": 30}, {}).freeze()
 FIELDS = {"name": "send", "data": "{}", "opts": json.dumps({"attempts": 1}), "timestamp": "1", "ats": "1"}
-JOB = Fetched("7", [text.encode() for pair in FIELDS.items() for text in pair])
+JOB = FetchedJob("7", [text.encode() for pair in FIELDS.items() for text in pair])
 CONNECTION_LOST = BrokerUnavailableError("gone")
 
 
@@ -71,7 +71,7 @@ class FakeChild:
         return self.run(call)
 
     def wait_then(self, call: Call[Any], _fetch: Call[Any], *_: object) -> Any:
-        return self.run(call), Fetched()
+        return self.run(call), NoJob()
 
     def run(self, call: Call[Any]) -> Any:
         self.connections.append(self.connected)
@@ -143,7 +143,7 @@ def test_a_wait_is_interrupted_only_if_no_job_may_be_acquired() -> None:
             continued.append(paused)
             child.fetcher.closing = True
 
-        child = FakeChild(Fetched(), signal, *([[]] if paused else []))  # findByToken, after an interrupted fetch
+        child = FakeChild(NoJob(), signal, *([[]] if paused else []))  # findByToken, after an interrupted fetch
         assert child.fetcher.acquire(child.slot) is None
 
     child_is_signaled(paused=False)

@@ -21,7 +21,7 @@ from bulltask.errors import (
     SchedulerCollisionError,
     SchedulerJobError,
 )
-from bulltask.transport.call import NO_JOB, Fetched, parse_fetched, raise_for, text
+from bulltask.transport.call import NO_JOB, Fetched, FetchedJob, NoJob, parse_fetched, raise_for, text
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_any_other_reply_raises_no_error(reply: Any) -> None:
 @pytest.mark.parametrize(
     ("reply", "fetched"),
     [
-        ([[b"name", b"t"], b"7", 0, 0], Fetched("7", [b"name", b"t"])),
-        ([[b"name", b"t"], 7, 0, 0], Fetched("7", [b"name", b"t"])),
+        ([[b"name", b"t"], b"7", 0, 0], FetchedJob("7", [b"name", b"t"])),
+        ([[b"name", b"t"], 7, 0, 0], FetchedJob("7", [b"name", b"t"])),
         ([0, 0, 0, 0], NO_JOB),
-        ([0, 0, 250, 0], Fetched(limited_ms=250)),
-        ([0, 0, -2, 0], Fetched(limited_ms=0)),
-        ([0, 0, 0, b"1795216652158.5"], Fetched(due_ms=1_795_216_652_158)),
-        ([0, 0, 0, 1_795_216_652_158], Fetched(due_ms=1_795_216_652_158)),
+        ([0, 0, 250, 0], NoJob(limited_ms=250)),
+        ([0, 0, -2, 0], NoJob(limited_ms=0)),
+        ([0, 0, 0, b"1795216652158.5"], NoJob(due_ms=1_795_216_652_158)),
+        ([0, 0, 0, 1_795_216_652_158], NoJob(due_ms=1_795_216_652_158)),
         (0, NO_JOB),
         (None, NO_JOB),
     ],

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask.jobs.clock import ServerClock
-from bulltask.transport.call import NO_JOB, Fetched, QueueKeys
+from bulltask.transport.call import NO_JOB, NoJob, QueueKeys
 from bulltask.worker import fetch as module
 from bulltask.worker.fetch import EMPTY_POLL_MS, MAX_LIMIT_MS, RoundRobin
 
@@ -127,8 +127,8 @@ def test_a_marker_of_a_delayed_job_shortens_the_wait(time: Time) -> None:
 def test_a_wait_ends_when_the_next_delayed_job_is_due_by_the_servers_time(time: Time) -> None:
     rotation = round_robin(time, 2)
     now_ms = time.mono_ms + SERVER_AHEAD_MS
-    rotation.record_empty(0, Fetched(due_ms=now_ms + 400))
-    rotation.record_empty(1, Fetched(due_ms=now_ms + 300))
+    rotation.record_empty(0, NoJob(due_ms=now_ms + 400))
+    rotation.record_empty(1, NoJob(due_ms=now_ms + 300))
     assert rotation.wait_ms(5_000) == 300
     assert rotation.wait_ms(200) == 200
     time.advance_ms(1_000)
@@ -140,7 +140,7 @@ def test_a_wait_ends_when_the_next_delayed_job_is_due_by_the_servers_time(time: 
 
 def test_a_rate_limited_queue_is_not_polled_until_its_limit_ends(time: Time) -> None:
     rotation = round_robin(time, 2)
-    rotation.record_empty(0, Fetched(limited_ms=500))
+    rotation.record_empty(0, NoJob(limited_ms=500))
     rotation.record_empty(1, NO_JOB)
     assert rotation.waitable() == [1]
     assert rotation.wait_ms(5_000) == 500
@@ -155,7 +155,7 @@ def test_a_rate_limited_queue_is_not_polled_until_its_limit_ends(time: Time) -> 
 def test_a_queue_with_a_long_rate_limit_is_polled_at_intervals(time: Time) -> None:
     # The limit may be removed before it ends.
     rotation = round_robin(time, 1)
-    rotation.record_empty(0, Fetched(limited_ms=3_600_000))
+    rotation.record_empty(0, NoJob(limited_ms=3_600_000))
     assert rotation.waitable() == []
     assert rotation.wait_ms(3_600_000) == MAX_LIMIT_MS == 30_000
     time.advance_ms(30_000)
@@ -187,7 +187,7 @@ def test_every_queue_is_polled_after_a_wait_without_a_marker(time: Time) -> None
 
 def test_a_queue_with_an_error_is_not_polled_during_its_delay(time: Time) -> None:
     rotation = round_robin(time, 2)
-    rotation.record_empty(0, Fetched(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
+    rotation.record_empty(0, NoJob(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
     rotation.record_error(0, 60_000)
     time.advance_ms(100)
     rotation.reopen()
@@ -255,7 +255,7 @@ def test_a_delayed_job_of_one_of_many_queues_is_found_when_it_is_due(time: Time)
 def test_a_limit_of_one_of_many_queues_ends(time: Time) -> None:
     rotation = many(time)
     rotation.record_marker(777, 0)
-    rotation.record_empty(777, Fetched("", [], 2_000, 0))
+    rotation.record_empty(777, NoJob(2_000))
     assert 777 not in list(rotation.candidates())
     time.advance_ms(2_000)
     assert 777 in list(rotation.candidates())

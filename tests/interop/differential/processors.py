@@ -15,7 +15,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.queue import Job, Queue
 from bulltask.queue.schedulers import add_next_iteration
-from bulltask.transport.call import Call, Fetched, SyncClient
+from bulltask.transport.call import Call, Fetched, FetchedJob, NoJob, SyncClient
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.move import (
     FetchOptions,
@@ -146,10 +146,10 @@ class WorkerProcessor:
 
     def _finish(self, call: tuple[Call[Any], bool], token: str) -> ActiveJob | None:
         reply = self._client.run(call[0])
-        return self._held(reply, token) if isinstance(reply, Fetched) else None
+        return self._held(reply, token) if isinstance(reply, FetchedJob) else None
 
     def _held(self, fetched: Fetched, token: str) -> ActiveJob | None:
-        if not fetched.job_id:
+        if isinstance(fetched, NoJob):
             return None
         job = RunningJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
         if job.is_repeated:
