@@ -227,11 +227,7 @@ class NextJobs:
         return is_plain and self._fetcher.may_fetch_next
 
     def begin(self, acquired: AcquiredJob) -> Attempt | Outcome:
-        """Start a job for which :meth:`may_start` is true.
-
-        Returns:
-            Its attempt, or its outcome if the task must not be called.
-        """
+        """Start a job for which :meth:`may_start` is true; return its attempt, or its outcome without a call."""
         acquired.slot.activate(acquired.queue_index, acquired.job.id, mono_ms())
         attempt = self._runner.begin(acquired.job)
         job, bus = acquired.job, self._fetcher.bus
@@ -405,11 +401,7 @@ class AsyncLoop:
         self._is_awaited = False
 
     def open(self, hooks: LoopHooks) -> None:
-        """Run what comes before the first job on the event loop.
-
-        Raises:
-            Exception: The lifespan's exception, so that the child does not start.
-        """
+        """Run what comes before the first job on the event loop; its exception prevents the child from starting."""
         if not hooks.exist:
             return
         self._hooks = hooks

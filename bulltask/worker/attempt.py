@@ -128,12 +128,7 @@ _NO_REASON: Final = "the task has set the state FAILURE"
 def outcome_of_ignored(
     reported: tuple[str, Any] | None, encode: Callable[[Any], CompletedOutcome | FailedOutcome]
 ) -> CompletedOutcome | FailedOutcome:
-    """Return the outcome of an attempt that ended with ``Ignore``.
-
-    Args:
-        reported: The state and meta of the last ``update_state`` in this attempt, ``None`` if there was none.
-        encode: Returns the outcome of an attempt with this result.
-    """
+    """Return the outcome of an attempt that ended with ``Ignore`` after reporting this state and meta, if any."""
     state, meta = reported or ("", None)
     match state:
         case "FAILURE":
@@ -172,12 +167,7 @@ R = TypeVar("R")
 
 @value_class
 class JobArguments:
-    """The arguments of an attempt.
-
-    Attributes:
-        form: How the job's data was written.
-        with_pickled_result: Whether a result that the job receives was pickled.
-    """
+    """The arguments of an attempt, and how they, and results that the job receives, were written."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -186,11 +176,7 @@ class JobArguments:
 
 
 class JobPayloads:
-    """Reads and writes the payloads of jobs.
-
-    Attributes:
-        codec: The app's codec.
-    """
+    """Reads and writes the payloads of jobs."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -204,11 +190,6 @@ class JobPayloads:
         self, job: RunningJob, task: AnyTask[..., Any], job_client: Callable[[RunningJob], JobClient]
     ) -> JobArguments:
         """Return a job's arguments, converted to the types of their hints unless they were pickled.
-
-        Args:
-            job: The job.
-            task: Its task.
-            job_client: Creates its client, which reads the results of its child jobs.
 
         Raises:
             DecodeError: The data, or a result that the job receives, is malformed or not accepted.
@@ -260,17 +241,7 @@ class JobPayloads:
         return functools.partial(codec.encode, what=what, limit=config.max_payload, convert=self._convert)
 
     def result(self, job: RunningJob, task: AnyTask[..., Any], arguments: JobArguments, value: Any) -> bytes:
-        """Return the stored form of a return value.
-
-        Args:
-            job: The job.
-            task: Its task.
-            arguments: The job's arguments.
-            value: The return value.
-
-        Raises:
-            EncodeError, PayloadTooLargeError: The value cannot be stored.
-        """
+        """Return the stored form of a return value; raises ``EncodeError`` or ``PayloadTooLargeError``."""
         conversion, form, what = (
             task._codec.conversion,
             self._form(task, arguments),
@@ -285,13 +256,7 @@ class JobPayloads:
     def result_of_replacement(
         self, job: RunningJob, of_results: Callable[[Mapping[str, Any]], Any], results: Mapping[str, Any]
     ) -> tuple[bytes, Any]:
-        """Return the result of a job that was replaced with a canvas, as it is stored and as a value.
-
-        Args:
-            job: The job.
-            of_results: Computes the result from the results of the job's child jobs.
-            results: The stored results of these child jobs, by key.
-        """
+        """Return the result of a job that was replaced with a canvas, as it is stored and as a value."""
         loaded, is_pickled = self.codec.load_results(results)
         value, config = of_results(loaded), self._config
         form = PayloadFormat(CLOUDPICKLE if is_pickled else config.result_serializer, config.result_compression)
@@ -312,12 +277,7 @@ class JobPayloads:
         return self.codec.dump_error_arguments(arguments, ref) if arguments else ""
 
     def error_of_child(self, key: str, error: str) -> Exception | list[Any] | None:
-        """Return the exception of a child job, or its arguments.
-
-        Args:
-            key: The full key of the child job's hash.
-            error: The stored form of its exception, ``""`` for none.
-        """
+        """Return the exception of a child job with this full key, or its arguments; ``error`` is its stored form."""
         return self.codec.load_error_by_key(key, error) if error else None
 
     def _without_values(self, job: RunningJob, kind: type[BulltaskError], what: str, call: Callable[[], R]) -> R:
@@ -432,9 +392,7 @@ class TaskPlan:
     """What a child decides about a task once, before the first job of the task.
 
     Attributes:
-        task: The task.
-        limits: Its time limits, else the app's.
-        rate: Its rate limit, else the app's, which decides whether a job may start; ``None`` for most tasks.
+        limits, rate: Its time and rate limits, else the app's.
         off_main_thread: Whether its function runs on the event loop, or in a thread.
         needs_context: Whether its function is called with a context, or with a job of a batch.
         read_arguments: Returns the arguments in a job's decoded data; ``None`` if they may be encrypted.
@@ -452,12 +410,7 @@ class TaskPlan:
 
 @value_class
 class Attempt:
-    """A job with its task and valid arguments.
-
-    Attributes:
-        plan: What is the same for all jobs of the task.
-        limits: The job's time limits, else the task's.
-    """
+    """A job with its task, its plan, valid arguments, and the job's time limits, else the task's."""
 
     job: RunningJob
     task: AnyTask[..., Any]
@@ -471,7 +424,6 @@ class AttemptRunner:
     """Runs attempts.
 
     Attributes:
-        hooks: The hooks around attempts.
         is_stopping: Returns whether tasks should end soon, checkpointed ones between two items.
         is_eager: Whether jobs run in the process that has sent them, for ``request.is_eager``.
         waits_for_other_workers: Whether a job that this worker cannot run is delayed, so that another one can take it.
@@ -821,13 +773,7 @@ class AttemptRunner:
     def outcome(
         self, attempt: Attempt, raised: BaseException | None, result: object, context: LazyContext | None = None
     ) -> Outcome:
-        """Return the outcome of an attempt whose function has raised an exception, or returned a result.
-
-        Args:
-            attempt: The attempt.
-            raised, result: How it has ended.
-            context: Its context, ``None`` in a batch.
-        """
+        """Return the outcome of an attempt that has ended like this; a batch has no context."""
         made = None if context is None else context.created
         if made is not None:
             raised = made._ended_by(raised)
@@ -922,8 +868,7 @@ class IterationAdder:
         """Add the next iteration; return the current job's outcome if that is not possible.
 
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock. After an error
-        reply, or if the schedule is malformed, the job is rescheduled
-        (:func:`~bulltask.queue.schedulers.scheduling_retry_delay_ms`).
+        reply, or if the schedule is malformed, the job is rescheduled.
         """
         interrupted = False
         while True:
@@ -999,13 +944,7 @@ class JobStarter:
 
 
 class Batch:
-    """The call of a batch task's function, with the hooks of each job around it.
-
-    Args:
-        task: The task.
-        jobs: The jobs.
-        runs: The hooks of each job, in the same order; empty if there are none.
-    """
+    """The call of a batch task's function, with the hooks of each job around it, if there are any."""
 
     def __init__(self, task: AnyTask[..., Any], jobs: Sequence[BatchJob[Any]], runs: Sequence[HookedRun]) -> None:
         self._task = task
@@ -1049,12 +988,7 @@ class Batch:
         return returned
 
     def outcomes(self, raised: BaseException | None, returned: object) -> list[ErrorOrResult]:
-        """Return the outcome of each job.
-
-        Args:
-            raised: The exception that ended the call; ``None`` if the function returned.
-            returned: What it returned.
-        """
+        """Return the outcome of each job, after the call has raised an exception or returned this."""
         outcomes = split_outcome(self._task.name, self._called, raised, returned)
         by_job = {id(job): outcome for job, outcome in zip(self._called, outcomes, strict=True)}
         return [by_job.get(id(job)) or job.outcome or (raised, None) for job in self.jobs]

@@ -74,13 +74,9 @@ _INVALID_OPTIONS: Final = ("countdown", "eta", "job_id", "timestamp", "deduplica
 
 @dataclass(frozen=True, slots=True)
 class BeatEntry:
-    """A valid entry of ``beat_schedule``.
+    """A valid entry of ``beat_schedule``. Its name is the id of its job scheduler.
 
-    Attributes:
-        name: The key of the entry, which is the id of its job scheduler.
-        rule: When its jobs run.
-        job: The template of its jobs, with their queue.
-        data: A string that changes only when the template's data changes, even if the encrypted data is never the same.
+    ``data`` changes only when the template's data changes, even if the encrypted data is never the same.
     """
 
     name: str
@@ -96,11 +92,7 @@ class BeatEntry:
 
 
 def read_entries(app: App) -> list[BeatEntry] | None:
-    """Return the entries of ``app.conf.beat_schedule`` and ``app.add_periodic_task``, ``None`` if there are none.
-
-    Raises:
-        ConfigError: An entry is invalid; the message names it.
-    """
+    """Return the entries of ``app.conf.beat_schedule`` and ``app.add_periodic_task``, ``None`` if there are none."""
     app._set_up_periodic_tasks()
     schedule = app._config.beat_schedule
     if schedule is None and not app._periodic_tasks:
@@ -215,7 +207,6 @@ class Changes:
     Attributes:
         foreign: Entries whose scheduler belongs to another client and was not changed.
         orphaned: Schedulers of programs whose app has no name, and that run no worker.
-        failed: Entries whose scheduler could not be stored, with the error.
     """
 
     added: list[str] = field(default_factory=list)
@@ -228,13 +219,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class BeatWorker:
-    """The worker whose service keeps the schedulers.
-
-    Attributes:
-        id: The worker's id.
-        queues: The queues whose jobs it takes.
-        program: Identifies the program, for an app without a name.
-    """
+    """The worker whose service keeps the schedulers; ``program`` identifies it if its app has no name."""
 
     id: str = ""
     queues: Sequence[str] = ()
@@ -248,13 +233,7 @@ class Beat:
     app's schedule. It adds missing iterations of all schedulers in the worker's queues. Usually one of the workers does
     this for all; after a start or a reconnection, each of them does.
 
-    Args:
-        app: The app that the entries belong to.
-        entries: The result of ``read_entries``; with ``None`` no entry is stored or removed.
-        client: The supervisor's client.
-        backoff: The supervisor's backoff.
-        logger: Logs the changes.
-        worker: The worker.
+    If ``entries`` is ``None``, no entry is stored or removed.
     """
 
     interval_ms = 1_000
@@ -432,14 +411,7 @@ def owner_of(app: App, program: str) -> str:
 
 
 def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms: int) -> Operation[Changes]:
-    """Update the schedulers of one queue to match the entries.
-
-    Args:
-        keys: The queue.
-        entries: The queue's entries.
-        owner: The app's name; schedulers of other apps are not changed.
-        now_ms: The server's time.
-    """
+    """Update the schedulers of one queue to match its entries, except those that belong to other apps."""
     changes = Changes()
     rows = yield from all_rows(keys)
     labels, next_ms = (yield from _read_labels(keys, rows)), dict(rows)

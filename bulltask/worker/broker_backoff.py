@@ -77,11 +77,7 @@ _SERVER_ERRORS = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemory
 
 
 class ReconnectBackoff:
-    """The backoff of one process while Redis is unreachable, or replies to every command with an error.
-
-    Attributes:
-        is_active: True from a failure until the next :meth:`reset`.
-    """
+    """The backoff of one process while Redis is unreachable, or replies to every command with an error."""
 
     def __init__(self, bus: Bus, config: Config) -> None:
         self._bus = bus
@@ -192,11 +188,7 @@ class QueueBackoff:
 
     @contextmanager
     def recording(self, index: int) -> Iterator[None]:
-        """Record an error of queue ``index`` that is raised in the block.
-
-        Raises:
-            BrokerError: The error affects the whole server, so commands for other queues would fail, too.
-        """
+        """Record an error of queue ``index`` that is raised in the block; one of the whole server is raised again."""
         try:
             yield
         except BrokerError as exc:
@@ -266,14 +258,7 @@ class MalformedJobHandler:
         return replace(call, parse_reply=parse_reply)
 
     def fail_if_malformed(self, client: SyncClient, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> bool:
-        """Make that call.
-
-        Returns:
-            False if the job's hash is well-formed.
-
-        Raises:
-            BrokerError: Redis is unavailable, or returns an error reply to this call, too.
-        """
+        """Make that call."""
         try:
             return client.run(self.call(keys, token, job_id, exc))
         except JobError:  # the job has finished, or another worker has it: it no longer blocks this worker
@@ -311,12 +296,7 @@ CRASHES_FIELD: Final = CRASHES.encode()
 
 
 def max_concurrent(fields: Sequence[bytes], max_crashes: int) -> int:
-    """Return how many jobs a child may run in total while it runs a job with these fields; 0: no limit.
-
-    Args:
-        fields: The fields of the job's hash as Redis returns them: name, value, name, value …
-        max_crashes: The setting.
-    """
+    """Return how many jobs a child may run in total while it runs a job with these fields of its hash; 0: no limit."""
     if CRASHES_FIELD not in fields:  # almost every job
         return 0
     crashes = dict(zip(fields[::2], fields[1::2], strict=False)).get(CRASHES_FIELD)
@@ -329,13 +309,10 @@ def max_concurrent(fields: Sequence[bytes], max_crashes: int) -> int:
 
 
 def should_fail(crashes: int, max_crashes: int, *, concurrent: int, running: bool) -> bool:
-    """Return whether a job fails after a crash.
+    """Return whether a job fails after a crash, its ``crashes``-th.
 
-    Args:
-        crashes: How many children crashed while they had the job, this crash included.
-        max_crashes: The setting.
-        concurrent: How many jobs the child had when it crashed, this job included.
-        running: False if the child was acquiring or finishing the job.
+    ``concurrent`` counts the jobs that the child had, this one included; it was not ``running`` if the child was
+    acquiring or finishing it.
     """
     if concurrent == ALONE:
         return crashes >= max_crashes
@@ -345,11 +322,9 @@ def should_fail(crashes: int, max_crashes: int, *, concurrent: int, running: boo
 def called_errbacks(job: RunningJob, failed_job: FailedJob | None) -> Sequence[tuple[Errback, FailedJob]]:
     """Return the error callbacks of a job that fails, and the job that each of them describes.
 
-    Args:
-        job: The job.
-        failed_job: The job whose failure causes this one to fail, if it is a different job. If it is a step before this
-            one, the callbacks of this call are not called, but those of its chain. If it is the canvas with which the
-            job's task has replaced itself, all of them are called.
+    ``failed_job`` is the job whose failure causes this one to fail, if it is a different job. If it is a step before
+    this one, the callbacks of this call are not called, but those of its chain. If it is the canvas with which the
+    job's task has replaced itself, all of them are called.
     """
     if "errbacks" not in job.canvas:
         return ()
@@ -369,15 +344,7 @@ def called_errbacks(job: RunningJob, failed_job: FailedJob | None) -> Sequence[t
 def errback_jobs(
     job: RunningJob, reason: str, trace: str, config: Config, now_ms: int, failed_job: FailedJob | None = None
 ) -> list[AddedJob]:
-    """Return the jobs to add when a job fails, as arguments of ``finish_with_errbacks``.
-
-    Args:
-        job: The job that fails.
-        reason, trace: Its failure.
-        config: The app's settings.
-        now_ms: The server's time.
-        failed_job: As for :func:`called_errbacks`.
-    """
+    """Return the jobs to add when a job fails, as arguments of ``finish_with_errbacks``."""
     errbacks = called_errbacks(job, failed_job)
     if not errbacks:
         return []

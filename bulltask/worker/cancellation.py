@@ -80,15 +80,9 @@ class TaskOwner(Protocol):
 
 
 class JobTask(asyncio.Task[None]):
-    """Runs the code of a job. Another job cannot cancel it, as by cancelling all tasks of the loop.
+    """Runs the code of a job, or of a batch. Another job cannot cancel it, as by cancelling all tasks of the loop.
 
-    bulltask itself cancels it with ``asyncio.Task.cancel``.
-
-    Attributes:
-        jobs: The job, or those of a batch.
-        owner: The loop.
-        context: Its context.
-        code_ended: Whether the job's code has ended, and only hooks follow.
+    bulltask itself cancels it with ``asyncio.Task.cancel``. After ``code_ended``, only hooks follow.
     """
 
     __slots__ = ("code_ended", "context", "jobs", "owner")
@@ -125,11 +119,7 @@ class OwnTask(asyncio.Task[None]):
 
 
 class MadeTask(asyncio.Task[Any]):
-    """An asyncio task that other code has made.
-
-    Attributes:
-        made_by: The job, if any.
-    """
+    """An asyncio task that other code has made, perhaps that of a job."""
 
     __slots__ = ("made_by",)
     made_by: RunningJob | None
@@ -155,12 +145,7 @@ def origin_of(raised: BaseException | None) -> tuple[RunningJob | None, str]:
 
 
 def place_of(frame: FrameType | None, outermost: FrameType | None = None) -> str:
-    """Return the file and the line of the innermost frame that is not a library's; ``""`` if there is none.
-
-    Args:
-        frame: The innermost frame.
-        outermost: Its last caller that matters.
-    """
+    """Return the file and the line of the innermost frame that is not a library's, up to ``outermost``; or ``""``."""
     while frame is not None and frame is not outermost and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     if frame is None or frame is outermost:
@@ -190,9 +175,6 @@ class InterruptibleCall:
     Python runs signal handlers only on the main thread, so a limit cannot be a signal here. Instead, the interpreter
     raises an exception in the thread before its next bytecode instruction. A thread that waits in C code (for a socket,
     a lock or a process) receives it only when it runs Python code again.
-
-    Args:
-        function: The function, without arguments.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -240,14 +222,7 @@ class InterruptibleCall:
 
 
 class TaskThreads:
-    """Manages the threads in which a child runs sync tasks.
-
-    Args:
-        count: The number of threads; 0 if sync tasks run on the main thread.
-
-    Attributes:
-        enabled: Whether sync tasks run in threads.
-    """
+    """Manages the threads in which a child runs sync tasks; without threads, these run on the main thread."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -273,8 +248,7 @@ class TaskThreads:
     ) -> tuple[BaseException | None, Any]:
         """Run a function in the thread that was reserved for ``slot``; return its exception, or ``None``, and result.
 
-        Args:
-            started: Called with the call before it starts, so that it can be interrupted.
+        ``started`` receives the call before it starts, so that it can be interrupted.
         """
         assert self._executor is not None
         # A copy, as for a task on the main thread: a task's context variables are not visible to the next one.
@@ -316,11 +290,8 @@ _POLL_S: Final = 0.25
 def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a task's function. The signal handler raises only while this function is on the stack.
 
-    A process that the function forks exits when it returns from the function.
-
-    Args:
-        begin: Raises if the execution is cancelled before it starts.
-        function, args, kwargs: The call.
+    ``begin`` raises if the execution is cancelled before it starts. A process that the function forks exits when it
+    returns from the function.
     """
     pid = os.getpid()
     begin()
@@ -355,9 +326,6 @@ class TaskExecution:
     """One execution of a task.
 
     Attributes:
-        slot: The slot, which contains the supervisor's cancel request.
-        task: The task's name.
-        limits: Its time limits.
         acknowledged: The latest request that was passed to the task.
         call: The call, if the task runs in a separate thread.
         other_slots: The slots of the other jobs of a batch. Limits apply to the whole batch; during the call, none of
@@ -396,9 +364,6 @@ class TaskExecution:
 
         A task may handle a soft limit or a shutdown and continue. After a hard limit or a revocation the attempt fails,
         even if the task returns.
-
-        Args:
-            raised: The exception that the task raised, ``None`` if it has returned.
         """
         match self.acknowledged:
             case CancelReason.REVOKED:
@@ -457,13 +422,7 @@ class Cancellation:
     # ---- sync tasks: the main thread ----
 
     def raise_if_cancelled(self) -> None:
-        """Raise the exception for a pending cancel request, if there is one.
-
-        Raises:
-            SoftTimeLimitExceeded: The execution has exceeded its soft limit.
-            TaskCancelled: The job was revoked.
-            WorkerShutdown: The worker is about to kill this child.
-        """
+        """Raise ``SoftTimeLimitExceeded``, ``TaskCancelled`` or ``WorkerShutdown`` for a pending cancel request."""
         execution = self.execution
         if execution is None:
             return

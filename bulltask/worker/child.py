@@ -173,10 +173,6 @@ def isolate_forks(close_inherited: Callable[[], None], loop: Callable[[], asynci
     A fork that returns to the child's code exits (:func:`bulltask.config.process.exit_if_forked`). Until then it runs
     user code, possibly for a long time: ``TERM`` must end it (``multiprocessing.Process.terminate``), and it must not
     keep the child's connections open.
-
-    Args:
-        close_inherited: Closes the child's connections in the fork.
-        loop: Returns the child's event loop, ``None`` if there is none.
     """
     pid = os.getpid()
 
@@ -214,12 +210,7 @@ class StackDumper:
 
     ``faulthandler`` writes the threads' stacks in its C handler, so this works even in a child that is stuck in C code.
     The asyncio tasks are added when the main thread runs Python code again; a blocked event loop does not delay that.
-
-    Args:
-        block: The child's block, in which the supervisor reads the file's descriptor and whether the dump is complete.
-        loop: Returns the child's event loop, ``None`` while there is none.
-        bus: Receives the dump if the supervisor has not requested it.
-        index: The child's index in the pool.
+    The supervisor reads the file, whose descriptor is in the block; a dump that it has not requested is an event.
     """
 
     def __init__(
@@ -290,12 +281,6 @@ class ChildPlan:
     """The objects that a child receives from the supervisor.
 
     Attributes:
-        app: The app, with its tasks loaded.
-        queues: The names of the worker's queues in the app.
-        worker_id: The worker's id.
-        index: The child's index in the pool.
-        block: The child's part of the shared memory.
-        control: The supervisor's instructions for all children.
         bus: Creates the child's bus with its listeners; called after the fork.
         close_inherited: Closes the supervisor's connections and pipes, which the child has inherited.
     """

@@ -88,12 +88,7 @@ def end_group(pid: int) -> None:
 
 
 def end_marked(worker_id: str, shared_fd: int) -> bool:
-    """Kill all processes of a worker's children, on Linux; return whether there was one.
-
-    Args:
-        worker_id: The worker.
-        shared_fd: The descriptor of the worker's shared memory, in this process and in every fork.
-    """
+    """Kill the processes of a worker's children, on Linux: they have its mark, or its memory as ``shared_fd``."""
     found = False
     if not _HAS_PROC:
         return found
@@ -130,10 +125,6 @@ class Descendants:
     by their group or mark, and otherwise end with the last child that was alive when they appeared.
 
     On other systems, only the process group of a dead child ends.
-
-    Args:
-        worker_id: The worker's id, as for :func:`mark_programs`.
-        helpers: Returns the ids of the supervisor's other processes.
     """
 
     def __init__(self, worker_id: str, helpers: Callable[[], Collection[int]]) -> None:
@@ -158,12 +149,7 @@ class Descendants:
             self._orphans.setdefault(pid, set(children))
 
     def end(self, child: int, children: Collection[int]) -> bool:
-        """Kill the processes of a child that has exited, and is not reaped yet; return whether none is left.
-
-        Args:
-            child: Its pid, which therefore no other process has.
-            children: The pids of all children.
-        """
+        """Kill the processes of a child that has exited, and is not reaped yet; return whether none is left."""
         end_group(child)
         remaining = False
         for pid in self.find(children):
@@ -283,11 +269,7 @@ class StackCollector:
 
 
 def _file_of(pid: int, block: ChildBlock) -> Path:
-    """Return the path of a child's file in ``/proc``.
-
-    Raises:
-        FileNotFoundError: The child has no file yet, or has exited and another process has its pid.
-    """
+    """Return the path of a child's file in ``/proc``; another process may have its pid by now."""
     path = Path(f"/proc/{pid}/fd/{block.stacks_fd}")
     if STACKS_NAME not in str(path.readlink()):
         raise FileNotFoundError(path)
@@ -305,11 +287,7 @@ Launcher = Callable[[int], int]
 
 
 class ForkLauncher:
-    """Starts a child with a fork, which is fast, because the tasks are already imported.
-
-    Args:
-        run: Runs the child with its index and the supervisor's pid; does not return.
-    """
+    """Starts a child with a fork, which is fast, because the tasks are already imported."""
 
     def __init__(self, run: Callable[[int, int], None]) -> None:
         self._run = run
@@ -330,9 +308,8 @@ class ForkLauncher:
 class SpawnLauncher:
     """Starts a child as a new interpreter that imports the app again: slower, but safe with threads.
 
-    Args:
-        write_spec: Writes the spec of the child with a given index to a file (a command line would show the broker's
-            password), and returns the file's descriptor and the descriptors that the child shares.
+    ``write_spec`` writes the spec of a child to a file, because a command line would show the broker's password, and
+    returns the file's descriptor and those that the child shares.
     """
 
     def __init__(self, write_spec: Callable[[int], tuple[int, tuple[int, ...]]]) -> None:
@@ -356,15 +333,11 @@ class SpawnLauncher:
 def choose_launcher(
     method: str, fork: ForkLauncher, spawn: SpawnLauncher | None, warn: Callable[[str], None]
 ) -> Launcher:
-    """Return the function that starts children.
+    """Return the function that starts children: by ``fork``, ``spawn``, or ``auto``.
 
-    Args:
-        method: ``fork``, ``spawn``, or ``auto``: fork unless this process has other threads, now or when a child
-            starts. A fork copies only the calling thread, but also the locks that other threads hold, which are never
-            released.
-        fork: Starts a child with a fork.
-        spawn: Spawns a child; ``None`` if the app was not given with ``-A``.
-        warn: Logs a warning, once, if ``auto`` cannot fork safely.
+    ``auto`` forks unless this process has other threads, now or when a child starts: a fork copies only the calling
+    thread, but also the locks that other threads hold, which are never released. Only an app that was given with ``-A``
+    can be spawned; ``warn`` is called once if ``auto`` cannot fork safely.
     """
     if method == "fork" or (method == "spawn" and spawn is not None):
         return fork if method == "fork" or spawn is None else spawn
@@ -464,14 +437,6 @@ class ChildPool:
     A child that is leaving, because it was stopped or has reached a limit, does not count, although it may still run
     its last jobs.
 
-    Args:
-        slots: The shared memory, with one block per child.
-        launch: Starts the child with the given index and returns its pid.
-        stacks: Collects the children's stacks.
-        bus: Receives an event for every start and exit.
-        target: The initial number of children; the shared memory has room for more.
-        descendants: The processes that the children start; ``None`` to leave them alone.
-
     Attributes:
         interrupt_at_ms: When the attempts that are still running are cancelled, because the worker will soon kill the
             children (monotonic time); ``None`` for never.
@@ -552,8 +517,7 @@ class ChildPool:
     def free_slots(self, per_child: int) -> int | None:
         """Return how many more jobs the children that wait for jobs can run; ``None`` while a child is starting.
 
-        Args:
-            per_child: How many jobs a child can run at a time; its other slots are for prefetched jobs.
+        A child runs ``per_child`` jobs at a time; its other slots are for prefetched jobs.
         """
         free = 0
         for index in self._staying():
@@ -635,9 +599,8 @@ class ChildPool:
     def loop_blockers(self, token: str, since_ms: int) -> tuple[int, Sequence[SlotView] | None] | None:
         """Return what blocks the event loop of the child with this token; ``None`` if it has turned since ``since_ms``.
 
-        Returns:
-            For how long, and the attempt that blocks the loop, or none if it is code that no attempt runs; ``None`` for
-            the attempts if the child does not know.
+        That is for how long, and the attempt that blocks the loop: none if it is code of no attempt, ``None`` if the
+        child does not know.
         """
         child = self._children[self.index_of(token)]
         turned_ms = child.block.loop_turned_ms
@@ -651,8 +614,7 @@ class ChildPool:
     def kill_blocked(self, token: str, blocked_ms: int, *, is_crash: bool) -> None:
         """Kill a child whose event loop is blocked by something that belongs to no attempt, or by an unknown one.
 
-        Args:
-            is_crash: Count a crash of each of its jobs, because each may be the cause.
+        With ``is_crash``, a crash of each of its jobs is counted, because each may be the cause.
         """
         child = self._children[self.index_of(token)]
         child.loop_blocked = f"its event loop was blocked for {blocked_ms / 1000:.1f} s"
@@ -688,10 +650,8 @@ class ChildPool:
     def reap(self) -> list[JobsOfDeadChild]:
         """Collect dead children whose processes have ended, too; return the jobs of each.
 
-        Until then, their jobs keep their locks, because those processes may still be working on them.
-
-        Raises:
-            ChildBootError: Several children in a row died before they could acquire a job.
+        Until then, their jobs keep their locks, because those processes may still be working on them. Raises
+        :class:`ChildBootError` if several children in a row died before they could acquire a job.
         """
         pids, orphans, now_ms = {child.pid for child in self._children.values()}, None, mono_ms()
         if self._descendants is not None and now_ms - self._searched_ms >= _SEARCH_MS:
@@ -712,8 +672,7 @@ class ChildPool:
     def close(self, *, finishing: bool = False) -> None:
         """Ask every child to stop once its jobs are finished (warm shutdown).
 
-        Args:
-            finishing: Checkpointed tasks also run to completion, instead of ending between two items.
+        With ``finishing``, checkpointed tasks also run to completion, instead of ending between two items.
         """
         self._slots.control.finishing = finishing
         self._slots.control.stop()
@@ -865,12 +824,8 @@ class MemoryCheck:
     """Kills a child whose memory exceeds the hard limit while it runs a job.
 
     This counts as a crash of its jobs, not as a failed attempt, just as if the kernel's OOM killer had killed the
-    child. The supervisor cannot know which job used the memory: the child may be running several, or an earlier job
-    may have leaked it. The jobs therefore run again as after a crash, in small groups or alone, and a job fails
-    only if it exceeds the limit again while it runs alone (:mod:`bulltask.worker.broker_backoff`).
-
-    A child without a job is not killed. It checked its memory itself after its last job
-    (:class:`~bulltask.worker.slots.ChildLimits`).
+    child, because the supervisor cannot know which job used the memory. A child without a job is not killed. It checked
+    its memory itself after its last job (:class:`~bulltask.worker.slots.ChildLimits`).
     """
 
     interval_ms = 200

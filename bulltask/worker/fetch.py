@@ -56,12 +56,7 @@ __all__ = [
 
 
 class FetchOptionsCache(dict[tuple[QueueKeys, str], FetchOptions]):
-    """The fetch options of each queue and slot, by the queue's keys and the slot's token: they are always the same.
-
-    Args:
-        config: The worker's settings.
-        worker_id: Stored in each job as the worker that processes it.
-    """
+    """The fetch options of each queue and slot, by the queue's keys and the slot's token: they are always the same."""
 
     def __init__(self, config: Config, worker_id: str) -> None:
         super().__init__()
@@ -96,11 +91,6 @@ class RoundRobin:
     A child polls all queues at once only if they are few. If they are many, it polls those whose marker it has, those
     whose delayed job is due, and the others a few at a time, in turn: a queue without a marker has a job only if a
     marker was lost.
-
-    Args:
-        queues: The worker's queues in the given order.
-        clock: The server's time, for the due times of delayed jobs.
-        at_once: The maximum number of queues that are polled at once, and in five seconds without jobs.
 
     Attributes:
         polled: The indexes of the queues that were opened at the start, or by the last :meth:`reopen`.
@@ -200,8 +190,7 @@ class RoundRobin:
     def reopen(self, also: Iterable[int] = ()) -> None:
         """Poll the queues again, because only a fetch promotes delayed jobs and replaces a lost marker.
 
-        Args:
-            also: Queues to poll even if they are many, and it is not their turn.
+        Of many queues, poll those whose turn it is, and ``also`` these.
         """
         if not self._are_many:
             self._closed_until_ms = [until if until > mono_ms() else 0 for until in self._limited_until_ms]
@@ -300,15 +289,8 @@ class QueueWait:
     def wait(self, fetch: Call[Fetched] | None = None) -> Fetched | BulltaskError | None:
         """Wait until a queue may have a job, or a delayed job is due.
 
-        Args:
-            fetch: A call that Redis runs at the end of the wait, on the same connection.
-
-        Returns:
-            The result of ``fetch``, or its error; ``None`` if it was not made.
-
-        Raises:
-            WaitInterrupted: A signal has ended the wait. Redis may have run ``fetch``.
-            BrokerError: As in :meth:`SyncClient.run`.
+        Redis runs ``fetch`` at the end of the wait, on the same connection. Its result, or error, is returned;
+        ``None`` if it was not made. A signal may end the wait (``WaitInterrupted``) when Redis has already run it.
         """
         waitable = self._round_robin.waitable()
         if mono_ms() >= self._check_at_ms:
@@ -413,14 +395,7 @@ returned a permit."""
 class JobFetcher:
     """Acquires jobs from the worker's queues.
 
-    Args:
-        broker: Creates two connections: one for short calls, used only by the main thread, and one for blocking waits.
-        queues: The queues' names in the app, in the given order.
-        bus: Receives an event for every acquired job.
-        worker_id: Stored in each job as the worker that processes it.
-        wakeup_pipe: Ends a wait early.
-        control: The control page, which shows whether the worker is paused.
-        pool: The child's slots.
+    It has two connections: one for short calls, used only by the main thread, and one for blocking waits.
 
     Attributes:
         has_several_queues: Whether the next job may come from another queue.
@@ -495,8 +470,7 @@ class JobFetcher:
     def acquire(self, slot: Slot) -> AcquiredJob | None:
         """Wait for a job and acquire it into ``slot``.
 
-        Returns:
-            ``None`` when the child is closing, or must not wait; the slot has then been given back.
+        ``None``: the child is closing, or must not wait; the slot has then been given back.
         """
         while not self.closing:
             if not self.may_acquire:
@@ -533,10 +507,7 @@ class JobFetcher:
             self._wakeup_pipe.wait(_PERMIT_MS if self._control.exhausted else _PAUSE_MS)  # a signal ends it
 
     def record_lost_call(self, exc: BrokerError, slot: Slot, index: int) -> None:
-        """Record that the reply to a call for queue ``index`` was lost.
-
-        The call may have acquired a job with the slot's token.
-        """
+        """Record that the reply to a call for queue ``index`` was lost; the slot's token may lock a job."""
         if isinstance(exc, BrokerUnavailableError):
             self.record_lost_reply(slot, None if exc.node is None else index)
             if exc.node is None:
@@ -551,19 +522,13 @@ class JobFetcher:
     def record_lost_reply(self, slot: Slot, index: int | None = None) -> None:
         """Record that the slot's token may lock a job; it is released before the next job is acquired.
 
-        Args:
-            slot: The slot.
-            index: The queue that may have the job; ``None`` if any of them may have it.
+        Any queue may have the job if ``index`` is ``None``.
         """
         queues = range(len(self.round_robin.queues)) if index is None else (index,)
         self.pool.without_reply.setdefault(slot, set()).update(queues)
 
     def _release_jobs_without_reply(self) -> None:
-        """Release the jobs that a fetch without a reply may have locked, except those of skipped queues.
-
-        Raises:
-            BrokerError: Redis is unavailable.
-        """
+        """Release the jobs that a fetch without a reply may have locked, except those of skipped queues."""
         without_reply = self.pool.without_reply
         for index in sorted(set[int]().union(*without_reply.values())):
             slots = [slot for slot, queues in without_reply.items() if index in queues]
@@ -620,10 +585,7 @@ class JobFetcher:
     def fail_malformed(self, index: int, slot: Slot, exc: BrokerError) -> bool:
         """Fail the job locked by a fetch from queue ``index`` that failed with ``exc``, if the job is malformed.
 
-        A job that is not malformed is released; if Redis becomes unavailable, it is released later.
-
-        Returns:
-            True if the job was malformed, so that another fetch may succeed.
+        If it was not, and another fetch would fail, too, the job is released, later if Redis becomes unavailable.
         """
         keys, was_malformed = self.round_robin.queues[index], False
         try:
@@ -647,16 +609,10 @@ class JobFetcher:
         return move_to_active(keys, self._fetch_options[keys, slot.token], self._clock.now_ms())
 
     def fetch_many(self, index: int, slots: Sequence[Slot], task: str | None = None) -> list[Fetched]:
-        """Fetch up to one job for each slot.
+        """Fetch up to one job for each reserved slot: of one task, until a job of another one is next, or of any task.
 
-        Args:
-            index: The queue.
-            slots: The slots, which are reserved.
-            task: Stop when the next job belongs to another task. Without it, fetch jobs of any task, but none from a
-                queue that has a limit for all workers.
-
-        Raises:
-            BrokerError: Jobs that the call may have acquired are released later, or failed if they are malformed.
+        Jobs of any task are not fetched from a queue that has a limit for all workers. Jobs that a call may have
+        acquired before it failed with a ``BrokerError`` are released later, or failed if they are malformed.
         """
         keys, now_ms = self.round_robin.queues[index], self._clock.now_ms()
         options = [self._fetch_options[keys, slot.token] for slot in slots]

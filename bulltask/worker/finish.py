@@ -167,9 +167,7 @@ class FailedWriteHandler:
         While Redis is unavailable, the outcome is kept and written again; the supervisor renews the job's lock.
 
         Args:
-            acquired: The job.
-            outcome: Its outcome.
-            exc: The error of the first write.
+            acquired, outcome, exc: The job, its outcome, and the error of the first write.
             write: Writes an outcome, and returns the next job if the reply contains one. It is also told whether the
                 reply to an earlier write was lost, so that Redis may have executed that write.
             run: Makes a call until there is a reply; returns False after an error reply.
@@ -206,14 +204,11 @@ class FailedWriteHandler:
         BullMQ's scripts fail with an error on a malformed hash, and a flow's parent cannot complete while child jobs
         are pending or failed; nor can a child job whose parent's keys the ACL forbids. Such a job fails with that error
         as its reason; a malformed job, and such a child job, is failed by bulltask's script, which does not read the
-        malformed fields. A parent with pending child jobs is retried first, as in
-        Node.js, but no longer immediately if it has been retried many times.
+        malformed fields. A parent with pending child jobs is retried first, as in Node.js, but no longer immediately if
+        it has been retried many times. A job that requested to wait for child jobs, but has none pending, is released.
 
         ``None`` means that nothing can be written. The job is then left to the stalled check, so that one malformed job
         does not block a child forever.
-
-        A job that requested to wait for its child jobs, but has no pending child job, is released: it runs again
-        immediately.
         """
         if isinstance(exc, NoPendingChildrenError) and isinstance(outcome, WaitingForChildrenOutcome):
             return ReleasedOutcome(checkpoint=outcome.checkpoint)
@@ -285,10 +280,6 @@ class Finisher:
     """Builds the script call for an outcome, and emits its event.
 
     It does no I/O: the sync loop and the async loop make the calls with separate clients.
-
-    Attributes:
-        failed_writes: Decides what to do after a failed write of an outcome.
-        malformed: Fails the job that a call has fetched although its hash is malformed.
     """
 
     def __init__(
@@ -314,10 +305,7 @@ class Finisher:
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> tuple[Call[Any], bool]:
         """Return the call that writes ``outcome``, and whether it also fetches the next job.
 
-        Args:
-            acquired: The job.
-            outcome: Its outcome.
-            fetch_next: Fetch the next job if the call can: that of a job that completes or fails, with few exceptions.
+        With ``fetch_next``, it does if the job completes or fails, with few exceptions.
         """
         if os.getpid() != self._pid:
             exit_if_forked(self._pid)  # a process that user code has forked must not finish its parent's job
@@ -409,10 +397,8 @@ class Finisher:
     ) -> Coroutine[Any, Any, None] | None:
         """Emit the event of a written outcome, and call the hooks that follow it.
 
-        ``None`` means that the outcome was discarded because the lock was lost.
-
-        Returns:
-            A coroutine that calls the hooks, if some of them are coroutine functions, or need a thread.
+        Without an outcome, it was discarded because the lock was lost. If some hooks are coroutine functions, or need a
+        thread, a coroutine that calls them is returned.
         """
         job = acquired.job
         if type(outcome) is not CompletedOutcome:

@@ -69,12 +69,7 @@ _POLL_S: Final = 0.02
 
 
 class HelperProcess(ABC):
-    """A helper process of the worker; a service of the supervisor, which starts another process if this one dies.
-
-    Args:
-        close_inherited: Closes the supervisor's connections and pipes in the new process.
-        logger: Logs when the process dies.
-    """
+    """A helper process of the worker; a service of the supervisor, which starts another process if this one dies."""
 
     interval_ms = 1_000
     title: ClassVar[str]
@@ -107,11 +102,7 @@ class HelperProcess(ABC):
                 self._send_stop()
 
     def wait(self, deadline_ms: int | None) -> None:
-        """Wait until the process has exited; kill it when its time is over.
-
-        Args:
-            deadline_ms: When the worker must stop (monotonic time); ``None`` for no limit but the process's own.
-        """
+        """Wait until the process has exited; kill it at the deadline (monotonic time), or when its own time is over."""
         if self._pid is None:
             return
         kill_at_ms = mono_ms() + self.stop_timeout_ms
@@ -169,11 +160,7 @@ class HelperProcess(ABC):
 
 
 class PipedProcess(HelperProcess):
-    """A helper process that reads from the supervisor through a pipe; it also reads the pipe's end.
-
-    Args:
-        close_inherited, logger: As in :class:`HelperProcess`.
-    """
+    """A helper process that reads from the supervisor through a pipe; it also reads the pipe's end."""
 
     def __init__(self, close_inherited: Callable[[], None], logger: FilteringBoundLogger) -> None:
         super().__init__(close_inherited, logger)
@@ -209,12 +196,6 @@ class GuardProcess(PipedProcess):
 
     The kernel kills the children themselves, but it does not know the processes that they have started. These could
     work on a job that another worker starts again.
-
-    Args:
-        worker_id: The worker's id, which is in the environment of those processes.
-        slots_fd: The descriptor of the shared memory.
-        children: The blocks with the pids of the children.
-        close_inherited, logger: As in :class:`PipedProcess`.
     """
 
     title, stop_timeout_ms, kill_hint = "Guard process", 1_000, "It did not stop"
@@ -304,10 +285,7 @@ class WorkerInfo:
 class HookProcess(PipedProcess):
     """Starts the process, if one of the signals has a receiver, and tells it what happens to the worker.
 
-    Args:
-        worker: The sender of the signals.
-        is_ready: Returns whether a child is ready; called in the process.
-        close_inherited, logger: As in :class:`PipedProcess`.
+    ``is_ready``, which is called in the process, returns whether a child is ready.
     """
 
     title, stop_timeout_ms = "Hook process", 5_000
@@ -380,16 +358,6 @@ class MetricsProcess(HelperProcess):
 
     The constructor binds the port, so that the worker does not start with an invalid port; :meth:`start` forks the
     process. The supervisor keeps the socket, so a client that connects while the process is dead is served by the next.
-
-    Args:
-        config: The address and port.
-        memory: The counters of all processes.
-        worker_id: A label of the metrics.
-        queue_lengths: Reads the lengths of the queues; called in the new process.
-        close_inherited, logger: As in :class:`HelperProcess`.
-
-    Raises:
-        ConfigError: The port cannot be bound.
     """
 
     title, stop_timeout_ms = "Metrics exporter", 1_000
@@ -439,14 +407,7 @@ class MetricsProcess(HelperProcess):
 
 
 class OutboxProcess(PipedProcess):
-    """Runs the relays of an app's outboxes in a process.
-
-    When it is told to stop, it finishes its rows. Killing it loses no job.
-
-    Args:
-        app: The app.
-        close_inherited, logger: As in :class:`PipedProcess`; the relays log their errors, too.
-    """
+    """Runs the relays of an app's outboxes. Told to stop, the process finishes its rows; killing it loses no job."""
 
     title, stop_timeout_ms = "Outbox relay", 7_000
     kill_hint = "Its last rows are sent when a worker starts again, each once"

@@ -64,19 +64,8 @@ _WORKER_ID: Final = "in-process"
 class InProcessRunner:
     """Runs attempts one at a time, with the code that a worker's child uses.
 
-    It has no supervisor, so time limits are not enforced, and a running attempt cannot be cancelled.
-
-    Args:
-        app: Tasks, settings and listeners.
-        job_client: Creates the client of a job, which stores the progress and log lines of a bound task.
-        slots: The maximum number of jobs in a batch.
-        is_eager: Whether this process has also sent the jobs, for ``request.is_eager``.
-
-    Attributes:
-        bus: Passes events to the app's listeners.
-        slots: The slots whose tokens lock the jobs.
-        finisher: Builds the calls that write outcomes, and emits their events.
-        worker_id: Stored in each job as the worker that runs it.
+    It has no supervisor, so time limits are not enforced, and a running attempt cannot be cancelled. A batch has at
+    most as many jobs as there are slots, whose tokens lock the jobs.
     """
 
     worker_id = _WORKER_ID
@@ -105,10 +94,7 @@ class InProcessRunner:
         return self._runner.begin(job)
 
     def call(self, attempts: Runnable, loop: TaskLoop) -> Any:
-        """Run one attempt, or those of a batch; an async task runs on ``loop``, and so do the coroutines of its hooks.
-
-        Returns the outcome of each attempt.
-        """
+        """Run one attempt, or those of a batch; an async task and the coroutines of its hooks run on ``loop``."""
         if not isinstance(attempts, list):
             return loop.run(attempts)
         if attempts[0].task._is_async:
@@ -214,12 +200,7 @@ _UNKNOWN = StoredSnapshot(JobState.UNKNOWN, None, "", (), None, 0)
 
 
 class EagerResults:
-    """Stores outcomes as JSON; implements ``ports.ResultReader``, like :class:`bulltask.transport.results.Results`.
-
-    Args:
-        payloads: Reads results and exceptions from their stored form.
-        limit: How many of the newest outcomes are kept, ``None`` for all.
-    """
+    """Stores the newest outcomes as JSON; a ``ResultReader`` like :class:`bulltask.transport.results.Results`."""
 
     def __init__(self, payloads: PayloadCodec, limit: int | None = None) -> None:
         self.payloads = payloads
@@ -298,11 +279,7 @@ class EagerResults:
         return [self.snapshot(ref).state for ref in refs]
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:  # noqa: ARG002 - nothing to wait for
-        """Return the outcome of a job.
-
-        Raises:
-            JobNotFoundError: It has not run here.
-        """
+        """Return the outcome of a job that has run here, else raise ``JobNotFoundError``."""
         snapshot = self.snapshot(ref)
         if not snapshot.state.finished:
             _not_found(ref)
@@ -373,11 +350,7 @@ _Steps = Generator[tuple[InProcessRunner, Runnable], Any, None]
 class EagerBroker(Broker):
     """The connections of an app with ``task_always_eager``: a job runs when it is sent.
 
-    Queues are read from Redis as usual.
-
-    Args:
-        app: The app.
-        url: The broker's URL; the server need not be running.
+    Queues are read from Redis as usual, whose server need not be running.
     """
 
     def __init__(self, app: App, url: SecretUrl) -> None:
@@ -408,10 +381,7 @@ class _EagerProducer(Producer):
 class EagerRunner:
     """Runs jobs in this process, with the code that a worker's child uses.
 
-    Args:
-        app: The app.
-        results: Stores the outcomes.
-        propagate: Raise the exception of a job that fails; ``None``: the setting ``task_eager_propagates``.
+    ``propagate``: raise the exception of a job that fails; ``None``: the setting ``task_eager_propagates``.
     """
 
     def __init__(self, app: App, results: EagerResults | None = None, propagate: bool | None = None) -> None:
@@ -422,9 +392,8 @@ class EagerRunner:
     def run(self, roots: Sequence[PlannedJob]) -> None:
         """Run trees of jobs, children first.
 
-        Raises:
-            Exception: A task's exception, if exceptions are propagated. The jobs after that task's job have not run.
-            BulltaskError: A job has not finished after a thousand attempts.
+        If exceptions are propagated, a task's exception is raised, and the jobs after its job do not run; as is a
+        ``BulltaskError`` if a job has not finished after a thousand attempts.
         """
         loop = TaskLoop()
         try:
@@ -452,11 +421,7 @@ class EagerRunner:
 
 
 class _JobRun:
-    """Runs the attempts of one job.
-
-    Attributes:
-        outcome: The outcome of the last attempt.
-    """
+    """Runs the attempts of one job; ``outcome`` is that of the last one."""
 
     def __init__(self, app: App, results: EagerResults, new: NewJob, before: Sequence[JobRef]) -> None:
         self._app = app

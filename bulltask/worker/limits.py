@@ -46,7 +46,6 @@ class CancelRequest:
         kill_at_ms: When the child is killed if the attempt continues; ``None`` for never.
         notify_at_ms: When the signal is sent again unless the child acknowledges the request.
         pause_ms: The interval after that signal.
-        since_ms: When the request was made.
     """
 
     attempt: int
@@ -75,17 +74,11 @@ class Canceller:
         self._requests: dict[str, CancelRequest] = {}
 
     def cancel(self, view: SlotView, reason: CancelReason) -> bool:
-        """Cancel an attempt.
+        """Cancel an attempt whose slot this was when the decision was made.
 
         At the hard limit of a sync task the child is killed immediately; a soft limit can be set to warn the task.
-
-        Args:
-            view: The attempt's slot when the decision was made.
-            reason: Why the attempt is cancelled.
-
-        Returns:
-            False if the attempt has ended, was already cancelled for this or a stronger reason, or is part of a
-            running batch and cannot be stopped alone.
+        Returns False if the attempt has ended, was already cancelled for this or a stronger reason, or is part of a
+        running batch and cannot be stopped alone.
         """
         current = self._pool.view(view.token)
         if current is None or current.attempt != view.attempt or current.attempt == UNKNOWN_ATTEMPT:

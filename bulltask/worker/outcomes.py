@@ -88,9 +88,6 @@ class AcquiredJob:
     """A job whose lock this child holds.
 
     Attributes:
-        slot: The slot whose token locks the job.
-        queue_index: Index of its queue in the worker's list.
-        keys: The queue's keys.
         max_concurrent: How many jobs the child may run at the same time as this job, this job included; 0 for no limit.
             Set for a job in crash quarantine (:mod:`bulltask.worker.broker_backoff`).
     """
@@ -104,12 +101,7 @@ class AcquiredJob:
 
 @value_class
 class CompletedOutcome:
-    """The task returned; ``value`` is the return value as JSON.
-
-    Attributes:
-        ignored: The task ended with ``Ignore``.
-        checkpoint: As in the other outcomes.
-    """
+    """The task returned, or ended with ``Ignore``; ``value`` is the return value as JSON."""
 
     value: bytes
     result: object
@@ -119,12 +111,7 @@ class CompletedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _WithCheckpoint:
-    """An outcome that can be stored with a checkpoint.
-
-    Attributes:
-        checkpoint: The job's new :class:`bulltask.jobs.fields.Checkpoint`, as it is stored; ``None`` if it does not
-            change.
-    """
+    """An outcome that can be stored with a checkpoint in its stored form; ``None`` if that does not change."""
 
     checkpoint: str | None = field(default=None, kw_only=True)
 
@@ -134,8 +121,6 @@ class FailedOutcome(_WithCheckpoint):
     """The attempt failed and the job is not retried.
 
     Attributes:
-        reason: The error message.
-        trace: The attempt's traceback.
         malformed: BullMQ's script may fail with an error on this job, so bulltask's script fails it.
         failed_job: The canvas job whose failure caused this one to fail, if it is a different job.
         expected: The exception is one of the task's ``throws``.
@@ -185,11 +170,7 @@ class RetriedOutcome(_WithCheckpoint):
 
 @dataclass(frozen=True, slots=True)
 class RescheduledByWorkerOutcome:
-    """The worker cannot run the job right now; it is due again after ``delay_ms``. The attempt does not count.
-
-    Attributes:
-        reason: Why the next iteration of its job scheduler could not be added.
-    """
+    """The worker cannot add the job's next iteration; the job is due again later. The attempt does not count."""
 
     delay_ms: int
     reason: str
@@ -199,10 +180,7 @@ class RescheduledByWorkerOutcome:
 class IncompatibleOutcome:
     """The worker cannot run the job, but another may; it is due again after ``delay_ms``. The attempt does not count.
 
-    Attributes:
-        reason: Why the worker cannot run it.
-        since: What is stored in the job: since when no worker could run it.
-        is_first: Whether this is the first such worker.
+    The job stores ``since`` when no worker could run it.
     """
 
     delay_ms: int
@@ -226,9 +204,7 @@ class RescheduledByTaskOutcome(_WithCheckpoint):
 class ReleasedOutcome(_WithCheckpoint):
     """The task released its job (``ReleaseJob``): it is next in its queue. The attempt does not count.
 
-    Attributes:
-        reason: Why, for the log.
-        by_task: Whether ``max_releases`` limits this release.
+    ``max_releases`` limits the releases by tasks.
     """
 
     reason: str = _BY_TASK
@@ -246,8 +222,7 @@ class RateLimitedOutcome(_WithCheckpoint):
 class WaitingForChildrenOutcome(_WithCheckpoint):
     """The job waits for its child jobs and then runs again (``WaitForChildren``). The attempt does not count.
 
-    Attributes:
-        replaced: The job's task has replaced itself with a canvas, and does not run again.
+    If it was ``replaced`` with a canvas, it does not run again.
     """
 
     replaced: bool = False
@@ -355,13 +330,9 @@ _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 def decide_retry(
     exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None, app: App
 ) -> FailedOutcome | RetriedOutcome:
-    """Return the outcome of an attempt that raised ``exc``.
+    """Return the outcome of an attempt that raised ``exc``; ``job.attempts_made`` does not include this attempt.
 
-    Args:
-        exc: The task's exception.
-        job: The job; its ``attempts_made`` does not include this attempt.
-        task: The job's task, ``None`` if the attempt failed before it was found.
-        app: The app, with its error categories and the server's time.
+    It has no task if the attempt failed before the task was found.
     """
     exc = interrupt_in(exc) or exc
     if isinstance(exc, TaskCancelled):

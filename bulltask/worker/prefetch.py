@@ -147,10 +147,9 @@ class PrefetchLoop:
             self._block.prefetches = self._prefetches = False
 
     def run(self, first: AcquiredJob) -> AcquiredJob | None:
-        """Run a job and those that follow it.
+        """Run a job and those that follow it; return a job that needs the child for itself, if any.
 
-        Returns:
-            A job that needs the child for itself, if any. The slots of all other jobs have been given back.
+        The slots of all other jobs have been given back.
         """
         self._block.lock()
         try:
@@ -331,10 +330,7 @@ class PrefetchLoop:
     def _refill(self, index: int, fetching: int, *, fetch: bool) -> None:
         """Read the replies, unless enough jobs are ready or on their way, and acquire those that are missing.
 
-        Args:
-            index: The queue of the last job.
-            fetching: How many of the calls that were sent fetch a job.
-            fetch: Whether further jobs may be acquired.
+        ``index`` is the queue of the last job, and ``fetching`` how many of the calls that were sent fetch a job.
         """
         missing = self._wanted() - len(self._ready) - fetching if fetch else 0
         # The supervisor can only take over a call that was sent if the slot contains it.

@@ -76,11 +76,8 @@ class KilledAttempt:
     """An attempt that was cancelled by killing its child.
 
     Attributes:
-        token, attempt, job_id: Identify the attempt; the job id is ``""`` if it is too long for a slot.
-        reason: Why the attempt was cancelled.
-        hard_ms: Its hard limit.
+        job_id: ``""`` if it is too long for a slot.
         will_retry: Whether the job is retried, if it has attempts left.
-        since_ms: When the attempt started (monotonic time).
         blocked_ms: How long it had blocked the event loop, so that others could not be cancelled; 0 if it had not.
     """
 
@@ -124,11 +121,7 @@ class FailureRecorder:
         self._bus = bus
 
     def record_killed(self, keys: QueueKeys, job_id: str, killed_attempt: KilledAttempt) -> None:
-        """Fail the killed attempt of a job that is still locked with its token, and emit the event.
-
-        Raises:
-            JobError: The job is no longer locked with that token.
-        """
+        """Fail the killed attempt of a job that is still locked with its token (else ``JobError``); emit the event."""
         job = self._read(keys, job_id)
         exc: BaseException = TaskCancelled("revoked")
         category = reason = REVOKED
@@ -230,8 +223,6 @@ class JobsOfDeadChild:
     Attributes:
         tokens: Tokens of the child's slots that were not free. A job locked with one of them belonged to this child.
         running: The tokens whose job was running; the other jobs were being acquired or finished.
-        died_ms: When the supervisor noticed that the child was dead (monotonic time).
-        exit_reason: ``SIGKILL``, ``exit code 1`` …
         intentional: The supervisor stopped or killed the child, so no crash is counted.
         killed_attempts: The attempts that were cancelled by killing the child, by token; they have failed.
         jobs: The jobs whose id is known, as (queue index, token, job id).
@@ -266,7 +257,7 @@ class _PendingRecovery:
     Attributes:
         queues: Indexes of the queues that may still have some of the jobs.
         concurrent: How many jobs the child was running when it died; some may have been finished since.
-        unwritten: For each token whose job had ended, the call that writes its outcome, until Redis has replied.
+        unwritten: The calls that write outcomes, by token, until Redis has replied.
         announced: The ids of jobs whose recovery was reported, although it may have to be tried again.
     """
 
@@ -405,13 +396,7 @@ class Recovery:
     def _fail_revoked(
         self, keys: QueueKeys, jobs: Sequence[tuple[str, str]], killed: Mapping[str, KilledAttempt] = _NONE
     ) -> list[tuple[str, str]]:
-        """Fail the jobs that have a revocation request, and return the others.
-
-        Args:
-            keys: The queue.
-            jobs: Tokens and ids.
-            killed: The attempts, by token, whose failure is recorded in any case.
-        """
+        """Fail the jobs (tokens and ids) that have a revocation request, except killed attempts; return the others."""
         remaining: list[tuple[str, str]] = []
         calls: list[Call[bytes | None]] = [command("ZSCORE", keys.revoked, job_id) for _, job_id in jobs]
         for (token, job_id), requested in zip(jobs, self._client.run_many(calls) if calls else (), strict=True):

@@ -94,11 +94,7 @@ NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG
 
 
 class StartupCheck:
-    """Connects to Redis and checks it before the first child starts.
-
-    Attributes:
-        max_clients: How many clients the server allows, after :meth:`run`; ``None`` if it does not say.
-    """
+    """Connects to Redis and checks it before the first child starts; ``max_clients`` is the server's limit."""
 
     def __init__(
         self,
@@ -120,9 +116,7 @@ class StartupCheck:
     def run(self, wait: Callable[[float], None], stopped: Callable[[], bool]) -> ExitCode | None:
         """Wait for Redis, check it, and store the queues' metadata; return an exit code if the worker cannot start.
 
-        Args:
-            wait: Waits for a number of milliseconds, or until a signal.
-            stopped: Whether the worker was asked to stop.
+        ``wait`` takes milliseconds, and ends with a signal; ``stopped`` says whether the worker was asked to stop.
         """
         if not self._check_scripts():
             return ExitCode.FAILED
@@ -171,11 +165,7 @@ class StartupCheck:
             self._check_other_versions(keys, version)
 
     def _check_connections(self, server: ServerSettings) -> None:
-        """Check that this worker's connections do not shut other clients out.
-
-        Raises:
-            BrokerConfigError: They would.
-        """
+        """Raise ``BrokerConfigError`` if this worker's connections would shut other clients out."""
         self.max_clients = server.max_clients
         if server.max_clients is None or server.max_clients - server.connected >= self._connections:
             return

@@ -83,8 +83,7 @@ class LoopHooks:
     async def open(self, opened: Callable[[BaseException | None], None]) -> None:
         """Enter the lifespan and call the receivers; the coroutine ends when the lifespan does.
 
-        Args:
-            opened: Called when jobs may start, with the exception that prevents it, if any.
+        ``opened`` is called when jobs may start, with the exception that prevents it, if any.
         """
 
         async def call_receivers() -> None:
@@ -110,12 +109,9 @@ HandlerCalls = list[tuple[str, tuple[Any, ...]]]
 
 
 def handler_calls(request: Request, outcome: Outcome | None, *, started: bool) -> HandlerCalls:
-    """Return the handlers that follow an outcome, with their arguments, in Celery's order.
+    """Return the handlers that follow an outcome (``None``: it was discarded), with their arguments, in Celery's order.
 
-    Args:
-        request: The job's request.
-        outcome: The outcome that Redis has stored; ``None`` if it was discarded.
-        started: Whether the task was called; otherwise there is no ``after_return``.
+    Only if the task was called, ``after_return`` is among them.
     """
     call = request.id, request.args, request.kwargs
     match outcome:
@@ -151,7 +147,6 @@ class HookedRun:
 
     Attributes:
         in_thread: Whether a sync task runs in a thread; the hooks after its outcome then do, too.
-        variables: As given.
         last_variables: An async task's context, or a copy of it that was made when the task ended.
     """
 
@@ -320,14 +315,7 @@ class RunHooks:
     def start(
         self, job: RunningJob, task: AnyTask[..., Any], request: Request, variables: contextvars.Context | None
     ) -> HookedRun:
-        """Return the call to make instead of the task's function: it also calls the hooks.
-
-        Args:
-            job: The job.
-            task: Its task.
-            request: What the hooks receive.
-            variables: The context of a sync task; ``None`` for the context of the asyncio task.
-        """
+        """Return the call with hooks to make instead of the task's function; only a sync task has variables."""
         # By identity: the same job may run twice here, if its lock was lost.
         run = self.runs[id(job)] = HookedRun(task, request, self._middleware.running, variables)
         return run
@@ -335,8 +323,7 @@ class RunHooks:
     def finished(self, job: RunningJob, outcome: Outcome | None) -> Coroutine[Any, Any, None] | None:
         """Call the hooks that follow an outcome, in the context of the task.
 
-        Returns:
-            A coroutine that calls them, if the task has async handlers or has run in a thread; otherwise ``None``.
+        If the task has async handlers or has run in a thread, a coroutine that calls them is returned.
         """
         run = self.runs.pop(id(job), None) or self._not_started(job, outcome)
         if run is None:
@@ -384,12 +371,7 @@ _LOGGER: Final = "bulltask.output"
 
 
 def redirect_output(level: str, bus: Bus) -> None:
-    """Log the lines that code of this process writes to ``sys.stdout`` and ``sys.stderr``.
-
-    Args:
-        level: The level of the lines.
-        bus: The child's bus: when the child closes, an incomplete line is logged, too.
-    """
+    """Log the lines that code of this process writes to ``sys.stdout`` and ``sys.stderr``, the last one at its end."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:  # closed
@@ -401,9 +383,7 @@ def redirect_output(level: str, bus: Bus) -> None:
 class _LoggedOutput:
     """A text stream whose lines are logged; everything else is the original stream's.
 
-    Args:
-        stream: The original stream. Programs that a task starts still write to its descriptor.
-        level: The level of the lines.
+    Programs that a task starts still write to the original stream's descriptor.
     """
 
     def __init__(self, stream: TextIO, level: int) -> None:

@@ -175,7 +175,6 @@ class Deadlines:
 
     Attributes:
         soft_at_ms, hard_at_ms: Monotonic times, 0 for none.
-        hard_ms: The duration of the hard limit.
         is_async: Whether the task is async or runs in a thread, so that its child may run other attempts, too.
         will_retry: Whether the job is retried after the hard limit, if it has attempts left.
         in_batch: Whether the same call also runs other jobs, so this attempt cannot be cancelled alone.
@@ -200,8 +199,6 @@ class SlotView:
         job_id: The job, ``""`` if unknown (being written, or too long for a slot).
         since_ms: When the slot entered this state (monotonic time).
         attempt: The number of the slot's current attempt, counted by the child; :data:`UNKNOWN_ATTEMPT` if unknown.
-        deadlines: The deadlines of that attempt.
-        cancel_reason: Why the supervisor is cancelling that attempt.
         acknowledged: Whether the child has passed the cancel request to the task.
         holds_loop: Whether this attempt blocks the event loop of its child.
     """
@@ -219,12 +216,7 @@ class SlotView:
 
 
 class Slot:
-    """A slot. Only its child writes to it, except for :meth:`request_cancel` and in a takeover.
-
-    Args:
-        memory: The slot.
-        outcome: Room for the call that writes an outcome.
-    """
+    """A slot. Only its child writes to it, except for :meth:`request_cancel` and in a takeover."""
 
     __slots__ = ("_bytes", "_outcome", "_words", "token")
 
@@ -252,11 +244,7 @@ class Slot:
         words[_SEQ] += 1
 
     def activate(self, queue_index: int, job_id: str, now_ms: int, state: SlotState = SlotState.ACTIVE) -> int:
-        """Record that a job was acquired and is running, or is ``PREFETCHED``.
-
-        Returns:
-            When the slot entered the state before.
-        """
+        """Record that a job was acquired, and is running or prefetched; return the time of the slot's last change."""
         encoded = job_id.encode("utf-8", "surrogateescape")
         words = self._words
         before_ms = words[_SINCE]
@@ -411,13 +399,9 @@ _STOPPING = 2
 class ControlPage:
     """The supervisor's instructions for all children, including children that start later.
 
-    Args:
-        memory: The page.
-        lock_fd: A descriptor of the file that contains the page; the lock of its first byte makes changes of permits
-            atomic.
-
     Attributes:
-        has_permits: Whether the number of jobs is limited, so that a child needs a permit for each job.
+        has_permits: Whether the number of jobs is limited, so that a child needs a permit for each job. The lock of the
+            file's first byte makes changes of permits atomic.
     """
 
     def __init__(self, memory: memoryview, lock_fd: int | None) -> None:
@@ -476,8 +460,7 @@ class ControlPage:
     def limit_jobs(self, jobs: int) -> None:
         """Let all children together start at most ``jobs`` jobs; call this before the first child starts.
 
-        Raises:
-            ConfigError: This platform has no anonymous files, which permits need.
+        Raises ``ConfigError`` on a platform without anonymous files, which permits need.
         """
         if self._lock_fd is None:
             raise ConfigError("--max-jobs needs memfd_create, which this platform does not have")
@@ -561,14 +544,7 @@ _CHILD_BYTES: Final = 128
 
 
 class ChildBlock:
-    """The slots and the state of one child.
-
-    Args:
-        memory: The block.
-        per_child: The number of its slots.
-        lock_fd, lock_at: The file and the byte in it whose lock is the block's lock; ``None`` on platforms without
-            anonymous files.
-    """
+    """The slots and the state of one child; the lock of a byte of the file is the block's lock."""
 
     def __init__(self, memory: memoryview, per_child: int, lock_fd: int | None, lock_at: int) -> None:
         self._memory = memory
@@ -714,15 +690,9 @@ class ChildBlock:
 
 
 class Slots:
-    """The shared memory: the control page, and one block per child.
+    """The shared memory: the control page, and one block per child. A block that is never used needs no memory.
 
-    It has no name in the file system, so a killed worker leaves no files.
-
-    Args:
-        children: The maximum number of children; a block that is never used needs no memory.
-        per_child: How many slots a child has.
-        fd: A descriptor from :func:`bulltask.config.process.anonymous_file`, which spawned children need; ``None`` for
-            anonymous memory.
+    It has no name in the file system, so a killed worker leaves no files. Spawned children need its descriptor.
     """
 
     def __init__(self, children: int, per_child: int, fd: int | None = None) -> None:
@@ -743,10 +713,8 @@ class SlotPool:
     """Owns a child's free slots.
 
     Who takes a slot owns it until its job has ended, and then gives it back: what has fetched no job, or has written
-    the job's outcome. The main thread takes slots; the event loop's thread gives back those of its jobs.
-
-    Args:
-        slots: The slots. The one that was given back last is the next one, so that unused slots need no memory.
+    the job's outcome. The main thread takes slots, the one that was given back last first, so that unused slots need no
+    memory; the event loop's thread gives back those of its jobs.
 
     Attributes:
         without_reply: The slots with whose token a fetch without a reply may have locked a job, and the indexes of the
@@ -846,15 +814,7 @@ class ChildLimits:
     The replacement starts when the child acquires no more jobs, not when its last job has finished, which may take a
     long time. The current memory is compared; Celery compares the maximum so far, even if it has been freed.
 
-    Args:
-        config: The limits.
-        block: The child's block, in which the supervisor reads that the child is retiring.
-        index: The child's index in the pool.
-        bus: Receives an event when the child has reached a limit.
-        supervisor_pid: Process id of the supervisor.
-
     Attributes:
-        limits_memory: Whether the child's memory is limited.
         exist: Whether there is any limit, so that the child's jobs must be counted.
     """
 
@@ -901,11 +861,7 @@ class ChildLimits:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def announce(self, running: Callable[[], int]) -> None:
-        """Let the supervisor replace the child, if it is retiring; call this when the child acquires no more jobs.
-
-        Args:
-            running: Returns the number of jobs that the child is still running.
-        """
+        """Let the supervisor replace the child, if it has reached a limit, once the child acquires no more jobs."""
         if self._reason is ChildLimit.NONE:
             return
         self._block.reached_limit = self._reason

@@ -28,12 +28,9 @@ _SPARK_MODULE: Final = "bulltask.spark.tasks"
 
 @dataclass(frozen=True, slots=True)
 class SparkAttempt:
-    """An attempt of a task with ``spark=True``.
+    """An attempt of a task with ``spark=True``. The job's id is also the job group of its Spark jobs.
 
     Attributes:
-        job_id: The job's id, which is also the job group of its Spark jobs.
-        task: The task's name.
-        report: Stores the job's progress.
         has_reported: Whether the task has reported progress, which must not be overwritten.
         holds_lock: Whether this child still holds the job's lock.
     """
@@ -84,16 +81,9 @@ class SparkTaskRunner:
     def wrap(
         self, job: RunningJob, token: str, function: Callable[..., Any], context: Context | None
     ) -> Callable[..., Any]:
-        """Return the task's function with a Spark session around each call.
+        """Return the task's function with a Spark session around each call; a bound task has a context.
 
-        Args:
-            job: The job.
-            token: The token of its lock.
-            function: The task's function.
-            context: The first argument of a bound task; ``None`` for other tasks.
-
-        Returns:
-            A function that raises ``PermanentError`` if Spark cannot run, and any exception of ``function``.
+        It raises ``PermanentError`` if Spark cannot run, and any exception of ``function``.
         """
 
         def report(progress: codec.Json) -> None:

@@ -25,11 +25,8 @@ class SpawnSpec:
     """The parameters of a spawned child, as JSON, because it does not inherit the supervisor's memory.
 
     Attributes:
-        app: The value of ``-A``.
-        overrides: Settings from the command line.
-        path: The supervisor's ``sys.path``.
+        app, overrides: The value of ``-A``, and settings from the command line.
         slots_fd, children, per_child: The shared memory of the slots.
-        metrics_fd: The shared counters, ``None`` when metrics are off.
         parent_fd: The supervisor's :func:`bulltask.config.process.life_line`.
     """
 

@@ -66,23 +66,12 @@ class Service(Protocol):
         ...
 
     def tick(self, now_ms: int, missed: int, /) -> None:
-        """Run once.
-
-        Args:
-            now_ms: Monotonic time.
-            missed: How many ticks were skipped because an earlier tick, or another service, took too long.
-        """
+        """Run once, now; ``missed`` ticks were skipped because an earlier tick, or another service, took too long."""
         ...
 
 
 class Ticker:
-    """Runs services when they are due; ticks never overlap.
-
-    Args:
-        services: The services in order of urgency: when several are due, locks are renewed first.
-        backoff: The backoff that the services share.
-        bus: Receives an event when a service raises an unexpected exception.
-    """
+    """Runs services when they are due, the most urgent first, such as the renewal of locks; ticks never overlap."""
 
     def __init__(self, services: Sequence[Service], backoff: ReconnectBackoff, bus: Bus) -> None:
         self._services = services
@@ -161,11 +150,7 @@ class SignalQueue:
         self._handle(number for number in SIGNAL_METHODS if number not in _INSTALLED_LATE)
 
     def install(self, wakeup_pipe: WakeupPipe) -> None:
-        """Handle all signals.
-
-        Args:
-            wakeup_pipe: Ends a wait when a signal arrives.
-        """
+        """Handle all signals, which end a wait."""
         self._wakeup_pipe = wakeup_pipe
         self._handle(SIGNAL_METHODS)
 
@@ -203,10 +188,8 @@ class ProcessSpec:
     """The command, directory and environment of a worker, recorded before any of the app's code runs.
 
     The app may change the directory and environment while it is being imported, but a restart needs the original ones.
-    Also, a second ``HUP`` must not kill a worker that is importing the app after a restart.
-
-    Attributes:
-        signals: Records signals from the start, except those that stop the worker.
+    Also, a second ``HUP`` must not kill a worker that is importing the app after a restart: signals are recorded from
+    the start, except those that stop the worker.
     """
 
     def __init__(self) -> None:
@@ -230,9 +213,6 @@ class ProcessSpec:
         """Run the same command again in this process (``exec``); returns only if a stop signal has arrived.
 
         The kernel closes all descriptors that Python has opened (``O_CLOEXEC``). All children must already have exited.
-
-        Raises:
-            OSError: The command cannot be run, for example because the interpreter was removed.
         """
         # From now on, signals are pending until the new program has installed its handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNAL_METHODS)
@@ -380,10 +360,8 @@ class CallLimits:
 
     A supervisor that waits for Redis handles no signals and kills no children, so without this a shutdown would take
     as long as the timeouts of all calls that follow each other. The timer interrupts a call that is already waiting:
-    the system call ends early only if a signal handler raises an exception.
-
-    Args:
-        primary: What the clients know about the primary, with sentinels.
+    the system call ends early only if a signal handler raises an exception. A client then raises
+    ``BrokerUnavailableError``.
     """
 
     def __init__(self, primary: KnownPrimary | None = None) -> None:
@@ -423,11 +401,7 @@ class CallLimits:
         return self._patience_ms > 0 and mono_ms() >= self._give_up_ms
 
     def run(self, client: SyncClient, call: Callable[[], T]) -> T:
-        """Make a call of a client within the limits.
-
-        Raises:
-            BrokerUnavailableError: The time is over.
-        """
+        """Make a call of a client within the limits."""
         if self._patience_ms:
             client.set_deadline(self._give_up_ms)
         result = self.interrupt(call)
@@ -436,11 +410,7 @@ class CallLimits:
         return result
 
     def interrupt(self, wait: Callable[[], T]) -> T:
-        """Wait within the limit of :meth:`end_calls_in`; for anything that no client does.
-
-        Raises:
-            BrokerUnavailableError: The time is over.
-        """
+        """Wait within the limit of :meth:`end_calls_in`, which raises ``BrokerUnavailableError``, without a client."""
         if self._is_over:
             raise BrokerUnavailableError(_NO_TIME_LEFT)
         self._waiting = True
@@ -535,11 +505,7 @@ class NamedConnections:
         self._write_probe: Call[object] = command("SET", broker.keys(queues[0]).probe, "", "XX")
 
     def limit(self, max_clients: int | None) -> int:
-        """Limit the number of connections before they are opened; return how many queues have none.
-
-        Args:
-            max_clients: How many clients the server allows, if known.
-        """
+        """Limit the connections to a share of the server's clients; return how many queues have none."""
         if max_clients is not None:
             share = max(1, max_clients // _SHARE_OF_CLIENTS)
             del self._clients[share:], self._pings[share:]
@@ -691,9 +657,6 @@ class Supervisor:
         """Acquire no more jobs, and stop when the running ones have finished, however long they take.
 
         A signal sets the usual deadline.
-
-        Args:
-            reason: ``"burst"`` or ``"max_jobs"``.
         """
         if self._state is ProcessState.RUN:
             self._start_shutdown(reason, finishing=True)

@@ -40,9 +40,6 @@ class BatchCollector:
 
     Collecting ends when the batch is full, when its time is up, or when the next job in the queue belongs to another
     task, so no job waits for a batch of another task. While collecting, the child acquires no other jobs.
-
-    Attributes:
-        batches: As given.
     """
 
     def __init__(
@@ -81,9 +78,8 @@ class BatchCollector:
     def _fetch(self, batch: list[AcquiredJob], limit: int) -> tuple[int, int]:
         """Add the jobs that are waiting.
 
-        Returns:
-            The batch's maximum number of jobs, which a job in crash quarantine lowers; and the maximum time in
-            milliseconds until there are more jobs: 0 if there may be more now, -1 if no more can be added.
+        Returns the batch's maximum number of jobs, which a job in crash quarantine lowers; and the maximum time in
+        milliseconds until there are more jobs: 0 if there may be more now, -1 if no more can be added.
         """
         first = batch[0]
         slots = self._take_slots(min(limit - len(batch), _MAX_BATCH_PER_CALL))
