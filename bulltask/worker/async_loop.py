@@ -58,9 +58,6 @@ __all__ = [
 ]
 
 
-# Notices that one callback or coroutine blocks the event loop of a child, and whose it is.
-
-
 _INTERVAL_S: Final = 0.1
 _REPORT_MS: Final = 1_000
 """How long the loop must be blocked until a warning names the job."""
@@ -169,9 +166,6 @@ def loop_tasks(app: App) -> frozenset[str]:
     )
 
 
-# Decides which jobs the event loop starts without the main thread (docs/adr/0040-next-async-job-on-the-loop.md).
-
-
 _PAUSE_MS: Final = 100
 """How long the event loop fetches no jobs after it has fetched one for the main thread."""
 
@@ -235,9 +229,6 @@ class NextJobs:
             bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
         self._child_limits.count_job()
         return attempt
-
-
-# Writes the outcomes of the event loop's jobs, and fetches the next job in the same round trip.
 
 
 _SHORT_MS: Final = 5
@@ -334,9 +325,6 @@ class AsyncOutcomeWriter:
 
     async def _back_off(self, exc: BrokerError) -> None:
         await loop_timers.sleep(self._backoff.record_shared_failure(exc) / 1000)
-
-
-# A child's event loop: runs async tasks on a separate thread, and finishes the jobs that run in threads.
 
 
 _WAIT_MS: Final = 60_000

@@ -119,9 +119,6 @@ __all__ = [
 ]
 
 
-# The outcome of an attempt whose task raises ``Ignore``, perhaps after setting a final state.
-
-
 _NO_REASON: Final = "the task has set the state FAILURE"
 
 
@@ -157,9 +154,6 @@ def _text(reason: Any) -> str:
     if isinstance(reason, Sequence) and not isinstance(reason, str):
         return "\n".join(map(str, reason))
     return reason if isinstance(reason, str) else "" if reason is None else json.dumps(reason)
-
-
-# ``JobPayloads``: reads the arguments of attempts, and writes their results and exceptions.
 
 
 R = TypeVar("R")
@@ -362,11 +356,6 @@ class RedisJobClient:
                 return incompatible_since(keys, job.id)
             case "child_failure":
                 return child_failure(value, keys.prefix, hash_tag=self._config.queue_hash_tag)
-
-
-# Runs attempts: finds a job's task, checks the job, calls the task, and returns the outcome.
-#
-# Sync and async tasks differ only in the call.
 
 
 _MIN_DELAY_MS: Final = 1_000
@@ -846,9 +835,6 @@ def _in_other_queue(attempt: Attempt, outcome: RetriedOutcome) -> Signature[Any,
     return Signature(attempt.task, args, kwargs, options)
 
 
-# Starts acquired jobs: adds the next iteration of a job scheduler, finds the task, and applies its rate limit.
-
-
 _ITERATION_LOCK_LOST_MS: Final = 1_000
 """Delay of a job whose lock was lost while its next iteration was being added."""
 
@@ -1012,9 +998,6 @@ def _only_this_job(job: BatchJob[Any]) -> Iterator[None]:
         raise
     except Interrupt as exc:
         job.fail(exc)
-
-
-# Runs batch tasks: one call of a function, and an outcome for each of its jobs.
 
 
 BatchAttempts = Sequence[tuple[Attempt, Slot]]

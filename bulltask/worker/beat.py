@@ -65,9 +65,6 @@ __all__ = [
 ]
 
 
-# Reads and checks the entries of ``beat_schedule``, which have Celery's format.
-
-
 _KEYS: Final = ("task", "schedule", "args", "kwargs", "options", "relative")
 _INVALID_OPTIONS: Final = ("countdown", "eta", "job_id", "timestamp", "deduplication", "parent")
 

@@ -69,9 +69,6 @@ __all__ = [
 ]
 
 
-# Backoff after Redis errors, and the events that report them.
-
-
 MAX_CHEAP_DELAY_MS: Final = 1_000
 _SERVER_ERRORS = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemoryError, BrokerConfigError)
 

@@ -53,9 +53,6 @@ __all__ = [
 ]
 
 
-# The asyncio tasks of a child's event loop, which the code of jobs shares with bulltask.
-
-
 OWN_TASK: Final = "bulltask-settling"
 """Name of the asyncio tasks in which bulltask writes outcomes."""
 
@@ -161,9 +158,6 @@ async def end_code() -> None:
     if task is not None and task.cancelling():
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
-
-
-# Runs sync tasks in threads, many at a time: the ``threads`` pool, for libraries that block while they wait.
 
 
 _set_async_exc: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc

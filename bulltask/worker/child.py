@@ -151,9 +151,6 @@ def run_exit_handlers() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-# Prevents a process that a task forks from acting as a second child.
-
-
 _IGNORED_SIGNALS: Final = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -197,9 +194,6 @@ def isolate_forks(close_inherited: Callable[[], None], loop: Callable[[], asynci
                 running.call_soon(exit_if_forked, pid)
 
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=isolate)
-
-
-# Dumps a child's stacks: those of its threads and asyncio tasks.
 
 
 _MAX_TASKS: Final = 200

@@ -204,9 +204,6 @@ def _parent_of(pid: int) -> int:
         return 0
 
 
-# Collects the stacks of a worker's processes.
-
-
 _TIMEOUT_MS: Final = 1_000
 """Maximum wait for a dump. A child that is running Python code responds within milliseconds. A child that is stuck in C
 code writes the stacks of its threads, but not its asyncio tasks."""
@@ -274,9 +271,6 @@ def _file_of(pid: int, block: ChildBlock) -> Path:
     if STACKS_NAME not in str(path.readlink()):
         raise FileNotFoundError(path)
     return path
-
-
-# Starts children: with a fork if that is safe, otherwise as a new interpreter.
 
 
 _FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
@@ -383,9 +377,6 @@ def _name_of(task: Path) -> str:
         return (task / "comm").read_text().strip()
     except OSError:  # the thread has ended
         return ""
-
-
-# The child processes: starts them, replaces dead ones, and stops them.
 
 
 HARD_MEMORY_LIMIT: Final = "hard_memory_limit"

@@ -69,9 +69,6 @@ class FetchOptionsCache(dict[tuple[QueueKeys, str], FetchOptions]):
         return self[key]
 
 
-# The order in which a worker fetches from its queues: in turn, so that a busy queue does not starve the others.
-
-
 _NEVER_MS: Final = 2**62
 _BUSY_SHARE: Final = 10
 
@@ -240,9 +237,6 @@ class RoundRobin:
             self._reopen(index)  # when the pause has ended
 
 
-# Waits for the marker of an empty queue, and fetches the job in the same wake-up.
-
-
 _CONCURRENCY_POLL_MS: Final = 1_000
 """Polling interval of a queue with global concurrency, because no marker is added when another worker's job ends."""
 _CONCURRENCY_CHECK_MS: Final = 5_000
@@ -381,9 +375,6 @@ class QueueWait:
 
     def _read_marker(self, reply: Any) -> _Marker | None:
         return None if reply is None else (self._queues[reply[0]], float(text(reply[2])))
-
-
-# Acquires jobs from the queues in turn; waits for a marker when all queues are empty.
 
 
 _PAUSE_MS: Final = 60_000

@@ -98,9 +98,6 @@ __all__ = [
 ]
 
 
-# What a child does after a failed write of an outcome: it waits and repeats the write, or writes another outcome.
-
-
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 """Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`FailedWriteHandler.fallback`."""
 
@@ -267,9 +264,6 @@ class FailedWriteHandler:
         return any(
             0 <= keep.get("count", -1) < _MAX_FINISHED or keep.get("age", _MAX_RETRY_S) < _MAX_RETRY_S for keep in kept
         )
-
-
-# Finishes jobs: builds the call that writes the outcome of an attempt to Redis, and emits its event.
 
 
 _REMOVAL_INTERVAL_MS: Final = 5

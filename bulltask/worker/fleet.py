@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["IncompatibleJobs", "QueueCheck", "RateLimitCheck"]
 
 
-# Makes jobs due that wait for a worker that can run them.
-
-
 _QUEUES_PER_TICK: Final = 100
 
 
@@ -159,9 +156,6 @@ class QueueCheck:
 
 def _fields(reply: Any) -> Mapping[str, str]:
     return dict(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True))
-
-
-# Warns at start if another worker has another rate limit for one of this worker's tasks.
 
 
 _TTL_MS: Final = 30 * 86_400_000

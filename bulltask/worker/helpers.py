@@ -62,9 +62,6 @@ def ignore_stop_signals(parent_pid: int) -> None:
     unblock_signals()
 
 
-# A process that the supervisor forks in addition to its children, because it must not run this code itself.
-
-
 _POLL_S: Final = 0.02
 
 
@@ -182,9 +179,6 @@ class PipedProcess(HelperProcess):
 
     def _after_fork(self) -> None:
         os.close(self._read_fd)
-
-
-# Ends the processes of a worker's children when the supervisor was killed, and so cannot do it.
 
 
 _PAUSE_S: Final = 0.02

@@ -51,9 +51,6 @@ from bulltask.worker.spark_tasks import SparkTaskRunner
 __all__ = ["EagerBroker", "EagerResults", "EagerRunner", "InProcessRunner", "Runnable", "TaskLoop"]
 
 
-# Runs attempts in the calling process: for :mod:`bulltask.testing` and for eager mode.
-
-
 T = TypeVar("T")
 
 Runnable = list[Attempt] | Coroutine[Any, Any, None]

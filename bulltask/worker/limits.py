@@ -27,9 +27,6 @@ from bulltask.worker.slots import UNKNOWN_ATTEMPT, CancelReason, SlotState, Slot
 __all__ = ["GRACE_MS", "Canceller", "RevocationCheck", "TimeLimitCheck"]
 
 
-# Cancels individual attempts: after a time limit, or because their job was revoked.
-
-
 GRACE_MS: Final = 5_000
 """How long a cancelled attempt may take to end before its child is killed."""
 
@@ -167,9 +164,6 @@ class TimeLimitCheck:
                 self._cancel(view, CancelReason.HARD_LIMIT)
             elif 0 < deadlines.soft_at_ms <= now_ms:
                 self._cancel(view, CancelReason.SOFT_LIMIT)
-
-
-# Ends jobs that have a revocation request in Redis.
 
 
 _MAX_PER_TICK: Final = 100

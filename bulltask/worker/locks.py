@@ -27,9 +27,6 @@ from bulltask.worker.slots import HAS_JOB, SlotState, SlotView
 __all__ = ["Heartbeat", "StalledCheck"]
 
 
-# Renews the locks of running jobs.
-
-
 _RETRY_MS: Final = 500
 """Interval between attempts to renew the locks during and after an outage."""
 
@@ -156,9 +153,6 @@ class Heartbeat:
             self._reported_lost.update((view.token, view.attempt) for view in lost_now)
             for view in lost_now:
                 self._bus.emit(RunningJobLostLock(view.job_id, keys.queue))
-
-
-# Finds and recovers stalled jobs: active jobs whose lock has expired.
 
 
 _MAX_TICK_MS: Final = 100

@@ -74,9 +74,6 @@ __all__ = [
 ]
 
 
-# An acquired job, and the outcomes of its attempt.
-
-
 _BY_TASK: Final = "its task released it"
 
 _IMMEDIATE_MS: Final = 100

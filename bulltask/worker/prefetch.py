@@ -19,9 +19,6 @@ from bulltask.worker.slots import LONG_MS, ChildBlock, ControlPage, Slot, SlotSt
 __all__ = ["FLUSH_MS", "PrefetchCount", "PrefetchLoop"]
 
 
-# How many jobs a child prefetches, depending on how long the latest ones took.
-
-
 FLUSH_MS: Final = 5
 """The jobs of one round trip should together take no longer than this. An outcome waits longer only if the next job is
 unexpectedly long."""
@@ -72,9 +69,6 @@ class PrefetchCount:
         """Prefetch no more, as after a long job: jobs that run alongside others, or in a batch, are not prefetched."""
         self._slowest_ms = _LONGEST_MS
         self.jobs = 1
-
-
-# Runs short jobs on the main thread, several per round trip (docs/adr/0038-prefetching-short-jobs.md).
 
 
 _WRITTEN: Final = {SlotState.WRITTEN, SlotState.RELEASING}

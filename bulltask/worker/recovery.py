@@ -205,9 +205,6 @@ def _delay_ms(job: RunningJob, attempts_made: int) -> int | None:
         return None
 
 
-# Recovers the jobs of dead children.
-
-
 _LATE_MS: Final = 500
 """How long after a dead child's jobs were finished the supervisor searches for more."""
 
@@ -463,9 +460,6 @@ class Recovery:
                 self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - dead.died_ms))
                 pending.announced.add(job_id)
             self._client.run(release)
-
-
-# Takes jobs over from a child whose current job takes too long (docs/adr/0038-prefetching-short-jobs.md).
 
 
 _INTERVAL_MS: Final = 20

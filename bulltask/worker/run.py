@@ -84,9 +84,6 @@ if TYPE_CHECKING:
 __all__ = ["StartupCheck", "StopConditions", "default_queues", "run_worker"]
 
 
-# Checks before a worker starts: its scripts, settings, Redis, permissions, and other clients of its queues.
-
-
 MIN_REDIS_VERSION: Final = (6, 2)
 _BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
 NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG_VARIABLE, *FILE_VARIABLES.values())

@@ -102,9 +102,6 @@ class LoopHooks:
             await self._lifespan.leave()
 
 
-# Which handlers of a task class follow an outcome: ``on_success``, ``on_failure``, ``on_retry``, ``after_return``.
-
-
 HandlerCalls = list[tuple[str, tuple[Any, ...]]]
 
 
@@ -134,9 +131,6 @@ def handler_calls(request: Request, outcome: Outcome | None, *, started: bool) -
 def exception_info(outcome: FailedOutcome | RetriedOutcome) -> ExceptionInfo:
     """Return the exception of an attempt, and its traceback."""
     return ExceptionInfo(outcome.exception or BulltaskError(outcome.reason), outcome.trace)
-
-
-# Calls the hooks around an attempt: middleware, and the signals from ``task_received`` to ``task_postrun``.
 
 
 _RUNS_AGAIN: Final = "RETRY"
@@ -362,9 +356,6 @@ class RunHooks:
 async def _in_context(coroutine: Coroutine[Any, Any, None], variables: contextvars.Context | None) -> None:
     """Run a coroutine in a context, ``None`` for the current one."""
     await (coroutine if variables is None else asyncio.create_task(coroutine, context=variables))
-
-
-# Redirects what tasks print to the log (``worker_redirect_stdouts``), so that each line names its job.
 
 
 _LOGGER: Final = "bulltask.output"

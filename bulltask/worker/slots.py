@@ -384,9 +384,6 @@ class Slot:
         )
 
 
-# A page of shared memory with the supervisor's instructions for all children of a worker.
-
-
 if sys.platform != "win32":
     import fcntl
 

@@ -106,9 +106,6 @@ class Ticker:
             self._due_ms[index] = (due_ms or now_ms) + (missed + 1) * service.interval_ms
 
 
-# The supervisor's signals; see the table in docs/reference/signals.md.
-
-
 SIGNAL_METHODS: Final[Mapping[signal.Signals, str]] = {
     signal.SIGTERM: "warm_shutdown",
     signal.SIGINT: "warm_shutdown",
@@ -122,7 +119,7 @@ SIGNAL_METHODS: Final[Mapping[signal.Signals, str]] = {
     signal.SIGUSR2: "ignore",
     signal.SIGCHLD: "child_changed",
 }
-"""The supervisor's method for each signal. A second TERM or INT during a shutdown makes it cold."""
+"""The supervisor's method for each signal (docs/reference/signals.md). A second TERM or INT makes a shutdown cold."""
 
 _INSTALLED_LATE: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD})
 """Signals that keep their default action until the worker is running: before that there is nothing to shut down."""
@@ -346,9 +343,6 @@ class Autoscaler:
             self._bus.emit(ConcurrencyChanged(self._pool.target, "autoscale"))
 
 
-# Ends the supervisor's calls to Redis when the worker must stop, whether Redis replies or not.
-
-
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -464,9 +458,6 @@ class _LimitedClient:
         self._client.close()
 
 
-# Makes the worker visible to Node's ``getWorkers()`` and to dashboards.
-
-
 _MAX_CONNECTIONS: Final = 64
 _SHARE_OF_CLIENTS: Final = 16
 
@@ -542,9 +533,6 @@ class NamedConnections:
             client.close()
 
 
-# Asks the sentinels whether they have promoted another primary.
-
-
 _CHECK_MS: Final = 1_000
 
 
@@ -570,9 +558,6 @@ class PrimaryCheck:
         with suppress(BrokerUnavailableError):
             self._limits.interrupt(lambda: discovery.refresh(self._endpoint))
             self._primary.record_events()
-
-
-# The supervisor's loop: one thread, no user code.
 
 
 _IDLE_MS = 1_000

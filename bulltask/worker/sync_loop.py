@@ -25,9 +25,6 @@ from bulltask.worker.slots import ChildLimits, ControlPage, Slot
 __all__ = ["AsyncBulkFetcher", "BatchCollector", "SyncLoop"]
 
 
-# Collects the jobs of a batch: after the first one, further jobs of the same task from the same queue.
-
-
 _MAX_BATCH_PER_CALL: Final = 50
 """Maximum number of jobs that one call acquires, because Redis runs nothing else during the call."""
 _POLL_MS: Final = 10
@@ -146,9 +143,6 @@ class BatchCollector:
     def _record_permit(self, *, used: bool) -> None:
         if self._control.has_permits:
             self._control.record_permit(used=used)
-
-
-# Acquires several async jobs in one round trip while a child has room for them.
 
 
 _MAX_ASYNC_PER_CALL: Final = 16
