@@ -47,7 +47,6 @@ from bulltask.worker.slots import ChildLimits, ExitCode, Slot, SlotPool, SlotSta
 __all__ = [
     "AsyncLoop",
     "AsyncOutcomeWriter",
-    "LoopWatch",
     "NextJobs",
     "batches_of",
     "concurrency_of",

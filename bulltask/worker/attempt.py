@@ -110,12 +110,9 @@ __all__ = [
     "BatchRunner",
     "IterationAdder",
     "JobArguments",
-    "JobPayloads",
     "JobStarter",
     "RedisJobClient",
-    "TaskPlan",
     "Throttled",
-    "outcome_of_ignored",
 ]
 
 

@@ -75,10 +75,8 @@ __all__ = [
     "child_bus",
     "find_executors",
     "forget_exit_handlers",
-    "isolate_forks",
     "renew_executors",
     "run_child",
-    "run_exit_handlers",
     "tasks_text",
 ]
 

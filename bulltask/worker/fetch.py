@@ -46,12 +46,9 @@ from bulltask.worker.outcomes import AcquiredJob
 from bulltask.worker.slots import ControlPage, Slot, SlotPool, SlotState, WakeupPipe
 
 __all__ = [
-    "POLLED_BY_WORKER",
     "FetchOptionsCache",
     "JobFetcher",
-    "QueueWait",
     "RoundRobin",
-    "WaitInterrupted",
 ]
 
 
@@ -619,6 +616,25 @@ class JobFetcher:
             if exc.node is not None:
                 self._skip_queue(index, exc)
             raise
+
+    def acquire_many(
+        self, index: int, count: int, task: str | None = None, state: SlotState = SlotState.ACTIVE
+    ) -> list[AcquiredJob]:
+        """Acquire up to ``count`` jobs, as :meth:`fetch_many` does; none after an error, which the next fetch handles."""
+        slots = self.pool.take_reserved(count)
+        replies: Sequence[Fetched] = ()
+        if slots:
+            with suppress(BrokerError):
+                replies = self.fetch_many(index, slots, task)
+        jobs: list[AcquiredJob] = []
+        for slot, fetched in zip(slots, replies, strict=False):
+            acquired = self.adopt(index, slot, fetched, state)
+            if acquired is None:
+                self.pool.give_back(slot)
+            else:
+                jobs.append(acquired)
+        self.pool.give_back(*slots[len(replies) :])
+        return jobs
 
     def release_unstarted(self, jobs: Sequence[AcquiredJob]) -> None:
         """Release jobs that have not started, the last one first, so that they keep their order."""

@@ -91,7 +91,6 @@ from bulltask.worker.run_hooks import RunHooks
 from bulltask.worker.slots import SlotState
 
 __all__ = [
-    "FailedWriteHandler",
     "Finisher",
     "OutcomeWriter",
     "options_after_retry",

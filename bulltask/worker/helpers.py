@@ -41,9 +41,7 @@ __all__ = [
     "HookProcess",
     "MetricsProcess",
     "OutboxProcess",
-    "PipedProcess",
     "WorkerInfo",
-    "ignore_stop_signals",
 ]
 
 
@@ -85,6 +83,10 @@ class HelperProcess(ABC):
     def pid(self) -> int:
         """The process's id; 0 if it is not running."""
         return self._pid or 0
+
+    def start(self) -> None:
+        """Fork the process."""
+        self._fork()
 
     def tick(self, now_ms: int, missed: int, /) -> None:  # noqa: ARG002 - a service's arguments
         """Start another process if this one has died; also reaps it."""
@@ -208,10 +210,6 @@ class GuardProcess(PipedProcess):
         self._blocks = children
         self._ready_pipe = (-1, -1)
 
-    def start(self) -> None:
-        """Fork the process."""
-        self._fork()
-
     def _send_stop(self) -> None:
         if self._write_fd is not None:
             os.write(self._write_fd, b"\n")
@@ -247,12 +245,6 @@ class GuardProcess(PipedProcess):
             threading.Event().wait(_PAUSE_S)
 
 
-# The process in which receivers of ``worker_ready``, ``worker_shutting_down`` and ``worker_shutdown`` are called.
-#
-# It is a fork of the supervisor, which itself runs no code of the app after its start: a receiver that blocks there
-# would cause the locks of all running jobs to expire. The process exists only if one of these signals has a receiver.
-
-
 _HOOK_POLL_S: Final = 0.05
 _EXIT: Final = "exit"
 _CAUSES: Final = {"warm": ("SIGTERM", "Warm"), "cold": ("SIGQUIT", "Cold"), "restart": ("SIGHUP", "Warm")}
@@ -261,14 +253,7 @@ _CAUSES: Final = {"warm": ("SIGTERM", "Warm"), "cold": ("SIGQUIT", "Cold"), "res
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The sender of a worker's signals.
-
-    Attributes:
-        hostname: The worker id (Celery's node name).
-        app: The app.
-        queues: The names of the worker's queues in the app.
-        concurrency: The number of children.
-    """
+    """The sender of a worker's signals; ``hostname`` is the worker id, Celery's node name."""
 
     hostname: str
     app: App
@@ -277,9 +262,10 @@ class WorkerInfo:
 
 
 class HookProcess(PipedProcess):
-    """Starts the process, if one of the signals has a receiver, and tells it what happens to the worker.
+    """The process in which receivers of ``worker_ready``, ``worker_shutting_down`` and ``worker_shutdown`` are called.
 
-    ``is_ready``, which is called in the process, returns whether a child is ready.
+    It is a fork of the supervisor, which itself runs no code of the app after its start: a receiver that blocks there
+    would cause the locks of all running jobs to expire. ``is_ready`` is called in the process.
     """
 
     title, stop_timeout_ms = "Hook process", 5_000
@@ -288,20 +274,22 @@ class HookProcess(PipedProcess):
     def __init__(
         self,
         worker: WorkerInfo,
+        bus: Bus,
         is_ready: Callable[[], bool],
         close_inherited: Callable[[], None],
         logger: FilteringBoundLogger,
     ) -> None:
         super().__init__(close_inherited, logger)
         self._worker = worker
+        self._bus = bus
         self._is_ready = is_ready
         self._announces_ready = True
 
-    def start(self, bus: Bus) -> None:
-        """Fork the process; ``bus`` is the supervisor's."""
+    def start(self) -> None:
+        """Fork the process if there is a receiver."""
         if any(one.has_listeners() for one in (worker_ready, worker_shutting_down, worker_shutdown)):
-            bus.subscribe(WorkerStopping, self._on_stopping)
-            self._fork()
+            self._bus.subscribe(WorkerStopping, self._on_stopping)
+            super().start()
 
     def _on_stopping(self, event: WorkerStopping) -> None:
         self.tick(0, 0)  # otherwise, a process that has just died would miss the message
@@ -374,10 +362,6 @@ class MetricsProcess(HelperProcess):
         self._lengths = queue_lengths
         self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
 
-    def start(self) -> None:
-        """Fork the process."""
-        self._fork()
-
     def close_inherited(self) -> None:
         """Close the socket; forks of the supervisor call this, too."""
         self._socket.close()
@@ -395,13 +379,11 @@ class MetricsProcess(HelperProcess):
         run_exporter(listener, collector, parent_pid)  # unblocks the signals once it has handlers
 
 
-# The process that sends the rows of the app's outboxes.
-#
-# The supervisor forks it if the app has an outbox, because the supervisor itself must not wait for a database.
-
-
 class OutboxProcess(PipedProcess):
-    """Runs the relays of an app's outboxes. Told to stop, the process finishes its rows; killing it loses no job."""
+    """Runs the relays of an app's outboxes, because the supervisor itself must not wait for a database.
+
+    Told to stop, the process finishes its rows; killing it loses no job.
+    """
 
     title, stop_timeout_ms = "Outbox relay", 7_000
     kill_hint = "Its last rows are sent when a worker starts again, each once"

@@ -48,7 +48,7 @@ from bulltask.worker.outcomes import (
 from bulltask.worker.slots import ChildLimits, Slots
 from bulltask.worker.spark_tasks import SparkTaskRunner
 
-__all__ = ["EagerBroker", "EagerResults", "EagerRunner", "InProcessRunner", "Runnable", "TaskLoop"]
+__all__ = ["EagerBroker", "EagerRunner", "InProcessRunner", "Runnable", "TaskLoop"]
 
 
 T = TypeVar("T")

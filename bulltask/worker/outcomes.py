@@ -62,8 +62,6 @@ __all__ = [
     "failed_event",
     "interrupt_in",
     "is_retried",
-    "leaves_of",
-    "release_reason",
     "released_last",
     "request_fields",
     "requested_event",

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from bulltask.jobs.clock import mono_ms, mono_s
 from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, JobError
-from bulltask.transport.call import Call, Fetched
+from bulltask.transport.call import Call
 from bulltask.worker.attempt import THROTTLED, Attempt, AttemptRunner, JobStarter
 from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.finish import OutcomeWriter
 from bulltask.worker.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.slots import LONG_MS, ChildBlock, ControlPage, Slot, SlotState
 
-__all__ = ["FLUSH_MS", "PrefetchCount", "PrefetchLoop"]
+__all__ = ["PrefetchCount", "PrefetchLoop"]
 
 
 FLUSH_MS: Final = 5
@@ -335,15 +334,5 @@ class PrefetchLoop:
         if missing <= 0 or len(self._ready) < expected:  # the queue is empty
             return
         index = self._fetcher.round_robin.after(index)
-        slots = self._pool.take_reserved(self._wanted() - len(self._ready))
-        replies: Sequence[Fetched] = ()
-        if slots:
-            with suppress(BrokerError):  # the next fetch handles the error
-                replies = self._fetcher.fetch_many(index, slots)
-        for slot, fetched in zip(slots, replies, strict=False):
-            acquired = self._fetcher.adopt(index, slot, fetched, SlotState.PREFETCHED)
-            if acquired is None:
-                self._pool.give_back(slot)
-            else:
-                self._ready.append(acquired)
-        self._pool.give_back(*slots[len(replies) :])
+        count = self._wanted() - len(self._ready)
+        self._ready += self._fetcher.acquire_many(index, count, state=SlotState.PREFETCHED)

@@ -1,4 +1,7 @@
-"""Starts a worker: checks the server, then builds the supervisor's objects. Begin with :func:`run_worker`."""
+"""Starts a worker: checks the server, then builds the supervisor's objects. Begin with :func:`run_worker`.
+
+This module, ``app.py``, ``child.py`` and ``in_process.py`` create the long-lived objects and connect them.
+"""
 
 from __future__ import annotations
 
@@ -232,10 +235,6 @@ class StartupCheck:
             )
 
 
-# Assembles a worker. This module, ``app.py``, ``child.py`` and ``in_process.py`` are the composition roots: only
-# they create the long-lived objects and connect them.
-
-
 @dataclass(frozen=True, slots=True)
 class StopConditions:
     """When a worker stops without a signal.
@@ -325,7 +324,7 @@ class _Assembly:
         self.client = self._client()
         self.named_connections = NamedConnections(self._client, self.broker, queues, self.worker_id, self.backoff)
         self.info = WorkerInfo(self.worker_id, app, queues, config.concurrency)
-        self.hook_process = HookProcess(self.info, self._is_ready, self._close_inherited, self.logger)
+        self.hook_process = HookProcess(self.info, self.bus, self._is_ready, self._close_inherited, self.logger)
         self.outbox_process = OutboxProcess(app, self._close_inherited, self.logger)
         self.slots_fd = anonymous_file("bulltask-slots")
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
@@ -355,7 +354,7 @@ class _Assembly:
                 self._limit_named_connections(startup_check.max_clients)
                 if self.exporter is not None:
                     self.exporter.start()
-                self.hook_process.start(self.bus)
+                self.hook_process.start()
                 code, restart = self._supervise()
             else:
                 code, restart = failure, not self.signals.contains(STOP_METHODS) and self.signals.contains({"restart"})

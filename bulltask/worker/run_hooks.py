@@ -50,13 +50,10 @@ from bulltask.worker.cancellation import JobTask, end_code
 from bulltask.worker.outcomes import CompletedOutcome, FailedOutcome, Outcome, RetriedOutcome
 
 __all__ = [
-    "HandlerCalls",
     "HookedRun",
     "LoopHooks",
     "RunHooks",
     "attach_process_signals",
-    "exception_info",
-    "handler_calls",
     "redirect_output",
 ]
 

@@ -185,8 +185,8 @@ class AsyncBulkFetcher:
             return
         count = 1
         while self._may_follow(first):
-            slots = self._fetcher.pool.take_reserved(min(count, self._async.room))
-            if not slots or self._start(first, slots) < len(slots):
+            wanted = min(count, self._async.room)
+            if wanted <= 0 or self._start(first, wanted) < wanted:
                 break
             count = min(count * 2, _MAX_ASYNC_PER_CALL)
 
@@ -195,19 +195,9 @@ class AsyncBulkFetcher:
             return False
         return self._fetcher.may_collect and not first.max_concurrent and self._next_jobs.may_follow(first)
 
-    def _start(self, first: AcquiredJob, slots: Sequence[Slot]) -> int:
-        """Acquire and start up to one job for each slot; return how many were started."""
-        jobs: list[AcquiredJob] = []
-        replies: Sequence[Fetched] = ()
-        with suppress(BrokerError):  # the next fetch handles the error
-            replies = self._fetcher.fetch_many(first.queue_index, slots, first.job.name)
-        for slot, fetched in zip(slots, replies, strict=False):
-            acquired = self._fetcher.adopt(first.queue_index, slot, fetched)
-            if acquired is None:
-                self._fetcher.pool.give_back(slot)
-            else:
-                jobs.append(acquired)
-        self._fetcher.pool.give_back(*slots[len(replies) :])
+    def _start(self, first: AcquiredJob, count: int) -> int:
+        """Acquire and start up to this many jobs; return how many were started."""
+        jobs = self._fetcher.acquire_many(first.queue_index, count, first.job.name)
         for position, acquired in enumerate(jobs):
             # In crash quarantine, only the main thread waits for other jobs. A job of another task is acquired if it
             # has just become due.

@@ -9,14 +9,13 @@ from bulltask.worker.attempt import Attempt
 from bulltask.worker.sync_loop import AsyncBulkFetcher
 
 
-def job(name: str, slot: Any = None) -> Any:
+def job(name: str) -> Any:
     return SimpleNamespace(
-        slot=slot, queue_index=0, max_concurrent=0, keys=None, job=SimpleNamespace(name=name, id=name)
+        slot=None, queue_index=0, max_concurrent=0, keys=None, job=SimpleNamespace(name=name, id=name)
     )
 
 
 def test_a_delayed_job_of_another_task_that_has_just_become_due_is_released() -> None:
-    slots = [SimpleNamespace(token="t", reserve=lambda _: None) for _ in range(3)]
     started: list[str] = []
     released: list[str] = []
     names = iter(["fetch", "resize"])
@@ -24,9 +23,8 @@ def test_a_delayed_job_of_another_task_that_has_just_become_due_is_released() ->
     attempt = Attempt(*[None] * 4)  # type: ignore[arg-type]
     fetcher: Any = SimpleNamespace(
         may_collect=True,
-        fetch_many=lambda _i, slots, _t: slots,
-        pool=SimpleNamespace(take_reserved=lambda _: [slots.pop()], give_back=lambda *_: None),
-        adopt=lambda _i, slot, _f: job(next(names), slot),
+        acquire_many=lambda _i, _count, _task: [job(next(names))],
+        pool=SimpleNamespace(give_back=lambda *_: None),
         release_unstarted=lambda jobs: released.extend(each.job.name for each in jobs),
     )
     starter: Any = SimpleNamespace(begin=lambda _: attempt)
