@@ -620,7 +620,7 @@ class JobFetcher:
     def acquire_many(
         self, index: int, count: int, task: str | None = None, state: SlotState = SlotState.ACTIVE
     ) -> list[AcquiredJob]:
-        """Acquire up to ``count`` jobs, as :meth:`fetch_many` does; none after an error, which the next fetch handles."""
+        """Acquire up to ``count`` jobs, as :meth:`fetch_many` does; none after an error; the next fetch handles it."""
         slots = self.pool.take_reserved(count)
         replies: Sequence[Fetched] = ()
         if slots:

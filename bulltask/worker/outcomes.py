@@ -229,34 +229,33 @@ WorkerOutcome = RescheduledByWorkerOutcome | IncompatibleOutcome
 Outcome = CompletedOutcome | FailedOutcome | RetriedOutcome | WorkerOutcome | RequestedOutcome
 
 
-def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | None:
+def requested_outcome(  # noqa: C901, PLR0911 - a branch for each request
+    exc: BaseException,
+) -> RequestedOutcome | FailedOutcome | None:
     """Return the outcome that a task requested by raising ``exc``; ``None`` if ``exc`` is any other exception.
 
     For ``Ignore``, see :mod:`bulltask.worker.attempt`.
     """
-    match exc:
-        case RescheduleJob():
-            try:
+    try:
+        match exc:
+            case RescheduleJob():
                 return RescheduledByTaskOutcome(to_ms(exc.delay, "RescheduleJob's delay"))
-            except ConfigError as error:
-                return FailedOutcome(str(error), "", "permanent")
-        case WorkerShutdown():
-            return ReleasedOutcome(exc.reason, by_task=False)
-        case ReleaseJob() | Reject(requeue=True):
-            return ReleasedOutcome(exc.reason if isinstance(exc, ReleaseJob) else _BY_TASK)
-        case RateLimitQueue():
-            return _rate_limited(exc)
-        case _:
-            return WaitingForChildrenOutcome(exc.replaced) if isinstance(exc, WaitForChildren) else None
-
-
-def release_reason(outcome: ReleasedOutcome | RateLimitedOutcome) -> str:
-    """Return the reason in the log line of a released job."""
-    match outcome:
-        case ReleasedOutcome():
-            return outcome.reason
-        case RateLimitedOutcome():
-            return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
+            case WorkerShutdown():
+                return ReleasedOutcome(exc.reason, by_task=False)
+            case ReleaseJob():
+                return ReleasedOutcome(exc.reason)
+            case Reject(requeue=True):
+                return ReleasedOutcome()
+            case RateLimitQueue():
+                if limit_ms := to_ms(exc.duration, "RateLimitQueue's duration"):
+                    return RateLimitedOutcome(limit_ms)
+                return FailedOutcome("RateLimitQueue's duration must be at least 0.001 s", "", "permanent")
+            case WaitForChildren():
+                return WaitingForChildrenOutcome(exc.replaced)
+            case _:
+                return None
+    except ConfigError as error:
+        return FailedOutcome(str(error), "", "permanent")
 
 
 def released_last(ended: Sequence[tuple[AcquiredJob, Outcome]]) -> list[tuple[AcquiredJob, Outcome]]:
@@ -301,16 +300,6 @@ def request_fields(job: RunningJob, outcome: RequestedOutcome) -> list[str]:
     return fields if releases == job.releases else [*fields, RELEASES_FIELD, str(releases)]
 
 
-def _rate_limited(exc: RateLimitQueue) -> RateLimitedOutcome | FailedOutcome:
-    try:
-        limit_ms = to_ms(exc.duration, "RateLimitQueue's duration")
-    except ConfigError as error:
-        return FailedOutcome(str(error), "", "permanent")
-    if not limit_ms:
-        return FailedOutcome("RateLimitQueue's duration must be at least 0.001 s", "", "permanent")
-    return RateLimitedOutcome(limit_ms)
-
-
 # Decides whether a failed attempt is retried, and when.
 #
 # Jobs that bulltask has sent follow the task's policy: transient errors are retried; permanent and unknown errors fail
@@ -339,7 +328,8 @@ def decide_retry(
     requested = exc if isinstance(exc, Retry) else None
     cause = exc if requested is None else (requested.exc or exc)
     category = app.categorizer.categorize(cause)
-    reason, trace = _reason(cause, job), trace_of(cause)
+    reason = no_retries_left(job, cause.max_retries) if isinstance(cause, Retry) else reason_of(cause)
+    trace = trace_of(cause)
     attempts_made = job.attempts_made + 1
     maximum = _maximum(cause, job, task, requested)
     if attempts_made >= maximum or not _is_retryable(cause, category, job, task, requested, app):
@@ -399,10 +389,6 @@ def _maximum(cause: BaseException, job: RunningJob, task: AnyTask[..., object] |
     if task is not None and _any_is(cause, task._options.autoretry_for):
         return max(job.attempts, max_attempts(job, None))
     return job.attempts
-
-
-def _reason(cause: BaseException, job: RunningJob) -> str:
-    return no_retries_left(job, cause.max_retries) if isinstance(cause, Retry) else reason_of(cause)
 
 
 def _is_retryable(
@@ -472,8 +458,11 @@ def requested_event(job: RunningJob, outcome: RequestedOutcome) -> JobReleased |
             return JobRescheduled(job.id, job.queue, job.name, outcome.delay_ms)
         case WaitingForChildrenOutcome():
             return JobWaitsForChildren(job.id, job.queue, job.name)
-        case _:
-            return JobReleased(job.id, job.queue, job.name, release_reason(outcome))
+        case ReleasedOutcome():
+            return JobReleased(job.id, job.queue, job.name, outcome.reason)
+        case RateLimitedOutcome():
+            reason = f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
+            return JobReleased(job.id, job.queue, job.name, reason)
 
 
 def failed_event(job: RunningJob, outcome: FailedOutcome, duration_ms: float) -> JobFailed:
