@@ -450,7 +450,7 @@ class AsyncLoop:
             for key, acquired in tuple(self._unstarted_jobs.items()):
                 if self._unstarted_jobs.pop(key, None) is not None:
                     self._finisher.emit_released(acquired.job, _BLOCKED)
-                    self._runner.free_thread(acquired.slot)
+                    self._runner.threads.free(acquired.slot)
                     with suppress(BrokerError, JobError):  # its lock expires
                         run(release_unstarted(acquired.keys, acquired.job.id, acquired.slot.token))
                     self._give_back([acquired])
@@ -573,7 +573,7 @@ class AsyncLoop:
             del self._tasks[slot]
             for acquired in task.jobs:
                 if self._unstarted_jobs.pop(id(acquired), None) is not None:
-                    self._runner.free_thread(acquired.slot)
+                    self._runner.threads.free(acquired.slot)
                     self._release(acquired)
 
     def report(
@@ -641,7 +641,8 @@ class AsyncLoop:
         finishing_ms = mono_ms()
         if attempt is not None and type(outcome) is RetriedOutcome:
             outcome = await self._runner.amove(attempt, outcome)
-        if fetch_next := self._may_fetch_after(acquired):
+        next_jobs = self._next_jobs
+        if fetch_next := not self._is_blocked and next_jobs is not None and next_jobs.may_follow(acquired):
             self._fetching[id(acquired)] = acquired
         fetched = await self._writer.write(acquired, outcome, duration_ms, fetch_next=fetch_next)
         was_offered = fetch_next and self._fetching.pop(id(acquired), None) is None
@@ -652,9 +653,6 @@ class AsyncLoop:
             self._give_back([acquired])
         else:
             await self._start_next(acquired, fetched, finishing_ms, was_offered=was_offered)
-
-    def _may_fetch_after(self, acquired: AcquiredJob) -> bool:
-        return not self._is_blocked and self._next_jobs is not None and self._next_jobs.may_follow(acquired)
 
     @property
     def _is_blocked(self) -> bool:

@@ -267,10 +267,6 @@ class JobPayloads:
         arguments = exc if isinstance(exc, list) else storable_arguments(exc)
         return self.codec.dump_error_arguments(arguments, ref) if arguments else ""
 
-    def error_of_child(self, key: str, error: str) -> Exception | list[Any] | None:
-        """Return the exception of a child job with this full key, or its arguments; ``error`` is its stored form."""
-        return self.codec.load_error_by_key(key, error) if error else None
-
     def _without_values(self, job: RunningJob, kind: type[BulltaskError], what: str, call: Callable[[], R]) -> R:
         return self.codec.without_values(job.queue, what, kind, call) if self._config.encryption_keys else call()
 
@@ -431,10 +427,10 @@ class AttemptRunner:
         self._config = app._config
         self._job_client = job_client
         self._spark = spark
-        self._cancellation = cancellation
+        self.cancellation = cancellation
         self._child_limits = child_limits
         self._pid = os.getpid()
-        self._threads = threads
+        self.threads = threads
         self._worker_id = worker_id
         self._payloads = JobPayloads(app)
         self.is_stopping: Callable[[], bool] = lambda: False
@@ -489,7 +485,7 @@ class AttemptRunner:
             limits=NO_LIMITS if limits == NO_LIMITS else limits,
             rate=task._options.rate(self._config),
             # Spark's session is bound to the thread that has created it.
-            off_main_thread=task._is_async or (self._threads.enabled and not task._options.spark),
+            off_main_thread=task._is_async or (self.threads.enabled and not task._options.spark),
             needs_context=task._is_batch or task._bind or task._has_base,
             read_arguments=self._payloads.plain_reader(task),
             encode_result=self._payloads.plain_encoder(task),
@@ -501,25 +497,16 @@ class AttemptRunner:
     @property
     def may_start(self) -> bool:
         """False while all threads for sync tasks are busy."""
-        return not self._threads.all_busy
-
-    @property
-    def cancellation(self) -> Cancellation:
-        """Passes cancel requests to running tasks."""
-        return self._cancellation
+        return not self.threads.all_busy
 
     def only_context(self) -> contextvars.Context | None:
         """Return the context of the sync task on the main thread; ``None`` if there is none, or other tasks, too."""
-        return None if self._main_context is None or self._cancellation.runs_async else self._main_context
+        return None if self._main_context is None or self.cancellation.runs_async else self._main_context
 
     def reserve_thread(self, attempt: Attempt, slot: Slot) -> None:
         """Reserve a thread, if a task that :meth:`acall` runs needs one."""
         if not attempt.task._is_async:
-            self._threads.reserve(slot)
-
-    def free_thread(self, slot: Slot) -> None:
-        """Free the thread that was reserved for a job that does not start."""
-        self._threads.free(slot)
+            self.threads.reserve(slot)
 
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run a sync task.
@@ -533,7 +520,7 @@ class AttemptRunner:
         variables.run(enter_attempt, job, context)
         has_hooks = task._has_handlers or TASK_SIGNALS.active or self._middleware.running  # as RunHooks.has_hooks
         target = self._hooked(attempt, variables).call if has_hooks else task._target
-        function: Callable[..., Any] = functools.partial(call_task, self._cancellation.raise_if_cancelled, target)
+        function: Callable[..., Any] = functools.partial(call_task, self.cancellation.raise_if_cancelled, target)
         if task._options.spark:
             function = self._spark.wrap(job, slot.token, function, attempt.context)
         if attempt.limits is NO_LIMITS and attempt.context is None:
@@ -585,7 +572,7 @@ class AttemptRunner:
 
     def execute(self, execution: TaskExecution, function: Callable[[], Any]) -> ErrorOrResult:
         """Call a function on the main thread."""
-        self._cancellation.execution = execution
+        self.cancellation.execution = execution
         try:
             result = function()
         except BaseException as exc:  # noqa: BLE001 - any exception ends the attempt
@@ -600,7 +587,7 @@ class AttemptRunner:
         self, execution: TaskExecution, task: AnyTask[..., Any], bound: Callable[[], Callable[[], Any]]
     ) -> ErrorOrResult:
         """Call a function on the event loop, or in a thread if the task is sync; ``bound`` returns it."""
-        entered = self._cancellation.enter_async(execution)
+        entered = self.cancellation.enter_async(execution)
         raised: BaseException | None = None
         result: object = None
         try:
@@ -614,7 +601,7 @@ class AttemptRunner:
             exit_if_forked(self._pid, raised)
             return execution.resolve(raised), result
         finally:
-            self._cancellation.leave_async(entered)
+            self.cancellation.leave_async(entered)
             if self._child_limits.limits_memory:
                 self._child_limits.check_memory()
 
@@ -624,7 +611,7 @@ class AttemptRunner:
         def started(call: InterruptibleCall) -> None:
             execution.call = call
 
-        return await self._threads.run(execution.slot, started, call_task, lambda: None, function)
+        return await self.threads.run(execution.slot, started, call_task, lambda: None, function)
 
     def close(self) -> None:
         """Close the Spark session that the tasks of this child share."""
@@ -673,7 +660,8 @@ class AttemptRunner:
         if child is None or failure is None:
             return PermanentError(job.deferred_failure)
         reason, trace, failed_job, error = failure
-        return _FailedChildJobError(reason, trace, failed_job, self._payloads.error_of_child(child["key"], error))
+        original = self._payloads.codec.load_error_by_key(child["key"], error) if error else None
+        return _FailedChildJobError(reason, trace, failed_job, original)
 
     def _not_registered(self, task: str) -> InvalidJobError:
         return incompatible(InvalidJobError(f"task {task!r} is not registered in app {self._app.name!r}"))
@@ -733,7 +721,7 @@ class AttemptRunner:
 
     def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:
         if attempt.limits is not NO_LIMITS:
-            self._cancellation.set_deadlines(slot, self.deadlines(attempt, attempt.limits, alone=alone))
+            self.cancellation.set_deadlines(slot, self.deadlines(attempt, attempt.limits, alone=alone))
         context = attempt.context
         if attempt.task._options.checkpoint and context is not None and context._checkpoints is not None:
             context._checkpoints.start(slot.token, self.is_stopping, is_async=attempt.task._is_async)

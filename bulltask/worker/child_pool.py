@@ -27,6 +27,7 @@ from bulltask.worker.recovery import JobsOfDeadChild, KilledAttempt
 from bulltask.worker.slots import (
     HAS_JOB,
     STACKS_NAME,
+    UNKNOWN_ATTEMPT,
     CancelReason,
     ChildBlock,
     ChildLimit,
@@ -489,7 +490,8 @@ class ChildPool:
         self._target -= 1
         staying = self._staying()
         if len(staying) > self._target:
-            _request_stop(self._children[min(staying, key=lambda index: (self._jobs_of(index), -index))])
+            jobs = {index: sum(not slot.is_free for slot in self._children[index].slots) for index in staying}
+            _request_stop(self._children[min(staying, key=lambda index: (jobs[index], -index))])
         return True
 
     def resize(self, target: int) -> None:
@@ -680,9 +682,6 @@ class ChildPool:
         """Return how many jobs the children are running."""
         return sum(view.state in {SlotState.ACTIVE, SlotState.FINISHING} for view in self.views())
 
-    def _jobs_of(self, index: int) -> int:
-        return sum(not slot.is_free for slot in self._children[index].slots)
-
     def _staying(self) -> list[int]:
         return [index for index, child in self._children.items() if not child.is_leaving]
 
@@ -715,7 +714,7 @@ class ChildPool:
             view.token: killed
             for view in views
             if (killed := child.killed_attempts.get(view.token) or _cancelled(view, blocked=child.is_blocked))
-            and killed.may_match(view)
+            and view.attempt in {killed.attempt, UNKNOWN_ATTEMPT}  # it may have ended just before the kill
         }
         self._emit_end(index, child, exit_reason, len(tokens), exited=exited, has_timed_out=has_timed_out)
         self._count_boot_failures(block, child)

@@ -174,6 +174,7 @@ class FailedWriteHandler:
             after the write, if the script failed with an error during that fetch.
         """
         lost_reply = False
+        renew = renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
         while True:
             if isinstance(exc, RECOVERABLE) and not _is_parent_forbidden(acquired, exc):
                 lost_reply = lost_reply or isinstance(exc, BrokerUnavailableError)
@@ -187,7 +188,9 @@ class FailedWriteHandler:
                 outcome = fallback
             elif lost_reply and await run(self.already_applied(acquired)):
                 return outcome, None, None
-            elif not (isinstance(exc, LockMissingError) and await run(self.reacquire_lock(acquired))):
+            # Redis was unavailable, or the supervisor was suspended, for longer than the lock lasts. The outcome is
+            # valid unless another worker has acquired the job.
+            elif not (isinstance(exc, LockMissingError) and await run(renew)):
                 return None, None, None
             try:
                 return outcome, await write(outcome, lost_reply), None
@@ -247,14 +250,6 @@ class FailedWriteHandler:
                 return False
 
         return command("HMGET", acquired.keys.job(acquired.job.id), "name", "atm", parse_reply=parse_reply)
-
-    def reacquire_lock(self, acquired: AcquiredJob) -> Call[bool]:
-        """Return the call that reacquires an expired lock; its result is False if the lock is lost.
-
-        Redis was unavailable, or the supervisor was suspended, for longer than the lock lasts. The outcome is valid
-        unless another worker has acquired the job.
-        """
-        return renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
 
     def _may_be_removed(self, job: RunningJob) -> bool:
         """Whether, after a reply was lost, retention may remove the job before the write is retried."""

@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import bulltask
@@ -365,18 +364,14 @@ def as_permanent(exc: Exception) -> PermanentError:
 
 def trace_of(exc: BaseException) -> str:
     """Return the traceback as text, from the first frame of user code on."""
-    frames = _user_frames(exc.__traceback__)
+    frames = exc.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frames = frames.tb_next
     text = trace_text(exc, frames)
     if frames is None and exc.__cause__ is None and exc.__context__ is None:
         # There is no frame of user code. The header still shows that this is a Python traceback.
         text = f"Traceback (most recent call last):\n{text}"
     return text
-
-
-def _user_frames(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        tb = tb.tb_next
-    return tb
 
 
 def _maximum(cause: BaseException, job: RunningJob, task: AnyTask[..., object] | None, requested: Retry | None) -> int:

@@ -42,23 +42,19 @@ class PrefetchCount:
 
     Attributes:
         jobs: How many jobs to acquire in one round trip.
+        expected_ms: How long the next job may take: as long as the slowest of the latest ones.
     """
 
     def __init__(self, maximum: int) -> None:
         self._maximum = max(1, maximum)
-        self._slowest_ms = _LONGEST_MS
+        self.expected_ms = _LONGEST_MS
         self.jobs = 1
-
-    @property
-    def expected_ms(self) -> float:
-        """How long the next job may take: as long as the slowest of the latest ones."""
-        return self._slowest_ms
 
     def record(self, duration_ms: float) -> None:
         """Record how long a job took; after a long one, the next jobs are acquired one at a time."""
         if duration_ms > LONG_MS:
             duration_ms = _LONGEST_MS
-        self._slowest_ms = slowest_ms = min(max(duration_ms, self._slowest_ms * _DECAY), _LONGEST_MS)
+        self.expected_ms = slowest_ms = min(max(duration_ms, self.expected_ms * _DECAY), _LONGEST_MS)
         jobs = int(FLUSH_MS / slowest_ms) if slowest_ms else self._maximum
         if jobs < 2:
             jobs = 2 if slowest_ms <= _OVERLAP_MS else 1
@@ -66,7 +62,7 @@ class PrefetchCount:
 
     def record_long_job(self) -> None:
         """Prefetch no more, as after a long job: jobs that run alongside others, or in a batch, are not prefetched."""
-        self._slowest_ms = _LONGEST_MS
+        self.expected_ms = _LONGEST_MS
         self.jobs = 1
 
 

@@ -59,7 +59,6 @@ from bulltask.worker.broker_backoff import (
 )
 from bulltask.worker.slots import (
     LONG_MS,
-    UNKNOWN_ATTEMPT,
     CancelReason,
     ChildBlock,
     ControlPage,
@@ -97,10 +96,6 @@ class KilledAttempt:
         reason, ids = view.cancel_reason, (view.token, view.attempt, view.job_id)
         will_retry = deadlines.will_retry and reason is CancelReason.HARD_LIMIT and not blocked_ms
         return cls(*ids, reason, deadlines.hard_ms, will_retry, view.since_ms, blocked_ms)
-
-    def may_match(self, view: SlotView) -> bool:
-        """Whether the dead child's slot may still contain this attempt, which may have ended just before the kill."""
-        return view.attempt in {self.attempt, UNKNOWN_ATTEMPT}
 
     def matches(self, job_id: str) -> bool:
         """Whether this may be an attempt of the job."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 from bulltask.config.config import Config
@@ -187,6 +187,8 @@ class Deadlines:
 
 _NO_DEADLINES: Final = Deadlines()
 
+T = TypeVar("T", bound=int)
+
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
@@ -210,6 +212,24 @@ class SlotView:
     cancel_reason: CancelReason = field(default=CancelReason.NONE, compare=False)
     acknowledged: bool = field(default=False, compare=False)
     holds_loop: bool = field(default=False, compare=False)
+
+
+class _SharedWords(Protocol):
+    _words: memoryview[int]
+
+
+class _Word(Generic[T]):
+    """A 64-bit word of shared memory as an attribute."""
+
+    def __init__(self, index: int, kind: Callable[[int], T]) -> None:
+        self._index = index
+        self._kind = kind
+
+    def __get__(self, shared: _SharedWords, _: object) -> T:
+        return self._kind(shared._words[self._index])  # noqa: SLF001
+
+    def __set__(self, shared: _SharedWords, value: T) -> None:
+        shared._words[self._index] = value  # noqa: SLF001
 
 
 class Slot:
@@ -302,14 +322,8 @@ class Slot:
         """Whether the slot has no job: a quick check without the seqlock of :meth:`read`."""
         return self._words[_STATE] == SlotState.FREE
 
-    @property
-    def waiting(self) -> bool:
-        """True while the child waits for a job with this slot, which is free, or reserved if the wait also fetches."""
-        return bool(self._words[_WAITING])
-
-    @waiting.setter
-    def waiting(self, waiting: bool) -> None:
-        self._words[_WAITING] = waiting
+    waiting = _Word(_WAITING, bool)
+    """True while the child waits for a job with this slot, which is free, or reserved if the wait also fetches."""
 
     def is_overdue(self, now_ms: int) -> bool:
         """Whether a deadline of the attempt may have passed: a quick check without the seqlock of :meth:`read`."""
@@ -423,23 +437,11 @@ class ControlPage:
         """Let no child acquire a job any more."""
         self._words[_PAUSED] = _STOPPING
 
-    @property
-    def finishing(self) -> bool:
-        """True while the worker stops, but running jobs may take as long as they need."""
-        return bool(self._words[_FINISHING])
+    finishing = _Word(_FINISHING, bool)
+    """True while the worker stops, but running jobs may take as long as they need."""
 
-    @finishing.setter
-    def finishing(self, finishing: bool) -> None:
-        self._words[_FINISHING] = finishing
-
-    @property
-    def watches(self) -> bool:
-        """True while the supervisor checks often whether a job delays those that its child has prefetched."""
-        return bool(self._words[_WATCHES])
-
-    @watches.setter
-    def watches(self, watches: bool) -> None:
-        self._words[_WATCHES] = watches
+    watches = _Word(_WATCHES, bool)
+    """True while the supervisor checks often whether a job delays those that its child has prefetched."""
 
     def primary(self) -> PrimaryState:
         """Return what the supervisor knows about the primary that sentinels monitor."""
@@ -568,23 +570,11 @@ class ChildBlock:
         """Release the block's lock."""
         fcntl.lockf(self._lock_fd, fcntl.LOCK_UN, 1, self._lock_at)  # type: ignore[arg-type]
 
-    @property
-    def prefetches(self) -> bool:
-        """Whether the child's jobs are short, so that it could prefetch them."""
-        return bool(self._words[_PREFETCHES])
+    prefetches = _Word(_PREFETCHES, bool)
+    """Whether the child's jobs are short, so that it could prefetch them."""
 
-    @prefetches.setter
-    def prefetches(self, prefetches: bool) -> None:
-        self._words[_PREFETCHES] = prefetches
-
-    @property
-    def run_state(self) -> ProcessState:
-        """The child's state; ``RUN`` while it fetches jobs."""
-        return ProcessState(self._words[_RUN_STATE])
-
-    @run_state.setter
-    def run_state(self, state: ProcessState) -> None:
-        self._words[_RUN_STATE] = state
+    run_state = _Word(_RUN_STATE, ProcessState)
+    """The child's state; ``RUN`` while it fetches jobs."""
 
     @property
     def stacks_fd(self) -> int:
@@ -608,23 +598,11 @@ class ChildBlock:
         """Record that the child's dump is complete."""
         self._words[_STACKS_COMPLETED] = self._words[_STACKS_REQUESTED]
 
-    @property
-    def has_deadlines(self) -> bool:
-        """True if one of the child's attempts has had a deadline; other children need no check."""
-        return bool(self._words[_HAS_DEADLINES])
+    has_deadlines = _Word(_HAS_DEADLINES, bool)
+    """True if one of the child's attempts has had a deadline; other children need no check."""
 
-    @has_deadlines.setter
-    def has_deadlines(self, has: bool) -> None:
-        self._words[_HAS_DEADLINES] = has
-
-    @property
-    def reached_limit(self) -> ChildLimit:
-        """Why the child acquires no more jobs and exits when its jobs have finished; ``NONE`` if it continues."""
-        return ChildLimit(self._words[_REACHED_LIMIT])
-
-    @reached_limit.setter
-    def reached_limit(self, reason: ChildLimit) -> None:
-        self._words[_REACHED_LIMIT] = reason
+    reached_limit = _Word(_REACHED_LIMIT, ChildLimit)
+    """Why the child acquires no more jobs and exits when its jobs have finished; ``NONE`` if it continues."""
 
     def reset(self) -> None:
         """Clear the block and give every slot a new token; the supervisor does this before it starts a child."""
@@ -635,41 +613,17 @@ class ChildBlock:
             token = str(uuid4()).encode()
             self._memory[start : start + len(token)] = token
 
-    @property
-    def pid(self) -> int:
-        """The child's process id; 0 if there is no child."""
-        return self._words[_PID]
+    pid = _Word(_PID, int)
+    """The child's process id; 0 if there is no child."""
 
-    @pid.setter
-    def pid(self, pid: int) -> None:
-        self._words[_PID] = pid
+    running_since_ms = _Word(_RUNNING_SINCE, int)
+    """When the running task started (monotonic time), if prefetched jobs are waiting for it to end; otherwise 0."""
 
-    @property
-    def running_since_ms(self) -> int:
-        """When the running task started (monotonic time), if prefetched jobs are waiting for it to end; otherwise 0."""
-        return self._words[_RUNNING_SINCE]
+    loop_turned_ms = _Word(_LOOP_TURNED, int)
+    """When the child's event loop has last turned (monotonic time); 0 while no async job is running."""
 
-    @running_since_ms.setter
-    def running_since_ms(self, since_ms: int) -> None:
-        self._words[_RUNNING_SINCE] = since_ms
-
-    @property
-    def loop_turned_ms(self) -> int:
-        """When the child's event loop has last turned (monotonic time); 0 while no async job is running."""
-        return self._words[_LOOP_TURNED]
-
-    @loop_turned_ms.setter
-    def loop_turned_ms(self, turned_ms: int) -> None:
-        self._words[_LOOP_TURNED] = turned_ms
-
-    @property
-    def loop_held(self) -> bool:
-        """Whether the child knows what blocks its event loop: the job of the slot that holds it, or of none."""
-        return bool(self._words[_LOOP_HELD])
-
-    @loop_held.setter
-    def loop_held(self, held: bool) -> None:
-        self._words[_LOOP_HELD] = held
+    loop_held = _Word(_LOOP_HELD, bool)
+    """Whether the child knows what blocks its event loop: the job of the slot that holds it, or of none."""
 
     def slots(self) -> list[Slot]:
         """Return the child's slots."""
@@ -821,15 +775,11 @@ class ChildLimits:
         self._max_memory_kib = config.max_memory_kib or config.hard_memory_kib
         self._memory_kib: int | None = None
         self._jobs = 0
+        self.limits_jobs = self._max_tasks is not None
         self.limits_memory = self._max_memory_kib is not None
         self.exist = self.limits_memory or self._max_tasks is not None
         self._lock = threading.Lock()
         self._reason = ChildLimit.NONE
-
-    @property
-    def limits_jobs(self) -> bool:
-        """Whether the number of the child's jobs is limited."""
-        return self._max_tasks is not None
 
     def count_job(self) -> bool:
         """Count a job that the child has acquired; return True if the child must not acquire another one."""

@@ -205,15 +205,12 @@ class AsyncBulkFetcher:
                 self._fetcher.release_unstarted(jobs[position:])
                 self._fetcher.pool.give_back(*(each.slot for each in jobs[position:]))
                 return position
-            self._start_job(acquired)
+            attempt = self._starter.begin(acquired)
+            if isinstance(attempt, Attempt):
+                self._async.start(acquired, attempt)
+            elif attempt is not THROTTLED:
+                self._writer.write_many([(acquired, attempt)], 0.0)
         return len(jobs)
-
-    def _start_job(self, acquired: AcquiredJob) -> None:
-        attempt = self._starter.begin(acquired)
-        if isinstance(attempt, Attempt):
-            self._async.start(acquired, attempt)
-        elif attempt is not THROTTLED:
-            self._writer.write_many([(acquired, attempt)], 0.0)
 
 
 class SyncLoop:
