@@ -264,7 +264,7 @@ class TaskThreads:
 # ignores a signal that arrives earlier, because :func:`call_task` checks for a request first, and a signal that arrives
 # later, because the execution has ended.
 #
-# A sync task in a thread is interrupted by the interpreter (:mod:`bulltask.worker.cancellation`).
+# A sync task in a thread is interrupted by the interpreter (:class:`InterruptibleCall`).
 #
 # An async task is cancelled with ``asyncio.Task.cancel()``, which takes effect only at an ``await``. While the task
 # runs, only its own code awaits.

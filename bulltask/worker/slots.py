@@ -28,6 +28,9 @@ from bulltask.observe.bus import Bus
 from bulltask.observe.events import ChildLimitReached
 from bulltask.transport.endpoint import PrimaryState
 
+if sys.platform != "win32":  # there, tasks that run in the test's or the caller's process import this module
+    import fcntl
+
 __all__ = [
     "HAS_JOB",
     "ID_BYTES",
@@ -106,7 +109,8 @@ class ProcessState(IntEnum):
     CLOSED = 4
 
 
-# One slot: what a child tells its supervisor about one job, in shared memory (:mod:`bulltask.worker.slots`).
+# One slot: what a child tells its supervisor about one of the jobs that it may have at a time. No job is lost in a
+# crash, because every job that a dead child had acquired, or was acquiring, is locked with one of its slots' tokens.
 #
 # The child writes the state, queue and job id; the supervisor writes the token before it starts the child.
 # In a takeover, the supervisor also writes the state.
@@ -395,10 +399,6 @@ class Slot:
         )
 
 
-if sys.platform != "win32":
-    import fcntl
-
-
 # Indexes of the page's 64-bit words.
 _PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _PRIMARY = range(7)
 _STOPPING = 2
@@ -497,24 +497,6 @@ class ControlPage:
             fcntl.lockf(self._lock_fd, fcntl.LOCK_UN, 1)
 
 
-# Shared memory through which the supervisor reads its children's state.
-#
-# A child has one slot for each job that it may have at a time. No job is lost in a crash, because every job that a dead
-# child had acquired, or was acquiring, is locked with one of the child's tokens.
-#
-# A control page precedes the children's blocks. The supervisor writes its instructions there; the
-# children read them, and take permits from it.
-#
-# While jobs are short, a child prefetches several and writes several outcomes in one round trip. It then stores each
-# outcome in its slot first, and holds its block's lock except while it runs a task's code. If that code takes too long,
-# the supervisor takes the lock, releases the jobs that have not started, and writes the outcomes
-# (:mod:`bulltask.worker.recovery`).
-
-
-if sys.platform != "win32":  # there, tasks that run in the test's or the caller's process import this module
-    import fcntl
-
-
 STACKS_NAME: Final = "bulltask-stacks"
 """Name of the file for a child's stacks, as shown in ``/proc``."""
 
@@ -540,7 +522,10 @@ _CHILD_BYTES: Final = 128
 
 
 class ChildBlock:
-    """The slots and the state of one child; the lock of a byte of the file is the block's lock."""
+    """The slots and the state of one child; the lock of a byte of the file is the block's lock.
+
+    A child that prefetches holds it except while it runs a task's code, so that the supervisor can take jobs over.
+    """
 
     def __init__(self, memory: memoryview, per_child: int, lock_fd: int | None, lock_at: int) -> None:
         self._memory = memory
