@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -79,10 +80,12 @@ def worker(
             "a worker does not run on Windows, because it forks: run it in WSL 2 or in a Linux container; programs on "
             "Windows can send to it"
         )
+    gc.disable()  # a collection during these imports would free nothing, and take a tenth of the time
     from bulltask.worker.child_pool import limit_native_threads  # noqa: PLC0415
     from bulltask.worker.run import StopConditions, default_queues, run_worker  # noqa: PLC0415 - imported late, so that --help is fast
     from bulltask.worker.supervisor import ProcessSpec  # noqa: PLC0415
 
+    gc.enable()
     process_spec = ProcessSpec()  # before the app is imported
     limit_native_threads()
     app_spec, loaded_app = load_app(ctx, app, broker)
