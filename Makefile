@@ -49,9 +49,9 @@ demo-spark: $(VENV)/demo-spark.stamp  ## run the data pipeline: 100,000 jobs fro
 # Tests start a thousand processes. With PYTHONDONTWRITEBYTECODE, each would compile bulltask again, which takes 0.3 s.
 COMPILE = $(BIN)/python -m compileall -q bulltask
 
-test: $(VENV)/dev.stamp externals cds-archive $(VENV)/collected.stamp  ## run all tests; ARGS="-k name" selects tests
+test: $(VENV)/dev.stamp externals cds-archive $(VENV)/collected.stamp  ## run the tests; ARGS="-k name" selects tests, ARGS="-m extended" the ones that only CI runs
 	@$(COMPILE)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not extended" $(TESTS) $(ARGS)
 
 # pytest rewrites the assertions of the test modules, which takes up to 15 s in each process unless they are cached.
 # pytest updates this cache itself when a module changes, unless PYTHONDONTWRITEBYTECODE is set.
@@ -69,7 +69,7 @@ QUICK_PROCESS_TESTS = $(addprefix tests/process/,test_worker_process.py test_con
 test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, without Java or Node.js, and some of workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --hypothesis-profile=quick \
-		-m "not (spark or process or interop or bench or slow)" $(addprefix --ignore ,$(SLOW_TESTS)) \
+		-m "not (spark or process or interop or bench or slow or extended)" $(addprefix --ignore ,$(SLOW_TESTS)) \
 		$(TESTS) $(ARGS)
 	$(if $(filter tests,$(TESTS)),$(if $(ARGS),,$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow" -k "not spawn" \
 		$(QUICK_PROCESS_TESTS)))

@@ -10,6 +10,7 @@ import atexit
 import faulthandler
 import fcntl
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -297,6 +298,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         plan.close_inherited()
         loader.all_scripts()  # a spawned child reads the files; a fork has inherited the scripts
         warn_in_tasks(_running_task)
+        sys.breakpointhook = _debug
         bus = plan.bus()
         if plan.app._config.redirect_stdouts:
             redirect_output(plan.app._config.redirect_stdouts_level, bus)
@@ -329,6 +331,24 @@ def child_bus(
     attach_process_signals(bus)
     app._listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
     return bus
+
+
+def _debug(*args: Any, header: str | None = None, **kwargs: Any) -> object:
+    """``breakpoint()`` in a task. Unlike ``pdb.set_trace()``, it leaves Ctrl-C to the supervisor.
+
+    pdb handles SIGINT from its command ``continue`` on. When Ctrl-C stopped the worker, it would open in the idle child
+    and wait for a command until the worker kills the child.
+    """
+    if args or kwargs or "PYTHONBREAKPOINT" in os.environ:
+        return sys.__breakpointhook__(*args, **kwargs, **({} if header is None else {"header": header}))
+    import pdb  # noqa: PLC0415 - only for a breakpoint
+
+    debugger = pdb.Pdb(nosigint=True)
+    if header is not None:
+        debugger.message(header)
+    caller = inspect.currentframe()
+    debugger.set_trace(caller and caller.f_back)
+    return None
 
 
 def _running_task() -> str:

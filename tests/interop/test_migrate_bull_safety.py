@@ -82,6 +82,7 @@ def test_the_command_prints_a_report_whose_counts_add_up(migration: MigrationHar
         assert migration.redis.keys("bull:mail:*") == ["bull:mail:id"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("moment", ["at its first job", "at a random job"])
 def test_a_killed_migration_can_be_repeated_without_lost_or_duplicate_jobs(
     migration: MigrationHarness, moment: str, rng: random.Random, wait: Callable[..., Any]

@@ -48,12 +48,13 @@ class Terminal:
             words = [sys.executable, "-m", "bulltask", "worker", "-A", "tasks", "-c", "1", *options]
             os.execve(sys.executable, words, {**os.environ, "NO_COLOR": "1"})
 
-    def read_until(self, text: str) -> None:
-        """Read until the output contains ``text``, for up to a minute."""
+    def read_until(self, text: str) -> str:
+        """Read until the output contains ``text``, for up to a minute; return what was read."""
         start, until_s = len(self.output), mono_s() + 60
         while text not in self.output[start:]:
             assert select.select([self._fd], [], [], max(0, until_s - mono_s()))[0], self.output
             self.output += os.read(self._fd, 4096).decode()
+        return self.output[start:]
 
     def type(self, text: str) -> None:
         """Type keys."""
@@ -88,7 +89,8 @@ def test_a_breakpoint_in_a_task_opens_the_debugger_in_the_terminal(terminal: Ter
     terminal.type("continue\n")
     assert result.get(timeout=60) == 42
     terminal.type("\x03")
-    terminal.read_until("exit_code=0")
+    terminal.read_until("mode=warm")
+    assert "(Pdb)" not in terminal.read_until("exit_code=0")
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])

@@ -192,6 +192,7 @@ def test_the_conditions_of_the_machine_are_recorded() -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.extended
 @pytest.mark.parametrize("framework", ["baseline", "baseline-32"])
 def test_the_baseline_runs_every_job_once(framework: str, tmp_path: Path) -> None:
     result = Bench(tmp_path, 300, 2).throughput(FRAMEWORKS[framework])
@@ -209,6 +210,7 @@ def check_results(path: Path, stdout: str, framework: str) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.extended
 def test_a_small_run_counts_every_job_and_reports(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     command = [sys.executable, str(ROOT / "benchmarks/run.py"), "--only", "bulltask", "--jobs", "300", "--rounds", "1"]
@@ -219,6 +221,7 @@ def test_a_small_run_counts_every_job_and_reports(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.extended
 @NEEDS_NODE
 def test_a_small_run_with_two_configurations_of_bullmq_counts_every_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from tests.interop.differential.pair import Pair
 from tests.interop.differential.processors import FORMS, Form
 from tests.interop.differential.strategies import sequences
 
-pytestmark = [pytest.mark.interop, pytest.mark.redis, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extended, pytest.mark.interop, pytest.mark.redis, pytest.mark.timeout(900)]
 
 COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "500"))
 """The number of sequences; any number but 500 draws new ones in each run, and hypothesis prints the seed."""

@@ -13,7 +13,7 @@ from tests.spark.conftest import need_java, settings
 from tests.support.programs import ROOT
 from tests.support.spark_jvm import conf_options, spark_home
 
-pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extended, pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900)]
 
 DEMO = [sys.executable, str(ROOT / "examples" / "history" / "run.py"), "--jobs", "400", "--lake", "lake"]
 

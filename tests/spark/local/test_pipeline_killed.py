@@ -53,7 +53,7 @@ from tests.support.programs import Program, run_program
 
 KILLS = int(os.environ.get("BULLTASK_KILLS", "2"))
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(400 + 200 * KILLS)]
+pytestmark = [pytest.mark.extended, pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(400 + 200 * KILLS)]
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tests.support.certificates import Certificates
 from tests.support.manual_worker import ManualWorker
 from tests.support.redis_cluster import Cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from tests.support.worker import Worker, wait_until_exited
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [
+    pytest.mark.extended,
     pytest.mark.spark,
     pytest.mark.redis,
     pytest.mark.process,

@@ -91,6 +91,7 @@ def test_a_task_uses_the_childs_session_and_reports_progress(harness: WorkerHarn
     assert worker.wait(TIMEOUT_S) == ExitCode.OK
 
 
+@pytest.mark.extended
 def test_a_job_runs_again_after_its_child_or_jvm_was_killed(harness: WorkerHarness, spark_worker: StartWorker) -> None:
     worker = spark_worker(shutdown_timeout=0.5)
     job = run_long(harness, "crashes")
