@@ -5,6 +5,8 @@ Run this file to update the page; ``tests/celery_parity/test_parity.py`` fails i
 
 from __future__ import annotations
 
+import re
+import textwrap
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
@@ -19,10 +21,10 @@ CLASSES = Path(__file__).parents[1] / "tools/celery_suite/classes.toml"
 
 HEAD = """# Celery's behavior, compared
 
-What does Celery 5.7 do, and what does bulltask do with the same code? Each row is a test with real workers, whose code
-was also run with Celery. Of {total} rows, {same} are the same. In {better}, we think that bulltask's behavior is
-better; {differs} differ for another reason, often because BullMQ's format has no place for what a Celery message
-contains. To migrate a project, read [Migrate from Celery](../how-to/coming-from-celery.md).
+Does your code do the same with bulltask as with Celery 5.7? {total} situations were tested with real workers of both:
+{same} have the same outcome. The tables list the others. In {better}, we think that bulltask's behavior is better;
+{differs} differ for another reason, often because BullMQ's format has no place for what a Celery message contains. To
+migrate a project, read [Migrate from Celery](../how-to/coming-from-celery.md).
 
 {contents}
 """
@@ -30,25 +32,24 @@ contains. To migrate a project, read [Migrate from Celery](../how-to/coming-from
 SUITE = """## Celery's own tests and examples
 
 `python -m tools celery-suite` runs Celery's integration tests of tasks and canvas with bulltask and a worker, and all
-examples of five pages of Celery's user guide. It downloads them; a facade of 200 lines provides the imports and
-fixtures that only Celery has, and each run prints them. The first columns of the table count those that work.
+examples of five pages of Celery's user guide. The first columns of the table count those that work.
 
 | file | bulltask | Celery | skipped or expected to fail | total |
 |---|---|---|---|---|
 {files}
 
-Each failure has a class and a reason:
+[`classes.toml`](../../tools/celery_suite/classes.toml) names each failure, with its class and its reason:
 
 {classes}
 
-| reason | tests and examples |
-|---|---|
-{reasons}
+The differences, with the number of tests and examples that fail for this reason:
+
+{differences}
 """
 
 KINDS: Final = {
     "gap": "bulltask should do the same, but does not yet",
-    "difference": "bulltask does something else, for this reason",
+    "difference": "bulltask does something else, for one of the reasons below",
     "internals": "it uses a part of Celery that projects do not use, such as the classes of its worker or its backend",
     "broker": "it needs RabbitMQ or another broker",
     "example": "the example is not complete, or does not do in Celery either what the guide shows",
@@ -72,13 +73,28 @@ def page() -> str:
 
 
 def _section(area: Area) -> str:
-    lines = [f"## {area.title}", "", "| Celery 5.7 | bulltask |", "|---|---|"]
-    return "\n".join([*lines, *map(_line, area.scenarios)]) + "\n"
+    same = [scenario for scenario in area.scenarios if scenario.verdict == "same"]
+    file = f"{area.scenarios[0].run.__module__.replace('.', '/')}.py"
+    names = ", ".join(code.replace(" ", "\N{NO-BREAK SPACE}") for code in _codes(same))
+    text = f"[{len(same)} situations](../../{file}) have the same outcome. They use {names}."
+    paragraph = textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    head = [f"## {area.title}", "", paragraph.replace("\N{NO-BREAK SPACE}", " "), ""]
+    lines = [*head, "| Celery 5.7 | bulltask |", "|---|---|"]
+    return "\n".join([*lines, *(_line(scenario) for scenario in area.scenarios if scenario not in same)]) + "\n"
+
+
+def _codes(scenarios: Iterable[Scenario]) -> list[str]:
+    """Return the names and calls that sentences mention, each once, without states and Python's own names."""
+    found = [code for scenario in scenarios for code in re.findall(r"`[^`]+`", scenario.sentence)]
+    codes = {re.sub(r"\(…?\)`$", "`", code): code for code in found if not _NO_SUBJECT.fullmatch(code)}
+    return list(codes.values())
+
+
+_NO_SUBJECT: Final = re.compile(r"`(None|b|[A-Z]+|[A-Z][a-z]+Error|finally|run|\..*)`")
 
 
 def _line(scenario: Scenario) -> str:
-    verdict = {"same": "same", "better": "better: ", "differs": "differs: "}[scenario.verdict]
-    cells = [scenario.sentence, verdict + scenario.because]
+    cells = [scenario.sentence, f"{scenario.verdict}: {scenario.because}"]
     escaped = [cell.replace("|", r"\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
 
@@ -91,11 +107,11 @@ def _suite() -> str:
     counts: Counter[str] = Counter()
     for (kind, _), names in reasons.items():
         counts[kind] += len(names)
-    rows = [f"| {kind}: {because} | {_names(names)} |" for (kind, because), names in sorted(reasons.items())]
+    differences = sorted((because, len(names)) for (kind, because), names in reasons.items() if kind == "difference")
     return SUITE.format(
         files="\n".join(_file(name, numbers, reasons.values()) for name, numbers in recorded["files"].items()),
         classes="\n".join(f"* **{kind}** ({counts[kind]}): {KINDS[kind]}" for kind in KINDS if counts[kind]),
-        reasons="\n".join(rows),
+        differences="\n".join(f"* {because} ({number})" for because, number in differences),
     )
 
 
@@ -104,10 +120,6 @@ def _file(file: str, numbers: dict[str, int], failures: Iterable[list[str]]) -> 
     works = numbers["total"] - numbers["skipped"] - failed
     cells = [f"`{file}`", works, numbers.get("celery", "not measured"), numbers["skipped"], numbers["total"]]
     return f"| {' | '.join(map(str, cells))} |"
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(f"`{name.rpartition('::')[2] or name}`" for name in names)
 
 
 def _anchor(title: str) -> str:

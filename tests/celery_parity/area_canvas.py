@@ -53,14 +53,13 @@ same(
 better(
     "A signature with too many arguments raises an error when it is sent.",
     ("sent", "TypeError"),
-    "the error is raised when the signature is created, so it points to the line with the mistake",
+    "the error is raised when the signature is created",
     lambda p: p.add.s(1, 2, 3) and "sent",
 )
 differs(
     "A signature is a dictionary.",
     ("dict", "object"),
-    "a signature is an object with the attributes `task`, `args`, `kwargs` and `options`; `dict(call)` and "
-    '`call.to_dict()` return the dictionary, and `call["task"]` reads it; `json.dumps(call)` does not work',
+    'it is an object; `dict(call)`, `call.to_dict()` and `call["task"]` work, `json.dumps(call)` does not',
     lambda p: "dict" if isinstance(p.add.s(1, 2), dict) else "object",
 )
 same(
@@ -444,14 +443,14 @@ same("A callback is called once if the task is retried.", ["[2]"], lambda p: lin
 better(
     "`link` of a group calls the task after the first member has completed, without that member's result.",
     ("[]", "[[2, 4]]"),
-    "bulltask calls it when all members have completed, with the list of their results",
+    "bulltask calls it with the list of all results",
     lambda p: linked(p, p.group(p.add.s(1, 1), p.add.s(2, 2))),
 )
 same("`link_error` calls a task with the id of the task that failed.", True, lambda p: notes_failed_id(p))
 differs(
     "An error callback with several parameters receives the request, the exception and the traceback.",
     ("['Context', 'ValueError', 'str']", "['FailedRequest', 'str', 'str']"),
-    "the callback is a separate job, whose arguments are JSON; the worker that ran the failed task does not call it",
+    "the callback is a separate job, whose arguments are JSON",
     lambda p: describes_failure(p),
 )
 same("An immutable error callback receives no additional arguments.", "['failed']", lambda p: on_error(p, p.boom.s()))

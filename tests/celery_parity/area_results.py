@@ -78,7 +78,7 @@ same("The task continues after `get(timeout=…)` has timed out.", "held", lambd
 better(
     "`get` of an id that does not exist waits forever.",
     ("TimeoutError", "JobNotFoundError"),
-    "bulltask raises an error immediately, so a wrong id does not block the caller",
+    "bulltask raises an error immediately",
     lambda p: handle_of_nothing(p).get(timeout=1),
 )
 differs(
@@ -100,13 +100,13 @@ same(
 differs(
     "`get(on_message=…)` calls a function for each change of the task's state.",
     (True, False),
-    "results are not messages: a warning says so, and names `result.progress` and the queue's events",
+    "results are not messages; use `result.progress` or the queue's events",
     lambda p: on_message(p),
 )
 differs(
     "`result.then(callback)` calls a function when the result arrives.",
     (True, False),
-    "results have no callbacks; `await result` works, and so does a task with `link`",
+    "use `link`, or `await result`",
     lambda p: hasattr(finished(p), "then"),
 )
 same(
@@ -187,19 +187,19 @@ differs(
 better(
     "The state of a running task is `PENDING`, unless `track_started` is set.",
     ("PENDING", "active"),
-    "its state is always `active`, and its status `STARTED`, so you can see that it is running",
+    "its state is always `active`, and its status `STARTED`",
     while_held(lambda result: str(result.state)),
 )
 better(
     "The state of a waiting task is `PENDING`.",
     ("PENDING", "delayed"),
-    "its state is `waiting`, `prioritized`, `delayed` or `waiting-children`, so you can see what it waits for",
+    "its state is `waiting`, `prioritized`, `delayed` or `waiting-children`",
     lambda p: str(p.add.apply_async((2, 3), countdown=1).state),
 )
 better(
     "The state of an id that does not exist is `PENDING`.",
     ("PENDING", "unknown"),
-    "its state is `unknown`, so you can tell it from a waiting task",
+    "its state is `unknown`",
     lambda p: str(handle_of_nothing(p).state),
 )
 same(
@@ -246,7 +246,7 @@ same(
 better(
     "`result.name` and `result.kwargs` are `None`, unless `result_extended` is set.",
     ([False, None], [True, {"x": 2, "y": 3}]),
-    "a job contains its call. `kwargs` has all arguments by name, as they are stored; `args` is usually empty",
+    "a job contains its call: `kwargs` has the arguments by name, and `args` is usually empty",
     lambda p: [finished(p).name == p.add.name, finished(p).kwargs],
 )
 same(

@@ -80,7 +80,7 @@ same("A bug, such as a `ValueError`, is not retried.", "ValueError", lambda p: p
 better(
     "A lost connection is not retried.",
     (["ConnectionError", 1], ["ConnectionError", 3]),
-    "the task is retried twice, after 1 s and 2 s, unless `task_max_retries` is 0, because another attempt may succeed",
+    "the task is retried twice, after 1 s and 2 s, unless `task_max_retries` is 0",
     lambda p: outcome_and_runs(p, p.disconnects.delay(p.key)),
 )
 same(
@@ -177,7 +177,7 @@ differs(
 better(
     "`except Exception` around `self.retry()` swallows `Retry`; the task ends, but still runs again.",
     ("swallowed", 1),
-    "the task ends at `self.retry()`: `Retry` is a `BaseException`, which `except Exception` does not catch",
+    "`except Exception` does not catch `Retry`, because it is a `BaseException`",
     lambda p: p.get(p.retries_inside_try.delay(p.key)),
 )
 
@@ -287,7 +287,7 @@ same(
 differs(
     "After any other state and `raise Ignore`, the task keeps the state, and `get` waits forever.",
     (["SKIPPED", "TimeoutError"], ["SUCCESS", None]),
-    "the task completes without a result; otherwise, a job that waits for it would wait forever",
+    "the task completes without a result",
     lambda p: ended(p, "SKIPPED", 1),
 )
 same(

@@ -78,7 +78,7 @@ same("A revoked task is ready, even if no worker consumes its queue.", True, lam
 better(
     "`revoke()` returns `None`.",
     (None, "revoked"),
-    "it returns `revoked`, `running`, `terminating`, `finished` or `unknown`, so the caller learns what happened",
+    "it returns `revoked`, `running`, `terminating`, `finished` or `unknown`",
     lambda p: (lambda value: None if value is None else str(value))(
         p.note.apply_async(("ran", p.key), countdown=60).revoke()
     ),
@@ -86,7 +86,7 @@ better(
 better(
     "An id that does not exist yet can be revoked: a task that is sent later with this id does not run.",
     (None, "unknown"),
-    "`revoke()` returns `unknown`, so the caller learns that there is no such job; workers need no list of revoked ids",
+    "`revoke()` returns `unknown`; workers need no list of revoked ids",
     lambda p: (lambda value: None if value is None else str(value))(result_of_nothing(p).revoke()),
 )
 same("A task that has finished keeps its result.", 3, lambda p: revoked_after_the_end(p))
@@ -149,7 +149,7 @@ same("A task that is revoked while it runs continues.", ["held", "released"], la
 better(
     "`get` of a task that is revoked while it runs raises `TaskRevokedError`, if there are several workers.",
     ("TaskRevokedError", "held"),
-    "`get` waits for the result, so it is not lost",
+    "`get` waits for the result",
     lambda p: result_of_continuing(p),
 )
 same("`revoke(terminate=True)` ends a running task.", "TaskRevokedError", lambda p: p.get(running(p, terminate=True)))
