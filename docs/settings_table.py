@@ -66,7 +66,7 @@ def _valid_values(row: Setting) -> str:
     text = _error_message(row, object()).removesuffix(" without control characters")
     if row.field.endswith("_ms"):
         minimum = re.search(r"at least (.*?) s,", _error_message(row, timedelta(0), whole=True))
-        text = f"seconds, at least {minimum[1]}" if minimum else "seconds"
+        text = f"seconds, at least {minimum[1]}" if minimum and minimum[1] != "0.001" else "seconds"
     others = [str(value).lower() for value in (None, "auto") if _accepts(row, value)]
     return ", or ".join([text, *others])
 

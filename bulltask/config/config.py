@@ -144,22 +144,22 @@ class Config(PayloadSettings):
         "broker_credential_provider",
         optional(credential_provider),
         None,
-        "Where the Redis password comes from, if it changes while programs run: a file, a function or a provider, "
-        "read each time a connection is opened. none: from broker_url.",
+        "Where the Redis password comes from, if it changes: a file, a function or a provider, read for "
+        "each connection. none: broker_url.",
     )
     prefix: str = setting(
         "prefix",
         key_prefix,
         "bull",
-        "Prefix of all Redis keys. Change it to the `prefix` of your Node.js programs, or to separate several "
+        "Prefix of all Redis keys. Change it to that of your Node.js programs, or to separate "
         "environments in one database.",
     )
     queue_hash_tag: bool = setting(
         "queue_hash_tag",
         flag,
         True,
-        "Whether queue 'emails' is stored as '{emails}', which keeps its keys on one node of a Redis Cluster. Set it "
-        "to false if your Node.js programs name their queues without braces.",
+        "Whether queue 'emails' is stored as '{emails}', for a Redis Cluster. Set it to false if your "
+        "Node.js programs name queues without braces.",
     )
     connect_timeout_ms: int = setting(
         "redis_socket_connect_timeout",
@@ -172,36 +172,33 @@ class Config(PayloadSettings):
         "redis_socket_timeout",
         duration(1),
         10,
-        "Timeout for a Redis command, until the whole reply has been read. Increase it if you read very large results "
-        "over a slow network.",
+        "Timeout for a Redis command, until its whole reply has been read. Increase it for very large results.",
     )
     publish_retries: int = setting(
         "broker_publish_retries",
         integer(0, 100),
         3,
-        "How many times a send is retried if Redis is unavailable or the reply is lost. With Sentinel or a cluster, "
-        "the default is 100.",
+        "How many times a send is retried if Redis is unavailable or the reply is lost. With Sentinel or "
+        "a cluster, the default is 100.",
     )
     publish_timeout_ms: int | None = setting(
         "broker_publish_timeout",
         optional(duration(1)),
         10,
-        "How long a send may take, including its retries; none: no limit. Reduce it if a web request must fail fast. "
-        "With Sentinel or a cluster, the default is 60.",
+        "How long a send may take, with its retries; none: no limit. Reduce it in web requests. With "
+        "Sentinel or a cluster, the default is 60.",
     )
     publish_replicas: int = setting(
         "broker_publish_replicas",
         integer(0, 100),
         0,
-        "How many replicas must have received a job before a send returns (Redis' WAIT). Set it if a failover must "
-        "not lose jobs.",
+        "How many replicas must have a job before a send returns. Set it if a failover must not lose jobs.",
     )
     connection_retries: int | None = setting(
         "broker_connection_max_retries",
         max_reconnects,
         None,
-        "How many times a worker tries to reconnect to Redis before it exits; none or 0: no limit. Set it if a "
-        "process manager should restart the worker.",
+        "How many times a worker tries to reconnect before it exits; none or 0: no limit.",
     )
     reconnect_delay_ms: int = setting(
         "broker_reconnect_delay",
@@ -213,14 +210,14 @@ class Config(PayloadSettings):
         "broker_reconnect_delay_max",
         duration(1),
         3,
-        "Maximum delay between attempts to reconnect. Increase it if many workers share one Redis server.",
+        "Maximum delay between attempts to reconnect.",
     )
     max_payload: int = setting(
         "max_payload",
         integer(1),
         10_000_000,
-        "Maximum size of a job's data and options, and of a result, in bytes as stored. Pass large data by reference, "
-        "such as a file name, rather than increase it.",
+        "Maximum size of a job's data and options, and of a result, in bytes. Rather than increase it, "
+        "pass a file name.",
     )
 
     # ---- payloads ----------------------------------------------------------------------------------------------------
@@ -229,8 +226,7 @@ class Config(PayloadSettings):
         "task_serializer",
         serializer,
         JSON,
-        "Serializer of arguments, for tasks and calls without `serializer`. Use cloudpickle for Python objects that "
-        "JSON cannot express.",
+        "Serializer of arguments, for tasks and calls without `serializer`.",
     )
     result_serializer: str = setting(
         "result_serializer", serializer, JSON, "Serializer of results and exceptions, for tasks without `serializer`."
@@ -239,8 +235,7 @@ class Config(PayloadSettings):
         "accept_content",
         accepted_serializers,
         (JSON,),
-        "Serializers of the arguments that a worker loads. Add cloudpickle to run jobs with pickled arguments; it "
-        "needs payload_signing_keys.",
+        "Serializers of the arguments that a worker loads. cloudpickle needs payload_signing_keys.",
     )
     result_accept_content: tuple[str, ...] | None = setting(
         "result_accept_content",
@@ -268,15 +263,13 @@ class Config(PayloadSettings):
         "max_decompressed",
         integer(1),
         100_000_000,
-        "Maximum size of a compressed payload after decompression, in bytes. It protects workers from small payloads "
-        "that decompress to huge ones.",
+        "Maximum size of a compressed payload after decompression, in bytes.",
     )
     max_decompressed_tokens: int = setting(
         "max_decompressed_tokens",
         integer(1),
         5_000_000,
-        "Maximum number of JSON tokens (brackets, strings, commas) in a compressed payload after decompression. Each "
-        "may take 80 bytes of a worker's memory.",
+        "Maximum number of JSON tokens in a compressed payload after decompression. Each may take 80 bytes of memory.",
     )
     signing_keys: tuple[SecretKey, ...] = setting(
         "payload_signing_keys",
@@ -288,8 +281,8 @@ class Config(PayloadSettings):
         "payload_encryption_keys",
         keys_by_queue,
         None,
-        "Keys that encrypt arguments and results, by queue; '*': all other queues. The first key of a queue encrypts, "
-        "and all of them decrypt.",
+        "Keys that encrypt arguments and results, by queue ('*': all others). A queue's first key "
+        "encrypts, and all decrypt.",
     )
 
     # ---- queues and tasks --------------------------------------------------------------------------------------------
@@ -298,14 +291,14 @@ class Config(PayloadSettings):
         "max_events",
         integer(100),
         10_000,
-        "How many events each queue's event stream keeps, approximately. Increase it if readers of events, or "
-        "`bulltask pipeline`, may be disconnected for longer.",
+        "How many events a queue's event stream keeps, approximately. Increase it if readers may be "
+        "disconnected for longer.",
     )
     max_logs: int | None = setting(
         "max_logs",
         optional(integer(1)),
         1_000,
-        "How many lines of a job's log are kept, the newest ones; none: all. The option `keep_logs` overrides this.",
+        "How many lines of a job's log are kept, the newest ones; none: all. The option `keep_logs` overrides it.",
     )
     default_queue: str = setting(
         "task_default_queue", queue_name, "default", "Queue for tasks without a `queue` option."
@@ -314,8 +307,8 @@ class Config(PayloadSettings):
         "task_canvas_queue",
         optional(queue_name),
         None,
-        "Queue for the fan-out jobs of a canvas; none: the queue of a job that follows. Set it if Node.js workers "
-        "process that queue, because only bulltask workers can run these jobs.",
+        "Queue for the fan-out jobs of a canvas, which only bulltask can run; none: that of the following "
+        "job. Set it if Node.js workers process that.",
     )
     errbacks_in_chord_headers: bool = setting(
         "task_allow_error_cb_on_chord_header",
@@ -327,8 +320,7 @@ class Config(PayloadSettings):
         "task_queues",
         queue_names,
         (),
-        "Queues that a worker without -Q processes; none: the default queue and the queues of the app's tasks and "
-        "routes.",
+        "Queues that a worker without -Q processes; none: the default queue and those of the app's tasks and routes.",
     )
     annotations: Annotations | None = setting(
         "task_annotations",
@@ -346,42 +338,39 @@ class Config(PayloadSettings):
         "task_max_retries",
         integer(0, 1_000),
         2,
-        "How many times a failed job is retried after its first attempt. Set it to 0 if failed jobs must not be "
-        "retried; a job may still run again after a crash.",
+        "How many times a failed job is retried after its first attempt. 0: not at all, except after a crash.",
     )
     max_explicit_retries: int | None = setting(
         "task_max_explicit_retries",
         optional(integer(0, 1_000)),
         None,
-        "How many times self.retry() and autoretry_for retry a job, if neither the task nor the call sets "
-        "max_retries; none: task_max_retries, or 3 (Celery's default) if that is 0.",
+        "How many times self.retry() and autoretry_for retry, if neither task nor call sets max_retries; "
+        "none: task_max_retries, or 3 if that is 0.",
     )
     retry_backoff_ms: int = setting(
         "task_retry_backoff",
         duration(),
         1,
-        "Delay before the first retry; it doubles with each further retry. Increase it if the services that tasks "
-        "call need longer to recover.",
+        "Delay before the first retry; it doubles with each further retry.",
     )
     retry_backoff_max_ms: int = setting("task_retry_backoff_max", duration(1), 3_600, "Maximum delay before a retry.")
     backoff_strategies: tuple[str, ...] = setting(
         "backoff_strategies",
         parse_names,
         (),
-        "Names of the custom backoff strategies of your Node.js workers, for jobs that Python sends to them.",
+        "Custom backoff strategies of your Node.js workers, for jobs that Python sends to them.",
     )
     retry_jitter: float = setting(
         "task_retry_jitter",
         jitter_fraction,
         True,
-        "Fraction by which the delay before a retry varies randomly, so that jobs that failed together are not "
-        "retried together; true: 0.2.",
+        "Fraction by which the delay before a retry varies randomly; true: 0.2.",
     )
     soft_time_limit_ms: int | None = setting(
         "task_soft_time_limit",
         optional(duration(1)),
         None,
-        "Time after which SoftTimeLimitExceeded is raised in a task, so that it can clean up; none: no limit.",
+        "Time after which SoftTimeLimitExceeded is raised in a task; none: no limit.",
         Flag(
             "--soft-time-limit",
             "Raise SoftTimeLimitExceeded in a task after this many seconds (default: no limit).",
@@ -392,8 +381,8 @@ class Config(PayloadSettings):
         "task_time_limit",
         optional(duration(1)),
         None,
-        "Time after which an attempt is stopped, by killing its process if necessary; none: no limit. Set it if a "
-        "task can hang.",
+        "Time after which an attempt is stopped, if necessary by killing its process; none: no limit. Set "
+        "it if a task can hang.",
         Flag(
             "--time-limit",
             "End a task after this many seconds, if necessary by killing its process (default: no limit).",
@@ -410,15 +399,15 @@ class Config(PayloadSettings):
         "task_typed",
         optional(flag),
         None,
-        "Which type hints of tasks are enforced. true: all; false: none; none (the default): only those of types that "
+        "Which type hints are enforced. true: all; false: none; none (the default): those of types that "
         "JSON lacks, such as datetime.",
     )
     convert_untyped: bool = setting(
         "convert_untyped",
         flag,
         False,
-        "Write datetime, UUID, Decimal, bytes, sets and similar values without a type hint as strings and arrays, "
-        "instead of raising EncodeError. They are not converted back.",
+        "Write datetime, UUID, Decimal, bytes and sets without a type hint as strings and arrays, instead "
+        "of raising EncodeError. They are not converted back.",
     )
     always_eager: bool = setting(
         "task_always_eager", flag, False, "Run jobs in the process that sends them, without Redis. For tests."
@@ -433,21 +422,20 @@ class Config(PayloadSettings):
         "incompatible_timeout",
         optional(duration()),
         86_400,
-        "How long a job waits for another worker if those that acquire it cannot run it, because they do not have its "
-        "task, key or serializer, or its arguments do not match; then it fails. 0: at once; none: no limit.",
+        "How long a job waits for a worker that can run it (task, key, serializer, arguments); then it "
+        "fails. 0: at once; none: no limit.",
     )
     imports: tuple[str, ...] = setting(
         "imports",
         parse_names,
         (),
-        "Modules that the worker imports before those in `include`. Celery's name, for projects that use it.",
+        "Celery's name for `include`; these modules are imported first.",
     )
     include: tuple[str, ...] = setting(
         "include",
         parse_names,
         (),
-        "Modules that the worker imports, so that their tasks are registered. Set it if the app's module does not "
-        "import them.",
+        "Modules that the worker imports, so that their tasks are registered.",
     )
 
     # ---- results -----------------------------------------------------------------------------------------------------
@@ -456,13 +444,13 @@ class Config(PayloadSettings):
         "result_expires",
         optional(duration()),
         86_400,
-        "How long completed jobs and their results are kept in Redis, for jobs that this app sends; none: forever.",
+        "How long completed jobs and their results are kept, for jobs that this app sends; none: forever.",
     )
     failure_expires_ms: int | None = setting(
         "result_failure_expires",
         optional(duration()),
         None,
-        "How long failed jobs are kept in Redis, for jobs that this app sends; none: as remove_on_fail says.",
+        "How long failed jobs are kept, for jobs that this app sends; none: as remove_on_fail says.",
     )
 
     # ---- a worker's child processes ----------------------------------------------------------------------------------
@@ -471,16 +459,14 @@ class Config(PayloadSettings):
         "worker_concurrency",
         cores,
         "auto",
-        "Number of child processes, or of threads with worker_pool=threads; auto: one per CPU core. Increase it if "
-        "tasks mostly wait, reduce it if they need much memory.",
+        "Number of child processes, or of threads with worker_pool=threads; auto: one per CPU core.",
         Flag("-c --concurrency", "Number of child processes, or threads; auto: one per CPU core (default: auto)."),
     )
     pool: str = setting(
         "worker_pool",
         worker_pool,
         "prefork",
-        "Where sync tasks run: in child processes (prefork), or in threads of one child process (threads). Use "
-        "threads if tasks mostly wait and processes need too much memory.",
+        "Where sync tasks run: in child processes (prefork), or in threads of one child process (threads).",
         Flag(
             "-P --pool",
             "Run sync tasks in child processes, or in threads of one child process (default: prefork).",
@@ -491,7 +477,7 @@ class Config(PayloadSettings):
         "worker_autoscale",
         optional(autoscale),
         None,
-        "Maximum and minimum number of child processes, which then follows the load; none: worker_concurrency applies.",
+        "Maximum and minimum number of child processes, which then follows the load; none: worker_concurrency.",
         Flag(
             "--autoscale",
             "Scale the number of child processes with the load, instead of -c: 10,3 means 3 to 10 (default: off).",
@@ -502,15 +488,14 @@ class Config(PayloadSettings):
         "worker_autoscale_keepalive",
         duration(1_000),
         30,
-        "How long child processes must be idle before worker_autoscale stops them. Increase it if the load changes "
-        "often.",
+        "How long child processes must be idle before worker_autoscale stops them.",
     )
     start_method: str = setting(
         "worker_start_method",
         choice("auto", "fork", "spawn"),
         "auto",
-        "How child processes are started, as in multiprocessing; auto: fork where possible. Use spawn if a library "
-        "does not work after a fork.",
+        "How child processes are started; auto: fork where possible. Use spawn if a library does not work "
+        "after a fork.",
         Flag(
             "--start-method",
             "How child processes are started, as in multiprocessing; auto: fork where possible (default: auto).",
@@ -522,8 +507,7 @@ class Config(PayloadSettings):
         "worker_max_tasks_per_child",
         optional(integer(1)),
         None,
-        "How many jobs a child process acquires before it is replaced; none: no limit. Set it if a task leaks memory "
-        "or other resources.",
+        "How many jobs a child process acquires before it is replaced; none: no limit.",
         Flag(
             "--max-tasks-per-child",
             "Replace a child process after it has acquired N jobs (default: unlimited).",
@@ -535,8 +519,8 @@ class Config(PayloadSettings):
         "worker_max_memory_per_child",
         optional(memory),
         None,
-        "Resident memory, in KiB or with a unit, above which a child process is replaced once its jobs have finished; "
-        "none: no limit. Set it if tasks leak memory.",
+        "Resident memory above which a child process is replaced once its jobs have finished; none: no "
+        "limit. Set it if tasks leak memory.",
         Flag(
             "--max-memory-per-child",
             "Replace a child process whose resident memory exceeds SIZE, once its jobs have finished. SIZE is in KiB "
@@ -548,8 +532,7 @@ class Config(PayloadSettings):
         "worker_hard_memory_limit",
         optional(memory),
         None,
-        "Resident memory, in KiB or with a unit, above which a child process is killed while it runs a job; none: no "
-        "limit. Set it if a single job can exhaust the machine's memory.",
+        "Resident memory above which a child process is killed while it runs a job; none: no limit.",
         Flag(
             "--hard-memory-limit",
             "Kill a child process whose resident memory exceeds SIZE while it is running a job; its jobs run again, "
@@ -561,15 +544,13 @@ class Config(PayloadSettings):
         "worker_prefetch",
         integer(0, 1_000),
         32,
-        "How many jobs a child process acquires in one round trip while jobs are short. 0: always one, for jobs that "
-        "should start as soon as any process is idle (in Celery, 0 means unlimited).",
+        "How many short jobs a child process acquires in one round trip. 0: always one (in Celery, 0 means unlimited).",
     )
     async_concurrency: int = setting(
         "worker_async_concurrency",
         integer(1, 10_000),
         100,
-        "How many async jobs run at the same time in each child process. Reduce it if they overload a service or need "
-        "much memory.",
+        "How many async jobs run at the same time in each child process. Reduce it if they overload a service.",
         Flag("--async-concurrency", "Async jobs that may run concurrently in each child process (default: 100).", int),
     )
 
@@ -579,8 +560,8 @@ class Config(PayloadSettings):
         "lock_duration",
         duration(1_000),
         30,
-        "Time after which a running job's lock expires if its worker does not renew it. Increase it to survive longer "
-        "Redis outages; with a shorter one, the jobs of a dead worker run again sooner.",
+        "Time after which a running job's lock expires if its worker does not renew it. Increase it to "
+        "survive longer Redis outages.",
         Flag(
             "--lock-duration",
             "Seconds after which a job's lock expires if this worker does not renew it (default: 30).",
@@ -591,22 +572,20 @@ class Config(PayloadSettings):
         "lock_renew_time",
         optional(duration(100)),
         None,
-        "Twice the interval between renewals of locks, as in BullMQ; none: half of lock_duration. Rarely changed.",
+        "Twice the interval between renewals of locks, as in BullMQ; none: half of lock_duration.",
     )
     stalled_interval_ms: int = setting(
         "stalled_interval",
         duration(1_000),
         30,
-        "Interval between checks for stalled jobs. With a shorter one, the jobs of a dead worker run again sooner. "
-        "The shortest interval of a queue's workers applies.",
+        "Interval between checks for stalled jobs. With a shorter one, the jobs of a dead worker run again sooner.",
         Flag("--stalled-interval", "Seconds between checks for stalled jobs (default: 30).", float),
     )
     max_stalled_count: int = setting(
         "max_stalled_count",
         integer(0, 1_000),
         1,
-        "How many times a job may stall and run again; the next stall fails it. Increase it if workers are often "
-        "killed, for example on spot instances.",
+        "How many times a job may stall and run again; the next stall fails it. Increase it on spot instances.",
         Flag(
             "--max-stalled-count",
             "How many times a job may stall and run again; the next stall fails it (default: 1).",
@@ -617,8 +596,7 @@ class Config(PayloadSettings):
         "skip_stalled_check",
         flag,
         False,
-        "Do not check for stalled jobs. At least one worker of each queue must check, or the jobs of killed workers "
-        "never run again.",
+        "Do not check for stalled jobs. At least one worker of each queue must check.",
         Flag("--skip-stalled-check", "Do not check for stalled jobs; another worker of each queue must.", bool),
     )
     outbox_relay: bool = setting(
@@ -631,8 +609,7 @@ class Config(PayloadSettings):
         "max_crashes",
         integer(1, 1_000),
         2,
-        "A job fails after it has crashed this many child processes, provided it was the only job running in the last "
-        "one. Increase it if processes are often killed for other reasons.",
+        "A job fails after it has crashed this many child processes, provided it was the only one in the last.",
         Flag(
             "--max-crashes",
             "Fail a job that has crashed this many child processes, provided it was the only job running in the last "
@@ -644,15 +621,13 @@ class Config(PayloadSettings):
         "max_releases",
         optional(integer(1, 1_000_000)),
         1_000,
-        "How many times in a row a task may release its job without progress, so that it runs again in less than 0.1 "
-        "s; then the job fails. Progress is a wait for child jobs, or a checkpoint. none: no limit.",
+        "How many times in a row a task may release its job without progress; then the job fails. none: no limit.",
     )
     max_started_attempts: int | None = setting(
         "max_started_attempts",
         optional(integer(1, 1_000_000)),
         None,
-        "How many times a job may start, including attempts that end with a crash, stall or release and do not use up "
-        "a retry; none: no limit.",
+        "How many times a job may start, also after a crash, stall or release; none: no limit.",
         Flag(
             "--max-started-attempts",
             "Maximum number of times a job may start, including attempts that do not use up a retry (after a crash, "
@@ -667,7 +642,7 @@ class Config(PayloadSettings):
         "drain_delay",
         duration(100),
         5,
-        "How long one call to Redis waits for a job. Rarely changed: a new job ends the wait immediately.",
+        "How long one call to Redis waits for a job. A new job ends the wait immediately.",
     )
     run_retry_delay_ms: int = setting(
         "run_retry_delay",
@@ -692,8 +667,8 @@ class Config(PayloadSettings):
         "shutdown_timeout",
         duration(),
         30,
-        "How long a warm shutdown waits for running jobs; after that, their processes are killed and the jobs are "
-        "released. Set it to more than your longest job takes.",
+        "How long a warm shutdown waits for running jobs before it releases them. Set it to more than "
+        "your longest job takes.",
         Flag(
             "--shutdown-timeout",
             "How many seconds a warm shutdown waits for running jobs before it releases them (default: 30).",
@@ -704,9 +679,7 @@ class Config(PayloadSettings):
         "shutdown_notice",
         duration(),
         5,
-        "How long before the end of shutdown_timeout running tasks are interrupted, so that they can clean up: "
-        "WorkerShutdown is raised, and async tasks are cancelled. If it is not less than shutdown_timeout, half of "
-        "that; 0: never.",
+        "How long before the end of shutdown_timeout tasks are interrupted, so that they can clean up; 0: never.",
         Flag(
             "--shutdown-notice",
             "Interrupt tasks this many seconds before the end of that time, so that they can clean up (default: 5).",
@@ -717,8 +690,7 @@ class Config(PayloadSettings):
         "worker_name",
         worker_name,
         "",
-        "First part of the worker id, NAME@HOST-PID-RANDOM; none: HOST-PID-RANDOM. Set it to recognize a worker in "
-        "logs and dashboards.",
+        "First part of the worker id, NAME@HOST-PID-RANDOM; none: HOST-PID-RANDOM.",
         Flag("-n --hostname", "Set the worker's name; its id is NAME@HOST-PID-RANDOM.", metavar="NAME"),
     )
 
@@ -739,7 +711,7 @@ class Config(PayloadSettings):
         "remove_on_complete",
         optional(retention),
         None,
-        "Retention of completed jobs that were sent without this option, mainly by Node.js; none: they are kept.",
+        "Retention of completed jobs that were sent without this option, mainly by Node.js; none: all are kept.",
         Flag(
             "--remove-on-complete",
             "Retention of completed jobs that were sent without this option: true (remove), false (keep), a count, or "
@@ -750,8 +722,8 @@ class Config(PayloadSettings):
         "remove_on_fail",
         optional(retention),
         KEEP_FAILED,
-        "Retention of failed jobs that were sent without this option or `result_failure_expires`: by default, the "
-        "newest 100,000 of a queue, for a week. false: all failed jobs are kept.",
+        "Retention of failed jobs that were sent without this option or `result_failure_expires`: by "
+        "default, the newest 100,000 of a queue, for a week.",
         Flag("--remove-on-fail", "The same for failed jobs (default: the newest 100,000 of a queue, for a week)."),
     )
 
@@ -779,7 +751,7 @@ class Config(PayloadSettings):
         "metrics_host",
         plain_text,
         "127.0.0.1",
-        "Address that the metrics port listens on. Set it to 0.0.0.0 if Prometheus runs on another machine.",
+        "Address that the metrics port listens on. Set it to 0.0.0.0 if Prometheus runs elsewhere.",
         Flag("--metrics-host", "Address to bind the metrics port to (default: 127.0.0.1)."),
     )
     log_level: str = setting(
@@ -819,8 +791,7 @@ class Config(PayloadSettings):
         "beat_schedule",
         entries,
         None,
-        "Schedules, which workers store in Redis as job schedulers when they start; none: those in Redis are not "
-        "changed.",
+        "Schedules, which workers store in Redis when they start; none: those in Redis are not changed.",
     )
 
     @property
