@@ -21,30 +21,34 @@ def table(results: dict[str, Any]) -> str:
     """Return the table as Markdown, with a sentence on the run."""
     head = (
         f"Measured with {results['server']}: {results['faults']:,} faults at {results['points']:,} points, and "
-        f"{results['jobs']:,} jobs. {results['lost'] or 'No'} jobs were lost; {results['repeated']:,} ran more than "
+        f"{results['jobs']:,} jobs. {results['lost'] or 'No'} jobs were lost. {results['repeated']:,} ran more than "
         "once, because a fault had interrupted their first attempt. Locks expired after "
-        f"{results['lock_s']} s, with a stalled check every {results['stalled_s']} s. By default, both are 30 s, so "
-        f"recovery from the death of a supervisor takes longer. {results['note']}"
+        f"{results['lock_s']} s, and stalled checks ran every {results['stalled_s']} s (default: 30 s). "
+        f"{results['note']}"
     ).strip()
-    columns = ["fault", "process", "faults", "jobs", "lost", "run more than once", "longest recovery"]
+    columns = ["fault", "process", "jobs", "lost", "run more than once", "longest recovery"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in results["rows"]:
-        groups.setdefault((row["fault"], row["process"]), []).append(row)
+        key = _TOGETHER.get(row["fault"], row["fault"]), _PROCESSES.get(row["process"], row["process"])
+        groups.setdefault(key, []).append(row)
     body = [_line(fault, process, rows) for (fault, process), rows in groups.items()]
     return "\n".join([*textwrap.wrap(head, 120), "", *lines, *body, "", *_topologies(results["topologies"])]) + "\n"
 
 
 def _topologies(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the table of the faults of servers, for each topology."""
-    columns = ["topology", "fault of the servers", "faults", "jobs", "lost", "run more than once"]
-    columns += ["longest time without a start", "… of other queues"]
+    """Return the table of the faults of servers: a line for those with the same topology and numbers."""
+    columns = ["topology", "faults of the servers, and the longest time without a start", "lost", "run more than once"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    groups: dict[tuple[str, int, int], list[str]] = {}
     for row in rows:
-        times = ["" if row[name] is None else f"{row[name]:.2f} s" for name in ("pause_s", "others_s")]
-        counts = [f"{row[name]:,}" for name in _COUNTS]
-        lines.append(f"| {' | '.join([row['topology'], row['fault'], *counts, *times])} |")
-    return lines
+        key = row["topology"].partition(",")[0], row["lost"], row["repeated"]
+        groups.setdefault(key, []).append(f"{row['fault']}: {row['pause_s']:.2f} s")
+    lines += [
+        f"| {topology} | {'; '.join(faults)} | {lost} | {runs} |" for (topology, lost, runs), faults in groups.items()
+    ]
+    jobs, count = (sum(row[name] for row in rows) for name in ("jobs", "faults"))
+    return [*lines, "", f"These are {count} faults, during which {jobs:,} jobs were sent."]
 
 
 def replace_table(page: str, text: str) -> str:
@@ -57,12 +61,20 @@ def replace_table(page: str, text: str) -> str:
 def _line(fault: str, process: str, rows: list[dict[str, Any]]) -> str:
     counts = [f"{sum(row[name] for row in rows):,}" for name in _COUNTS]
     recovery = max((row["recovery_max_s"] for row in rows if row["recovery_max_s"] is not None), default=None)
-    name = f"`{fault}`" if fault in _CODE else fault
-    return f"| {' | '.join([name, process, *counts, '' if recovery is None else f'{recovery:.2f} s'])} |"
+    return f"| {' | '.join([fault, process, *counts, '' if recovery is None else f'{recovery:.2f} s'])} |"
 
 
-_CODE = {"kill -9", "os._exit", "SIGSTOP"}
-_COUNTS = ("faults", "jobs", "lost", "repeated")
+_TOGETHER = {
+    "kill -9": "`kill -9`",
+    "os._exit": "`os._exit`, segfault, `MemoryError`",
+    "segfault": "`os._exit`, segfault, `MemoryError`",
+    "MemoryError": "`os._exit`, segfault, `MemoryError`",
+    "SIGSTOP": "`SIGSTOP`, GIL held",
+    "GIL held": "`SIGSTOP`, GIL held",
+}
+_PROCESSES = {"relay": "relay or sender", "sender": "relay or sender"}
+"""The names of faults and processes in the table; those with the same name are added up."""
+_COUNTS = ("jobs", "lost", "repeated")
 
 
 if __name__ == "__main__":
