@@ -57,7 +57,7 @@ def _option(row: Option) -> str:
 def _section(table: Table) -> Iterator[str]:
     yield f"### {table.full_name}\n"
     yield f"**Row:** {table.doc}.\n"
-    yield f"**Key:** {_names(table.key)}. **Partitions:** {_names(table.partitions)}.\n"
+    yield f"**Key:** {_names(table.key)}.\n"
     yield "| column | type | meaning |"
     yield "|---|---|---|"
     for column in table.columns:

@@ -109,18 +109,18 @@ EVENTS: Final = Table(
     ("queue", "event_id"),
     _columns("""
         event_id text the entry's id in its stream
-        event_ms long first part of event_id: epoch milliseconds, by Redis' clock
-        event_seq long second part of event_id: numbers the entries of one millisecond, from 0
-        event_at time event_ms as a timestamp; at most the end of the year 9999
-        event text BullMQ's name for the event: added, waiting, active, completed, failed, delayed, stalled, ...
-        job_id text id of the job; null if the event applies to the whole queue: drained, paused, resumed, cleaned
-        name text name of the task; only in added
+        event_ms long first part of event_id: epoch milliseconds
+        event_seq long second part of event_id, from 0
+        event_at time event_ms as a timestamp, until the year 9999
+        event text BullMQ's name for the event: added, waiting, active, completed ...
+        job_id text id of the job; null for events of the whole queue, such as paused
+        name text name of the task; in added
         prev text previous state of the job
-        delay_until time when the job is due; only in delayed
-        failed_reason text why the job failed; only in failed
-        return_value text result as JSON; only in completed
-        attempts_made int attempts that count toward the maximum; only in retries-exhausted
-        extra text all other fields as a JSON object
+        delay_until time when the job is due; in delayed
+        failed_reason text why the job failed; in failed
+        return_value text result as JSON; in completed
+        attempts_made int attempts made; in retries-exhausted
+        extra text all other fields, as JSON
     """),
 )
 GAPS: Final = Table(
@@ -131,11 +131,11 @@ GAPS: Final = Table(
     ("queue", "last_id_before", "detected_at"),
     _columns("""
         last_id_before text id of the last event before the gap
-        first_id_after text id of the first event after the gap; null if there is no event yet
+        first_id_after text id of the first event after it; null if there is none yet
         lost long number of lost events
-        exact flag true if lost is exact, false if it is a lower bound
-        loss_reason text trimmed, trimmed-during-read, stream-deleted, stream-recreated or failover-rollback
-        last_at_before time time of last_id_before; null if the gap is at the beginning of the stream
+        exact flag false if lost is a lower bound
+        loss_reason text why they were lost, as explained below
+        last_at_before time time of last_id_before; null at the beginning of the stream
         first_at_after time time of first_id_after
         detected_at time when the gap was detected
     """),
@@ -147,24 +147,24 @@ SNAPSHOTS: Final = Table(
     _BY_BATCH,
     ("queue", "id", "snapshot_at"),
     _columns("""
-        state text state of the job when it was read
+        state text state of the job
         id text id of the job
         name text name of the task
         data text data as JSON
         opts text options as JSON
-        created_at time when the job was added, by its sender's clock
-        delay_ms long delay of the job in milliseconds
-        priority int priority: 1 is the highest, 0 means none
-        processed_at time start of the last attempt, by the worker's clock
-        finished_at time end of the last attempt, by the worker's clock
-        attempts_made int attempts that count toward the maximum: they completed or failed
+        created_at time when the job was added
+        delay_ms long delay in milliseconds
+        priority int 1 is the highest, 0 means none
+        processed_at time start of the last attempt
+        finished_at time end of the last attempt
+        attempts_made int attempts that completed or failed
         attempts_started int attempts that started, with any outcome
         stalled_count int number of stalls
         return_value text result as JSON
         failed_reason text why the last failed attempt failed
-        stacktrace text JSON list of tracebacks, one per failed attempt
+        stacktrace text tracebacks of failed attempts, as JSON
         parent_key text Redis key of the parent job
-        worker text worker id of the worker that ran the job last; its name if it is a Node.js worker
+        worker text id of the last worker; of a Node.js worker, the name
         snapshot_at time when the job was read
     """),
 )
@@ -175,9 +175,9 @@ BACKFILLS: Final = Table(
     _BY_BATCH,
     ("queue", "last_id_before", "detected_at", "backfilled_at"),
     _columns("""
-        last_id_before text last_id_before of the gap; identifies it, together with queue and detected_at
-        detected_at time detected_at of the gap; needed because each new stream of a queue can have a gap after 0-0
-        backfilled_jobs long number of jobs that the backfill added to silver
+        last_id_before text last_id_before of the gap
+        detected_at time detected_at of the gap
+        backfilled_jobs long jobs that it added to silver
         backfilled_at time when the backfill ran
     """),
 )
@@ -189,20 +189,20 @@ ATTEMPTS: Final = Table(
     ("queue", "job_id", "incarnation", "attempt"),
     _columns("""
         job_id text id of the job
-        incarnation text id of the added event; distinguishes jobs that used the same id; null if the event is missing
+        incarnation text id of the added event; null if that is missing
         attempt int number of the attempt, from 1
-        name text name of the task; null if the added event is missing
+        name text name of the task; null without the added event
         queued_at time when the job began to wait; null if unknown
         started_at time when a worker acquired the job; null if unknown
         ended_at time when the attempt ended; null if unknown
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
-        outcome text completed, failed, requeued, stalled, waiting-children, or open if the outcome is unknown
-        failed_reason text why the job failed; null for requeued attempts, as events do not contain their reasons
+        outcome text completed, failed, requeued, stalled, waiting-children, or open (unknown)
+        failed_reason text why the job failed; null for requeued attempts
         error_fingerprint text first line of failed_reason, with # for quoted text, numbers and hex numbers
-        worker text worker id (for a Node.js worker, its name), from a snapshot
+        worker text as in bronze.jobs, from a snapshot
         source text events, or snapshot if a backfill added the row
-        as_of time time of the row's last event; of rows with the same key, the one with the latest as_of is current
+        as_of time time of the row's last event
     """),
 )
 JOBS: Final = Table(
@@ -216,15 +216,15 @@ JOBS: Final = Table(
         incarnation text as in silver.attempts
         name text name of the task
         created_at time when the job was added
-        first_started_at time when a worker acquired the job for the first time
-        finished_at time when the job finished; null for a removed job and for an open job that timed out
-        state text completed, failed, removed, or the last state of an open job that timed out
-        attempt_count int number of attempts with any outcome; can be greater than attempts_made
+        first_started_at time start of the first attempt
+        finished_at time when the job finished; null if it did not
+        state text completed, failed, removed, or the last one of a job that timed out
+        attempt_count int number of attempts with any outcome
         stalls int number of stalled attempts
-        wait_ms long milliseconds that the job waited for a worker, in all attempts
-        run_ms long milliseconds that the job ran, in all attempts
+        wait_ms long milliseconds of waiting, in all attempts
+        run_ms long milliseconds of running, in all attempts
         total_ms long finished_at - created_at, milliseconds
-        failed_reason text why the job failed; null unless state is failed
+        failed_reason text why the job failed
         error_fingerprint text as in silver.attempts
         parent_key text Redis key of the parent job, from a snapshot
         data_bytes int size of the job's data in bytes, from a snapshot
@@ -240,29 +240,29 @@ TASK_MINUTE: Final = Table(
     ("queue", "name", "minute"),
     _columns("""
         queue text queue of the jobs
-        name text name of the task; null for jobs without an added event, and in one row per minute that overlaps a gap
+        name text name of the task; null without an added event, and in a row per minute with a gap
         minute time start of the minute
         added long jobs added
         started long attempts started
         completed long attempts that completed
-        failed long attempts that failed and were not retried, so their jobs failed, too
-        requeued long attempts that failed, were released, throttled or rescheduled, or crashed; the job runs again
+        failed long attempts that failed for good
+        requeued long attempts after which the job runs again
         stalled long attempts that stalled
-        waiting_children long attempts that ended because the job waits for its child jobs
+        waiting_children long attempts that ended to wait for child jobs
         finished long jobs that completed or failed
-        removed long jobs that were removed before they finished
-        wait_p50 long median wait of the attempts that started, milliseconds, within 1%
-        wait_p95 long 95th percentile of the wait times
-        wait_p99 long 99th percentile of the wait times
-        run_p50 long median run time of the attempts that ended, milliseconds, within 1%
-        run_p95 long 95th percentile of the run times
-        run_p99 long 99th percentile of the run times
-        busy_ms long total milliseconds that attempts ran in this minute; excludes attempts whose end is unknown
-        wasted_ms long part of busy_ms spent on attempts that failed, stalled or were requeued
-        wait_histogram_ms counts log histogram of wait times; for an hour or a day, add up the histograms of its minutes
+        removed long jobs removed before they finished
+        wait_p50 long median wait in milliseconds, within 1%
+        wait_p95 long 95th percentile
+        wait_p99 long 99th percentile
+        run_p50 long median run time of attempts that ended
+        run_p95 long 95th percentile
+        run_p99 long 99th percentile
+        busy_ms long milliseconds that attempts ran, if their end is known
+        wasted_ms long part of busy_ms in attempts that failed, stalled or were requeued
+        wait_histogram_ms counts log histogram of wait times; add up those of several minutes
         run_histogram_ms counts the same for run times
-        events_lost long lost events of all gaps that overlap the minute; a gap counts in full in each of its minutes
-        complete flag true if no gap of the queue overlaps the minute
+        events_lost long lost events of gaps that overlap the minute, each in full
+        complete flag false if a gap overlaps the minute
     """),
 )
 ERRORS_DAY: Final = Table(
@@ -274,13 +274,13 @@ ERRORS_DAY: Final = Table(
     _columns("""
         queue text queue of the jobs
         name text name of the task
-        error_fingerprint text fingerprint of the failures, as in silver.attempts
-        count long number of failures; excludes requeued attempts, because events do not contain their reasons
-        fraction double count divided by all failures of the task on that day, 0 to 1
+        error_fingerprint text as in silver.attempts
+        count long number of failures, without requeued attempts
+        fraction double share of the task's failures, 0 to 1
         first_seen time end of the first failed attempt
         last_seen time end of the last failed attempt
-        sample_failed_reason text complete reason for the last failure
-        sample_job_ids texts ids of up to five of the jobs, latest first
+        sample_failed_reason text complete reason of the last failure
+        sample_job_ids texts ids of up to five jobs, latest first
     """),
 )
 CAPACITY_MINUTE: Final = Table(
@@ -294,13 +294,13 @@ CAPACITY_MINUTE: Final = Table(
         minute time start of the minute
         added long jobs added
         finished_or_removed long jobs that finished or were removed
-        backlog_delta long added - finished_or_removed; not meaningful from the first incomplete minute on
-        busy_slots double mean number of busy slots, that is, of attempts running at the same time
-        peak_slots long maximum number of busy slots
-        capacity long number of slots: as configured, otherwise the highest peak_slots of the day
+        backlog_delta long added - finished_or_removed; wrong from the first incomplete minute on
+        busy_slots double mean number of attempts running at the same time
+        peak_slots long maximum number of them
+        capacity long slots, as configured, or the day's highest peak_slots
         utilization double busy_slots / capacity; null without a capacity
-        wait_p95 long 95th percentile of the wait times of the attempts that started, milliseconds, within 1%
-        complete flag true if no gap of the queue overlaps the minute
+        wait_p95 long as in gold.task_minute
+        complete flag false if a gap overlaps the minute
     """),
 )
 SLO_DAY: Final = Table(
@@ -313,13 +313,13 @@ SLO_DAY: Final = Table(
         queue text queue of the jobs
         name text name of the task
         metric text wait (of first attempts), run (of attempts) or total (of finished jobs)
-        threshold_ms long longest duration that meets the objective, milliseconds
-        target double fraction of durations that should meet the objective, 0 to 1
-        measured long number of measured durations
-        good long number of durations that meet the objective; for the metric total, a failed job does not meet it
+        threshold_ms long longest good duration, milliseconds
+        target double fraction that should be good, 0 to 1
+        measured long measured durations
+        good long number of good ones; in total, a failed job is not good
         attainment double good / measured
-        error_budget_remaining double 1 - (1 - attainment) / (1 - target): at most 1, negative if overspent
-        complete flag true if no gap of the queue overlaps the day
+        error_budget_remaining double 1 - (1 - attainment) / (1 - target); negative if overspent
+        complete flag false if a gap overlaps the day
     """),
 )
 COST_DAY: Final = Table(
@@ -333,11 +333,11 @@ COST_DAY: Final = Table(
         name text name of the task
         jobs long finished jobs
         attempts long attempts that ended
-        busy_s double total seconds that attempts ran
-        wasted_s double part of busy_s spent on attempts that failed, stalled or were requeued
-        cost money busy_s times the price of a slot per second; null if no price is configured
-        cost_per_job money cost / jobs; null without jobs or without a configured price
-        complete flag true if no gap of the queue overlaps the day
+        busy_s double seconds that attempts ran
+        wasted_s double the same part of busy_s
+        cost money busy_s times the price of a slot per second; null without a price
+        cost_per_job money cost / jobs
+        complete flag false if a gap overlaps the day
     """),
 )
 

@@ -399,9 +399,10 @@ def test_the_documented_heartbeat_interval_matches_the_code() -> None:
     assert [float(seconds) * 1000 for seconds in match.groups()] == [heartbeat.interval_ms, app._config.lock_ms]
 
 
-def test_the_page_about_unofficial_clients_states_the_current_defaults() -> None:
-    page = ROOT / "docs/reference/unofficial-clients.md"
-    settings = re.findall(r"`(\w+)=([\w.]+)`", "".join(row[1] for row in rows(page, "Behavior and defaults")))
+def test_the_section_about_unofficial_clients_states_the_current_defaults() -> None:
+    page = ROOT / "docs/reference/differences.md"
+    lines = rows(page, "Older articles and unofficial clients")
+    settings = re.findall(r"`(\w+)=([\w.]+)`", "".join(row[1] for row in lines))
     defaults = {row.name: str(row.default) for row in SETTINGS.values()}
     assert len([name for name, _ in settings if name in defaults]) == 8
     assert [(name, value) for name, value in settings if name in defaults and value != defaults[name]] == []
