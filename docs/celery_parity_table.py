@@ -42,17 +42,17 @@ examples of five pages of Celery's user guide. The first columns of the table co
 
 {classes}
 
-The differences, with the number of tests and examples that fail for this reason:
+The differences that the tables above do not have, with the number of tests and examples:
 
 {differences}
 """
 
 KINDS: Final = {
     "gap": "bulltask should do the same, but does not yet",
-    "difference": "bulltask does something else, for one of the reasons below",
-    "internals": "it uses a part of Celery that projects do not use, such as the classes of its worker or its backend",
+    "difference": "bulltask does something else on purpose",
+    "internals": "it uses a part of Celery that projects do not use",
     "broker": "it needs RabbitMQ or another broker",
-    "example": "the example is not complete, or does not do in Celery either what the guide shows",
+    "example": "the example is not complete, or does something else in Celery, too",
 }
 """The classes of failures, and what they mean."""
 
@@ -107,7 +107,12 @@ def _suite() -> str:
     counts: Counter[str] = Counter()
     for (kind, _), names in reasons.items():
         counts[kind] += len(names)
-    differences = sorted((because, len(names)) for (kind, because), names in reasons.items() if kind == "difference")
+    rows = {reason["because"] for reason in recorded["reason"] if reason.get("is_row")}
+    differences = sorted(
+        (because, len(names))
+        for (kind, because), names in reasons.items()
+        if kind == "difference" and because not in rows
+    )
     return SUITE.format(
         files="\n".join(_file(name, numbers, reasons.values()) for name, numbers in recorded["files"].items()),
         classes="\n".join(f"* **{kind}** ({counts[kind]}): {KINDS[kind]}" for kind in KINDS if counts[kind]),

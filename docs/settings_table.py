@@ -38,8 +38,24 @@ def celery_table() -> str:
         if row.replacement:
             effect, reason = "supported", f"same as `{row.replacement}`"
         rows.setdefault((effect, reason), []).append(f"`{row.name}`")
-    lines = [f"| {', '.join(names)} | {effect} | {reason} |" for (effect, reason), names in rows.items()]
+    lines = [f"| {', '.join(_together(names))} | {effect} | {reason} |" for (effect, reason), names in rows.items()]
     return "\n".join(["| Celery's setting | effect | why, and what to use |", "|---|---|---|", *lines]) + "\n"
+
+
+def _together(names: list[str]) -> list[str]:
+    """Return the names; those of a group of at least three that no other row has are one: ``cassandra_…``."""
+    known = [*CELERY_NAMES.read_text().split(), *CELERY_SETTINGS]
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.strip("`").partition("_")[0], []).append(name)
+    short: list[str] = []
+    for prefix, members in groups.items():
+        others = {name for name in known if name.partition("_")[0] == prefix and f"`{name}`" not in members}
+        short += members if others or len(members) < _LARGE_GROUP else [f"`{prefix}_…`"]
+    return short
+
+
+_LARGE_GROUP = 3
 
 
 def replace_table(page: str, text: str) -> str:
@@ -67,7 +83,8 @@ def _valid_values(row: Setting) -> str:
     if row.field.endswith("_ms"):
         minimum = re.search(r"at least (.*?) s,", _error_message(row, timedelta(0), whole=True))
         text = f"seconds, at least {minimum[1]}" if minimum and minimum[1] != "0.001" else "seconds"
-    others = [str(value).lower() for value in (None, "auto") if _accepts(row, value)]
+    text = re.sub(r"^an integer (from|of) ", "", text)
+    others = [str(value).lower() for value in (None, "auto") if value != row.default and _accepts(row, value)]
     return ", or ".join([text, *others])
 
 

@@ -28,7 +28,6 @@ from bulltask import App, Context
 from bulltask.cli import migrate_bull
 from bulltask.cli import worker as worker_command
 from bulltask.cli.main import COMMANDS, main
-from bulltask.config.config import SETTINGS
 from bulltask.events import Bus
 from bulltask.registry import tasks as shared
 from bulltask.registry.options import CallOptions, TaskOptions
@@ -397,15 +396,6 @@ def test_the_documented_heartbeat_interval_matches_the_code() -> None:
     match = re.search(r"a quarter of `lock_duration` \(([\d.]+) s for\s+(\d+) s\)", prose(CONFIGURATION))
     assert match is not None
     assert [float(seconds) * 1000 for seconds in match.groups()] == [heartbeat.interval_ms, app._config.lock_ms]
-
-
-def test_the_section_about_unofficial_clients_states_the_current_defaults() -> None:
-    page = ROOT / "docs/reference/differences.md"
-    lines = rows(page, "Older articles and unofficial clients")
-    settings = re.findall(r"`(\w+)=([\w.]+)`", "".join(row[1] for row in lines))
-    defaults = {row.name: str(row.default) for row in SETTINGS.values()}
-    assert len([name for name, _ in settings if name in defaults]) == 8
-    assert [(name, value) for name, value in settings if name in defaults and value != defaults[name]] == []
 
 
 def test_every_worker_flag_is_documented() -> None:
