@@ -143,7 +143,7 @@ GAPS: Final = Table(
 SNAPSHOTS: Final = Table(
     "bronze",
     "jobs",
-    "the hash of one job when it was read; dt is the day of finished_at or, if that is null, of snapshot_at",
+    "the hash of one job when it was read; dt is the day of finished_at, or else of snapshot_at",
     _BY_BATCH,
     ("queue", "id", "snapshot_at"),
     _columns("""
@@ -184,7 +184,7 @@ BACKFILLS: Final = Table(
 ATTEMPTS: Final = Table(
     "silver",
     "attempts",
-    "one attempt of a job; dt is the day of ended_at or, if that is null, of as_of",
+    "one attempt of a job; dt is the day of ended_at, or else of as_of",
     _BY_BATCH,
     ("queue", "job_id", "incarnation", "attempt"),
     _columns("""
@@ -208,7 +208,7 @@ ATTEMPTS: Final = Table(
 JOBS: Final = Table(
     "silver",
     "jobs",
-    "one finished or removed job; dt is the day of finished_at or, if that is null, of as_of",
+    "one finished or removed job; dt is the day of finished_at, or else of as_of",
     _BY_BATCH,
     ("queue", "job_id", "incarnation"),
     _columns("""
